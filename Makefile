@@ -1,0 +1,56 @@
+# make train   sets up .venv, then trains the demo on dp 2 x tp 2 x domain 2 simulated devices
+# make test    sets up .venv with the PyTorch reference, then runs every check, the quick ones first
+# make lint    the quick checks alone
+# PYTHON=python3.12 names the interpreter that .venv is made with; 3.11 or later.
+
+BIN := .venv/bin
+# Two processes halve the time that XLA takes to compile the tests' programs.
+WORKERS ?= 2
+
+.PHONY: train test lint check-style check-floors check-types check-tests clean
+.DEFAULT_GOAL := test
+
+train: .venv/.train
+	$(BIN)/python -m credit_jax.train --config configs/tp2_domain2.yaml
+
+test: .venv/.test
+	$(MAKE) --no-print-directory check-style
+	$(MAKE) --no-print-directory check-floors
+	$(MAKE) --no-print-directory check-types
+	$(MAKE) --no-print-directory check-tests
+
+lint: .venv/.lint
+	$(MAKE) --no-print-directory check-style
+	$(MAKE) --no-print-directory check-floors
+	$(MAKE) --no-print-directory check-types
+
+check-style:
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+check-floors:
+	$(BIN)/lint-imports
+
+check-types:
+	$(BIN)/pyright
+
+check-tests:
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+# Each mark stands for a finished installation; a change of what is asked for makes it anew.
+REQUIRED := pyproject.toml constraints.txt tools/environment.sh
+
+.venv/.train: $(REQUIRED)
+	tools/environment.sh train
+	@touch $@
+
+.venv/.lint: $(REQUIRED)
+	tools/environment.sh lint
+	@touch $@ .venv/.train
+
+.venv/.test: $(REQUIRED) $(wildcard tests/reference/requirements*.txt)
+	tools/environment.sh test
+	@touch $@ .venv/.lint .venv/.train
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache

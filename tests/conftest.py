@@ -1,0 +1,49 @@
+"""What holds for every test: eight simulated devices, strict shapes.
+
+Nothing of `credit_jax` may be imported here at module level: the jaxtyping hook has to
+be in place before the first import of the package.
+"""
+
+import os
+
+# CREDIT's spawned loaders and torch share two cores with eight simulated devices.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import jax
+import pytest
+
+NUM_DEVICES = 8
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+# (4,) + (2, 4) is an error: a vector that fits a field by luck of its length is a bug.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def rng():
+    """A numpy generator, the same in every run."""
+    import numpy as np
+
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def make_mesh():
+    """`make_mesh(dp=1, tp=1, domain=1)` on the simulated devices."""
+    from tests.support import make_mesh
+
+    return make_mesh
+
+
+@pytest.fixture(scope="session")
+def credit():
+    """CREDIT, the PyTorch reference (`tests.reference`); a skip where it is missing."""
+    pytest.importorskip("torch", reason="CREDIT needs torch: make test installs both")
+    from importlib.util import find_spec
+
+    if find_spec("credit") is None:
+        pytest.skip("CREDIT is not installed: make test installs it")
+    from tests import reference
+
+    return reference

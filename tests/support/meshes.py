@@ -1,0 +1,31 @@
+"""Meshes of simulated devices for tests."""
+
+import math
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from credit_jax.parallel.axes import DOMAIN, DP_SHARD, TP
+
+
+def make_mesh(*, dp: int = 1, tp: int = 1, domain: int = 1) -> Mesh:
+    """The first dp * tp * domain devices as a mesh; axes of degree 1 are left out.
+
+    A mesh of one device still has `dp_shard`.
+    """
+    degrees = {DP_SHARD: dp, TP: tp, DOMAIN: domain}
+    axes = {name: degree for name, degree in degrees.items() if degree > 1}
+    axes = axes or {DP_SHARD: 1}
+    num_devices = math.prod(axes.values())
+    devices = jax.devices()
+    if num_devices > len(devices):
+        raise ValueError(
+            f"dp {dp} x tp {tp} x domain {domain} = {num_devices} devices, "
+            f"but there are {len(devices)}"
+        )
+    return jax.make_mesh(
+        tuple(axes.values()),
+        tuple(axes),
+        axis_types=(AxisType.Auto,) * len(axes),
+        devices=devices[:num_devices],
+    )
