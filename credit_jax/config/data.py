@@ -1,0 +1,256 @@
+"""The `data:` section: sources, variables, dates, and the length of a sample."""
+
+from typing import Any, ClassVar, Literal
+
+import pandas as pd
+from pydantic import Field, field_validator, model_validator
+
+from credit_jax.config.base import StrictModel, Unavailable
+from credit_jax.config.messages import got
+
+FIELD_TYPES = ("prognostic", "static", "dynamic_forcing", "diagnostic")
+INPUT_TYPES = ("prognostic", "static", "dynamic_forcing")
+OUTPUT_TYPES = ("prognostic", "diagnostic")
+
+_ONE_CLOCK = Unavailable("all sources share the dates of the data section")
+_NEVER_READ = "CREDIT's gen2 does not read it"
+
+
+def _as_text(value: Any) -> Any:
+    """Dates that another YAML reader already turned into objects, as text."""
+    return value.isoformat() if hasattr(value, "isoformat") else value
+
+
+def _check_date(value: str) -> str:
+    try:
+        pd.Timestamp(value)
+    except ValueError:
+        raise ValueError(
+            f"must be a date such as '2000-01-31', got {got(value)}"
+        ) from None
+    return value
+
+
+def _check_timestep(value: str) -> str:
+    try:
+        step = pd.Timedelta(value)
+    except ValueError:
+        step = pd.Timedelta(0)
+    if not step > pd.Timedelta(0):
+        raise ValueError(f"must be a positive time step such as '6h', got {got(value)}")
+    return value
+
+
+class FieldConfig(StrictModel):
+    """Variables of one field type, and the files they are in.
+
+    Attributes:
+        vars_3D: names of variables with levels, in channel order.
+        vars_2D: names of variables without levels, in channel order.
+        path: file name with strftime codes, such as "era5_%Y.zarr".
+    """
+
+    vars_3D: tuple[str, ...] = ()
+    vars_2D: tuple[str, ...] = ()
+    path: str
+
+    ignored: ClassVar = {"filename_time_format": _NEVER_READ}
+
+    @model_validator(mode="after")
+    def _has_variables(self) -> "FieldConfig":
+        names = self.vars_3D + self.vars_2D
+        if not names:
+            raise ValueError("must name at least one variable in vars_3D or vars_2D")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"names a variable twice: {', '.join(twice)}")
+        return self
+
+    def num_channels(self, num_levels: int) -> int:
+        """Channels of these variables: one per level in 3D, one each in 2D."""
+        return len(self.vars_3D) * num_levels + len(self.vars_2D)
+
+
+class VariablesConfig(StrictModel):
+    """The four field types of a source; null means that there is none.
+
+    Attributes:
+        prognostic: read, predicted, and carried to the next step.
+        dynamic_forcing: read at every time, never predicted.
+        static: read once, without time.
+        diagnostic: predicted only.
+    """
+
+    prognostic: FieldConfig | None = None
+    dynamic_forcing: FieldConfig | None = None
+    static: FieldConfig | None = None
+    diagnostic: FieldConfig | None = None
+
+
+class SourceConfig(StrictModel):
+    """One data set.
+
+    Attributes:
+        dataset_type: how it is read; "local" means NetCDF or Zarr files.
+        variables: what is read.
+        levels: values of the level coordinate to take (the nearest ones); null takes
+            all levels of the file.
+        level_coord: name of the level coordinate; needed by 3D variables.
+        time_coord: name of the time coordinate.
+        engine: xarray's engine; null lets the file's name decide.
+    """
+
+    dataset_type: str
+    variables: VariablesConfig
+    levels: tuple[float, ...] | None = None
+    level_coord: str | None = None
+    time_coord: str = "time"
+    engine: str | None = None
+
+    ignored: ClassVar = {"mode": "files are read where they are"}
+    unavailable: ClassVar = {
+        "temporal_mode": Unavailable("times must match exactly", ("exact",)),
+        "cycle_year": Unavailable("times must match exactly"),
+        "calendar": Unavailable("use standard", ("standard", "gregorian")),
+        "grid_type": Unavailable("use a latitude x longitude grid", ("rectilinear",)),
+        "start_datetime": _ONE_CLOCK,
+        "end_datetime": _ONE_CLOCK,
+        "date_ranges": _ONE_CLOCK,
+        "timestep": _ONE_CLOCK,
+        "history_len": _ONE_CLOCK,
+        "forecast_len": _ONE_CLOCK,
+    }
+
+    @model_validator(mode="after")
+    def _has_levels(self) -> "SourceConfig":
+        fields = [getattr(self.variables, kind) for kind in FIELD_TYPES]
+        if any(f and f.vars_3D for f in fields) and not self.level_coord:
+            raise ValueError(
+                "vars_3D needs level_coord, the name of the level coordinate"
+            )
+        if not (self.variables.prognostic or self.variables.diagnostic):
+            raise ValueError("must have prognostic or diagnostic variables to predict")
+        return self
+
+
+class _Window(StrictModel):
+    """What a data section and its validation twin have in common."""
+
+    ignored: ClassVar = {
+        "one_shot": _NEVER_READ,
+        "lead_time_periods": _NEVER_READ,
+        "skip_periods": _NEVER_READ,
+        "static_first": _NEVER_READ,
+        "scaler_type": _NEVER_READ,
+        "mean_path": "the era5_normalizer preblock has its own",
+        "std_path": "the era5_normalizer preblock has its own",
+        "retain_graph": "gradients never cross a rollout step",
+    }
+    unavailable: ClassVar = {
+        "date_ranges": Unavailable("use start_datetime and end_datetime"),
+        "backprop_on_timestep": Unavailable("there is one step", ([1],)),
+        "data_clamp": Unavailable("clamp the data on disk"),
+        "calendar": Unavailable("use standard", ("standard", "gregorian")),
+    }
+
+    @field_validator(
+        "start_datetime", "end_datetime", mode="before", check_fields=False
+    )
+    @classmethod
+    def _date_text(cls, value: Any) -> Any:
+        return _as_text(value)
+
+    @field_validator("start_datetime", "end_datetime", check_fields=False)
+    @classmethod
+    def _date(cls, value: str | None) -> str | None:
+        return value if value is None else _check_date(value)
+
+    @field_validator("timestep", check_fields=False)
+    @classmethod
+    def _timestep(cls, value: str | None) -> str | None:
+        return value if value is None else _check_timestep(value)
+
+    @field_validator("forecast_len", check_fields=False)
+    @classmethod
+    def _one_step(cls, value: int | None) -> int | None:
+        if value in (None, 1):
+            return value
+        hint = "gen2 counts one step as 1" if value == 0 else "train on one step"
+        raise ValueError(f"{value} is not available; available: 1 ({hint})")
+
+
+class DataConfig(_Window):
+    """What is read, when, and how long a sample is.
+
+    Attributes:
+        source: data sets by name; their order is the order of channels.
+        start_datetime: first time that is read.
+        end_datetime: last time that is read, targets included.
+        timestep: time between input and target, and between two samples ("6h").
+        history_len: input times of a sample.
+        forecast_len: target times of a sample; 1 is one step.
+    """
+
+    source: dict[str, SourceConfig] = Field(min_length=1)
+    start_datetime: str
+    end_datetime: str
+    timestep: str
+    history_len: int = Field(1, ge=1)
+    forecast_len: int = Field(ge=0)
+
+
+class ValidationDataConfig(_Window):
+    """The keys of `data` that differ for validation.
+
+    Differs from CREDIT: every key that is absent is taken from `data`; CREDIT asks for
+    all of them but `source`.
+    """
+
+    source: dict[str, SourceConfig] | None = Field(None, min_length=1)
+    start_datetime: str | None = None
+    end_datetime: str | None = None
+    timestep: str | None = None
+    history_len: int | None = Field(None, ge=1)
+    forecast_len: int | None = Field(None, ge=0)
+
+    def over(self, data: DataConfig) -> DataConfig:
+        """`data` with the keys that are given here."""
+        given = {key: getattr(self, key) for key in type(self).model_fields}
+        return data.model_copy(
+            update={key: value for key, value in given.items() if value is not None}
+        )
+
+
+def num_samples(data: DataConfig) -> int:
+    """Samples of a data section: start times whose whole window lies in its dates.
+
+    The times are start, start + timestep, ... up to end; a sample needs `history_len`
+    input times and `forecast_len` target times.
+    """
+    span = pd.Timestamp(data.end_datetime) - pd.Timestamp(data.start_datetime)
+    num_times = span // pd.Timedelta(data.timestep) + 1
+    return num_times - data.history_len - data.forecast_len + 1
+
+
+def num_channels(
+    data: DataConfig, direction: Literal["input", "output"], file_levels: int | None
+) -> int:
+    """Channels that the data section gives to the model, or asks from it.
+
+    Args:
+        data: the section.
+        direction: "input" (prognostic, static, forcing) or "output" (prognostic,
+            diagnostic).
+        file_levels: levels of the files, for a source whose `levels` is null.
+
+    Returns:
+        The sum over sources and variables of levels (3D) or 1 (2D).
+    """
+    kinds = INPUT_TYPES if direction == "input" else OUTPUT_TYPES
+    total = 0
+    for source in data.source.values():
+        levels = len(source.levels) if source.levels is not None else file_levels or 0
+        for kind in kinds:
+            field = getattr(source.variables, kind)
+            total += field.num_channels(levels) if field else 0
+    return total

@@ -1,0 +1,130 @@
+"""From a YAML file to a `Config`, with overrides from the command line, and back."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.job import Config, job_problems
+from credit_jax.config.messages import got
+from credit_jax.config.yaml_file import parse_yaml, read_yaml
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read, override and check a config.
+
+    Args:
+        path: the YAML file.
+        overrides: texts such as "trainer.epochs=3" (see `apply_overrides`).
+
+    Returns:
+        The config. Relative paths in it are relative to the current folder.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ConfigError: listing every problem; first those of single fields, and if there
+            are none, those of sections against each other.
+
+    Warns:
+        UserWarning: once, naming all keys that are accepted and ignored.
+    """
+    written = apply_overrides(read_yaml(path), overrides)
+    return build_config(written, source=str(path))
+
+
+def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Config:
+    """Check a mapping that has the structure of the YAML file; see `load_config`."""
+    config = parse(Config, mapping, source=source)
+    problems = job_problems(config)
+    if problems:
+        raise ConfigError(problems, source)
+    config._written = copy.deepcopy(dict(mapping))
+    return config
+
+
+def dump_config(config: Config) -> dict[str, Any]:
+    """What the user wrote, overrides included: `build_config` of it is `config`."""
+    return copy.deepcopy(config._written)
+
+
+def write_config(config: Config, path: str | Path) -> None:
+    """Write `dump_config` as YAML, as CREDIT's `model.yml` beside a checkpoint."""
+    text = yaml.safe_dump(dump_config(config), sort_keys=False, width=88)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def apply_overrides(
+    mapping: Mapping[str, Any], overrides: Sequence[str]
+) -> dict[str, Any]:
+    """Set values by their dotted path.
+
+    Args:
+        mapping: the raw config; it is not changed.
+        overrides: texts "a.b.0=value". Numbers index lists, the value is YAML, and a
+            section that is absent is made. Whether the key exists is checked with all
+            the others, when the config is parsed.
+
+    Returns:
+        A new mapping.
+
+    Raises:
+        ConfigError: listing every override that cannot be applied.
+
+    >>> apply_overrides({"trainer": {"epochs": 1}}, ["trainer.epochs=3"])
+    {'trainer': {'epochs': 3}}
+    """
+    result = copy.deepcopy(dict(mapping))
+    problems = []
+    for text in overrides:
+        try:
+            _apply(result, text)
+        except ValueError as error:
+            problems.append(f"--set {text}: {error}")
+    if problems:
+        raise ConfigError(problems, "overrides")
+    return result
+
+
+def _apply(result: dict[str, Any], text: str) -> None:
+    dotted, equals, value_text = text.partition("=")
+    if not equals or not all(dotted.split(".")):
+        raise ValueError("expected KEY=VALUE, such as trainer.epochs=3")
+    try:
+        value = parse_yaml(value_text)
+    except yaml.YAMLError:
+        raise ValueError(f"{value_text!r} is not valid YAML") from None
+    *parents, last = dotted.split(".")
+    here: Any = result
+    done: list[str] = []
+    for part in parents:
+        here = _enter(here, part, done)
+        done.append(part)
+    if isinstance(here, list):
+        here[_index(here, last, done)] = value
+    elif isinstance(here, dict):
+        here[last] = value
+    else:
+        raise ValueError(f"{'.'.join(done)} is {got(here)}, not a section")
+
+
+def _enter(here: Any, part: str, done: Sequence[str]) -> Any:
+    """The value of `part` in a section or list; an absent section is made."""
+    if isinstance(here, list):
+        return here[_index(here, part, done)]
+    if not isinstance(here, dict):
+        raise ValueError(f"{'.'.join(done)} is {got(here)}, not a section")
+    if here.get(part) is None:
+        here[part] = {}
+    return here[part]
+
+
+def _index(here: Sequence[Any], part: str, done: Sequence[str]) -> int:
+    if not part.isdigit() or int(part) >= len(here):
+        raise ValueError(
+            f"{'.'.join(done)} is a list of {len(here)}; expected an index from 0 to "
+            f"{len(here) - 1}, got {part!r}"
+        )
+    return int(part)

@@ -1,0 +1,68 @@
+"""The words of a config error: what was expected, what was got."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_EXPECTED = {
+    "mapping": "must be a section of keys",
+    "model_type": "must be a section of keys",
+    "model_attributes_type": "must be a section of keys",
+    "dict_type": "must be a section of keys",
+    "int_parsing": "must be an integer",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "literal_error": "must be one of {expected}",
+    "union_tag_invalid": "{discriminator} must be one of {expected_tags}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "missing": "missing",
+    "union_tag_not_found": "{discriminator} is missing",
+}
+
+
+def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> str:
+    """What is wrong with `value`, in a user's words.
+
+    Args:
+        kind: pydantic's error type, or "mapping".
+        value: the value that was rejected.
+        detail: pydantic's error, for the numbers of the rule that was broken.
+
+    Returns:
+        A text such as "must be an integer, got 'two'".
+    """
+    context = dict((detail or {}).get("ctx", {}))
+    if kind == "value_error":
+        return str(context["error"])
+    if kind not in _EXPECTED:
+        return f"{(detail or {}).get('msg', kind)}, got {got(value)}"
+    expected = _EXPECTED[kind].format(**context)
+    if kind == "missing":
+        return "missing; this key is required"
+    if kind == "union_tag_not_found":
+        return f"{expected}; it is required"
+    if kind == "union_tag_invalid":
+        return f"{expected}, got {got(context['tag'])}"
+    return f"{expected}, got {got(value)}"
+
+
+def got(value: Any) -> str:
+    """`value` as it is shown in an error: its repr, cut to one short line.
+
+    >>> got("two")
+    "'two'"
+    """
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,88 @@
+"""The `trainer.scheduler:` section: one class per learning rate schedule."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from credit_jax.config.base import StrictModel
+
+_COUNTED = {"last_epoch": "the checkpoint knows where the schedule stands"}
+
+
+class LinearWarmupCosineConfig(StrictModel):
+    """Linear from 0 to the learning rate, then a half cosine down; per micro-batch.
+
+    Attributes:
+        warmup_steps: micro-batches of the rise.
+        total_steps: micro-batches until `min_lr` is reached, the rise included.
+        min_lr: the last learning rate.
+    """
+
+    scheduler_type: Literal["linear-warmup-cosine"]
+    warmup_steps: int = Field(1000, ge=0)
+    total_steps: int = Field(500_000, ge=1)
+    min_lr: float = Field(1e-5, ge=0)
+
+    ignored: ClassVar = _COUNTED
+
+
+class CosineAnnealingRestartsConfig(StrictModel):
+    """Cosine cycles with warm-up and restarts; per micro-batch.
+
+    `trainer.learning_rate` is not used: the rate runs between `min_lr` and `max_lr`.
+
+    Attributes:
+        first_cycle_steps: micro-batches of the first cycle.
+        cycle_mult: factor of the length of each further cycle.
+        max_lr, min_lr: highest and lowest learning rate.
+        warmup_steps: micro-batches of the rise in each cycle.
+        gamma: factor of `max_lr` from cycle to cycle.
+    """
+
+    scheduler_type: Literal["cosine-annealing-restarts"]
+    first_cycle_steps: int = Field(ge=1)
+    cycle_mult: float = Field(1.0, gt=0)
+    max_lr: float = Field(0.1, ge=0)
+    min_lr: float = Field(0.001, ge=0)
+    warmup_steps: int = Field(0, ge=0)
+    gamma: float = Field(1.0, gt=0)
+
+    ignored: ClassVar = _COUNTED
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> "CosineAnnealingRestartsConfig":
+        if self.warmup_steps >= self.first_cycle_steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} must be less than "
+                f"first_cycle_steps {self.first_cycle_steps}"
+            )
+        return self
+
+
+class CosineAnnealingConfig(StrictModel):
+    """A cosine from the learning rate to `eta_min` in `T_max` epochs, and back.
+
+    Attributes:
+        T_max: epochs of one half wave.
+        eta_min: the lowest learning rate.
+    """
+
+    scheduler_type: Literal["cosine-annealing"]
+    T_max: int = Field(ge=1)
+    eta_min: float = Field(0.0, ge=0)
+
+    ignored: ClassVar = _COUNTED
+
+
+class LambdaConfig(StrictModel):
+    """10 epochs of linear warm-up, then a half cosine over 90 epochs; no arguments."""
+
+    scheduler_type: Literal["lambda"]
+
+
+Schedule = (
+    LinearWarmupCosineConfig
+    | CosineAnnealingRestartsConfig
+    | CosineAnnealingConfig
+    | LambdaConfig
+)

@@ -1,0 +1,190 @@
+"""The `trainer:` section: parallelism, optimiser, schedule, epochs, checkpoints."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from credit_jax.config.base import StrictModel, Unavailable
+from credit_jax.config.messages import got
+from credit_jax.config.schedules import Schedule
+
+_GEN1 = "gen1 only; trainer.parallelism says it"
+
+
+class ParallelismConfig(StrictModel):
+    """How the devices are used; CREDIT's block, exactly these three keys.
+
+    devices = data-parallel replicas x tensor x domain, and the number of replicas
+    follows from the number of devices.
+
+    Attributes:
+        data: "fsdp2" splits parameters and samples over the replicas, "ddp" the samples
+            only, "none" asks for one replica.
+        tensor: devices that share the heads and feed-forward units of a block.
+        domain: devices that share the latitude rows of a field.
+    """
+
+    data: Literal["fsdp2", "ddp", "none"] = "none"
+    tensor: int = Field(1, ge=1)
+    domain: int = Field(1, ge=1)
+
+
+class PrecisionPolicy(StrictModel):
+    """Number formats of a run with `amp: true`; parameters are stored in float32.
+
+    Attributes:
+        param_dtype: format of the computation.
+        reduce_dtype: format in which gradients are summed.
+        output_dtype: format of the model's output.
+    """
+
+    param_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    output_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+class TrainerConfig(StrictModel):
+    """How the model is trained.
+
+    Attributes:
+        type: "gen2" or its other name "era5-gen2".
+        parallelism: see `ParallelismConfig`.
+        num_devices: devices that the job is made for; null takes all of the machine.
+            CREDIT has no such key and passes over it: there the launcher says it.
+        learning_rate, weight_decay: of AdamW; decay applies to every parameter.
+        amp: compute in the formats of `fsdp2_mp_policy` (bfloat16) instead of float32.
+        activation_checkpoint: "none", "full" or "selective" (true is "full"): whether a
+            block's activations are computed again in the backward pass.
+        train_batch_size, valid_batch_size: samples of one data-parallel rank.
+        batches_per_epoch, valid_batches_per_epoch: at most so many; 0 is all.
+        epochs, num_epoch, start_epoch: an invocation trains the epochs from
+            `start_epoch` to min(epochs, start_epoch + num_epoch).
+        train_one_epoch, stop_after_epoch: end after one epoch.
+        grad_accum_every: micro-batches whose gradients are averaged before an update.
+        grad_max_norm: clip to this global norm; 0 does not clip.
+        use_ema, ema_decay: keep an exponential moving average, used in validation.
+        use_scheduler, scheduler: see `credit_jax.config.schedules`.
+        load_weights, load_optimizer, load_scaler, load_scheduler: go on from the last
+            checkpoint of `save_loc`, with its state.
+        reload_epoch: go on with the epoch after that of the checkpoint.
+        update_learning_rate: take `learning_rate` rather than that of the checkpoint.
+        skip_validation: do not validate.
+        training_metric, training_metric_direction: what makes a checkpoint the best
+            ("valid_loss", or "train_loss" without validation).
+        stopping_patience: end after so many epochs without a better one.
+        save_best_weights, save_backup_weights, save_every_epoch: which checkpoints are
+            kept besides the last.
+        save_metric_vars: which variables' metrics are logged: true, false, or a list.
+        use_tensorboard: write TensorBoard logs besides the CSV file.
+        thread_workers, valid_thread_workers: threads that read samples.
+        prefetch_factor: batches that are read ahead, per thread.
+
+    Differs from CREDIT: with `amp: true` CREDIT computes in float16 with loss scaling
+    unless fsdp2 is on; here it is bfloat16 always. `grad_max_norm: dynamic` never clips
+    in CREDIT; it is accepted with a warning.
+    """
+
+    type: Literal["gen2", "era5-gen2"]
+    parallelism: ParallelismConfig
+    num_devices: int | None = Field(None, ge=1)
+    learning_rate: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    amp: bool
+    fsdp2_mp_policy: PrecisionPolicy = PrecisionPolicy()
+    activation_checkpoint: Literal["none", "full", "selective"] = "none"
+    train_batch_size: int = Field(ge=1)
+    valid_batch_size: int = Field(ge=1)
+    batches_per_epoch: int = Field(0, ge=0)
+    valid_batches_per_epoch: int = Field(0, ge=0)
+    epochs: int = Field(1, ge=1)
+    num_epoch: int = Field(100_000_000, ge=1)
+    start_epoch: int = Field(0, ge=0)
+    train_one_epoch: bool = False
+    stop_after_epoch: bool = False
+    grad_accum_every: int = Field(1, ge=1)
+    grad_max_norm: float | Literal["dynamic"] = 0.0
+    use_ema: bool = False
+    ema_decay: float = Field(0.9999, ge=0, lt=1)
+    use_scheduler: bool = False
+    scheduler: Schedule | None = Field(None, discriminator="scheduler_type")
+    load_weights: bool = False
+    load_optimizer: bool = False
+    load_scaler: bool = False
+    load_scheduler: bool = False
+    reload_epoch: bool = False
+    update_learning_rate: bool = False
+    skip_validation: bool = False
+    training_metric: str = Field(
+        default_factory=lambda seen: (
+            "train_loss" if seen.get("skip_validation") else "valid_loss"
+        )
+    )
+    training_metric_direction: Literal["min", "max"] = "min"
+    stopping_patience: int = Field(100, ge=1)
+    save_best_weights: bool = True
+    save_backup_weights: bool = True
+    save_every_epoch: bool = False
+    save_metric_vars: bool | tuple[str, ...] = True
+    use_tensorboard: bool = False
+    thread_workers: int = Field(4, ge=0)
+    valid_thread_workers: int = Field(4, ge=0)
+    prefetch_factor: int = Field(2, ge=1)
+
+    ignored: ClassVar = {
+        "mode": _GEN1,
+        "domain_parallel_size": _GEN1,
+        "use_mixed_precision": "gen1 only; trainer.amp says it",
+        "mixed_precision": "gen1 only; trainer.amp says it",
+        "cpu_offload": "CREDIT's gen2 does not read it",
+        "checkpoint_all_layers": "CREDIT's gen2 does not read it",
+        "compile": "the whole step is always compiled",
+        "dataloader_timeout_s": "samples are read by threads of this process",
+        "skip_nan_prune": "optuna only; a NaN loss always stops the run",
+    }
+    unavailable: ClassVar = {
+        "ensemble_size": Unavailable("train one member; use 1", (1,)),
+        "backprop_on_timestep": Unavailable("there is one step", ([1],)),
+    }
+
+    @field_validator("activation_checkpoint", mode="before")
+    @classmethod
+    def _remat_of_bool(cls, value: Any) -> Any:
+        return (
+            {True: "full", False: "none"}[value] if isinstance(value, bool) else value
+        )
+
+    @field_validator("grad_max_norm", mode="before")
+    @classmethod
+    def _norm(cls, value: Any) -> Any:
+        try:
+            number = 0.0 if value == "dynamic" else float(value)
+        except (TypeError, ValueError):
+            number = -1.0
+        if number < 0:
+            text = f"must be a number of at least 0, or 'dynamic', got {got(value)}"
+            raise ValueError(text)
+        return value if value == "dynamic" else number
+
+    @model_validator(mode="after")
+    def _schedule_is_said(self) -> "TrainerConfig":
+        if self.use_scheduler and self.scheduler is None:
+            raise ValueError("use_scheduler is true, but there is no scheduler section")
+        if self.scheduler and "use_scheduler" not in self.model_fields_set:
+            raise ValueError(
+                "there is a scheduler section, but use_scheduler is not given; "
+                "write use_scheduler: true (or false)"
+            )
+        return self
+
+    @property
+    def clip_norm(self) -> float:
+        """The global norm that gradients are clipped to; 0 means no clipping."""
+        return 0.0 if self.grad_max_norm == "dynamic" else float(self.grad_max_norm)
+
+    def without_effect(self) -> dict[str, str]:
+        """See `StrictModel.without_effect`."""
+        if self.grad_max_norm != "dynamic":
+            return {}
+        return {
+            "grad_max_norm": "'dynamic' clips to the norm itself, which never clips"
+        }
