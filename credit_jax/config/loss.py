@@ -16,15 +16,15 @@ class LossConfig(StrictModel):
     Attributes:
         training_loss: name of the pointwise loss, such as "mse".
         training_loss_parameters: its arguments.
-        validation_loss: name of the loss of the validation; null is the training loss.
+        validation_loss: name of the loss of the validation; null is "mae" with weights
+            and the training loss without.
         validation_loss_parameters: its arguments.
         use_latitude_weights: weigh by cos(latitude) / mean(cos(latitude)).
-        latitude_weights: file with the latitudes; null takes those of the data.
+        latitude_weights: file with the latitudes.
         use_variable_weights: weigh channels by `variable_weights`.
         variable_weights: weight per variable, or list of weights per level.
 
-    Differs from CREDIT: without `validation_loss` CREDIT takes L1 in its weighted
-    wrapper and raises a KeyError otherwise.
+    Differs from CREDIT: without `validation_loss` and weights, CREDIT raises a KeyError.
     """
 
     training_loss: str = "mse"
