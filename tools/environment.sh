@@ -40,7 +40,7 @@ make_venv() {
 install() {
     local status=0
     touch "$MARK"
-    PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install --quiet --constraint constraints.txt "$@" || status=$?
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install -qq --constraint constraints.txt "$@" || status=$?
     if [ "$status" -lt 128 ]; then
         rm -f "$MARK"
     fi
@@ -48,6 +48,7 @@ install() {
 }
 
 trap 'exit 130' INT TERM HUP
+echo "Setting up $VENV (${1:-}); the first time this takes a few minutes."
 make_venv
 case ${1:-} in
 train) install --editable '.[demo]' ;;

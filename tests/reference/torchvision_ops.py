@@ -1,9 +1,9 @@
 """Lets a CUDA build of torchvision import beside CPU torch.
 
 CREDIT imports timm, timm imports torchvision, and the torchvision of the package index
-is compiled for CUDA: beside CPU torch its compiled operators cannot load, and the import
-then fails where it attaches Python rules to them by name. Nothing here ever calls one,
-so a name is all that is missing.
+is compiled for CUDA: beside CPU torch its operators cannot load, and the import
+then fails where it attaches Python rules to them by name. No test calls one, so a
+name is all that is missing.
 """
 
 import importlib

@@ -1,0 +1,130 @@
+"""One forward and backward pass of a CREDIT model, as numpy arrays."""
+
+import copy
+import importlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tests.reference.torchvision_ops import import_torchvision
+
+_SETTLING_FORWARDS = 5
+_SPREAD = 0.1
+
+State = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class CreditCase:
+    """What a CREDIT model did with one input. Names are CREDIT's.
+
+    Attributes:
+        x: input (batch, channel, time, lat, lon).
+        y: prediction (batch, channel, time, lat, lon).
+        loss: mean(y**2).
+        gradients: of the loss, one per parameter that took part.
+        x_gradient: of the loss, by the input.
+        state: the state dict before the forward pass: parameters, and the vectors of
+            spectral norm.
+        state_after: the state dict after it; in training mode the vectors have moved by
+            one power iteration.
+        parameters: names of the parameters in the order of `model.parameters()`, which
+            is the order of an optimiser's integer keys.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    loss: float
+    gradients: State
+    x_gradient: np.ndarray
+    state: State
+    state_after: State
+    parameters: tuple[str, ...]
+
+
+def credit_case(
+    model_block: Mapping[str, Any],
+    seed: int = 0,
+    mode: Literal["eval", "train"] = "eval",
+    *,
+    batch: int = 2,
+    dtype: torch.dtype = torch.float32,
+) -> CreditCase:
+    """Builds a CREDIT model and runs it once, forward and backward.
+
+    Every parameter is moved away from its initial value first, so that none hides
+    behind a one or a zero. A few forward passes in training mode let spectral norm
+    settle.
+
+    Args:
+        model_block: the `model:` block of a CREDIT config.
+        seed: of the parameters and the input.
+        mode: "train" updates the vectors of spectral norm and drops out.
+        batch: samples in `x`.
+        dtype: of parameters and input.
+    """
+    model = build_credit(model_block, seed).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    x = _draw_input(model, batch, generator, dtype)
+    _settle(model, x, generator)
+    model.train(mode == "train")
+    state = _numpy_state(model)
+    x.requires_grad_()
+    y = model(x)
+    loss = (y**2).mean()
+    loss.backward()
+    named = list(model.named_parameters())
+    return CreditCase(
+        x=x.detach().numpy(),
+        y=y.detach().numpy(),
+        loss=float(loss.detach()),
+        gradients={k: p.grad.numpy() for k, p in named if p.grad is not None},
+        x_gradient=x.grad.numpy(),
+        state=state,
+        state_after=_numpy_state(model),
+        parameters=tuple(name for name, _ in named),
+    )
+
+
+def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Module:
+    """The CREDIT model of a `model:` block, on the CPU, freshly initialised."""
+    torch.set_num_threads(1)
+    arguments = copy.deepcopy(dict(model_block))
+    # CREDIT and its libraries warn of their own affairs; ours are errors.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_torchvision()
+        registry = importlib.import_module("credit.models")._MODEL_REGISTRY
+        module, name = registry[arguments.pop("type")][:2]
+        torch.manual_seed(seed)
+        return getattr(importlib.import_module(module), name)(**arguments)
+
+
+def _draw_input(
+    model: torch.nn.Module, batch: int, generator: torch.Generator, dtype: torch.dtype
+) -> torch.Tensor:
+    channels = model.input_channels // model.frames
+    shape = (batch, channels, model.frames, model.image_height, model.image_width)
+    return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+def _settle(
+    model: torch.nn.Module, x: torch.Tensor, generator: torch.Generator
+) -> None:
+    model.train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(
+                parameter.shape, generator=generator, dtype=parameter.dtype
+            )
+            parameter.add_(noise * _SPREAD)
+        for _ in range(_SETTLING_FORWARDS):
+            model(x)
+
+
+def _numpy_state(model: torch.nn.Module) -> State:
+    return {k: v.detach().numpy().copy() for k, v in model.state_dict().items()}

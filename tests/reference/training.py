@@ -1,0 +1,91 @@
+"""A training run of CREDIT's own trainer, for trajectories to be compared with."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+_ROOT = Path(__file__).parents[2]
+_TIME_LIMIT = 300  # seconds
+_TAIL = 3000  # characters of output in an error
+
+
+@dataclass(frozen=True)
+class CreditRun:
+    """What CREDIT's trainer did, step by step. State dicts have CREDIT's names.
+
+    Attributes:
+        x: (step, batch, channel, time, lat, lon) as handed to the model.
+        y: (step, batch, channel, time, lat, lon), the normalised target.
+        loss: (step,) of the training batches.
+        learning_rate: (update,) used by each optimiser update.
+        gradient_norm: (update,) before clipping; empty where nothing is clipped.
+        valid_loss: (epoch * validation batch,), with the averaged weights where there
+            is EMA.
+        initial, final: state dicts before the first and after the last step.
+        ema: shadow of the parameters after the last step; None without EMA.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    loss: np.ndarray
+    learning_rate: np.ndarray
+    gradient_norm: np.ndarray
+    valid_loss: np.ndarray
+    initial: dict[str, np.ndarray]
+    final: dict[str, np.ndarray]
+    ema: dict[str, np.ndarray] | None
+
+
+def credit_train(config_path: Path, cwd: Path) -> CreditRun:
+    """Runs CREDIT's gen2 trainer on a YAML in the folder `cwd`, in its own process.
+
+    Args:
+        config_path: CREDIT gen2 YAML; relative paths inside it start at `cwd`.
+        cwd: folder with the data; what was seen is written to its `watched/`.
+
+    Raises:
+        RuntimeError: CREDIT failed; carries the end of what it printed.
+    """
+    out = cwd / "watched"
+    command = [sys.executable, "-m", "tests.reference.trainer_driver"]
+    run = subprocess.run(
+        [*command, str(config_path.resolve()), str(out)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_TIME_LIMIT,
+        check=False,
+    )
+    if run.returncode != 0:
+        raise RuntimeError(
+            f"CREDIT's trainer failed on {config_path}:\n{run.stdout[-_TAIL:]}"
+        )
+    return _read_run(out)
+
+
+def _read_run(folder: Path) -> CreditRun:
+    steps = _read(folder / "steps.npz")
+    empty = np.zeros(0)
+    ema = folder / "ema.npz"
+    return CreditRun(
+        x=steps["x"],
+        y=steps["y"],
+        loss=steps["loss"],
+        learning_rate=steps["learning_rate"],
+        gradient_norm=steps.get("gradient_norm", empty),
+        valid_loss=steps.get("valid_loss", empty),
+        initial=_read(folder / "initial.npz"),
+        final=_read(folder / "final.npz"),
+        ema=_read(ema) if ema.exists() else None,
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as arrays:
+        return dict(arrays)
