@@ -1,0 +1,55 @@
+"""Area weights of latitude rows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+LATITUDE_NAMES = ("latitude", "lat")
+
+
+def latitude_weights(latitude: Float[np.ndarray, " lat"]) -> Float[np.ndarray, " lat"]:
+    """`cos(latitude) / mean(cos(latitude))`, float32: mean 1 over the rows.
+
+    Args:
+        latitude: (H,) degrees north.
+
+    >>> latitude_weights(np.array([60.0, 0.0, -60.0])).round(2).tolist()
+    [0.75, 1.5, 0.75]
+    """
+    weights = np.cos(np.deg2rad(np.asarray(latitude, np.float64)))
+    return (weights / weights.mean()).astype(np.float32)
+
+
+def read_latitude(path: str | Path) -> Float[np.ndarray, " lat"]:
+    """The `latitude` coordinate of a NetCDF or Zarr file.
+
+    Args:
+        path: file named by `loss.latitude_weights`; environment variables are expanded.
+
+    Returns:
+        (H,) degrees north.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file has no one-dimensional latitude coordinate.
+    """
+    place = Path(os.path.expandvars(str(path)))
+    if not place.exists():
+        raise FileNotFoundError(
+            f"loss.latitude_weights: {place} does not exist; it must be a NetCDF or "
+            "Zarr file with a `latitude` coordinate, such as the static fields"
+        )
+    with xr.open_dataset(place) as dataset:
+        for name in LATITUDE_NAMES:
+            if name in dataset.variables and dataset[name].ndim == 1:
+                return np.asarray(dataset[name].values, np.float64)
+        found = sorted(map(str, dataset.variables))
+    raise ValueError(
+        f"loss.latitude_weights: {place} has no one-dimensional `latitude`; "
+        f"it has {found}"
+    )

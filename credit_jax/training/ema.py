@@ -1,0 +1,41 @@
+"""Exponential moving average of the parameters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+
+def effective_decay(num_updates: Int[Array, ""], decay: float) -> Float[Array, ""]:
+    """`min(decay, (1 + s) / (10 + s))`: short runs forget their random start.
+
+    Args:
+        num_updates: s, optimiser updates done, the one just made included.
+        decay: its limit.
+    """
+    steps = jnp.asarray(num_updates, jnp.float32)
+    return jnp.minimum(jnp.float32(decay), (1.0 + steps) / (10.0 + steps))
+
+
+def update_ema(
+    ema: PyTree[Array],
+    params: PyTree[Array],
+    num_updates: Int[Array, ""],
+    decay: float,
+) -> PyTree[Array]:
+    """`decay_s * ema + (1 - decay_s) * params`, elementwise on local shards, float32.
+
+    Args:
+        ema: the average so far; starts as a copy of the initial parameters.
+        params: the parameters after the update.
+        num_updates: optimiser updates done, this one included.
+        decay: see `effective_decay`.
+
+    Spectral-norm vectors are no parameters and are not averaged: validation uses the
+    averaged parameters with the live vectors, as CREDIT does.
+    """
+    keep = effective_decay(num_updates, decay)
+    return jax.tree.map(
+        lambda e, p: keep * e + (1.0 - keep) * p.astype(e.dtype), ema, params
+    )

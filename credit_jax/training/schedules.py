@@ -1,0 +1,208 @@
+"""Learning-rate schedules: functions of the number of micro-batches already seen.
+
+CREDIT steps its per-batch schedulers after every micro-batch, whether or not the
+optimiser stepped, and its per-epoch ones at the end of an epoch. Index 0 is the first
+micro-batch. All arithmetic is float32, in a form that stays precise near the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+Step = Int[Array, ""]
+Schedule = Callable[[Step], Float[Array, ""]]
+
+PER_EPOCH = ("cosine-annealing", "lambda")
+# CREDIT's `lambda` schedule has no settings: these numbers are in its code.
+LAMBDA_EPOCHS, LAMBDA_WARMUP_EPOCHS = 100, 10
+
+
+def build_schedule(trainer: Any, *, batches_per_epoch: int) -> Schedule:
+    """The schedule of the `trainer` section.
+
+    Args:
+        trainer: `learning_rate`, `use_scheduler`, `scheduler`.
+        batches_per_epoch: micro-batches of one epoch, for schedules that step by epoch.
+
+    Returns:
+        `micro_step (int32 scalar) -> learning rate (float32 scalar)`.
+
+    Raises:
+        ValueError: unknown scheduler or setting.
+    """
+    base = float(trainer.learning_rate)
+    if not getattr(trainer, "use_scheduler", False):
+        return constant(base)
+    kind, settings = _split(getattr(trainer, "scheduler", None))
+    if kind not in _BUILDERS:
+        raise ValueError(
+            f"trainer.scheduler.scheduler_type: got {kind!r}, expected one of "
+            f"{', '.join(_BUILDERS)}; for a constant rate set use_scheduler: false"
+        )
+    try:
+        schedule = _BUILDERS[kind](base, **settings)
+    except TypeError as error:
+        raise ValueError(f"trainer.scheduler ({kind}): {error}") from None
+    if kind in PER_EPOCH:
+        return lambda step: schedule(step // max(batches_per_epoch, 1))
+    return schedule
+
+
+def _split(section: Any) -> tuple[str | None, dict[str, Any]]:
+    if section is None:
+        return None, {}
+    dump = getattr(section, "model_dump", None)
+    settings = dict(dump(exclude_unset=True) if dump else section)
+    return settings.pop("scheduler_type", None), settings
+
+
+def constant(learning_rate: float) -> Schedule:
+    """The same rate at every step."""
+    return lambda step: jnp.asarray(learning_rate, jnp.float32)
+
+
+def linear_warmup_cosine(
+    base: float,
+    *,
+    warmup_steps: int = 1000,
+    total_steps: int = 500_000,
+    min_lr: float = 1e-5,
+) -> Schedule:
+    """`base * step / warmup_steps` from 0, then half a cosine down to `min_lr`.
+
+    Args:
+        base: rate at the end of the warm-up.
+        warmup_steps: micro-batches of the linear part.
+        total_steps: micro-batches of both parts; `min_lr` from there on.
+        min_lr: last rate.
+    """
+
+    def schedule(step: Step) -> Array:
+        ramp = base * (step / max(1, warmup_steps))
+        fall = _cosine(step - warmup_steps, max(1, total_steps - warmup_steps))
+        rate = jnp.where(step < warmup_steps, ramp, min_lr + (base - min_lr) * fall)
+        return rate.astype(jnp.float32)
+
+    return schedule
+
+
+def cosine_annealing(base: float, *, T_max: int, eta_min: float = 0.0) -> Schedule:
+    """`eta_min + (base - eta_min) (1 + cos(pi e / T_max)) / 2`, `e` in epochs."""
+
+    def schedule(epoch: Step) -> Array:
+        phase = epoch % (2 * T_max)
+        place = jnp.minimum(phase, 2 * T_max - phase)
+        rate = eta_min + (base - eta_min) * _cosine(place, T_max)
+        return jnp.asarray(rate, jnp.float32)
+
+    return schedule
+
+
+def lambda_schedule(base: float) -> Schedule:
+    """CREDIT's fixed 10-epoch warm-up and 90-epoch cosine, index in epochs.
+
+    CREDIT steps it at the start and at the end of every epoch, so that epoch `e` trains
+    at index `2 e + 1` of the curve; that is reproduced.
+    """
+
+    def schedule(epoch: Step) -> Array:
+        index = 2 * epoch + 1
+        warm = index / LAMBDA_WARMUP_EPOCHS
+        remaining = (LAMBDA_EPOCHS - index) / (LAMBDA_EPOCHS - LAMBDA_WARMUP_EPOCHS)
+        fall = jnp.square(jnp.sin(0.5 * jnp.pi * remaining))
+        rate = base * jnp.where(index < LAMBDA_WARMUP_EPOCHS, warm, fall)
+        return jnp.asarray(rate, jnp.float32)
+
+    return schedule
+
+
+def cosine_annealing_restarts(
+    base: float,
+    *,
+    first_cycle_steps: int,
+    cycle_mult: float = 1.0,
+    max_lr: float = 0.1,
+    min_lr: float = 0.001,
+    warmup_steps: int = 0,
+    gamma: float = 1.0,
+) -> Schedule:
+    """Cycles of a linear warm-up from `min_lr` and half a cosine down from `max_lr`.
+
+    Args:
+        base: not used: `trainer.learning_rate` has no effect here, as in CREDIT.
+        first_cycle_steps: micro-batches of the first cycle, warm-up included.
+        cycle_mult: factor of the cosine part from cycle to cycle, at least 1.
+        max_lr: top of the first cycle.
+        min_lr: bottom of every cycle; also the rate of the very first micro-batch.
+        warmup_steps: micro-batches of every warm-up.
+        gamma: factor of the top from cycle to cycle.
+
+    Raises:
+        ValueError: a cycle without a cosine part, or one that shrinks.
+    """
+    del base
+    if warmup_steps >= first_cycle_steps:
+        raise ValueError(
+            f"trainer.scheduler: warmup_steps {warmup_steps} must be below "
+            f"first_cycle_steps {first_cycle_steps}"
+        )
+    if cycle_mult < 1:
+        raise ValueError(
+            f"trainer.scheduler.cycle_mult: got {cycle_mult}, expected at least 1 "
+            "(shorter and shorter cycles come to an end)"
+        )
+    starts, lengths = _cycles(first_cycle_steps, cycle_mult, warmup_steps)
+
+    def schedule(step: Step) -> Array:
+        row = jnp.searchsorted(jnp.asarray(starts), step, side="right") - 1
+        length = jnp.asarray(lengths)[row]
+        beyond = step - jnp.asarray(starts)[row]
+        cycle, place = row + beyond // length, beyond % length
+        top = max_lr * jnp.power(gamma, cycle.astype(jnp.float32))
+        warm = place / max(1, warmup_steps)
+        fall = _cosine(place - warmup_steps, length - warmup_steps)
+        rate = min_lr + (top - min_lr) * jnp.where(place < warmup_steps, warm, fall)
+        return jnp.where(step == 0, min_lr, rate).astype(jnp.float32)
+
+    return schedule
+
+
+def _cycles(first: int, factor: float, warmup: int) -> tuple[np.ndarray, np.ndarray]:
+    """Start and length of each cycle; the last length repeats for ever."""
+    starts, lengths = [0], [first]
+    while starts[-1] + lengths[-1] < np.iinfo(np.int32).max:
+        following = int((lengths[-1] - warmup) * factor) + warmup
+        if following == lengths[-1]:
+            break
+        starts.append(starts[-1] + lengths[-1])
+        lengths.append(min(following, np.iinfo(np.int32).max))
+    return np.asarray(starts, np.int32), np.asarray(lengths, np.int32)
+
+
+def _cosine(place: Array, length: Array | int) -> Array:
+    """`(1 + cos(pi * place / length)) / 2`, 0 from `length` on, exact near its end."""
+    remaining = jnp.clip((length - place) / length, 0.0, 1.0)
+    return jnp.square(jnp.sin(0.5 * jnp.pi * remaining))
+
+
+def _plateau(base: float, **settings: Any) -> Schedule:
+    del base, settings
+    raise ValueError(
+        "trainer.scheduler.scheduler_type: 'plateau' is not implemented (it depends on "
+        "the validation metric, not on the step); use linear-warmup-cosine, "
+        "cosine-annealing-restarts, cosine-annealing or lambda"
+    )
+
+
+_BUILDERS: dict[str | None, Callable[..., Schedule]] = {
+    "linear-warmup-cosine": linear_warmup_cosine,
+    "cosine-annealing-restarts": cosine_annealing_restarts,
+    "cosine-annealing": cosine_annealing,
+    "lambda": lambda_schedule,
+    "plateau": _plateau,
+}

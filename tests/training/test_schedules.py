@@ -1,0 +1,127 @@
+"""Schedules against CREDIT's scheduler classes, step by step."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.training.schedules import build_schedule
+from tests.training.settings import trainer_config
+
+BASE = 2e-3
+trainer = partial(trainer_config, learning_rate=BASE)
+
+
+def with_scheduler(**scheduler):
+    return trainer(use_scheduler=True, scheduler=scheduler)
+
+
+def credit_rates(scheduler, num_steps, batches_per_epoch):
+    """The rate of every micro-batch, stepping as CREDIT's trainer does."""
+    import torch
+    from credit.scheduler import load_scheduler, update_on_batch
+
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    optimizer = torch.optim.AdamW([weight], lr=BASE)
+    conf = {"trainer": {"use_scheduler": True, "scheduler": dict(scheduler)}}
+    stepper = load_scheduler(optimizer, conf)
+    kind, rates = scheduler["scheduler_type"], []
+    optimizer.step()
+    for step in range(num_steps):
+        if kind == "lambda" and step % batches_per_epoch == 0:
+            stepper.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        ends_epoch = (step + 1) % batches_per_epoch == 0
+        if kind in update_on_batch or ends_epoch:
+            stepper.step()
+    return np.array(rates)
+
+
+def our_rates(config, num_steps, batches_per_epoch):
+    schedule = build_schedule(config, batches_per_epoch=batches_per_epoch)
+    steps = jnp.arange(num_steps, dtype=jnp.int32)
+    return np.asarray(jax.jit(jax.vmap(schedule))(steps))
+
+
+RESTARTS = {"scheduler_type": "cosine-annealing-restarts", "min_lr": 1e-6}
+CASES = {
+    "linear": {
+        "scheduler_type": "linear-warmup-cosine",
+        "warmup_steps": 10,
+        "total_steps": 100,
+        "min_lr": 1e-5,
+    },
+    "linear_no_warmup": {
+        "scheduler_type": "linear-warmup-cosine",
+        "warmup_steps": 0,
+        "total_steps": 70,
+        "min_lr": 0.0,
+    },
+    "restarts": {
+        **RESTARTS,
+        "first_cycle_steps": 50,
+        "max_lr": 1e-3,
+        "warmup_steps": 10,
+    },
+    "restarts_growing": {
+        **RESTARTS,
+        "first_cycle_steps": 11,
+        "cycle_mult": 1.7,
+        "max_lr": 1e-3,
+        "warmup_steps": 3,
+        "gamma": 0.8,
+    },
+    "restarts_slow": {
+        **RESTARTS,
+        "first_cycle_steps": 9,
+        "cycle_mult": 1.05,
+        "max_lr": 1e-3,
+        "gamma": 0.9,
+    },
+    "cosine": {"scheduler_type": "cosine-annealing", "T_max": 7, "eta_min": 1e-6},
+    "lambda": {"scheduler_type": "lambda"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_credit(name, credit):
+    per_epoch = 3
+    num_steps = 330
+    expected = credit_rates(CASES[name], num_steps, per_epoch)
+    rates = our_rates(with_scheduler(**CASES[name]), num_steps, per_epoch)
+    error = np.abs(rates - expected).max() / np.abs(expected).max()
+    relative = np.abs(rates - expected) / np.maximum(np.abs(expected), 1e-12)
+    print(f"{name}: error {error:.1e} of the top, {relative.max():.1e} relative")
+    assert error < 1e-6, f"{name}: step {np.abs(rates - expected).argmax()}"
+    assert relative[expected > 1e-7].max() < 1e-5, f"{name}: step {relative.argmax()}"
+
+
+def test_first_rate_of_a_warmup_is_zero():
+    assert our_rates(with_scheduler(**CASES["linear"]), 2, 5)[0] == 0.0
+
+
+def test_constant():
+    assert our_rates(trainer(), 5, 5) == pytest.approx([BASE] * 5)
+
+
+def test_a_long_run_keeps_its_precision():
+    scheduler = {
+        "scheduler_type": "linear-warmup-cosine",
+        "warmup_steps": 1000,
+        "total_steps": 500_000,
+        "min_lr": 0.0,
+    }
+    schedule = build_schedule(with_scheduler(**scheduler), batches_per_epoch=1)
+    step = 499_000
+    expected = BASE * 0.5 * (1 + np.cos(np.pi * (step - 1000) / 499_000))
+    rate = float(schedule(jnp.asarray(step, jnp.int32)))
+    assert rate == pytest.approx(expected, rel=1e-5)
+
+
+def test_shrinking_cycles_are_refused():
+    config = with_scheduler(**RESTARTS, first_cycle_steps=10, cycle_mult=0.5)
+    with pytest.raises(ValueError, match=r"cycle_mult: got 0.5, expected at least 1"):
+        build_schedule(config, batches_per_epoch=1)
