@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +12,8 @@ from credit_jax.config.messages import got
 FIELD_TYPES = ("prognostic", "static", "dynamic_forcing", "diagnostic")
 INPUT_TYPES = ("prognostic", "static", "dynamic_forcing")
 OUTPUT_TYPES = ("prognostic", "diagnostic")
+
+Direction = Literal["input", "output"]
 
 _ONE_CLOCK = Unavailable("all sources share the dates of the data section")
 _NEVER_READ = "CREDIT's gen2 does not read it"
@@ -206,12 +209,12 @@ class ValidationDataConfig(_Window):
     all of them but `source`.
     """
 
-    source: dict[str, SourceConfig] | None = Field(None, min_length=1)
+    source: dict[str, SourceConfig] | None = Field(default=None, min_length=1)
     start_datetime: str | None = None
     end_datetime: str | None = None
     timestep: str | None = None
-    history_len: int | None = Field(None, ge=1)
-    forecast_len: int | None = Field(None, ge=0)
+    history_len: int | None = Field(default=None, ge=1)
+    forecast_len: int | None = Field(default=None, ge=0)
 
     def over(self, data: DataConfig) -> DataConfig:
         """`data` with the keys that are given here."""
@@ -227,13 +230,15 @@ def num_samples(data: DataConfig) -> int:
     The times are start, start + timestep, ... up to end; a sample needs `history_len`
     input times and `forecast_len` target times.
     """
-    span = pd.Timestamp(data.end_datetime) - pd.Timestamp(data.start_datetime)
-    num_times = span // pd.Timedelta(data.timestep) + 1
+    start = np.datetime64(pd.Timestamp(data.start_datetime), "ns")
+    end = np.datetime64(pd.Timestamp(data.end_datetime), "ns")
+    step = np.timedelta64(pd.Timedelta(data.timestep), "ns")
+    num_times = int((end - start) // step) + 1
     return num_times - data.history_len - data.forecast_len + 1
 
 
 def num_channels(
-    data: DataConfig, direction: Literal["input", "output"], file_levels: int | None
+    data: DataConfig, direction: Direction, file_levels: int | None
 ) -> int:
     """Channels that the data section gives to the model, or asks from it.
 

@@ -11,6 +11,7 @@ from credit_jax.config.data import (
     INPUT_TYPES,
     OUTPUT_TYPES,
     DataConfig,
+    Direction,
     ValidationDataConfig,
     num_channels,
     num_samples,
@@ -42,7 +43,7 @@ class Config(StrictModel):
     seed: int = 42
     data: DataConfig
     validation_overrides: ValidationDataConfig = Field(
-        default_factory=ValidationDataConfig, alias="validation_data"
+        ValidationDataConfig(), alias="validation_data"
     )
     preblocks: PreblocksConfig = PreblocksConfig()
     postblocks: PostblocksConfig = PostblocksConfig()
@@ -215,7 +216,7 @@ def model_problems(
         )
     if file_levels is None:
         file_levels = config.model.get("levels")
-    counts = {"input": input_channels, "output": output_channels}
+    counts: dict[Direction, int] = {"input": input_channels, "output": output_channels}
     for direction, count in counts.items():
         given = num_channels(config.data, direction, file_levels)
         if given != count:
@@ -226,7 +227,7 @@ def model_problems(
     return problems
 
 
-def _channel_sum(config: Config, direction: str, file_levels: int | None) -> str:
+def _channel_sum(config: Config, direction: Direction, file_levels: int | None) -> str:
     """The arithmetic behind a channel count, source by source."""
     terms = []
     for source in config.data.source.values():

@@ -24,7 +24,7 @@ class LossConfig(StrictModel):
         use_variable_weights: weigh channels by `variable_weights`.
         variable_weights: weight per variable, or list of weights per level.
 
-    Differs from CREDIT: without `validation_loss` and weights, CREDIT raises a KeyError.
+    Differs from CREDIT: without `validation_loss` and weights CREDIT raises KeyError.
     """
 
     training_loss: str = "mse"

@@ -18,9 +18,7 @@ def required_devices(parallelism_conf: Parallelism) -> int:
     return block["tensor"] * block["domain"]
 
 
-def job_devices(
-    trainer: TrainerConfig, num_devices: int | None = None
-) -> list[jax.Device]:
+def job_devices(trainer: TrainerConfig, num_devices: int | None = None) -> list[Any]:
     """The devices that a job runs on, simulated ones if need be (`ensure_devices`).
 
     Args:
@@ -89,7 +87,7 @@ def _needs(wanted: int | Parallelism) -> tuple[int, str]:
 def _simulate(needs: int) -> bool:
     """Set the number of CPU devices; False if JAX is in use and it is too late."""
     flag = _XLA_FLAG.search(os.environ.get("XLA_FLAGS", ""))
-    there = max(jax.config.jax_num_cpu_devices, int(flag[1]) if flag else 1)
+    there = max(getattr(jax.config, "jax_num_cpu_devices"), int(flag[1]) if flag else 1)
     if needs <= there:
         return True
     try:

@@ -132,7 +132,7 @@ def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:
 
 
 def build_device_mesh(
-    parallelism_conf: Parallelism, devices: Sequence[jax.Device] | None = None
+    parallelism_conf: Parallelism, devices: Sequence[Any] | None = None
 ) -> tuple[Mesh, dict[str, Mesh]]:
     """Build the mesh of a parallelism block.
 
@@ -175,7 +175,7 @@ def build_device_mesh(
     return mesh, submeshes
 
 
-def mesh_of_degrees(degrees: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
+def mesh_of_degrees(degrees: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
     """The mesh of named degrees over `devices`, row-major in the order of `ORDER`.
 
     Args:

@@ -1,0 +1,169 @@
+import pytest
+
+from credit_jax.config import ConfigError, build_config, check_model_fits
+from credit_jax.config.data import num_channels, num_samples
+from tests.config.example import example
+
+ERA5 = "data__source__ERA5"
+
+
+def problems(**changes) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as error:
+        build_config(example(**changes))
+    return error.value.problems
+
+
+def test_the_example_is_valid():
+    config = build_config(example())
+    assert config.seed == 42
+    assert config.validation_data == config.data
+    assert config.trainer.training_metric == "valid_loss"
+
+
+def test_validation_inherits_what_it_does_not_give():
+    config = build_config(example(validation_data={"start_datetime": "2000-01-05"}))
+    assert config.validation_data.start_datetime == "2000-01-05"
+    assert config.validation_data.end_datetime == "2000-01-14"
+    assert config.validation_data.source == config.data.source
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"data__forecast_len": 2},
+            "data.forecast_len: 2 is not available; available: 1",
+        ),
+        ({"data__forecast_len": 0}, "gen2 counts one step as 1"),
+        ({"data__timestep": "soon"}, "data.timestep: must be a positive time step"),
+        ({"data__timestep": "-6h"}, "data.timestep: must be a positive time step"),
+        ({"data__start_datetime": "then"}, "data.start_datetime: must be a date"),
+        ({"data__start_datetime": None}, "data.start_datetime: missing"),
+        ({"data__source": {}}, "data.source: must have at least 1 entries"),
+        ({"data__date_ranges": [1]}, "data.date_ranges: [1] is not available"),
+        ({"data__data_clamp": [0, 1]}, "data.data_clamp: [0, 1] is not available"),
+        ({f"{ERA5}__level_coord": None}, "data.source.ERA5: vars_3D needs level_coord"),
+        ({f"{ERA5}__temporal_mode": "persist"}, "ERA5.temporal_mode: 'persist' is not"),
+        (
+            {f"{ERA5}__variables__static__vars_2D": []},
+            "variables.static: must name at least one variable",
+        ),
+        (
+            {f"{ERA5}__variables__static__vars_2D": ["A", "A"]},
+            "variables.static: names a variable twice: A",
+        ),
+        (
+            {f"{ERA5}__variables__static__vars_2D": ["SP"]},
+            "variables.static: SP is already in prognostic",
+        ),
+        (
+            {f"{ERA5}__variables": {}},
+            "data.source.ERA5: must have prognostic or diagnostic variables",
+        ),
+        ({"loss__type": "base"}, "loss.type: 'base' is not available; use the flat"),
+        ({"loss__use_spectral_loss": True}, "loss.use_spectral_loss: True is not"),
+        ({"trainer__type": "standard"}, "trainer.type: must be one of 'gen2' or"),
+        ({"trainer__parallelism": None}, "trainer.parallelism: missing"),
+        ({"trainer__parallelism__tensor": 0}, "tensor: must be at least 1, got 0"),
+        ({"trainer__parallelism__data": "fsdp"}, "data: must be one of 'fsdp2', 'ddp'"),
+        ({"trainer__parallelism__pp": 2}, "trainer.parallelism.pp: unknown key"),
+        ({"trainer__ensemble_size": 4}, "trainer.ensemble_size: 4 is not available"),
+        ({"trainer__grad_max_norm": "big"}, "at least 0, or 'dynamic', got 'big'"),
+        ({"trainer__use_scheduler": True}, "trainer: use_scheduler is true, but there"),
+        (
+            {"trainer__scheduler": {"scheduler_type": "lambda"}},
+            "trainer: there is a scheduler section, but use_scheduler is not given",
+        ),
+        (
+            {"trainer__scheduler": {"scheduler_type": "plateau"}},
+            "trainer.scheduler: 'scheduler_type' must be one of 'linear-warmup-cosine'",
+        ),
+        (
+            {
+                "trainer__use_scheduler": True,
+                "trainer__scheduler": {
+                    "scheduler_type": "linear-warmup-cosine",
+                    "warmup": 3,
+                },
+            },
+            "trainer.scheduler.warmup: unknown key; the nearest known key is",
+        ),
+        ({"model": {"dim": 8}}, "model: needs type, the name of an architecture"),
+        ({"save_loc": "$NOT_SET_AT_ALL/x"}, "save_loc: '$NOT_SET_AT_ALL/x' holds an"),
+        ({"trainer__train_batch_size": 80}, "data: 52 samples from 2000-01-01 to"),
+        ({"data__end_datetime": "2000-01-01"}, "data: no sample fits between"),
+        ({"validation_data__end_datetime": "1999-01-01"}, "validation_data: no sample"),
+        ({"validation_data__timestep": "12h"}, "validation_data.timestep: 12h differs"),
+        (
+            {
+                "trainer__skip_validation": True,
+                "trainer__training_metric": "valid_loss",
+            },
+            "trainer.training_metric: 'valid_loss' needs a validation",
+        ),
+    ],
+)
+def test_rejections(changes, message):
+    found = problems(**changes)
+    assert len(found) == 1, found
+    assert message in found[0], found
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"pbs": {"queue": "x"}}, "pbs"),
+        ({"custom_models": []}, "custom_models"),
+        ({"data__one_shot": True}, "data.one_shot"),
+        ({"trainer__mode": "none"}, "trainer.mode"),
+        ({"trainer__compile": True}, "trainer.compile"),
+        ({"trainer__grad_max_norm": "dynamic"}, "trainer.grad_max_norm"),
+    ],
+)
+def test_what_has_no_meaning_here_is_one_warning(changes, key):
+    with pytest.warns(UserWarning, match=f"ignored here: {key} "):
+        build_config(example(**changes))
+
+
+def test_dynamic_norm_never_clips():
+    with pytest.warns(UserWarning, match="never clips"):
+        config = build_config(example(trainer__grad_max_norm="dynamic"))
+    assert config.trainer.clip_norm == 0.0
+    assert build_config(example(trainer__grad_max_norm=1)).trainer.clip_norm == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "mode"), [(True, "full"), (False, "none"), ("selective", "selective")]
+)
+def test_activation_checkpoint(value, mode):
+    config = build_config(example(trainer__activation_checkpoint=value))
+    assert config.trainer.activation_checkpoint == mode
+
+
+def test_training_metric_follows_skip_validation():
+    trainer = build_config(example(trainer__skip_validation=True)).trainer
+    assert trainer.training_metric == "train_loss"
+
+
+def test_channels_and_samples():
+    data = build_config(example()).data
+    assert num_channels(data, "input", None) == 2 * 2 + 1 + 1 + 1
+    assert num_channels(data, "output", None) == 2 * 2 + 1 + 1
+    assert num_samples(data) == 13 * 4 + 1 - 1
+
+
+def test_levels_of_the_model_count_where_the_data_has_none():
+    config = build_config(example(data__source__ERA5__levels=None, model__levels=3))
+    check_model_fits(config, frames=1, input_channels=9, output_channels=8)
+
+
+def test_a_model_that_does_not_fit_the_data():
+    config = build_config(example())
+    check_model_fits(config, frames=1, input_channels=7, output_channels=6)
+    with pytest.raises(ConfigError) as error:
+        check_model_fits(config, frames=2, input_channels=8, output_channels=6)
+    assert error.value.problems == (
+        "model.frames: 2 differs from data.history_len 1; make them equal",
+        "model: has 8 input channels, but data.source has 7 (prognostic 2 x 2 levels + "
+        "1; static 0 x 2 levels + 1; dynamic_forcing 0 x 2 levels + 1)",
+    )

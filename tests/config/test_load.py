@@ -1,0 +1,117 @@
+import pytest
+import yaml
+
+from credit_jax.config import (
+    ConfigError,
+    apply_overrides,
+    build_config,
+    dump_config,
+    load_config,
+    write_config,
+)
+from credit_jax.config.yaml_file import parse_yaml, read_yaml
+from tests.config.example import example
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(example()))
+    return path
+
+
+def test_overrides_reach_every_kind_of_place(config_file):
+    config = load_config(
+        config_file,
+        [
+            "trainer.epochs=3",
+            "trainer.learning_rate=1e-4",
+            "data.source.ERA5.levels.1=5",
+            "trainer.parallelism={data: fsdp2, tensor: 2, domain: 1}",
+            "model.dim=[8, 16]",
+            "validation_data.end_datetime=2000-01-10",
+            "preblocks.per_step.concat.type=concat",
+        ],
+    )
+    assert config.trainer.epochs == 3, config.trainer
+    assert config.trainer.learning_rate == 1e-4, config.trainer
+    assert config.data.source["ERA5"].levels == (1.0, 5.0), config.data
+    assert config.trainer.parallelism.tensor == 2, config.trainer
+    assert config.model["dim"] == [8, 16], config.model
+    assert config.validation_data.end_datetime == "2000-01-10", config.validation_data
+    assert config.preblocks.per_step["concat"].args == {}, config.preblocks
+
+
+def test_an_unknown_override_names_the_nearest_key(config_file):
+    with pytest.raises(ConfigError, match=r"trainer\.epoch: .* nearest .* 'epochs'"):
+        load_config(config_file, ["trainer.epoch=3"])
+
+
+def test_bad_overrides_come_at_once():
+    with pytest.raises(ConfigError) as error:
+        apply_overrides(
+            {"a": [1], "b": 2}, ["a.3=1", "b.c=1", "nothing", "a=[", "a.x.y=1"]
+        )
+    assert error.value.problems == (
+        "--set a.3=1: a is a list of 1; expected an index from 0 to 0, got '3'",
+        "--set b.c=1: b is 2, not a section",
+        "--set nothing: expected KEY=VALUE, such as trainer.epochs=3",
+        "--set a=[: '[' is not valid YAML",
+        "--set a.x.y=1: a is a list of 1; expected an index from 0 to 0, got 'x'",
+    )
+
+
+def test_overrides_leave_the_mapping_as_it_is():
+    before = {"a": {"b": 1}}
+    assert apply_overrides(before, ["a.b=2"]) == {"a": {"b": 2}}
+    assert before == {"a": {"b": 1}}
+
+
+def test_dump_gives_back_what_was_written(config_file, tmp_path):
+    config = load_config(config_file, ["trainer.epochs=3"])
+    assert dump_config(config) == example(trainer__epochs=3)
+    write_config(config, tmp_path / "model.yml")
+    again = load_config(tmp_path / "model.yml")
+    assert again == config
+    assert dump_config(again) == dump_config(config)
+
+
+def test_dump_keeps_ignored_keys_and_unexpanded_paths(monkeypatch):
+    monkeypatch.setenv("PLACE", "/data")
+    mapping = example(save_loc="$PLACE/run", pbs={"queue": "main"})
+    with pytest.warns(UserWarning, match="pbs"):
+        config = build_config(mapping)
+    assert config.save_loc == "/data/run"
+    assert dump_config(config) == mapping
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no\.yaml' does not exist"):
+        load_config(tmp_path / "no.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", r"line 3, column 1: key 'a' is there twice .* line 1"),
+        ("a: [1, 2\nb: 3\n", r"line 2, column"),
+        ("- 1\n", r"expected a mapping of keys at the top level, got \[1\]"),
+        ("", "expected a mapping of keys at the top level, got nothing"),
+        ("a: !python/tuple [1]\n", "line 1, column 4: could not determine"),
+    ],
+)
+def test_a_bad_file_is_one_readable_error(tmp_path, text, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.yaml: 1 problem\n  " + message):
+        read_yaml(path)
+
+
+def test_numbers_and_dates():
+    parsed = parse_yaml("[1e-3, 1.5, 3, 2000-01-01, 1e8, x, 1_000]")
+    assert parsed == [0.001, 1.5, 3, "2000-01-01", 1e8, "x", 1000], parsed
+
+
+def test_merge_keys_are_no_duplicates():
+    parsed = parse_yaml("x: &x {a: 1, b: 2}\ny: {<<: *x, a: 3}")
+    assert parsed["y"] == {"a": 3, "b": 2}, parsed
