@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
@@ -230,9 +229,9 @@ def num_samples(data: DataConfig) -> int:
     The times are start, start + timestep, ... up to end; a sample needs `history_len`
     input times and `forecast_len` target times.
     """
-    start = np.datetime64(pd.Timestamp(data.start_datetime), "ns")
-    end = np.datetime64(pd.Timestamp(data.end_datetime), "ns")
-    step = np.timedelta64(pd.Timedelta(data.timestep), "ns")
+    start: Any = pd.Timestamp(data.start_datetime)
+    end: Any = pd.Timestamp(data.end_datetime)
+    step: Any = pd.Timedelta(data.timestep)
     num_times = int((end - start) // step) + 1
     return num_times - data.history_len - data.forecast_len + 1
 

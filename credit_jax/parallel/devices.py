@@ -87,7 +87,8 @@ def _needs(wanted: int | Parallelism) -> tuple[int, str]:
 def _simulate(needs: int) -> bool:
     """Set the number of CPU devices; False if JAX is in use and it is too late."""
     flag = _XLA_FLAG.search(os.environ.get("XLA_FLAGS", ""))
-    there = max(getattr(jax.config, "jax_num_cpu_devices"), int(flag[1]) if flag else 1)
+    configured = jax.config.values["jax_num_cpu_devices"]
+    there = max(configured, int(flag[1]) if flag else 1)
     if needs <= there:
         return True
     try:
