@@ -1,9 +1,15 @@
 """The `data:` section: sources, variables, dates, and the length of a sample."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from credit_jax.config.base import StrictModel, Unavailable
 from credit_jax.config.messages import got
@@ -14,12 +20,13 @@ OUTPUT_TYPES = ("prognostic", "diagnostic")
 
 Direction = Literal["input", "output"]
 
-_ONE_CLOCK = Unavailable("all sources share the dates of the data section")
+DateRange = tuple[str, str]
+
 _NEVER_READ = "CREDIT's gen2 does not read it"
 
 
-def _as_text(value: Any) -> Any:
-    """Dates that another YAML reader already turned into objects, as text."""
+def _date_text(value: Any) -> Any:
+    """A date as text, also where another YAML reader made an object of it."""
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
@@ -27,9 +34,8 @@ def _check_date(value: str) -> str:
     try:
         pd.Timestamp(value)
     except ValueError:
-        raise ValueError(
-            f"must be a date such as '2000-01-31', got {got(value)}"
-        ) from None
+        message = f"must be a date such as '2000-01-31', got {got(value)}"
+        raise ValueError(message) from None
     return value
 
 
@@ -41,6 +47,27 @@ def _check_timestep(value: str) -> str:
     if not step > pd.Timedelta(0):
         raise ValueError(f"must be a positive time step such as '6h', got {got(value)}")
     return value
+
+
+Date = Annotated[str, BeforeValidator(_date_text), AfterValidator(_check_date)]
+Timestep = Annotated[str, AfterValidator(_check_timestep)]
+
+
+class _Dates(StrictModel):
+    """Keys that say when data is read, in a data section or in a source."""
+
+    start_datetime: Date | None = None
+    end_datetime: Date | None = None
+    date_ranges: tuple[tuple[Date, Date], ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_dates(self) -> "_Dates":
+        if self.date_ranges is not None and (self.start_datetime or self.end_datetime):
+            raise ValueError(
+                "date_ranges cannot be combined with start_datetime and end_datetime; "
+                "use one or the other"
+            )
+        return self
 
 
 class FieldConfig(StrictModel):
@@ -89,7 +116,7 @@ class VariablesConfig(StrictModel):
     diagnostic: FieldConfig | None = None
 
 
-class SourceConfig(StrictModel):
+class SourceConfig(_Dates):
     """One data set.
 
     Attributes:
@@ -100,6 +127,9 @@ class SourceConfig(StrictModel):
         level_coord: name of the level coordinate; needed by 3D variables.
         time_coord: name of the time coordinate.
         engine: xarray's engine; null lets the file's name decide.
+        start_datetime, end_datetime, date_ranges, timestep: of this source, where they
+            differ from the data section.
+        history_len, forecast_len: as in the data section, if they are repeated.
     """
 
     dataset_type: str
@@ -108,19 +138,18 @@ class SourceConfig(StrictModel):
     level_coord: str | None = None
     time_coord: str = "time"
     engine: str | None = None
+    timestep: Timestep | None = None
+    history_len: int | None = Field(default=None, ge=1)
+    forecast_len: int | None = Field(default=None, ge=0)
 
-    ignored: ClassVar = {"mode": "files are read where they are"}
+    ignored: ClassVar = {
+        "mode": "files are read where they are",
+        "calendar": "the files' time coordinate says it",
+    }
     unavailable: ClassVar = {
         "temporal_mode": Unavailable("times must match exactly", ("exact",)),
         "cycle_year": Unavailable("times must match exactly"),
-        "calendar": Unavailable("use standard", ("standard", "gregorian")),
         "grid_type": Unavailable("use a latitude x longitude grid", ("rectilinear",)),
-        "start_datetime": _ONE_CLOCK,
-        "end_datetime": _ONE_CLOCK,
-        "date_ranges": _ONE_CLOCK,
-        "timestep": _ONE_CLOCK,
-        "history_len": _ONE_CLOCK,
-        "forecast_len": _ONE_CLOCK,
     }
 
     @model_validator(mode="after")
@@ -135,7 +164,7 @@ class SourceConfig(StrictModel):
         return self
 
 
-class _Window(StrictModel):
+class _Window(_Dates):
     """What a data section and its validation twin have in common."""
 
     ignored: ClassVar = {
@@ -147,30 +176,12 @@ class _Window(StrictModel):
         "mean_path": "the era5_normalizer preblock has its own",
         "std_path": "the era5_normalizer preblock has its own",
         "retain_graph": "gradients never cross a rollout step",
+        "calendar": "the files' time coordinate says it",
     }
     unavailable: ClassVar = {
-        "date_ranges": Unavailable("use start_datetime and end_datetime"),
         "backprop_on_timestep": Unavailable("there is one step", ([1],)),
         "data_clamp": Unavailable("clamp the data on disk"),
-        "calendar": Unavailable("use standard", ("standard", "gregorian")),
     }
-
-    @field_validator(
-        "start_datetime", "end_datetime", mode="before", check_fields=False
-    )
-    @classmethod
-    def _date_text(cls, value: Any) -> Any:
-        return _as_text(value)
-
-    @field_validator("start_datetime", "end_datetime", check_fields=False)
-    @classmethod
-    def _date(cls, value: str | None) -> str | None:
-        return value if value is None else _check_date(value)
-
-    @field_validator("timestep", check_fields=False)
-    @classmethod
-    def _timestep(cls, value: str | None) -> str | None:
-        return value if value is None else _check_timestep(value)
 
     @field_validator("forecast_len", check_fields=False)
     @classmethod
@@ -186,19 +197,30 @@ class DataConfig(_Window):
 
     Attributes:
         source: data sets by name; their order is the order of channels.
-        start_datetime: first time that is read.
-        end_datetime: last time that is read, targets included.
+        start_datetime, end_datetime: first and last time that is read, with targets.
+        date_ranges: pairs of such times, instead of the two.
         timestep: time between input and target, and between two samples ("6h").
         history_len: input times of a sample.
         forecast_len: target times of a sample; 1 is one step.
     """
 
     source: dict[str, SourceConfig] = Field(min_length=1)
-    start_datetime: str
-    end_datetime: str
-    timestep: str
-    history_len: int = Field(1, ge=1)
+    timestep: Timestep
+    history_len: int = Field(default=1, ge=1)
     forecast_len: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _has_dates(self) -> "DataConfig":
+        if self.date_ranges is None and not (self.start_datetime and self.end_datetime):
+            raise ValueError("needs start_datetime and end_datetime, or date_ranges")
+        return self
+
+    @property
+    def blocks(self) -> tuple[DateRange, ...]:
+        """The date ranges; one, if there are start_datetime and end_datetime."""
+        if self.date_ranges is not None:
+            return self.date_ranges
+        return ((str(self.start_datetime), str(self.end_datetime)),)
 
 
 class ValidationDataConfig(_Window):
@@ -209,31 +231,35 @@ class ValidationDataConfig(_Window):
     """
 
     source: dict[str, SourceConfig] | None = Field(default=None, min_length=1)
-    start_datetime: str | None = None
-    end_datetime: str | None = None
-    timestep: str | None = None
+    timestep: Timestep | None = None
     history_len: int | None = Field(default=None, ge=1)
     forecast_len: int | None = Field(default=None, ge=0)
 
     def over(self, data: DataConfig) -> DataConfig:
-        """`data` with the keys that are given here."""
+        """`data` with the keys given here; one kind of dates replaces the other."""
         given = {key: getattr(self, key) for key in type(self).model_fields}
-        return data.model_copy(
-            update={key: value for key, value in given.items() if value is not None}
-        )
+        given = {key: value for key, value in given.items() if value is not None}
+        if "date_ranges" in given:
+            given |= {"start_datetime": None, "end_datetime": None}
+        elif "start_datetime" in given and "end_datetime" in given:
+            given["date_ranges"] = None
+        return data.model_copy(update=given)
 
 
 def num_samples(data: DataConfig) -> int:
-    """Samples of a data section: start times whose whole window lies in its dates.
+    """Samples of a data section: start times whose whole window lies in a date range.
 
-    The times are start, start + timestep, ... up to end; a sample needs `history_len`
-    input times and `forecast_len` target times.
+    The times of a range are start, start + timestep, ... up to end; a sample needs
+    `history_len` input times and `forecast_len` target times.
     """
-    start: Any = pd.Timestamp(data.start_datetime)
-    end: Any = pd.Timestamp(data.end_datetime)
     step: Any = pd.Timedelta(data.timestep)
-    num_times = int((end - start) // step) + 1
-    return num_times - data.history_len - data.forecast_len + 1
+    needed = data.history_len + data.forecast_len
+    total = 0
+    for first, last in data.blocks:
+        start: Any = pd.Timestamp(first)
+        end: Any = pd.Timestamp(last)
+        total += max(0, int((end - start) // step) + 2 - needed)
+    return total
 
 
 def num_channels(

@@ -111,6 +111,13 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
     problems = []
     for name, source in data.source.items():
         where = f"{path}.source.{name}"
+        for key in ("history_len", "forecast_len"):
+            own, common = getattr(source, key), getattr(data, key)
+            if own not in (None, common):
+                problems.append(
+                    f"{where}.{key}: {own} differs from {path}.{key} {common}; all "
+                    "sources have the same times"
+                )
         seen: dict[str, str] = {}
         for kind in FIELD_TYPES:
             field = getattr(source.variables, kind)
@@ -126,16 +133,15 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
 
 def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
     count = num_samples(data)
+    when = ", ".join(f"{first} to {last}" for first, last in data.blocks)
     if count < 1:
         return [
-            f"{path}: no sample fits between start_datetime {data.start_datetime} and "
-            f"end_datetime {data.end_datetime}: history_len {data.history_len} + "
+            f"{path}: no sample fits into {when}: history_len {data.history_len} + "
             f"forecast_len {data.forecast_len} times, {data.timestep} apart, are needed"
         ]
     if count < batch_size:
         return [
-            f"{path}: {count} samples from {data.start_datetime} to "
-            f"{data.end_datetime} do not fill one batch of {batch_size}; "
+            f"{path}: {count} samples in {when} do not fill one batch of {batch_size}; "
             "widen the dates or take a smaller batch"
         ]
     return []

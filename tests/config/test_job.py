@@ -38,9 +38,10 @@ def test_validation_inherits_what_it_does_not_give():
         ({"data__timestep": "soon"}, "data.timestep: must be a positive time step"),
         ({"data__timestep": "-6h"}, "data.timestep: must be a positive time step"),
         ({"data__start_datetime": "then"}, "data.start_datetime: must be a date"),
-        ({"data__start_datetime": None}, "data.start_datetime: missing"),
+        ({"data__start_datetime": None}, "data: needs start_datetime and end_datetime"),
+        ({"data__date_ranges": [["2000-01-01", "2000-02-01"]]}, "cannot be combined"),
+        ({f"{ERA5}__history_len": 2}, "ERA5.history_len: 2 differs from data.history"),
         ({"data__source": {}}, "data.source: must have at least 1 entries"),
-        ({"data__date_ranges": [1]}, "data.date_ranges: [1] is not available"),
         ({"data__data_clamp": [0, 1]}, "data.data_clamp: [0, 1] is not available"),
         ({f"{ERA5}__level_coord": None}, "data.source.ERA5: vars_3D needs level_coord"),
         ({f"{ERA5}__temporal_mode": "persist"}, "ERA5.temporal_mode: 'persist' is not"),
@@ -90,8 +91,8 @@ def test_validation_inherits_what_it_does_not_give():
         ),
         ({"model": {"dim": 8}}, "model: needs type, the name of an architecture"),
         ({"save_loc": "$NOT_SET_AT_ALL/x"}, "save_loc: '$NOT_SET_AT_ALL/x' holds an"),
-        ({"trainer__train_batch_size": 80}, "data: 52 samples from 2000-01-01 to"),
-        ({"data__end_datetime": "2000-01-01"}, "data: no sample fits between"),
+        ({"trainer__train_batch_size": 80}, "data: 52 samples in 2000-01-01 to"),
+        ({"data__end_datetime": "2000-01-01"}, "data: no sample fits into"),
         ({"validation_data__end_datetime": "1999-01-01"}, "validation_data: no sample"),
         ({"validation_data__timestep": "12h"}, "validation_data.timestep: 12h differs"),
         (
@@ -167,3 +168,21 @@ def test_a_model_that_does_not_fit_the_data():
         "model: has 8 input channels, but data.source has 7 (prognostic 2 x 2 levels + "
         "1; static 0 x 2 levels + 1; dynamic_forcing 0 x 2 levels + 1)",
     )
+
+
+def test_date_ranges_stand_for_start_and_end():
+    ranges = [["2000-01-01", "2000-01-02"], ["2000-03-01", "2000-03-03"]]
+    config = build_config(
+        example(
+            data__start_datetime=None,
+            data__end_datetime=None,
+            data__date_ranges=ranges,
+            validation_data={
+                "start_datetime": "2001-01-01",
+                "end_datetime": "2001-02-01",
+            },
+        )
+    )
+    assert num_samples(config.data) == 4 + 8
+    assert config.validation_data.date_ranges is None, config.validation_data
+    assert config.validation_data.blocks == (("2001-01-01", "2001-02-01"),)
