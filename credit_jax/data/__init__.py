@@ -1,0 +1,20 @@
+"""Reads samples from disk and turns them into batches of x and y."""
+
+from credit_jax.data.channels import ChannelGroup, ChannelSchema, check_model_channels
+from credit_jax.data.dataset import Dataset, Sample, open_dataset
+from credit_jax.data.loader import Batch, Loader, build_loader
+from credit_jax.data.sampler import Sampler, per_rank_batch_size
+
+__all__ = [
+    "Batch",
+    "ChannelGroup",
+    "ChannelSchema",
+    "Dataset",
+    "Loader",
+    "Sample",
+    "Sampler",
+    "build_loader",
+    "check_model_channels",
+    "open_dataset",
+    "per_rank_batch_size",
+]

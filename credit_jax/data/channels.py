@@ -1,0 +1,258 @@
+"""Which channel is which variable: CREDIT's channel order, written down once.
+
+Input: sources in config order; in a source prognostic, static, dynamic_forcing (not
+diagnostic); 3-D before 2-D; config order. Target: sources in config order; prognostic,
+diagnostic; 3-D before 2-D; config order. A 3-D variable has one channel a level.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from credit_jax.config.data import (
+    INPUT_TYPES,
+    OUTPUT_TYPES,
+    DataConfig,
+)
+
+SCHEMA_FILE = "channel_schema.yaml"
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelGroup:
+    """The channels of one variable.
+
+    Attributes:
+        var_key: "{source}/{field_type}/{3d|2d}/{variable}".
+        n_levels: its channels.
+        n_time: its times.
+    """
+
+    var_key: str
+    n_levels: int
+    n_time: int
+
+    @property
+    def source(self) -> str:
+        return self.var_key.split("/")[0]
+
+    @property
+    def field_type(self) -> str:
+        return self.var_key.split("/")[1]
+
+    @property
+    def variable(self) -> str:
+        """Name of the variable, as in the file."""
+        return self.var_key.split("/")[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelSchema:
+    """The channels of x (batch, C, T, lat, lon) and y (batch, C_out, T_out, lat, lon).
+
+    Attributes:
+        input: the variables of x, in channel order.
+        target: the variables of y, in channel order.
+    """
+
+    input: tuple[ChannelGroup, ...]
+    target: tuple[ChannelGroup, ...]
+
+    @classmethod
+    def from_config(
+        cls, data: DataConfig, num_levels: Mapping[str, int]
+    ) -> "ChannelSchema":
+        """The layout that a data section asks for.
+
+        Args:
+            data: the section.
+            num_levels: source -> levels of its 3-D variables.
+        """
+        inputs: list[ChannelGroup] = []
+        targets: list[ChannelGroup] = []
+        for name, source in data.source.items():
+            kinds = [(inputs, kind, data.history_len) for kind in INPUT_TYPES]
+            kinds += [(targets, kind, 1) for kind in OUTPUT_TYPES]
+            for groups, kind, times in kinds:
+                field = getattr(source.variables, kind)
+                if field is None:
+                    continue
+                key = f"{name}/{kind}"
+                groups += [
+                    ChannelGroup(f"{key}/3d/{v}", num_levels[name], times)
+                    for v in field.vars_3D
+                ]
+                groups += [
+                    ChannelGroup(f"{key}/2d/{v}", 1, times) for v in field.vars_2D
+                ]
+        return cls(tuple(inputs), tuple(targets))
+
+    @property
+    def num_input_channels(self) -> int:
+        return sum(group.n_levels for group in self.input)
+
+    @property
+    def num_target_channels(self) -> int:
+        return sum(group.n_levels for group in self.target)
+
+    def input_slices(self) -> dict[str, slice]:
+        """var_key -> its channels in x."""
+        return _slices(self.input)
+
+    def target_slices(self) -> dict[str, slice]:
+        """var_key -> its channels in y and in the model's output."""
+        return _slices(self.target)
+
+    def describe(self, channel: int, which: str = "target") -> str:
+        """Name of a channel: "T (level 3 of 8)" or "SP"."""
+        groups = self.target if which == "target" else self.input
+        slices = _slices(groups)
+        for group in groups:
+            place = slices[group.var_key]
+            if place.start <= channel < place.stop:
+                if group.n_levels == 1:
+                    return group.variable
+                level = channel - place.start + 1
+                return f"{group.variable} (level {level} of {group.n_levels})"
+        raise IndexError(f"channel {channel} of {slices[groups[-1].var_key].stop}")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write CREDIT's channel_schema.yaml; the file appears complete or not."""
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "input": [dataclasses.asdict(group) for group in self.input],
+            "target": [dataclasses.asdict(group) for group in self.target],
+        }
+        path = os.fspath(path)
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        temporary = f"{path}.tmp.{os.getpid()}"
+        try:
+            with open(temporary, "w") as file:
+                yaml.safe_dump(content, file, sort_keys=False)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.remove(temporary)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "ChannelSchema":
+        """Read a channel_schema.yaml, CREDIT's or ours.
+
+        Raises:
+            ValueError: for another version or another content.
+        """
+        with open(path) as file:
+            content = yaml.safe_load(file)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"{os.fspath(path)}: schema_version {version!r} cannot be read, "
+                f"expected {SCHEMA_VERSION}"
+            )
+        try:
+            parts = [_groups(content[key]) for key in ("input", "target")]
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{os.fspath(path)}: not a channel schema ({error!r}); expected lists "
+                "input and target of var_key, n_levels, n_time"
+            ) from error
+        return cls(*parts)
+
+    def check_same(self, other: "ChannelSchema", what: str) -> None:
+        """Refuse another layout, since it would mix up variables silently.
+
+        Args:
+            other: what is there.
+            what: what `other` is, such as "the checkpoint's channel_schema.yaml".
+
+        Raises:
+            ValueError: listing the channels that differ, side by side.
+        """
+        lines = []
+        for which in ("input", "target"):
+            ours = [_line(k, s) for k, s in _slices(getattr(self, which)).items()]
+            theirs = [_line(k, s) for k, s in _slices(getattr(other, which)).items()]
+            for i in range(max(len(ours), len(theirs))):
+                pair = [side[i] if i < len(side) else "-" for side in (ours, theirs)]
+                if pair[0] != pair[1]:
+                    lines.append(f"  {which}: {pair[0]} here, {pair[1]} in {what}")
+        if lines or self != other:
+            raise ValueError(
+                f"channels differ from those of {what}:\n" + "\n".join(lines)
+            )
+
+
+def model_channels(model: Mapping[str, Any]) -> tuple[int, int, str, str]:
+    """Channels that a model block asks for, and how they come about.
+
+    input = channels x levels + surface_channels + input_only_channels,
+    output = channels x levels + surface_channels + output_only_channels.
+
+    Args:
+        model: the config's model block, with those five keys.
+
+    Returns:
+        Input channels, output channels, and the two sums as text.
+    """
+    names = ("channels", "levels", "surface_channels")
+    channels, levels, surface = (int(model[name]) for name in names)
+    both = channels * levels + surface
+    sums = []
+    for key in ("input_only_channels", "output_only_channels"):
+        only = int(model.get(key) or 0)
+        text = f"channels {channels} x levels {levels} + surface_channels {surface}"
+        sums.append((both + only, f"{text} + {key} {only} = {both + only}"))
+    return sums[0][0], sums[1][0], sums[0][1], sums[1][1]
+
+
+def check_model_channels(schema: ChannelSchema, model: Mapping[str, Any]) -> None:
+    """Check that a model block and the data have the same channels.
+
+    Args:
+        schema: of the data.
+        model: the config's model block.
+
+    Raises:
+        ValueError: with the sums of both sides.
+    """
+    wanted_in, wanted_out, sum_in, sum_out = model_channels(model)
+    problems = []
+    if wanted_in != schema.num_input_channels:
+        problems.append(f"input: model {sum_in}; data {_sum(schema.input)}")
+    if wanted_out != schema.num_target_channels:
+        problems.append(f"output: model {sum_out}; data {_sum(schema.target)}")
+    if problems:
+        raise ValueError(
+            "the model's channels are not those of the data:\n  "
+            + "\n  ".join(problems)
+            + "\nchange channels, levels, surface_channels, input_only_channels or "
+            "output_only_channels of the model, or the variables of data.source"
+        )
+
+
+def _groups(entries: list[dict]) -> tuple[ChannelGroup, ...]:
+    keys = ("var_key", "n_levels", "n_time")
+    return tuple(ChannelGroup(*(entry[key] for key in keys)) for entry in entries)
+
+
+def _slices(groups: tuple[ChannelGroup, ...]) -> dict[str, slice]:
+    slices, start = {}, 0
+    for group in groups:
+        slices[group.var_key] = slice(start, start + group.n_levels)
+        start += group.n_levels
+    return slices
+
+
+def _line(key: str, place: slice) -> str:
+    return f"[{place.start}:{place.stop}] {key}"
+
+
+def _sum(groups: tuple[ChannelGroup, ...]) -> str:
+    terms = " + ".join(f"{group.variable} {group.n_levels}" for group in groups)
+    return f"{terms} = {sum(group.n_levels for group in groups)}"

@@ -1,0 +1,161 @@
+"""The master clock: at which times samples start, and which times each one reads."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from credit_jax.config.data import DataConfig, SourceConfig
+from credit_jax.data.calendars import shift, time_range
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceClock:
+    """Dates and steps of one source.
+
+    Attributes:
+        blocks: (first, last) time that may be read, one pair per range of dates.
+        step: time between input and target, and between two input times.
+        history_len: input times of a sample.
+        forecast_len: target times of a sample.
+        calendar: "standard" or "noleap".
+    """
+
+    blocks: tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
+    step: pd.Timedelta
+    history_len: int
+    forecast_len: int
+    calendar: str
+
+    def starts(self) -> np.ndarray:
+        """Times t, as datetime64[ns], whose whole window lies in a block.
+
+        first + (history_len - 1) step, ... every step, ... last - forecast_len step.
+        """
+        parts = []
+        for first, last in self.blocks:
+            start = shift(first, (self.history_len - 1) * self.step, self.calendar)
+            end = shift(last, -self.forecast_len * self.step, self.calendar)
+            if end < start and len(self.blocks) > 1:
+                raise ValueError(
+                    f"date_ranges: {first} to {last} is too short: history_len "
+                    f"{self.history_len} + forecast_len {self.forecast_len} times, "
+                    f"{self.step} apart, are needed"
+                )
+            parts.append(time_range(start, end, self.step, self.calendar))
+        return np.concatenate(parts)
+
+    def input_times(self, start: np.datetime64) -> np.ndarray:
+        """The history_len times that end at start, datetime64[ns]."""
+        steps = range(1 - self.history_len, 1)
+        return self._at(start, steps)
+
+    def target_times(self, start: np.datetime64) -> np.ndarray:
+        """The one time after start, datetime64[ns]."""
+        return self._at(start, range(1, 2))
+
+    def _at(self, start: np.datetime64, steps: range) -> np.ndarray:
+        moved = [shift(start, k * self.step, self.calendar) for k in steps]
+        return np.array([t.to_datetime64() for t in moved], dtype="datetime64[ns]")
+
+
+def source_clock(data: DataConfig, source: SourceConfig, calendar: str) -> SourceClock:
+    """The clock of one source: its own keys where it has them, else those of `data`.
+
+    A source's own start_datetime, end_datetime or date_ranges stand for all dates.
+    """
+
+    def key(name: str) -> Any:
+        own = getattr(source, name, None)
+        return own if own is not None else getattr(data, name, None)
+
+    return SourceClock(
+        blocks=_blocks(data, source),
+        step=pd.Timedelta(key("timestep")),
+        history_len=key("history_len"),
+        forecast_len=key("forecast_len"),
+        calendar=calendar,
+    )
+
+
+def master_clock(
+    data: DataConfig, clocks: dict[str, SourceClock]
+) -> tuple[np.ndarray, str]:
+    """Start times that every source has, and the calendar they are in.
+
+    Args:
+        data: the data section: its own dates and time step make the clock.
+        clocks: of each source; only starts that all of them have are kept.
+
+    Returns:
+        (samples,) datetime64[ns] and the calendar: noleap if any source is noleap.
+
+    Raises:
+        ValueError: if nothing is left, with each source's range.
+    """
+    noleap = [clock.calendar for clock in clocks.values() if clock.calendar == "noleap"]
+    calendar = noleap[0] if noleap else "standard"
+    own = SourceClock(
+        blocks=_blocks(data, data),
+        step=pd.Timedelta(data.timestep),
+        history_len=data.history_len,
+        forecast_len=data.forecast_len,
+        calendar=calendar,
+    )
+    starts = own.starts()
+    for clock in clocks.values():
+        starts = starts[np.isin(starts, clock.starts())]
+    if not starts.size:
+        listed = [_describe("data", own)]
+        listed += [_describe(f"data.source.{k}", c) for k, c in clocks.items()]
+        raise ValueError("no start time is common to all sources: " + "; ".join(listed))
+    return starts, calendar
+
+
+def _blocks(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
+    for section in (source, data):
+        ends = [getattr(section, f"{end}_datetime", None) for end in ("start", "end")]
+        ranges = getattr(section, "date_ranges", None)
+        if ranges and any(ends):
+            raise ValueError(
+                "date_ranges cannot be combined with start_datetime and end_datetime; "
+                "use one or the other"
+            )
+        if ranges:
+            return _sorted_blocks(ranges)
+        if any(ends):
+            whole = [
+                own or getattr(data, f"{end}_datetime")
+                for own, end in zip(ends, ("start", "end"), strict=True)
+            ]
+            return ((_label(whole[0]), _label(whole[1])),)
+    raise ValueError("data needs start_datetime and end_datetime, or date_ranges")
+
+
+def _sorted_blocks(ranges: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
+    blocks = sorted((_label(first), _label(last)) for first, last in ranges)
+    for first, last in blocks:
+        if last <= first:
+            raise ValueError(f"date_ranges: {first} to {last} ends before it begins")
+    for (_, last), (first, _) in zip(blocks[:-1], blocks[1:], strict=True):
+        if first <= last:
+            raise ValueError(
+                f"date_ranges: the range that begins at {first} overlaps the one that "
+                f"ends at {last}"
+            )
+    return tuple(blocks)
+
+
+def _label(date: Any) -> pd.Timestamp:
+    """A date as a label without time zone (UTC is what the files have)."""
+    stamp = pd.Timestamp(date)
+    return stamp.tz_convert(None) if stamp.tz is not None else stamp
+
+
+def _describe(name: str, clock: SourceClock) -> str:
+    dates = ", ".join(f"{first} to {last}" for first, last in clock.blocks)
+    return (
+        f"{name}: {dates} every {clock.step}, history_len {clock.history_len}, "
+        f"forecast_len {clock.forecast_len}"
+    )

@@ -1,0 +1,136 @@
+"""All sources of a data section behind one clock: sample i is a dict of fields."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.config.data import DataConfig
+from credit_jax.data.channels import ChannelSchema
+from credit_jax.data.clock import SourceClock, master_clock, source_clock
+from credit_jax.data.local import LocalSource, open_source
+
+Fields: TypeAlias = dict[str, Float[np.ndarray, "level time lat lon"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One training sample, in physical units.
+
+    Attributes:
+        input: source -> key -> field (level, history_len, lat, lon).
+        target: source -> key -> field (level, 1, lat, lon).
+        input_time: the newest input time, datetime64[ns].
+        target_time: the time of the target.
+    """
+
+    input: dict[str, Fields]
+    target: dict[str, Fields]
+    input_time: np.datetime64
+    target_time: np.datetime64
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """The samples of a data section, in order of time; nothing is read until asked.
+
+    Attributes:
+        sources: name -> opened source.
+        clocks: name -> dates and steps of that source.
+        starts: (samples,) datetime64[ns], the newest input time of each sample.
+        schema: the channels that `concat` will make of a sample.
+    """
+
+    sources: dict[str, LocalSource]
+    clocks: dict[str, SourceClock]
+    starts: np.ndarray
+    schema: ChannelSchema
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> Sample:
+        start = self.starts[index]
+        sample = Sample({}, {}, start, self.target_time(index))
+        for name, source in self.sources.items():
+            inputs = self.clocks[name].input_times(start)
+            targets = self.clocks[name].target_times(start)
+            sample.input[name] = {}
+            for kind in ("dynamic_forcing", "static", "prognostic"):
+                sample.input[name] |= source.read(kind, inputs)
+            sample.target[name] = {}
+            for kind in ("prognostic", "diagnostic"):
+                sample.target[name] |= source.read(kind, targets)
+        return sample
+
+    def target_time(self, index: int) -> np.datetime64:
+        """When the target of a sample is, by the clock of the first source."""
+        clock = next(iter(self.clocks.values()))
+        return clock.target_times(self.starts[index])[0]
+
+    @property
+    def latitude(self) -> np.ndarray:
+        """(lat,) degrees, as the files have it.
+
+        Raises:
+            ValueError: if no file has a latitude coordinate.
+        """
+        for source in self.sources.values():
+            for kind in source.files:
+                coordinate = source.first_file(kind).latitude
+                if coordinate is not None:
+                    return coordinate.values.astype(np.float64)
+        raise ValueError("no file of data.source has a latitude coordinate")
+
+    @property
+    def longitude(self) -> np.ndarray:
+        """(lon,) degrees, as the files have it."""
+        for source in self.sources.values():
+            for kind in source.files:
+                coordinate = source.first_file(kind).longitude
+                if coordinate is not None:
+                    return coordinate.values.astype(np.float64)
+        raise ValueError("no file of data.source has a longitude coordinate")
+
+
+def open_dataset(data: DataConfig) -> Dataset:
+    """Open the files of a data section, without reading fields.
+
+    Raises:
+        FileNotFoundError, ValueError: see `open_source` and `master_clock`.
+    """
+    sources = {name: open_source(name, s) for name, s in data.source.items()}
+    clocks = {
+        name: source_clock(data, source.config, source.calendar)
+        for name, source in sources.items()
+    }
+    starts, _ = master_clock(data, clocks)
+    num_levels = {name: source.num_levels for name, source in sources.items()}
+    schema = ChannelSchema.from_config(data, num_levels)
+    return Dataset(sources, clocks, starts, schema)
+
+
+def collate(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Samples to a nested batch: fields (batch, level, time, lat, lon), and times.
+
+    Args:
+        samples: of one batch, in order.
+
+    Returns:
+        {"input": {source: {key: field}}, "target": ..., "input_times", "target_times"}.
+    """
+    return {
+        "input": _stack([sample.input for sample in samples]),
+        "target": _stack([sample.target for sample in samples]),
+        "input_times": np.stack([sample.input_time for sample in samples]),
+        "target_times": np.stack([sample.target_time for sample in samples]),
+    }
+
+
+def _stack(parts: Sequence[Mapping[str, Fields]]) -> dict[str, dict[str, np.ndarray]]:
+    return {
+        source: {key: np.stack([part[source][key] for part in parts]) for key in fields}
+        for source, fields in parts[0].items()
+    }

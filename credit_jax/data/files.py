@@ -1,0 +1,125 @@
+"""From a path template with strftime codes to the files that hold a time."""
+
+import bisect
+import dataclasses
+import os
+import re
+from datetime import datetime
+from glob import glob
+
+import numpy as np
+import pandas as pd
+
+_DIGITS = {
+    "%Y": r"\d{4}",
+    "%y": r"\d{2}",
+    "%m": r"\d{2}",
+    "%d": r"\d{2}",
+    "%H": r"\d{2}",
+    "%M": r"\d{2}",
+    "%S": r"\d{2}",
+    "%j": r"\d{3}",
+    "%f": r"\d",
+}
+_PERIODS = (("%S", "s"), ("%M", "min"), ("%H", "h"), ("%j", "D"), ("%d", "D"))
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSet:
+    """The files of one path template, in order of time.
+
+    Attributes:
+        template: as the config has it.
+        paths: the files.
+        first, last: (file,) datetime64[ns] that each file may hold, from its name;
+            None for a single file, which holds all times.
+    """
+
+    template: str
+    paths: tuple[str, ...]
+    first: tuple[np.datetime64, ...] | None = None
+    last: tuple[np.datetime64, ...] | None = None
+
+    def find(self, time: np.datetime64) -> str | None:
+        """The file whose period holds a time, or None."""
+        if self.first is None or self.last is None:
+            return self.paths[0]
+        index = bisect.bisect_right(self.first, time) - 1
+        if index < 0 or time > self.last[index]:
+            return None
+        return self.paths[index]
+
+
+def discover(template: str, where: str) -> FileSet:
+    """Find the files of a template: strftime codes stand for any text of the glob.
+
+    With one file no date is read from its name. With more, the codes in the names give
+    the period of each file: a year, month, day, hour, minute or second.
+
+    Args:
+        template: path such as "data/era5_%Y.zarr", wildcards * and ? included.
+        where: dotted path of the config key, for errors.
+
+    Raises:
+        FileNotFoundError: if there is none, naming the pattern and what is there.
+        ValueError: if a file's name does not hold the date.
+    """
+    pattern = template
+    for code in _DIGITS:
+        pattern = pattern.replace(code, "*")
+    paths = sorted(glob(pattern))
+    if not paths:
+        raise FileNotFoundError(_nothing_found(template, pattern, where))
+    if len(paths) == 1:
+        return FileSet(template, tuple(paths))
+    found = sorted(_period(template, path, where) + (path,) for path in paths)
+    first, last, paths = zip(*found, strict=True)
+    return FileSet(template, paths, first, last)
+
+
+def _period(
+    template: str, path: str, where: str
+) -> tuple[np.datetime64, np.datetime64]:
+    """First and last time of the period that a file's name gives."""
+    codes = time_format(template)
+    date = re.escape(codes)
+    for code, digits in _DIGITS.items():
+        date = date.replace(re.escape(code), digits)
+    whole = re.escape(template).replace(re.escape(codes), f"(?P<date>{date})")
+    whole = whole.replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+    match = re.search(whole, path) if codes else None
+    if match is None:
+        raise ValueError(
+            f"{where}: {path} has no date where the path {template!r} has "
+            f"{codes or 'no strftime code'}; more than one file matches, so each name "
+            "must hold its date (%Y, %m, %d, ...)"
+        )
+    begin = datetime.strptime(match["date"], codes)
+    freq = next((freq for code, freq in _PERIODS if code in codes), None)
+    period = pd.Period(begin, freq or ("M" if "%m" in codes else "Y"))
+    return period.start_time.to_datetime64(), period.end_time.to_datetime64()
+
+
+def time_format(template: str) -> str:
+    """The part of a template from its first strftime code to its last one.
+
+    >>> time_format("data/%Y/%m/era5_*.nc")
+    '%Y/%m'
+    """
+    ends = [(m.start(), m.end()) for m in re.finditer("%[YymdHMSjf]", template)]
+    return template[ends[0][0] : ends[-1][1]] if ends else ""
+
+
+def _nothing_found(template: str, pattern: str, where: str) -> str:
+    """The text of the error: pattern, the deepest folder there is, what is in it."""
+    text = f"{where}: no file matches {template!r} (searched {pattern!r}"
+    text += f" in {os.getcwd()})" if not os.path.isabs(template) else ")"
+    folder = os.path.dirname(template)
+    while folder and ("%" in folder or "*" in folder or not os.path.isdir(folder)):
+        folder = os.path.dirname(folder) if folder != os.path.dirname(folder) else ""
+    there = sorted(os.listdir(folder or "."))
+    shown = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
+    wanted = os.path.dirname(template) or "."
+    if "%" not in wanted and "*" not in wanted and not os.path.isdir(wanted):
+        text += f"; the folder {wanted!r} does not exist"
+    return text + f"; {folder or '.'!r} holds: {shown or 'nothing'}"

@@ -1,0 +1,160 @@
+"""The loader: batches of x and y, read ahead by threads, restartable at any batch."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import grain
+import numpy as np
+from jaxtyping import Float, Int
+
+from credit_jax.blocks import (
+    Block,
+    Units,
+    apply_blocks,
+    build_preblocks,
+    channel_units,
+    check_blocks,
+    find_normaliser,
+)
+from credit_jax.config import Config
+from credit_jax.data.channels import ChannelSchema, check_model_channels
+from credit_jax.data.checks import check_dataset, check_finite
+from credit_jax.data.dataset import Dataset, collate, open_dataset
+from credit_jax.data.sampler import Sampler
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What one step takes in this process.
+
+    Attributes:
+        x: model input, CREDIT's layout; b = batch size x local dp ranks, the samples
+            of the ranks one after the other.
+        y: target, one time.
+        input_times: (b,) datetime64[ns], the newest input time of each sample.
+        target_times: (b,) datetime64[ns].
+    """
+
+    x: Float[np.ndarray, "b channel time lat lon"]
+    y: Float[np.ndarray, "b channel_out 1 lat lon"]
+    input_times: np.ndarray
+    target_times: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+    """Batches of one split.
+
+    Attributes:
+        dataset: reads samples.
+        sampler: says which samples are in which batch.
+        preblocks: make x and y of samples.
+        num_threads: threads that read ahead; 0 reads when asked.
+        prefetch: batches that may be ready in advance.
+    """
+
+    dataset: Dataset
+    sampler: Sampler
+    preblocks: Mapping[str, Block]
+    num_threads: int
+    prefetch: int
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch."""
+        return self.sampler.num_batches
+
+    @property
+    def schema(self) -> ChannelSchema:
+        """Which channel is which variable."""
+        return self.dataset.schema
+
+    @property
+    def units(self) -> Units:
+        """Between normalised target channels and physical units."""
+        return channel_units(find_normaliser(self.preblocks), self.schema.target)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch.
+
+        Which samples they hold depends on the seed, the epoch and the position only,
+        not on where the iteration began or how many threads read.
+
+        Args:
+            epoch: counts from 0.
+            start: batches of this epoch that are already consumed.
+        """
+        chosen = self.sampler.batches(epoch)[start:]
+        if not chosen:
+            return iter(())
+        batches = grain.MapDataset.source(chosen).map(self.read)
+        options = grain.ReadOptions(
+            num_threads=self.num_threads,
+            prefetch_buffer_size=max(self.prefetch, self.num_threads),
+        )
+        return iter(batches.to_iter_dataset(options))
+
+    def read(self, indices: Int[np.ndarray, "b"] | Sequence[int]) -> Batch:
+        """Read the samples of one batch and run the preblocks.
+
+        Raises:
+            ValueError: if a value is NaN or infinite, or a file lacks a time.
+        """
+        samples = collate([self.dataset[int(index)] for index in indices])
+        done = apply_blocks(self.preblocks, samples)
+        x, y = done["x"], done["y"]
+        check_finite(x, y, done["input_times"], self.schema)
+        return Batch(x, y, done["input_times"], done["target_times"])
+
+
+def build_loader(
+    config: Config,
+    *,
+    split: Literal["train", "valid"],
+    local_dp_ranks: tuple[int, ...],
+    dp_size: int,
+    keep_partial: bool | None = None,
+) -> Loader:
+    """The loader of a split, checked: files, times, grid, channels, first sample.
+
+    Args:
+        config: the whole config.
+        split: "train" (shuffled) or "valid" (in order of time).
+        local_dp_ranks: dp ranks whose devices this process owns, increasing. Peers
+            along tp and domain are one dp rank and get the same samples.
+        dp_size: number of dp ranks of the whole mesh.
+        keep_partial: whether an epoch ends with a smaller batch when samples are left
+            over; by default not in training (one shape, one compiled program), but in
+            validation.
+
+    Raises:
+        FileNotFoundError: if files are missing.
+        ValueError: for anything else that would not work, see `check_dataset`,
+            `check_model_channels`, `Sampler`, `build_preblocks`.
+
+    Differs from CREDIT: training leaves out samples that do not fill a batch; CREDIT
+    ends the epoch with a smaller one.
+    """
+    train = split == "train"
+    data = config.data if train else config.validation_data
+    dataset = open_dataset(data)
+    check_dataset(dataset, config.model)
+    check_model_channels(dataset.schema, config.model)
+    blocks = build_preblocks(config.preblocks)
+    check_blocks(blocks, dataset.schema.input + dataset.schema.target)
+    trainer = config.trainer
+    size = trainer.train_batch_size if train else trainer.valid_batch_size
+    workers = trainer.thread_workers if train else trainer.valid_thread_workers
+    sampler = Sampler(
+        num_samples=len(dataset),
+        batch_size=size,
+        local_dp_ranks=tuple(local_dp_ranks),
+        dp_size=dp_size,
+        seed=config.seed,
+        shuffle=train,
+        keep_partial=not train if keep_partial is None else keep_partial,
+    )
+    loader = Loader(dataset, sampler, blocks, workers, trainer.prefetch_factor)
+    loader.read([0])
+    return loader

@@ -1,0 +1,152 @@
+"""Opens NetCDF and Zarr files once and reads single times from them, from any thread."""
+
+import collections
+import dataclasses
+import difflib
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from credit_jax.data.calendars import calendar_of, to_labels
+
+CACHE_BYTES = 2**30  # fields kept in memory, so that small data sets are read once
+_LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
+_LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenFile:
+    """A file whose metadata has been read, and none of its fields.
+
+    Attributes:
+        path: where it is.
+        dataset: lazy.
+        times: (time,) labels, or None without a time dim.
+        calendar: of the times, "standard" or "noleap".
+        time_coord: name of the time dim.
+        latitude, longitude: 1-D coordinate variables, or None.
+    """
+
+    path: str
+    dataset: xr.Dataset
+    times: pd.Index | None
+    calendar: str
+    time_coord: str
+    latitude: xr.DataArray | None
+    longitude: xr.DataArray | None
+
+    def variable(self, name: str) -> xr.DataArray:
+        """A variable, or a ValueError with the nearest names that are there."""
+        if name in self.dataset.data_vars:
+            return self.dataset[name]
+        known = [str(known) for known in self.dataset.data_vars]
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"nearest: {', '.join(close)}; " if close else ""
+        raise ValueError(
+            f"{self.path}: no variable {name!r}; {hint}it has: {', '.join(known)}"
+        )
+
+    def time_index(self, label: np.datetime64) -> int:
+        """Position of a time, or a ValueError with what the file covers."""
+        assert self.times is not None
+        if label not in self.times:
+            raise ValueError(
+                f"{self.path}: no time {str(label)[:19]}; it has {len(self.times)} "
+                f"times from {self.times[0]} to {self.times[-1]}"
+            )
+        return int(self.times.get_loc(label))
+
+
+class Reader:
+    """Open files and recently read fields, shared by the threads of one loader.
+
+    Args:
+        time_coord: name of the time coordinate.
+        engine: xarray's engine, or None to go by the file's name.
+        cache_bytes: most bytes of fields to keep.
+    """
+
+    def __init__(
+        self, time_coord: str, engine: str | None, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self._time_coord = time_coord
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._files: dict[str, OpenFile] = {}
+        self._fields: collections.OrderedDict = collections.OrderedDict()
+        self._left = cache_bytes
+
+    def open(self, path: str) -> OpenFile:
+        """The file at a path; it is opened at the first call and stays open."""
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = _open(path, self._time_coord, self._engine)
+            return self._files[path]
+
+    def field(self, key: tuple, read: Callable[[], np.ndarray]) -> np.ndarray:
+        """The array of a key: from memory, or read and then kept while there is room.
+
+        Args:
+            key: says which field of which file it is.
+            read: reads it.
+        """
+        with self._lock:
+            if key in self._fields:
+                self._fields.move_to_end(key)
+                return self._fields[key]
+        array = read()
+        array.setflags(write=False)
+        with self._lock:
+            if key not in self._fields:
+                self._fields[key] = array
+                self._left -= array.nbytes
+            while self._left < 0:
+                _, oldest = self._fields.popitem(last=False)
+                self._left += oldest.nbytes
+        return array
+
+
+def _open(path: str, time_coord: str, engine: str | None) -> OpenFile:
+    try:
+        dataset = xr.open_dataset(path, engine=engine, cache=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "
+            f"{error}); is it complete?"
+        ) from error
+    times, calendar = None, "standard"
+    if time_coord in dataset.dims and time_coord in dataset.coords:
+        decoded = dataset[time_coord].values
+        calendar = calendar_of(decoded, path)
+        times = pd.DatetimeIndex(to_labels(decoded))
+        if not times.is_unique:
+            twice = times[times.duplicated()][0]
+            raise ValueError(f"{path}: the time {twice} occurs more than once")
+    return OpenFile(
+        path=path,
+        dataset=dataset,
+        times=times,
+        calendar=calendar,
+        time_coord=time_coord,
+        latitude=_coordinate(dataset, "latitude", _LATITUDES, "degrees_north"),
+        longitude=_coordinate(dataset, "longitude", _LONGITUDES, "degrees_east"),
+    )
+
+
+def _coordinate(
+    dataset: xr.Dataset, standard: str, names: tuple[str, ...], units: str
+) -> xr.DataArray | None:
+    """The 1-D coordinate with a CF standard name, a usual name, or CF units."""
+    tests: list[Callable[[xr.DataArray], bool]] = [
+        lambda c: c.attrs.get("standard_name") == standard,
+        lambda c: str(c.name) in names,
+        lambda c: c.attrs.get("units") == units,
+    ]
+    for test in tests:
+        for coordinate in dataset.coords.values():
+            if coordinate.ndim == 1 and test(coordinate):
+                return coordinate
+    return None

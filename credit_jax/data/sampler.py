@@ -1,0 +1,145 @@
+"""Which samples a step takes: the sampler contract.
+
+Samples are split over the data-parallel (dp) axes only. Every device with the same dp
+rank, that is, its peers along tp and domain, works on the same samples: tensor-parallel
+peers add up parts of one output, domain peers exchange rows of one field. All ranks
+draw from one permutation; a rank of its own permutation would repeat and skip samples
+without a word.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from credit_jax.data.permutation import torch_randperm
+
+
+def epoch_order(
+    num_samples: int, *, dp_size: int, seed: int, epoch: int, shuffle: bool
+) -> Int[np.ndarray, "padded"]:
+    """Sample indices of one epoch, for all dp ranks: rank r takes [r::dp_size].
+
+    torch's DistributedSampler: a permutation from seed + epoch (or 0, 1, 2, ... without
+    shuffle), filled up from its own start to a multiple of dp_size.
+
+    Args:
+        num_samples: samples of the data set.
+        dp_size: number of dp ranks.
+        seed: the same on all ranks.
+        epoch: counts from 0.
+        shuffle: whether to permute.
+    """
+    if shuffle:
+        order = torch_randperm(num_samples, seed + epoch)
+    else:
+        order = np.arange(num_samples)
+    return np.resize(order, -(-num_samples // dp_size) * dp_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """The batches of every epoch, for the dp ranks of this process.
+
+    Attributes:
+        num_samples: samples of the data set.
+        batch_size: samples of one dp rank in one batch.
+        local_dp_ranks: dp ranks whose devices this process feeds, in order.
+        dp_size: number of dp ranks of the whole mesh.
+        seed: of the order; the same in all processes.
+        shuffle: permute the samples, anew in every epoch.
+        keep_partial: end an epoch with a smaller batch, if samples are left over.
+
+    Differs from CREDIT: its trainer means to reshuffle in every epoch (seed + epoch),
+    but asks the loader's `sampler` instead of its `batch_sampler`, so that each of its
+    epochs repeats the order of epoch 0. Epoch 0 is the same here; later ones are what
+    CREDIT means.
+    """
+
+    num_samples: int
+    batch_size: int
+    local_dp_ranks: tuple[int, ...]
+    dp_size: int
+    seed: int
+    shuffle: bool
+    keep_partial: bool
+
+    def __post_init__(self) -> None:
+        _check_ranks(self.local_dp_ranks, self.dp_size)
+        if self.batch_size < 1:
+            raise ValueError(
+                f"batch size must be at least 1 sample per dp rank, got "
+                f"{self.batch_size}"
+            )
+        if self.num_batches < 1:
+            raise ValueError(
+                f"no full batch: {self.num_samples} samples over {self.dp_size} dp "
+                f"ranks are {self.samples_per_rank} per rank, and a batch takes "
+                f"{self.batch_size} per rank; use a batch size of at most "
+                f"{self.samples_per_rank} or more dates"
+            )
+
+    @property
+    def samples_per_rank(self) -> int:
+        """ceil(num_samples / dp_size)."""
+        return -(-self.num_samples // self.dp_size)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch, the partial one included if it is kept."""
+        full, left = divmod(self.samples_per_rank, self.batch_size)
+        return full + (1 if left and self.keep_partial else 0)
+
+    def batches(self, epoch: int) -> list[Int[np.ndarray, "batch"]]:
+        """Sample indices of each batch: those of the local ranks, in rank order.
+
+        Args:
+            epoch: counts from 0.
+
+        Returns:
+            One array of batch_size x len(local_dp_ranks) indices a batch; the last one
+            may be smaller.
+        """
+        order = epoch_order(
+            self.num_samples,
+            dp_size=self.dp_size,
+            seed=self.seed,
+            epoch=epoch,
+            shuffle=self.shuffle,
+        )
+        per_rank = order.reshape(-1, self.dp_size).T[list(self.local_dp_ranks)]
+        starts = range(0, self.num_batches * self.batch_size, self.batch_size)
+        return [per_rank[:, i : i + self.batch_size].reshape(-1) for i in starts]
+
+
+def per_rank_batch_size(global_batch_size: int, dp_size: int) -> int:
+    """The per-rank batch size (CREDIT's train_batch_size) of a global one.
+
+    Raises:
+        ValueError: if the global batch does not divide over the dp ranks.
+    """
+    size, left = divmod(global_batch_size, dp_size)
+    if left or size < 1:
+        nearest = sorted({max(size, 1) * dp_size, (size + 1) * dp_size})
+        raise ValueError(
+            f"global batch of {global_batch_size} samples over {dp_size} dp ranks: "
+            f"{global_batch_size} = {dp_size} x {size} + {left}; a batch of "
+            f"{' or '.join(map(str, nearest))} would fit"
+        )
+    return size
+
+
+def _check_ranks(local_dp_ranks: Sequence[int], dp_size: int) -> None:
+    ranks = list(local_dp_ranks)
+    if not ranks or sorted(set(ranks)) != ranks or not 0 <= ranks[0] <= ranks[-1]:
+        raise ValueError(
+            f"local_dp_ranks must be increasing dp ranks, got {tuple(ranks)}; peers "
+            "along tp and domain share a dp rank, which is named once"
+        )
+    if ranks[-1] >= dp_size:
+        raise ValueError(
+            f"local_dp_ranks {tuple(ranks)} do not fit dp_size {dp_size}: the largest "
+            f"dp rank is {dp_size - 1}. Ranks count the data-parallel axes only, not "
+            "all devices"
+        )
