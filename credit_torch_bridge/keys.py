@@ -1,0 +1,260 @@
+"""Key tables: which PyTorch key is which of our parameters, checked without gaps.
+
+A model's table is a tuple of `Rule`s. `make_plan` lays it over the declarations of an
+architecture: every parameter is filled by exactly one rule, from exactly the PyTorch
+    keys
+that the rule names. The resulting `Plan` reads a PyTorch state dict and writes one;
+what does not fit is reported all at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from credit_jax.parallel.sharding import Declaration
+from credit_torch_bridge.arrangement import SAME, Arrangement
+from credit_torch_bridge.report import Shape, compare_shapes, raise_problems
+
+State = dict[str, np.ndarray]
+Vectors = dict[str, dict[str, np.ndarray]]
+
+# The index of a block within its stage: a part of PyTorch's key, our leading dim.
+STACKED = "{d}"
+# What an array is to its parameter: the parameter, or a vector of spectral norm.
+PARAMETER, U, V = "parameter", "u", "v"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of parameter under both names.
+
+    Attributes:
+        torch: PyTorch's key with named indices, "layers.{s}.0.convs.{i}.1.weight";
+            `{d}` is the index that our leading dim counts.
+        ours: our path with the same indices less `{d}`,
+            "stages/{s}/embed/convs/{i}/kernel".
+        arrangement: of one PyTorch array.
+    """
+
+    torch: str
+    ours: str
+    arrangement: Arrangement = SAME
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether our array stacks the PyTorch arrays of several blocks."""
+        return STACKED in self.torch
+
+    def match(self, path: str) -> dict[str, str] | None:
+        """The indices with which `ours` gives `path`, or None."""
+        found = _regex(self.ours).fullmatch(path)
+        return found and found.groupdict()
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """PyTorch keys that have no parameter of ours, and why nothing is lost.
+
+    Attributes:
+        torch: the key with named indices.
+        reason: may not be empty.
+    """
+
+    torch: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.reason.strip():
+            raise ValueError(f"ignoring {self.torch!r} needs a reason")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One PyTorch array and its place here.
+
+    Attributes:
+        key: of PyTorch's state dict.
+        role: PARAMETER, U or V.
+        path: of our parameter.
+        block: index along our leading dim; None where nothing is stacked.
+        arrangement: of this array.
+        shape: of our array, without the leading dim of stacked blocks.
+    """
+
+    key: str
+    role: str
+    path: str
+    block: int | None
+    arrangement: Arrangement
+    shape: Shape
+
+    @property
+    def name(self) -> str:
+        """Our array's name in a report."""
+        return self.path if self.role == PARAMETER else f"{self.path} [{self.role}]"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A key table laid over one architecture.
+
+    Attributes:
+        pieces: every PyTorch array and its place; blocks of one array in order.
+        ignored: PyTorch keys that may be there and are not used.
+    """
+
+    pieces: tuple[Piece, ...]
+    ignored: tuple[Ignore, ...] = ()
+
+    def read(self, state: Mapping[str, np.ndarray]) -> tuple[State, Vectors]:
+        """Our parameters and spectral-norm vectors from PyTorch's state dict.
+
+        Returns:
+            path -> array, and path -> {"u", "v"} of every matrix under spectral norm.
+
+        Raises:
+            ValueError: keys or shapes do not fit; lists every one of them.
+        """
+        given = {k: np.shape(v) for k, v in state.items() if not self._is_ignored(k)}
+        wanted = {p.key: p.arrangement.torch_shape(p.shape) for p in self.pieces}
+        raise_problems(
+            compare_shapes(given, wanted),
+            "the PyTorch state dict does not fit the architecture",
+        )
+        params: State = {}
+        vectors: Vectors = {}
+        for (path, role), pieces in self._arrays.items():
+            blocks = [p.arrangement.to_ours(state[p.key], p.shape) for p in pieces]
+            array = blocks[0] if pieces[0].block is None else np.stack(blocks)
+            if role == PARAMETER:
+                params[path] = array
+            else:
+                vectors.setdefault(path, {})[role] = array
+        return params, vectors
+
+    def write(
+        self,
+        params: Mapping[str, np.ndarray],
+        vectors: Mapping[str, Mapping[str, np.ndarray]],
+    ) -> State:
+        """PyTorch's state dict from ours: the inverse of `read`, bit for bit.
+
+        Raises:
+            ValueError: paths or shapes do not fit; lists every one of them.
+        """
+        arrays = _named(params, vectors)
+        wanted = {pieces[0].name: _whole(pieces) for pieces in self._arrays.values()}
+        raise_problems(
+            compare_shapes({k: np.shape(v) for k, v in arrays.items()}, wanted),
+            "the parameters do not fit the architecture",
+        )
+        state = {}
+        for piece in self.pieces:
+            array = arrays[piece.name]
+            block = array if piece.block is None else array[piece.block]
+            state[piece.key] = piece.arrangement.to_torch(block)
+        return state
+
+    @cached_property
+    def _arrays(self) -> dict[tuple[str, str], list[Piece]]:
+        """The pieces of each of our arrays."""
+        arrays: dict[tuple[str, str], list[Piece]] = {}
+        for piece in self.pieces:
+            arrays.setdefault((piece.path, piece.role), []).append(piece)
+        return arrays
+
+    def _is_ignored(self, key: str) -> bool:
+        return any(_regex(entry.torch).fullmatch(key) for entry in self.ignored)
+
+
+def make_plan(
+    table: Iterable[Rule | Ignore],
+    declarations: Mapping[str, Declaration],
+    normalised: Collection[str] = (),
+) -> Plan:
+    """Lays a key table over an architecture.
+
+    Args:
+        table: the rules of the model.
+        declarations: of every parameter of the architecture, by path.
+        normalised: paths of the matrices under spectral norm; PyTorch then has
+            `weight_orig`, `weight_u` and `weight_v` in place of `weight`.
+
+    Raises:
+        ValueError: a parameter matches no rule or several, or one PyTorch key would
+            fill two parameters; lists every case.
+    """
+    entries = tuple(table)
+    rules = [entry for entry in entries if isinstance(entry, Rule)]
+    pieces: list[Piece] = []
+    problems = []
+    for path, declaration in declarations.items():
+        found = [(rule, at) for rule in rules if (at := rule.match(path)) is not None]
+        if len(found) != 1:
+            named = ", ".join(rule.ours for rule, _ in found) or "none"
+            problems.append(f"{path}: {len(found)} rules match ({named}), expected 1")
+        elif found[0][0].is_stacked != declaration.is_stacked:
+            problems.append(
+                f"{path}: {found[0][0].torch} does not say as the declaration does "
+                f"whether blocks are stacked {declaration.dims}"
+            )
+        else:
+            pieces += _pieces(*found[0], path, declaration, path in normalised)
+    uses = Counter(piece.key for piece in pieces)
+    problems += [f"{k}: fills {n} arrays, expected 1" for k, n in uses.items() if n > 1]
+    raise_problems(problems, "the key table does not fit the architecture")
+    ignored = tuple(entry for entry in entries if isinstance(entry, Ignore))
+    return Plan(tuple(pieces), ignored)
+
+
+def _pieces(
+    rule: Rule,
+    at: dict[str, str],
+    path: str,
+    declaration: Declaration,
+    normalised: bool,
+) -> Iterator[Piece]:
+    """The PyTorch arrays of one of our parameters."""
+    shape = declaration.unstack().shape
+    arrangement = rule.arrangement
+    for block in range(declaration.shape[0]) if rule.is_stacked else [None]:
+        key = rule.torch.format(**at, d=block)
+        if not normalised:
+            yield Piece(key, PARAMETER, path, block, arrangement, shape)
+            continue
+        yield Piece(f"{key}_orig", PARAMETER, path, block, arrangement, shape)
+        sizes = dict(zip(arrangement.letters, shape, strict=True))
+        for role, vector in zip((U, V), arrangement.vectors(), strict=True):
+            dims = tuple(sizes[letter] for letter in vector.letters)
+            yield Piece(f"{key}_{role}", role, path, block, vector, dims)
+
+
+def _named(
+    params: Mapping[str, np.ndarray],
+    vectors: Mapping[str, Mapping[str, np.ndarray]],
+) -> State:
+    """All arrays of ours by `Piece.name`."""
+    named = {path: np.asarray(array) for path, array in params.items()}
+    for path, pair in vectors.items():
+        named |= {f"{path} [{role}]": np.asarray(a) for role, a in pair.items()}
+    return named
+
+
+def _whole(pieces: list[Piece]) -> Shape:
+    """Shape of our array that these pieces fill."""
+    shape = pieces[0].shape
+    return shape if pieces[0].block is None else (len(pieces), *shape)
+
+
+def _regex(template: str) -> re.Pattern[str]:
+    """The template with a named group of digits in place of each index."""
+    parts = re.split(r"\{(\w+)\}", template)
+    parts[::2] = map(re.escape, parts[::2])
+    parts[1::2] = [rf"(?P<{name}>\d+)" for name in parts[1::2]]
+    return re.compile("".join(parts))
