@@ -1,10 +1,10 @@
 """How one array is laid out in PyTorch and here, as one line that reads both ways.
 
 An arrangement is written as an einops pattern whose left side is PyTorch's and whose
-right side is ours. "(n h d) i 1 1 -> i n h d" says that PyTorch's first dim holds n (q, k
-and v), heads h and head dims d, and that the two trailing dims of a 1 x 1 convolution are
-dropped. Every letter on the left stands on the right, so the inverse is the same line
-read backwards.
+right side is ours. "(n h d) i 1 1 -> i n h d" says that PyTorch's first dim holds n
+(q, k and v), heads h and head dims d, and that the two trailing dims of a 1 x 1
+convolution are dropped. Every letter on the left stands on the right, so the inverse
+is the same line read backwards.
 """
 
 from __future__ import annotations
