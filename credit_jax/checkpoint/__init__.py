@@ -1,0 +1,28 @@
+"""Checkpoints of a run, below its `save_loc`.
+
+    model.yml                   the config, as CREDIT names it
+    channel_schema.yaml         which channel is what
+    checkpoints/
+        {step}/                 micro-batches seen when it was written
+            weights/            {"params": {path: array}, "vectors": {path: {"u", "v"}}}
+            ema/                {path: array}; only with `trainer.use_ema`
+            optimiser/          {"opt_state": {"count", "mean", "square"}, "micro_step",
+                                "update_step", "key"}
+            progress/           `Progress` as JSON
+
+Every array is stored whole, by its path, whatever mesh wrote it (Orbax, OCDBT). A
+folder whose name ends in `.orbax-checkpoint-tmp` was not finished; it is never read and
+is removed at the next start. A checkpoint converted from elsewhere needs `weights` and
+`progress` only: `trainer.load_weights` takes it, and it can be resumed from if it has
+`optimiser` too.
+"""
+
+from credit_jax.checkpoint.progress import Progress
+from credit_jax.checkpoint.store import (
+    EMA,
+    OPTIMISER,
+    WEIGHTS,
+    CheckpointStore,
+)
+
+__all__ = ["EMA", "OPTIMISER", "WEIGHTS", "CheckpointStore", "Progress"]

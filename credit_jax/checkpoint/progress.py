@@ -1,0 +1,41 @@
+"""Where a run stands: what a checkpoint says besides its arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The position of a run and its best result so far.
+
+    Attributes:
+        epoch: epoch in which the run goes on.
+        batches: micro-batches of that epoch already trained on.
+        epoch_losses: their training losses, for the epoch's mean in the log.
+        best_metric: best value of `trainer.training_metric`; None before the first.
+        best_epoch: epoch that gave it.
+        best_step: checkpoint that holds it; None if none is kept.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    epoch_losses: tuple[float, ...] = ()
+    best_metric: float | None = None
+    best_epoch: int | None = None
+    best_step: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the checkpoint."""
+        return dataclasses.asdict(self) | {"epoch_losses": list(self.epoch_losses)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Progress:
+        """The inverse of `to_json`; keys of later versions are left out."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        kept = {key: value for key, value in values.items() if key in known}
+        losses = tuple(map(float, kept.pop("epoch_losses", ())))
+        return cls(epoch_losses=losses, **kept)

@@ -1,0 +1,208 @@
+"""The checkpoints of one run: asynchronous, atomic, restorable onto any mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+from jaxtyping import PyTree
+from orbax.checkpoint import checkpoint_managers
+
+from credit_jax.checkpoint.progress import Progress
+from credit_jax.checkpoint.trees import (
+    as_described,
+    described,
+    differences,
+    storable,
+)
+
+FOLDER = "checkpoints"
+WEIGHTS, EMA, OPTIMISER, PROGRESS = "weights", "ema", "optimiser", "progress"
+
+
+class _Kept:
+    """Which checkpoints stay: the newest `num_latest`, the best, or all."""
+
+    def __init__(self, num_latest: int, keep_all: bool) -> None:
+        self.num_latest = num_latest
+        self.keep_all = keep_all
+        self.best_step: int | None = None
+
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: Any
+    ) -> Sequence[bool]:
+        """See `orbax.checkpoint.checkpoint_managers.PreservationPolicy`."""
+        del context
+        first_kept = len(checkpoints) - self.num_latest
+        return [
+            self.keep_all or place >= first_kept or info.step == self.best_step
+            for place, info in enumerate(checkpoints)
+        ]
+
+
+class CheckpointStore:
+    """Reads and writes the checkpoints below `save_loc`; the package has the layout.
+
+    A checkpoint is written beside its final place and renamed when it is whole, and
+    older ones are removed only then: a run that is killed while it saves loses nothing.
+    """
+
+    def __init__(
+        self,
+        save_loc: str | Path,
+        *,
+        num_latest: int = 2,
+        keep_all: bool = False,
+        keep_best: bool = True,
+    ) -> None:
+        """Opens the folder, and makes it at the first save.
+
+        Args:
+            save_loc: folder of the run.
+            num_latest: newest checkpoints to keep.
+            keep_all: keep every checkpoint.
+            keep_best: keep the one that `Progress.best_step` names.
+        """
+        self.folder = Path(save_loc).resolve() / FOLDER
+        self._keep_best = keep_best
+        self._kept = _Kept(num_latest, keep_all)
+        self._manager: ocp.CheckpointManager | None = None
+        if self.folder.exists():
+            self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=checkpoint_managers.AnyPreservationPolicy(
+                    [self._kept]
+                ),
+                cleanup_tmp_directories=True,
+            )
+            self._manager = ocp.CheckpointManager(self.folder, options=options)
+            self._recall_best()
+        return self._manager
+
+    def _recall_best(self) -> None:
+        latest = self.latest_step()
+        if latest is not None and self._keep_best:
+            self._kept.best_step = self.progress(latest).best_step
+
+    def steps(self) -> list[int]:
+        """The checkpoints that are whole, by the micro-batches they had seen."""
+        return sorted(self._manager.all_steps()) if self._manager else []
+
+    def latest_step(self) -> int | None:
+        """The newest whole checkpoint, or None."""
+        steps = self.steps()
+        return steps[-1] if steps else None
+
+    def best_step(self) -> int | None:
+        """The checkpoint with the best training metric, or None if none is kept."""
+        latest = self.latest_step()
+        best = None if latest is None else self.progress(latest).best_step
+        return best if best in self.steps() else None
+
+    def path(self, step: int) -> Path:
+        """Folder of a checkpoint."""
+        return self.folder / str(step)
+
+    def save(self, step: int, items: Mapping[str, PyTree], progress: Progress) -> None:
+        """Starts to write a checkpoint; training may go on while it is written.
+
+        Args:
+            step: its name: micro-batches seen.
+            items: `weights`, `optimiser` and perhaps `ema`, see the package.
+            progress: where the run stands.
+        """
+        manager = self._open()
+        manager.wait_until_finished()
+        if step in self.steps():
+            manager.delete(step)
+        if self._keep_best:
+            self._kept.best_step = progress.best_step
+        arrays = {
+            name: ocp.args.StandardSave(storable(tree)) for name, tree in items.items()
+        }
+        described_progress = ocp.args.JsonSave(progress.to_json())
+        manager.save(
+            step,
+            args=ocp.args.Composite(**arrays, **{PROGRESS: described_progress}),
+            force=True,
+        )
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is on disk."""
+        if self._manager:
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits and lets go of the folder."""
+        if self._manager:
+            self._manager.wait_until_finished()
+            self._manager.close()
+            self._manager = None
+
+    def progress(self, step: int) -> Progress:
+        """Where the run stood at a checkpoint."""
+        self._check_exists(step)
+        args = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
+        return Progress.from_json(self._manager.restore(step, args=args)[PROGRESS])
+
+    def item_names(self, step: int) -> list[str]:
+        """Which of `weights`, `ema`, `optimiser` a checkpoint holds."""
+        self._check_exists(step)
+        names = (WEIGHTS, EMA, OPTIMISER)
+        return [name for name in names if (self.path(step) / name).is_dir()]
+
+    def restore(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """Reads items of a checkpoint.
+
+        Args:
+            step: which one.
+            targets: for each item a tree like the one that was saved, of arrays or
+                `ShapeDtypeStruct`s; its shardings say where the arrays go. The mesh may
+                be another one than that of the run that saved.
+
+        Returns:
+            The items, as trees like `targets`.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint, or it lacks an item.
+            ValueError: it was written for another model or optimiser.
+        """
+        self._check_exists(step)
+        self._check_fits(step, targets)
+        args = {
+            name: ocp.args.StandardRestore(described(tree))
+            for name, tree in targets.items()
+        }
+        found = self._manager.restore(step, args=ocp.args.Composite(**args))
+        return {name: as_described(found[name], tree) for name, tree in targets.items()}
+
+    def _check_exists(self, step: int) -> None:
+        if step not in self.steps():
+            have = self.steps() or "none"
+            raise FileNotFoundError(
+                f"no checkpoint {step} in {self.folder}; there are: {have}"
+            )
+
+    def _check_fits(self, step: int, targets: Mapping[str, PyTree]) -> None:
+        have = self.item_names(step)
+        lacking = [name for name in targets if name not in have]
+        if lacking:
+            raise FileNotFoundError(
+                f"checkpoint {self.path(step)} has no {', '.join(lacking)}; it has "
+                f"{', '.join(have)}"
+            )
+        for name, tree in targets.items():
+            stored = ocp.StandardCheckpointHandler().metadata(self.path(step) / name)
+            problems = differences(stored.tree, described(tree))
+            if problems:
+                raise ValueError(
+                    f"checkpoint {self.path(step)} does not fit this run ({name}):\n  "
+                    + "\n  ".join(problems)
+                    + "\nUse the model section that it was trained with (model.yml), "
+                    "or another save_loc."
+                )

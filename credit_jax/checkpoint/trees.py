@@ -1,0 +1,77 @@
+"""Trees of arrays as a checkpoint stores them, and what a mismatch is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+MAX_LISTED = 8
+
+
+def storable(tree: PyTree) -> PyTree:
+    """The same tree with random keys as their plain integers."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+
+
+def described(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shape, dtype and sharding of every stored leaf of `tree`.
+
+    Args:
+        tree: arrays or `ShapeDtypeStruct`s; random keys have one struct of integers.
+    """
+    return jax.tree.map(_describe, tree)
+
+
+def _describe(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+    return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=sharding)
+
+
+def as_described(stored: PyTree, wanted: PyTree) -> PyTree:
+    """The inverse of `storable`: keys of `wanted` are keys again."""
+    return jax.tree.map(
+        lambda x, like: jax.random.wrap_key_data(x) if is_key(like) else x,
+        stored,
+        wanted,
+    )
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether `leaf` is a typed random key, or the description of one."""
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def differences(stored: PyTree, wanted: PyTree) -> list[str]:
+    """One line for each array that is missing, not wanted, or of another shape.
+
+    Args:
+        stored: shapes and dtypes in the checkpoint.
+        wanted: shapes and dtypes that the model has.
+    """
+    have, want = shapes_by_path(stored), shapes_by_path(wanted)
+    missing = [f"{p}: missing, expected {s}" for p, s in want.items() if p not in have]
+    unknown = [
+        f"{p}: {s} is not in the model" for p, s in have.items() if p not in want
+    ]
+    other = [
+        f"{p}: got {have[p]}, expected {shape}"
+        for p, shape in want.items()
+        if p in have and have[p] != shape
+    ]
+    lines = other + missing + unknown
+    if len(lines) > MAX_LISTED:
+        lines = [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more"]
+    return lines
+
+
+def shapes_by_path(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    """Shape of every leaf by its path, names joined by dots."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape)
+        for path, leaf in leaves
+    }

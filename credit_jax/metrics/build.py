@@ -1,0 +1,186 @@
+"""The metrics section of the configuration as one function inside `shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from credit_jax.config.metrics import MetricsConfig
+from credit_jax.losses.latitude import latitude_weights, read_latitude
+from credit_jax.metrics.scores import NEEDS_CLIMATOLOGY, SCORES, Channels, Pair
+from credit_jax.parallel.reductions import FieldReducer
+
+Metrics = Callable[[Array, Array, FieldReducer], dict[str, Array]]
+Fields = Float[Array, "batch channel time rows lon"]
+
+# CREDIT's set without a `metrics` section; `acc` joins it where there is a climatology.
+DEFAULT = ("rmse", "r2score", "bias")
+_KNOWN_ARGS = (
+    "metrics",
+    "var_weighting",
+    "variable_weights",
+    "normalize_weights",
+    "use_latitude_weights",
+    "latitude_weights",
+    "include_computed_diagnostics",
+)
+
+
+def build_metrics(
+    config: MetricsConfig | None,
+    channels: Mapping[str, int],
+    *,
+    latitude: Float[np.ndarray, " lat"] | None = None,
+    climatology: Float[np.ndarray, "channel lat lon"] | None = None,
+    scale: Float[np.ndarray, " channel"] | None = None,
+    offset: Float[np.ndarray, " channel"] | None = None,
+) -> Metrics:
+    """The metrics of the validation.
+
+    Args:
+        config: the `metrics` section; None is CREDIT's default set.
+        channels: number of channels of each target variable, in channel order, by key
+            ("ERA5/prognostic/3d/T").
+        latitude: (H,) degrees north, for `use_latitude_weights` without a file.
+        climatology: (C_out, H, W) mean state of the training period, in the units of
+            the model's output; `acc` and `activity` need it.
+        scale: (C_out,) physical value = model's output * scale + offset; scores are in
+            physical units if it is given.
+        offset: (C_out,) see `scale`.
+
+    Returns:
+        `(pred, target, reducer) -> {"rmse": mean over variables, "rmse/ERA5/...": one
+        variable, ...}` for local (b, C_out, T_out, rows, lon) arrays.
+
+    Raises:
+        ValueError: unknown metric or argument, or a missing climatology.
+
+    Differs from CREDIT: the climatology is the mean of the training period; without a
+    file CREDIT takes the running mean of the validation targets seen so far.
+    """
+    args = dict(config.args) if config else {}
+    names = _names(config, args, climatology is not None)
+    rows = _row_weights(args, latitude)
+    weights = _variable_weights(args, channels)
+    layout = Channels.of(channels)
+    to_units = _units(scale, offset)
+
+    def evaluate(
+        pred: Fields, target: Fields, reducer: FieldReducer
+    ) -> dict[str, Array]:
+        pair = Pair(
+            to_units(pred.astype(jnp.float32)),
+            to_units(target.astype(jnp.float32)),
+            to_units(_local_climatology(climatology, reducer)),
+            layout,
+            reducer,
+            rows,
+        )
+        found: dict[str, Array] = {}
+        for name in names:
+            scores = SCORES[name](pair)
+            found[name] = jnp.mean(scores * jnp.asarray(weights))
+            found |= {f"{name}/{key}": scores[i] for i, key in enumerate(channels)}
+        return found
+
+    return evaluate
+
+
+def _units(
+    scale: np.ndarray | None, offset: np.ndarray | None
+) -> Callable[[Array | None], Array | None]:
+    if scale is None or offset is None:
+        return lambda field: field
+    factor, shift = (
+        jnp.asarray(x, jnp.float32).reshape(1, -1, 1, 1, 1) for x in (scale, offset)
+    )
+    return lambda field: None if field is None else field * factor + shift
+
+
+def _local_climatology(
+    climatology: np.ndarray | None, reducer: FieldReducer
+) -> Array | None:
+    if climatology is None:
+        return None
+    by_row = jnp.asarray(np.moveaxis(climatology, 1, 0), jnp.float32)
+    return jnp.moveaxis(reducer.local_rows(by_row), 0, 1)[None, :, None]
+
+
+def _names(
+    config: MetricsConfig | None, args: Mapping[str, Any], has_climatology: bool
+) -> Sequence[str]:
+    if config is None:
+        return (*DEFAULT, "acc") if has_climatology else DEFAULT
+    wanted = _wanted(config, args)
+    unknown = [name for name in wanted if name not in SCORES]
+    if unknown:
+        raise ValueError(
+            f"metrics: {', '.join(map(repr, unknown))} not implemented; there are "
+            f"{', '.join(SCORES)}"
+        )
+    lacking = [name for name in wanted if name in NEEDS_CLIMATOLOGY]
+    if lacking and not has_climatology:
+        raise ValueError(f"metrics: {', '.join(lacking)} need a climatology")
+    return wanted
+
+
+def _wanted(config: MetricsConfig, args: Mapping[str, Any]) -> Sequence[str]:
+    if config.type != "combined":
+        settings: Mapping[str, Any] = {config.type: {}}
+    else:
+        settings = args.get("metrics") or {}
+        if not settings:
+            raise ValueError(
+                "metrics.args.metrics: got nothing, expected at least one metric, such "
+                "as {rmse: {}, acc: {}}"
+            )
+    unknown = [key for key in args if key not in _KNOWN_ARGS and key != "scaler_path"]
+    unknown += [f"metrics.{name}" for name, own in settings.items() if own]
+    if unknown:
+        raise ValueError(
+            f"metrics.args: {', '.join(unknown)} not implemented; known: "
+            f"{', '.join(_KNOWN_ARGS)} (and metrics without arguments of their own)"
+        )
+    return tuple(settings)
+
+
+def _row_weights(
+    args: Mapping[str, Any], latitude: np.ndarray | None
+) -> np.ndarray | None:
+    if not args.get("use_latitude_weights", False):
+        return None
+    path = args.get("latitude_weights")
+    if path:
+        latitude = read_latitude(path)
+    if latitude is None:
+        raise ValueError(
+            "metrics.args.use_latitude_weights: true needs "
+            "metrics.args.latitude_weights, a file with a `latitude` coordinate"
+        )
+    return latitude_weights(latitude)
+
+
+def _variable_weights(
+    args: Mapping[str, Any], channels: Mapping[str, int]
+) -> Float[np.ndarray, " variable"]:
+    """Weight of each variable in the mean over variables."""
+    default = "inverse_variance" if args else "none"
+    mode = args.get("var_weighting", default)
+    if mode not in ("none", "manual"):
+        raise ValueError(
+            f"metrics.args.var_weighting: got {mode!r}, expected 'none' or 'manual'"
+        )
+    given = args.get("variable_weights") or {}
+    unknown = [name for name in given if name not in channels]
+    if unknown:
+        raise ValueError(
+            f"metrics.args.variable_weights: {unknown} are no targets; those are "
+            f"{list(channels)}"
+        )
+    weights = np.asarray([float(given.get(key, 1.0)) for key in channels], np.float32)
+    normalise = args.get("normalize_weights", True) and weights.mean() > 0
+    return weights / weights.mean() if normalise else weights

@@ -1,0 +1,187 @@
+"""Checkpoints: what comes back, onto which mesh, and after which accident."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.training.optimisers import AdamWState
+
+
+def weights(value=1.0):
+    kernel = value * jnp.arange(64, dtype=jnp.float32).reshape(8, 8)
+    return {
+        "params": {"stages/0/blocks/to_q/kernel": kernel, "head/bias": jnp.ones(8)},
+        "vectors": {"stages/0/blocks/to_q/kernel": {"u": jnp.ones(8)}},
+    }
+
+
+def items(value=1.0):
+    params = weights(value)["params"]
+    state = AdamWState(jnp.int32(3), params, params)
+    key = jax.random.key(int(value))
+    return {
+        "weights": weights(value),
+        "ema": params,
+        "optimiser": {"opt_state": state, "micro_step": jnp.int32(7), "key": key},
+    }
+
+
+def onto(mesh, tree, spec):
+    sharded, whole = NamedSharding(mesh, spec), NamedSharding(mesh, P())
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=sharded if x.ndim == 2 else whole
+        ),
+        tree,
+    )
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    stores = []
+
+    def open_it(**settings):
+        stores.append(CheckpointStore(tmp_path, **settings))
+        return stores[-1]
+
+    yield open_it
+    for store in stores:
+        store.close()
+
+
+def test_round_trip_onto_another_mesh(open_store, make_mesh):
+    saved = items(2.0)
+    mesh = make_mesh(dp=2, tp=2, domain=2)
+    spec = NamedSharding(mesh, P("dp_shard", "tp"))
+    place = lambda x: jax.device_put(x, spec) if x.ndim == 2 else x  # noqa: E731
+    progress = Progress(epoch=1, batches=2, epoch_losses=(0.5, 0.25), best_metric=0.1)
+    store = open_store()
+    store.save(7, jax.tree.map(place, saved), progress)
+    store.close()
+
+    other = make_mesh(dp=4, domain=2)
+    again = open_store()
+    back = again.restore(7, onto(other, saved, P(None, "dp_shard")))
+    assert again.progress(7) == progress
+    assert jax.tree.structure(back) == jax.tree.structure(saved)
+    kernel = back["weights"]["params"]["stages/0/blocks/to_q/kernel"]
+    assert kernel.sharding.spec == P(None, "dp_shard")
+    for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(saved), strict=True):
+        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert np.array_equal(a, b), "a restored array differs"
+
+
+def test_last_backup_and_best_are_kept(open_store):
+    store = open_store()
+    for step, best in [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)]:
+        store.save(step, {"weights": weights()}, Progress(best_step=best))
+    store.wait()
+    assert store.steps() == [2, 4, 5]
+    assert (store.latest_step(), store.best_step()) == (5, 2)
+    store.close()
+    again = open_store(num_latest=1)
+    again.save(6, {"weights": weights()}, Progress(best_step=2))
+    again.wait()
+    assert again.steps() == [2, 6], "the best is remembered by a new process"
+    again.save(7, {"weights": weights()}, Progress(best_step=7))
+    again.wait()
+    assert again.steps() == [7]
+
+
+def test_all_or_no_best(open_store, tmp_path):
+    store = open_store(keep_all=True)
+    for step in range(4):
+        store.save(step, {"weights": weights()}, Progress())
+    store.wait()
+    assert store.steps() == [0, 1, 2, 3]
+    store.close()
+    last_only = open_store(num_latest=1, keep_best=False)
+    last_only.save(4, {"weights": weights()}, Progress(best_step=2))
+    last_only.wait()
+    assert last_only.steps() == [4]
+    assert last_only.best_step() is None
+
+
+def test_saving_a_step_again_replaces_it(open_store):
+    store = open_store()
+    store.save(1, {"weights": weights(1.0)}, Progress())
+    store.save(1, {"weights": weights(5.0)}, Progress(epoch=1))
+    store.wait()
+    assert store.progress(1).epoch == 1
+    back = store.restore(1, {"weights": weights()})
+    assert back["weights"]["params"]["stages/0/blocks/to_q/kernel"][0, 1] == 5.0
+
+
+def test_a_run_killed_while_saving_loses_nothing(tmp_path, open_store):
+    """The second save, of 400 MB, is killed while it is written."""
+    program = f"""
+        import os, signal
+        import jax.numpy as jnp
+        from credit_jax.checkpoint import CheckpointStore, Progress
+        store = CheckpointStore({str(tmp_path)!r}, num_latest=1)
+        store.save(1, {{"weights": {{"a": jnp.arange(10.0)}}}}, Progress(epoch=1))
+        store.wait()
+        big = {{"a": jnp.arange(1e8)}}
+        store.save(2, {{"weights": big}}, Progress(epoch=2))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["1", "2.orbax-checkpoint-tmp"], "killed too early or too late"
+    store = open_store(num_latest=1)
+    assert store.steps() == [1]
+    assert store.progress(1).epoch == 1
+    back = store.restore(1, {"weights": {"a": jnp.zeros(10)}})
+    assert np.array_equal(back["weights"]["a"], np.arange(10.0))
+    store.save(2, {"weights": {"a": jnp.zeros(3)}}, Progress(epoch=2))
+    store.wait()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
+def test_errors(open_store, tmp_path):
+    store = open_store()
+    assert store.latest_step() is None
+    assert store.best_step() is None
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 3 in .*: none"):
+        store.restore(3, {"weights": weights()})
+    store.save(3, {"weights": weights()}, Progress())
+    store.wait()
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 4 in .*: \[3\]"):
+        store.progress(4)
+    with pytest.raises(FileNotFoundError, match=r"has no ema, optimiser; it has w"):
+        store.restore(3, items())
+    other = weights()
+    other["params"]["head/bias"] = jnp.ones(9)
+    other["params"]["new"] = jnp.ones(2)
+    del other["params"]["stages/0/blocks/to_q/kernel"]
+    with pytest.raises(ValueError, match=r"does not fit this run") as error:
+        store.restore(3, {"weights": other})
+    text = str(error.value)
+    assert "params.head/bias: got (8,), expected (9,)" in text
+    assert "params.new: missing, expected (2,)" in text
+    assert "params.stages/0/blocks/to_q/kernel: (8, 8) is not in the model" in text
+    assert "model.yml" in text
+
+
+def test_progress_ignores_keys_of_later_versions():
+    progress = Progress(epoch=2, best_epoch=1)
+    assert Progress.from_json(progress.to_json() | {"more": 1}) == progress
