@@ -1,0 +1,207 @@
+"""A config, its model and its mesh put together, with every problem that shows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from credit_jax.blocks import build_postblocks, build_preblocks
+from credit_jax.config.data import DataConfig
+from credit_jax.config.job import Config, model_problems
+from credit_jax.data import build_loader
+from credit_jax.data.files import discover
+from credit_jax.losses.build import build_loss
+from credit_jax.models.architecture import Architecture
+from credit_jax.models.registry import build, parse_model
+from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.devices import required_devices
+from credit_jax.parallel.mesh import dp_world_size
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `inspect_job` found.
+
+    Attributes:
+        config: the config.
+        architecture: its model; None if the model block is wrong.
+        num_devices: devices that the job is looked at for.
+        axes: the mesh axes on these devices; None if the degrees do not fit.
+        problems: lines that keep the job from running.
+        notes: lines that a user should know, such as files that are not there yet.
+    """
+
+    config: Config
+    architecture: Architecture | None
+    num_devices: int
+    axes: MeshAxes | None
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def inspect_job(
+    config: Config, *, num_devices: int | None = None, with_data: bool = True
+) -> Job:
+    """Put a config together as training does, and collect all that is wrong.
+
+    No device is touched and no weight is made.
+
+    Args:
+        config: the config.
+        num_devices: devices to look at; None takes `trainer.num_devices`, or the fewest
+            that the parallelism block can run on.
+        with_data: whether to look for the data files.
+
+    Returns:
+        The job; it can run if it has no problems.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    block = config.trainer.parallelism
+    devices = num_devices or config.trainer.num_devices or required_devices(block)
+    axes = _axes(config, devices, problems, notes)
+    architecture = _architecture(config, problems, notes)
+    problems += _loss_problems(config)
+    problems += _problems_of(build_preblocks, config.preblocks, but=OSError)
+    problems += _problems_of(build_postblocks, config.postblocks)
+    missing = missing_files(config) if with_data else []
+    notes += missing
+    if with_data and not missing and not problems:
+        problems += _data_problems(config, axes.num_data if axes else 1)
+    return Job(config, architecture, devices, axes, problems, notes)
+
+
+def _axes(
+    config: Config, num_devices: int, problems: list[str], notes: list[str]
+) -> MeshAxes | None:
+    """The mesh axes that `build_device_mesh` would make on so many devices."""
+    block = config.trainer.parallelism
+    try:
+        dp = dp_world_size(block, num_devices)
+    except ValueError as error:
+        problems.append(f"trainer.parallelism: {error}")
+        return None
+    if block.data == "none" and dp > 1:
+        used = required_devices(block)
+        notes.append(f"data: none uses {used} of {num_devices} devices")
+        dp = 1
+    name = DP_REPLICATE if block.data == "ddp" else DP_SHARD
+    shard = name if name == DP_SHARD and dp > 1 else None
+    return MeshAxes(
+        data=(name,) if dp > 1 else (),
+        shard=shard,
+        tensor=TP if block.tensor > 1 else None,
+        domain=DOMAIN if block.domain > 1 else None,
+        num_data=dp,
+        num_shard=dp if shard else 1,
+        num_tensor=block.tensor,
+        num_domain=block.domain,
+    )
+
+
+def _architecture(
+    config: Config, problems: list[str], notes: list[str]
+) -> Architecture | None:
+    """The model, looked at on the mesh and against the data; None if it cannot be."""
+    block = config.trainer.parallelism
+    try:
+        model = parse_model(config.model)
+    except ValueError as error:
+        problems += getattr(error, "problems", [str(error)])
+        return None
+    problems += model.problems(block.tensor, block.domain)
+    problems += model_problems(
+        config,
+        frames=model.frames,
+        input_channels=model.input_channels,
+        output_channels=model.output_channels,
+    )
+    notes += _domain_notes(model.image_height, block.domain)
+    return None if model.problems() else build(config.model)
+
+
+def _domain_notes(height: int, domain: int) -> list[str]:
+    """Uneven latitude shards: exact, but some devices wait for others."""
+    if domain == 1 or height % domain == 0:
+        return []
+    rows = -(-height // domain)
+    held = [min(rows, max(0, height - rows * shard)) for shard in range(domain)]
+    listed = ", ".join(map(str, held))
+    return [
+        f"{height} rows over domain {domain} are uneven ({listed}); exact all the same"
+    ]
+
+
+def _loss_problems(config: Config) -> list[str]:
+    """What the loss section asks for and is not there."""
+    weights = np.ones(1, np.float32) if config.loss.use_variable_weights else None
+    found = []
+    for validation in (False, True):
+        found += _problems_of(
+            build_loss,
+            config.loss,
+            latitude=np.zeros(1),
+            channel_weights=weights,
+            validation=validation,
+        )
+    return list(dict.fromkeys(found))
+
+
+def _data_problems(config: Config, num_data: int) -> list[str]:
+    """What the files say against the config; they are opened for it."""
+    found = []
+    splits = ("train",) if config.trainer.skip_validation else ("train", "valid")
+    for split in splits:
+        found += _problems_of(
+            build_loader, config, split=split, local_dp_ranks=(0,), dp_size=num_data
+        )
+    return list(dict.fromkeys(found))
+
+
+def _problems_of(
+    build: Callable[..., Any],
+    *args: Any,
+    but: type[Exception] | tuple[()] = (),
+    **kwargs: Any,
+) -> list[str]:
+    """The lines of the error that `build` ends with, if it does and it is not `but`."""
+    try:
+        build(*args, **kwargs)
+    except but:
+        return []
+    except (OSError, ValueError) as error:
+        return list(getattr(error, "problems", [str(error)]))
+    return []
+
+
+def missing_files(config: Config) -> list[str]:
+    """Lines for all files that a config names and that are not there."""
+    found = _missing("data", config.data)
+    if config.validation_data != config.data:
+        found += _missing("validation_data", config.validation_data)
+    if config.loss.use_latitude_weights and config.loss.latitude_weights:
+        found += _absent("loss.latitude_weights", config.loss.latitude_weights)
+    for phase in ("ic_only", "per_step"):
+        for name, block in getattr(config.preblocks, phase).items():
+            for key, value in block.args.items():
+                if key.endswith("_path") and isinstance(value, str):
+                    found += _absent(f"preblocks.{phase}.{name}.args.{key}", value)
+    return list(dict.fromkeys(found))
+
+
+def _absent(where: str, path: str) -> list[str]:
+    return [] if Path(path).exists() else [f"{where}: {path} does not exist"]
+
+
+def _missing(path: str, data: DataConfig) -> list[str]:
+    lines = []
+    for name, source in data.source.items():
+        for kind in type(source.variables).model_fields:
+            field = getattr(source.variables, kind)
+            where = f"{path}.source.{name}.variables.{kind}.path"
+            if field is not None:
+                found = _problems_of(discover, field.path, where)
+                lines += [line.split(" (searched")[0] for line in found]
+    return lines

@@ -1,0 +1,164 @@
+"""Estimated memory of one device in training.
+
+Parameters and their companions are counted exactly; activations are estimated from the
+sizes of the stages: what the backward pass of each layer needs.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from credit_jax.config.job import Config
+from credit_jax.models.architecture import Architecture
+from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.sharding import Declaration, ShardingRules
+
+FLOAT32 = 4
+BFLOAT16 = 2
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device, by what they are for."""
+
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+
+def estimate_memory(
+    config: Config, architecture: Architecture, axes: MeshAxes
+) -> Memory:
+    """What one device holds at the peak of a training step.
+
+    Args:
+        config: batch size, precision, EMA, rematerialisation.
+        architecture: the model.
+        axes: the mesh.
+
+    Returns:
+        Bytes of parameters, gradients, AdamW's two moments, EMA, the normalised weights
+        of spectral norm, the gathered parameters of the largest block, activations, and
+        the batch.
+    """
+    trainer = config.trainer
+    declarations = architecture.declarations
+    own = FLOAT32 * sum(local_size(d, axes) for d in declarations.values())
+    normalised = FLOAT32 * sum(
+        local_size(d, axes) for d in architecture.matrices.values()
+    )
+    parts = {
+        "parameters": own,
+        "gradients": own,
+        "optimiser (AdamW)": 2 * own,
+        "EMA": own if trainer.use_ema else 0,
+        "spectral norm": normalised,
+        "gathered block (FSDP)": _largest_gathered(declarations, axes),
+        "activations (estimate)": _activations(config, architecture, axes),
+        "batch": _batch(config, architecture, axes),
+    }
+    return Memory({name: size for name, size in parts.items() if size})
+
+
+def local_size(declaration: Declaration, axes: MeshAxes) -> int:
+    """Elements of one device's shard of a parameter."""
+    degrees = {
+        DP_REPLICATE: 1,
+        DP_SHARD: axes.num_shard,
+        TP: axes.num_tensor,
+        DOMAIN: axes.num_domain,
+    }
+    spec = ShardingRules().spec(declaration, axes)
+    names = tuple(spec) + (None,) * (len(declaration.shape) - len(spec))
+    return math.prod(
+        -(-length // degrees[str(name)]) if name else length
+        for length, name in zip(declaration.shape, names, strict=True)
+    )
+
+
+def _largest_gathered(declarations: dict[str, Declaration], axes: MeshAxes) -> int:
+    """Bytes of the largest group of parameters that FSDP gathers at a time."""
+    if axes.shard is None:
+        return 0
+    groups: dict[str, int] = {}
+    for path, declaration in declarations.items():
+        one = declaration.unstack()
+        name = "/".join(path.split("/")[:3])
+        whole = local_size(one, axes)
+        if ShardingRules().shard_dim(one, axes) is not None:
+            whole *= axes.num_shard
+        groups[name] = groups.get(name, 0) + whole
+    return FLOAT32 * max(groups.values(), default=0)
+
+
+def _batch(config: Config, architecture: Architecture, axes: MeshAxes) -> int:
+    """Bytes of the input, the target and the prediction."""
+    rows = -(-architecture.image_height // axes.num_domain)
+    channels = architecture.input_channels * architecture.frames
+    channels += 2 * architecture.output_channels * architecture.output_frames
+    points = rows * architecture.image_width * channels
+    return FLOAT32 * config.trainer.train_batch_size * points
+
+
+def _activations(config: Config, architecture: Architecture, axes: MeshAxes) -> int:
+    """Bytes of what the forward pass keeps for the backward pass."""
+    model = architecture.config
+    if not hasattr(model, "geometry"):
+        return 0
+    geometry = model.geometry()
+    remat = config.trainer.activation_checkpoint != "none"
+    kept, largest = 0, 0
+    for index, stage in enumerate(geometry.stages):
+        points = local_rows(stage, axes.num_domain) * stage.width
+        block = points * _block_width(stage, model.dim_head, axes.num_tensor)
+        largest = max(largest, block)
+        between = points * stage.channels
+        kept += 2 * between + model.depth[index] * (between if remat else block)
+    kept += largest if remat else 0
+    kept += _edges(architecture, geometry, axes)
+    item = FLOAT32
+    if config.trainer.amp and config.trainer.fsdp2_mp_policy.param_dtype == "bfloat16":
+        item = BFLOAT16
+    return item * config.trainer.train_batch_size * kept
+
+
+def local_rows(stage: Any, domain: int) -> int:
+    """Rows of a stage on the device with most: whole windows stay together."""
+    window = max(stage.local_window, stage.global_window)
+    return min(stage.height, -(-(stage.height // window) // domain) * window)
+
+
+def _block_width(stage: Any, dim_head: int, tensor: int) -> int:
+    """Numbers that one transformer block keeps a point.
+
+    Attention: the normalised input, q, k, v, scores and weights (one per key), the
+    heads' output, the sum; feed-forward: the normalised input, the hidden units before
+    and after their nonlinearity, the sum.
+    """
+    channels, heads = stage.channels, stage.heads
+    inner = heads * dim_head
+    keys = stage.local_window**2 + stage.global_window**2
+    attention = 2 * (2 * channels + 4 * inner // tensor) + 2 * heads * keys // tensor
+    feed_forward = 2 * (2 * channels + 8 * channels // tensor)
+    return attention + feed_forward
+
+
+def _edges(architecture: Architecture, geometry: Any, axes: MeshAxes) -> int:
+    """Numbers that the padded input, the decoder and the output keep."""
+    domain = axes.num_domain
+    rows, lon = geometry.padded
+    frames_in = architecture.input_channels * architecture.frames
+    frames_out = architecture.output_channels * architecture.output_frames
+    total = -(-rows // domain) * lon * frames_in
+    width = geometry.stages[-1].channels
+    for level in (2, 1, 0):
+        stage = geometry.stages[level]
+        width = width // 2
+        points = -(-stage.height // domain) * stage.width
+        total += points * (8 * width + stage.channels)
+    rows, lon = geometry.decoded
+    total += -(-rows // domain) * lon * 2 * frames_out
+    return total

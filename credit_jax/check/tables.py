@@ -1,0 +1,153 @@
+"""The tables that `python -m credit_jax.check` prints."""
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.table import Table
+
+from credit_jax.check.job import Job
+from credit_jax.check.memory import estimate_memory, local_rows
+from credit_jax.config.data import INPUT_TYPES, OUTPUT_TYPES, num_samples
+from credit_jax.models.architecture import Architecture, parameter_count
+from credit_jax.parallel.axes import MeshAxes
+
+GIB = 2**30
+MIB = 2**20
+
+
+def job_tables(job: Job) -> Iterator[Table]:
+    """All tables of a job, as far as it could be put together."""
+    yield channel_table(job)
+    if job.axes is not None:
+        yield mesh_table(job, job.axes)
+    if job.architecture is None:
+        return
+    if hasattr(job.architecture.config, "geometry"):
+        yield geometry_table(job.architecture, job.axes or MeshAxes())
+    yield parameter_table(job.architecture)
+    if job.axes is not None:
+        yield memory_table(job, job.architecture, job.axes)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table
+
+
+def channel_table(job: Job) -> Table:
+    """Which variables are which channels of the input and the output."""
+    table = _table("Channels", "variable", "type", "levels", "input", "output")
+    model_levels = job.config.model.get("levels")
+    ends = {"input": 0, "output": 0}
+
+    def span(direction: str, kind: str, count: int) -> str:
+        if kind not in (INPUT_TYPES if direction == "input" else OUTPUT_TYPES):
+            return ""
+        first = ends[direction]
+        ends[direction] += count
+        return f"{first}" if count == 1 else f"{first}-{first + count - 1}"
+
+    for name, source in job.config.data.source.items():
+        levels = len(source.levels) if source.levels else model_levels or 0
+        for kind in (*INPUT_TYPES, "diagnostic"):
+            field = getattr(source.variables, kind)
+            for variable in (*field.vars_3D, *field.vars_2D) if field else ():
+                count = levels if variable in field.vars_3D else 1
+                table.add_row(
+                    f"{name}/{variable}",
+                    kind,
+                    str(count),
+                    span("input", kind, count),
+                    span("output", kind, count),
+                )
+    table.add_section()
+    table.add_row("all", "", "", str(ends["input"]), str(ends["output"]))
+    return table
+
+
+def mesh_table(job: Job, axes: MeshAxes) -> Table:
+    """How the devices share the work."""
+    trainer = job.config.trainer
+    table = _table(f"Mesh of {job.num_devices} device(s)", "axis", "degree", "shares")
+    kind = {"fsdp2": "samples, parameters", "ddp": "samples", "none": "-"}
+    table.add_row("dp", str(axes.num_data), kind[trainer.parallelism.data])
+    table.add_row("tp", str(axes.num_tensor), "heads, feed-forward units")
+    height = job.config.model.get("image_height", "?")
+    if job.architecture is not None:
+        rows = -(-job.architecture.image_height // axes.num_domain)
+        height = f"{rows} of {job.architecture.image_height}"
+    table.add_row("domain", str(axes.num_domain), f"{height} rows")
+    batch = trainer.train_batch_size
+    total = batch * axes.num_data * trainer.grad_accum_every
+    arithmetic = (
+        f"{batch} x dp {axes.num_data} x accumulation {trainer.grad_accum_every}"
+    )
+    count = num_samples(job.config.data)
+    table.add_section()
+    table.add_row("samples an update", str(total), arithmetic)
+    table.add_row("samples an epoch", str(count), "of data's dates")
+    return table
+
+
+def geometry_table(architecture: Architecture, axes: MeshAxes) -> Table:
+    """Sizes of every stage, its windows, and the most rows of it on a device."""
+    geometry = architecture.config.geometry()
+    grid = f"{architecture.image_height} x {architecture.image_width}"
+    padded = " x ".join(map(str, geometry.padded))
+    table = _table(
+        f"Geometry: grid {grid}, padded {padded}",
+        *("stage", "points", "channels", "depth", "heads", "local", "global", "rows"),
+    )
+    for index, stage in enumerate(geometry.stages):
+        table.add_row(
+            str(index),
+            f"{stage.height} x {stage.width}",
+            str(stage.channels),
+            str(architecture.config.depth[index]),
+            _share(stage.heads, axes.num_tensor),
+            _window(stage.local_window, stage.height, stage.width),
+            _window(stage.global_window, stage.height, stage.width),
+            str(local_rows(stage, axes.num_domain)),
+        )
+    return table
+
+
+def _share(count: int, degree: int) -> str:
+    """ "8" alone, "8 / 2" where two devices share them."""
+    if degree == 1:
+        return str(count)
+    color = "" if count % degree == 0 else "[red]"
+    return f"{color}{count} / {degree}"
+
+
+def _window(window: int, height: int, width: int) -> str:
+    fits = height % window == 0 and width % window == 0
+    return str(window) if fits else f"[red]{window} no"
+
+
+def parameter_table(architecture: Architecture) -> Table:
+    """Parameters of each part of the model."""
+    counts = parameter_count(architecture)
+    table = _table("Parameters", "part", "number")
+    for name, count in counts.items():
+        table.add_row(name, f"{count:,}")
+    table.add_section()
+    table.add_row("all", f"{sum(counts.values()):,}")
+    return table
+
+
+def memory_table(job: Job, architecture: Architecture, axes: MeshAxes) -> Table:
+    """Estimated memory of one device in training."""
+    memory = estimate_memory(job.config, architecture, axes)
+    table = _table("Memory a device", "for", "size")
+    for name, size in memory.parts.items():
+        table.add_row(name, _bytes(size))
+    table.add_section()
+    table.add_row("all", _bytes(memory.total))
+    return table
+
+
+def _bytes(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.2f} MiB"
