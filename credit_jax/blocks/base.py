@@ -25,10 +25,14 @@ class Group(Protocol):
     """One variable of a channel layout, as `credit_jax.data.channels` has it."""
 
     @property
-    def var_key(self) -> str: ...
+    def var_key(self) -> str:
+        """Like "{source}/{field_type}/{3d|2d}/{variable}"."""
+        ...
 
     @property
-    def n_levels(self) -> int: ...
+    def n_levels(self) -> int:
+        """Its channels."""
+        ...
 
 
 def variable_of(var_key: str) -> str:

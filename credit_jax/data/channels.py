@@ -39,10 +39,12 @@ class ChannelGroup:
 
     @property
     def source(self) -> str:
+        """Name of its source."""
         return self.var_key.split("/")[0]
 
     @property
     def field_type(self) -> str:
+        """One of "prognostic", "static", "dynamic_forcing" or "diagnostic"."""
         return self.var_key.split("/")[1]
 
     @property
@@ -94,10 +96,12 @@ class ChannelSchema:
 
     @property
     def num_input_channels(self) -> int:
+        """Channels of x."""
         return sum(group.n_levels for group in self.input)
 
     @property
     def num_target_channels(self) -> int:
+        """Channels of y."""
         return sum(group.n_levels for group in self.target)
 
     def input_slices(self) -> dict[str, slice]:

@@ -142,7 +142,8 @@ def check_finite(
     """Refuse a batch with NaN or infinity.
 
     Args:
-        x: input; y: target.
+        x: input.
+        y: target.
         times: (batch,) newest input time of each sample.
         schema: names the channels.
 

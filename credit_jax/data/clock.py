@@ -1,6 +1,7 @@
 """The master clock: at which times samples start, and which times each one reads."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -114,23 +115,19 @@ def master_clock(
 
 
 def _blocks(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
-    for section in (source, data):
-        ends = [getattr(section, f"{end}_datetime", None) for end in ("start", "end")]
-        ranges = getattr(section, "date_ranges", None)
-        if ranges and any(ends):
+    """Date ranges of a source: its own, else those of the data section."""
+    if source.date_ranges:
+        return _sorted_blocks(source.date_ranges)
+    if source.start_datetime or source.end_datetime:
+        first = source.start_datetime or data.start_datetime
+        last = source.end_datetime or data.end_datetime
+        if not (first and last):
             raise ValueError(
-                "date_ranges cannot be combined with start_datetime and end_datetime; "
-                "use one or the other"
+                f"a source has start_datetime {first} and end_datetime {last}; beside "
+                "date_ranges of the data section it needs both"
             )
-        if ranges:
-            return _sorted_blocks(ranges)
-        if any(ends):
-            whole = [
-                own or getattr(data, f"{end}_datetime")
-                for own, end in zip(ends, ("start", "end"), strict=True)
-            ]
-            return ((_label(whole[0]), _label(whole[1])),)
-    raise ValueError("data needs start_datetime and end_datetime, or date_ranges")
+        return ((_label(first), _label(last)),)
+    return _blocks(data, data)
 
 
 def _sorted_blocks(ranges: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
@@ -138,7 +135,7 @@ def _sorted_blocks(ranges: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
     for first, last in blocks:
         if last <= first:
             raise ValueError(f"date_ranges: {first} to {last} ends before it begins")
-    for (_, last), (first, _) in zip(blocks[:-1], blocks[1:], strict=True):
+    for (_, last), (first, _) in itertools.pairwise(blocks):
         if first <= last:
             raise ValueError(
                 f"date_ranges: the range that begins at {first} overlaps the one that "

@@ -9,7 +9,7 @@ not act back, so the circulation stays the well-known one.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,6 @@ from dinosaur import (
     spherical_harmonic,
     time_integration,
     units,
-    xarray_utils,
 )
 from jaxtyping import Array
 
@@ -51,7 +50,7 @@ class Climate:
     Attributes:
         advance: jitted, `(state, day) -> (state, rain)` over one output interval; day
             counts from 1 January, rain is in m of water since the last output.
-        fields: jitted, `state -> {U, V, T, Q (level, lat, lon), SP (lat, lon)}`,
+        fields: jitted, `state -> {U, V, T, Q (level, lat, lon), SP, Z500 (lat, lon)}`,
             north first, SI units.
         initial: the state at rest, slightly perturbed by the seed.
         latitude, longitude: degrees; latitude from north to south.
@@ -211,7 +210,7 @@ def _dynamics_step(setup: _Setup, seconds: float) -> Callable[[State], State]:
 
 
 def _initial_state(setup: _Setup, seed: int) -> State:
-    """At rest at REFERENCE_TEMPERATURE, with a small pressure wave placed by the seed."""
+    """At rest, isothermal, with a small pressure wave that the seed places."""
     make, _ = primitive_equations_states.isothermal_rest_atmosphere(
         setup.coords,
         setup.specs,
@@ -240,8 +239,35 @@ def _fields(setup: _Setup, state: State) -> dict[str, Array]:
         "T": kelvins + REFERENCE_TEMPERATURE,
         "Q": jnp.maximum(nodal(state.tracers["q"]), 0.0),
         "SP": surface,
+        "Z500": _geopotential_500(setup, kelvins + REFERENCE_TEMPERATURE, surface),
     }
     return {name: to_north_first(field) for name, field in native.items()}
+
+
+def _geopotential_500(setup: _Setup, temperature: Array, surface: Array) -> Array:
+    """Geopotential at 500 hPa, m2 s-2, (lon, lat).
+
+    Hydrostatic: g z + R T_N ln(1 / sigma_N) at the lowest level, R (T_k + T_k+1) / 2
+    ln(sigma_k+1 / sigma_k) from level to level, linear in ln(sigma) in between.
+
+    Args:
+        temperature: K, (level, lon, lat).
+        surface: surface pressure in Pa, (lon, lat).
+    """
+    log_sigma = np.log(setup.coords.vertical.centers)
+    gas = physics.DRY_AIR_GAS
+    lowest = physics.GRAVITY * setup.height - gas * temperature[-1] * log_sigma[-1]
+    between = 0.5 * (temperature[1:] + temperature[:-1])
+    steps = gas * between * np.diff(log_sigma)[:, None, None]
+    above = jnp.cumsum(steps[::-1], axis=0)[::-1]
+    height = jnp.concatenate([lowest + above, lowest[None]])
+    place = jnp.log(5e4 / surface)[None]
+    gaps = np.diff(log_sigma)
+    below = np.append(gaps, np.inf)[:, None, None]
+    over = np.insert(gaps, 0, np.inf)[:, None, None]
+    offset = place - log_sigma[:, None, None]
+    weight = jnp.clip(1.0 - jnp.where(offset > 0, offset / below, -offset / over), 0, 1)
+    return jnp.sum(weight * height, axis=0)
 
 
 def to_north_first(field: Array | np.ndarray) -> Array | np.ndarray:

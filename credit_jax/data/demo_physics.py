@@ -17,6 +17,7 @@ YEAR_DAYS = 365.2422
 EQUINOX_DAY = 79.0  # days after 1 January 00 UTC, about 20 March
 PERIHELION_DAY = 3.0
 GRAVITY = 9.80616  # m s-2, the value that dinosaur uses
+DRY_AIR_GAS = 287.0  # J kg-1 K-1
 WATER_DENSITY = 1000.0  # kg m-3
 
 

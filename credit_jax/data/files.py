@@ -72,7 +72,7 @@ def discover(template: str, where: str) -> FileSet:
         raise FileNotFoundError(_nothing_found(template, pattern, where))
     if len(paths) == 1:
         return FileSet(template, tuple(paths))
-    found = sorted(_period(template, path, where) + (path,) for path in paths)
+    found = sorted((*_period(template, path, where), path) for path in paths)
     first, last, paths = zip(*found, strict=True)
     return FileSet(template, paths, first, last)
 

@@ -120,7 +120,8 @@ class LocalSource:
     def no_file(self, field_type: str, time: np.datetime64) -> str:
         """The text of the error for a time that no file covers."""
         files = self.files[field_type]
-        assert files.first is not None and files.last is not None
+        assert files.first is not None
+        assert files.last is not None
         return (
             f"data.source.{self.name}.variables.{field_type}: no file of "
             f"{files.template!r} covers {str(time)[:19]}; {len(files.paths)} files "

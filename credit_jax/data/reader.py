@@ -1,4 +1,4 @@
-"""Opens NetCDF and Zarr files once and reads single times from them, from any thread."""
+"""Opens NetCDF and Zarr files once, and keeps what was read, for many threads."""
 
 import collections
 import dataclasses

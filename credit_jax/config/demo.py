@@ -1,0 +1,36 @@
+"""The `demo:` section: a data set that is made before the first training."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from credit_jax.config.base import StrictModel
+
+
+class DemoConfig(StrictModel):
+    """What `python -m credit_jax.data.demo` makes.
+
+    Attributes:
+        out: folder of the data set; it is made if it is not there.
+        truncation: "T21" is a grid of 32 x 64, "T42" one of 64 x 128.
+        days: length of the data set, from 2000-01-01.
+        spinup_days: days that are computed before it and thrown away.
+        held_out_days: last days that the mean and std files leave out.
+        seed: of the initial state.
+    """
+
+    out: str
+    truncation: Literal["T21", "T42"] = "T21"
+    days: int = Field(default=560, ge=2)
+    spinup_days: int = Field(default=200, ge=0)
+    held_out_days: int = Field(default=60, ge=0)
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _has_training_days(self) -> "DemoConfig":
+        if self.held_out_days >= self.days:
+            raise ValueError(
+                f"held_out_days {self.held_out_days} of days {self.days} leave no day "
+                "for training"
+            )
+        return self
