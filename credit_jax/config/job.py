@@ -16,6 +16,7 @@ from credit_jax.config.data import (
     num_channels,
     num_samples,
 )
+from credit_jax.config.demo import DemoConfig
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
 from credit_jax.config.metrics import MetricsConfig
@@ -37,6 +38,8 @@ class Config(StrictModel):
         loss: see `LossConfig`.
         metrics: see `MetricsConfig`; null is the default set of metrics.
         trainer: see `TrainerConfig`.
+        demo: a data set to make first if it is not there (`DemoConfig`); CREDIT has no
+            such section and passes over it.
     """
 
     save_loc: str
@@ -51,6 +54,7 @@ class Config(StrictModel):
     loss: LossConfig
     metrics: MetricsConfig | None = None
     trainer: TrainerConfig
+    demo: DemoConfig | None = None
 
     ignored: ClassVar = {
         "pbs": _JOB,
