@@ -26,7 +26,8 @@ class Job:
 
     Attributes:
         config: the config.
-        architecture: its model; None if the model block is wrong.
+        model: its validated model block; None if the block is wrong.
+        architecture: its model; None if its sizes do not fit together.
         num_devices: devices that the job is looked at for.
         axes: the mesh axes on these devices; None if the degrees do not fit.
         problems: lines that keep the job from running.
@@ -34,6 +35,7 @@ class Job:
     """
 
     config: Config
+    model: Any
     architecture: Architecture | None
     num_devices: int
     axes: MeshAxes | None
@@ -62,7 +64,9 @@ def inspect_job(
     block = config.trainer.parallelism
     devices = num_devices or config.trainer.num_devices or required_devices(block)
     axes = _axes(config, devices, problems, notes)
-    architecture = _architecture(config, problems, notes)
+    model = _model(config, problems, notes)
+    sound = model is not None and not model.problems()
+    architecture = build(config.model) if sound else None
     problems += _loss_problems(config)
     problems += _problems_of(build_preblocks, config.preblocks, but=OSError)
     problems += _problems_of(build_postblocks, config.postblocks)
@@ -70,7 +74,7 @@ def inspect_job(
     notes += missing
     if with_data and not missing and not problems:
         problems += _data_problems(config, axes.num_data if axes else 1)
-    return Job(config, architecture, devices, axes, problems, notes)
+    return Job(config, model, architecture, devices, axes, problems, notes)
 
 
 def _axes(
@@ -101,10 +105,8 @@ def _axes(
     )
 
 
-def _architecture(
-    config: Config, problems: list[str], notes: list[str]
-) -> Architecture | None:
-    """The model, looked at on the mesh and against the data; None if it cannot be."""
+def _model(config: Config, problems: list[str], notes: list[str]) -> Any:
+    """The model block, looked at on the mesh and against the data; None if wrong."""
     block = config.trainer.parallelism
     try:
         model = parse_model(config.model)
@@ -119,7 +121,7 @@ def _architecture(
         output_channels=model.output_channels,
     )
     notes += _domain_notes(model.image_height, block.domain)
-    return None if model.problems() else build(config.model)
+    return model
 
 
 def _domain_notes(height: int, domain: int) -> list[str]:

@@ -8,7 +8,7 @@ from rich.table import Table
 from credit_jax.check.job import Job
 from credit_jax.check.memory import estimate_memory, local_rows
 from credit_jax.config.data import INPUT_TYPES, OUTPUT_TYPES, num_samples
-from credit_jax.models.architecture import Architecture, parameter_count
+from credit_jax.models.architecture import Architecture, ModelConfig, parameter_count
 from credit_jax.parallel.axes import MeshAxes
 
 GIB = 2**30
@@ -20,10 +20,10 @@ def job_tables(job: Job) -> Iterator[Table]:
     yield channel_table(job)
     if job.axes is not None:
         yield mesh_table(job, job.axes)
+    if job.model is not None:
+        yield geometry_table(job.model, job.axes or MeshAxes())
     if job.architecture is None:
         return
-    if hasattr(job.architecture.config, "geometry"):
-        yield geometry_table(job.architecture, job.axes or MeshAxes())
     yield parameter_table(job.architecture)
     if job.axes is not None:
         yield memory_table(job, job.architecture, job.axes)
@@ -74,10 +74,10 @@ def mesh_table(job: Job, axes: MeshAxes) -> Table:
     kind = {"fsdp2": "samples, parameters", "ddp": "samples", "none": "-"}
     table.add_row("dp", str(axes.num_data), kind[trainer.parallelism.data])
     table.add_row("tp", str(axes.num_tensor), "heads, feed-forward units")
-    height = job.config.model.get("image_height", "?")
-    if job.architecture is not None:
-        rows = -(-job.architecture.image_height // axes.num_domain)
-        height = f"{rows} of {job.architecture.image_height}"
+    height = "?"
+    if job.model is not None:
+        rows = -(-job.model.image_height // axes.num_domain)
+        height = f"{rows} of {job.model.image_height}"
     table.add_row("domain", str(axes.num_domain), f"{height} rows")
     batch = trainer.train_batch_size
     total = batch * axes.num_data * trainer.grad_accum_every
@@ -91,10 +91,10 @@ def mesh_table(job: Job, axes: MeshAxes) -> Table:
     return table
 
 
-def geometry_table(architecture: Architecture, axes: MeshAxes) -> Table:
+def geometry_table(model: ModelConfig, axes: MeshAxes) -> Table:
     """Sizes of every stage, its windows, and the most rows of it on a device."""
-    geometry = architecture.config.geometry()
-    grid = f"{architecture.image_height} x {architecture.image_width}"
+    geometry = model.geometry()
+    grid = f"{model.image_height} x {model.image_width}"
     padded = " x ".join(map(str, geometry.padded))
     table = _table(
         f"Geometry: grid {grid}, padded {padded}",
@@ -105,7 +105,7 @@ def geometry_table(architecture: Architecture, axes: MeshAxes) -> Table:
             str(index),
             f"{stage.height} x {stage.width}",
             str(stage.channels),
-            str(architecture.config.depth[index]),
+            str(model.depth[index]),
             _share(stage.heads, axes.num_tensor),
             _window(stage.local_window, stage.height, stage.width),
             _window(stage.global_window, stage.height, stage.width),
@@ -115,7 +115,7 @@ def geometry_table(architecture: Architecture, axes: MeshAxes) -> Table:
 
 
 def _share(count: int, degree: int) -> str:
-    """ "8" alone, "8 / 2" where two devices share them."""
+    """Heads, and the number of devices that share them: "8" or "8 / 2"."""
     if degree == 1:
         return str(count)
     color = "" if count % degree == 0 else "[red]"
