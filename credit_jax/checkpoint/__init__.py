@@ -6,8 +6,8 @@
         {step}/                 micro-batches seen when it was written
             weights/            {"params": {path: array}, "vectors": {path: {"u", "v"}}}
             ema/                {path: array}; only with `trainer.use_ema`
-            optimiser/          {"opt_state": {"count", "mean", "square"}, "micro_step",
-                                "update_step", "key"}
+            optimiser/          {"opt_state": {"num_updates", "mean", "square"},
+                                "micro_step", "update_step", "key"}
             progress/           `Progress` as JSON
 
 Every array is stored whole, by its path, whatever mesh wrote it (Orbax, OCDBT). A

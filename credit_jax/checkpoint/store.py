@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
+from etils import epath
 from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
 
@@ -146,13 +147,13 @@ class CheckpointStore:
 
     def progress(self, step: int) -> Progress:
         """Where the run stood at a checkpoint."""
-        self._check_exists(step)
+        manager = self._manager_with(step)
         args = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
-        return Progress.from_json(self._manager.restore(step, args=args)[PROGRESS])
+        return Progress.from_json(manager.restore(step, args=args)[PROGRESS])
 
     def item_names(self, step: int) -> list[str]:
         """Which of `weights`, `ema`, `optimiser` a checkpoint holds."""
-        self._check_exists(step)
+        self._manager_with(step)
         names = (WEIGHTS, EMA, OPTIMISER)
         return [name for name in names if (self.path(step) / name).is_dir()]
 
@@ -172,21 +173,22 @@ class CheckpointStore:
             FileNotFoundError: there is no such checkpoint, or it lacks an item.
             ValueError: it was written for another model or optimiser.
         """
-        self._check_exists(step)
+        manager = self._manager_with(step)
         self._check_fits(step, targets)
         args = {
             name: ocp.args.StandardRestore(described(tree))
             for name, tree in targets.items()
         }
-        found = self._manager.restore(step, args=ocp.args.Composite(**args))
+        found = manager.restore(step, args=ocp.args.Composite(**args))
         return {name: as_described(found[name], tree) for name, tree in targets.items()}
 
-    def _check_exists(self, step: int) -> None:
-        if step not in self.steps():
+    def _manager_with(self, step: int) -> ocp.CheckpointManager:
+        if self._manager is None or step not in self.steps():
             have = self.steps() or "none"
             raise FileNotFoundError(
                 f"no checkpoint {step} in {self.folder}; there are: {have}"
             )
+        return self._manager
 
     def _check_fits(self, step: int, targets: Mapping[str, PyTree]) -> None:
         have = self.item_names(step)
@@ -197,7 +199,9 @@ class CheckpointStore:
                 f"{', '.join(have)}"
             )
         for name, tree in targets.items():
-            stored = ocp.StandardCheckpointHandler().metadata(self.path(step) / name)
+            stored = ocp.StandardCheckpointHandler().metadata(
+                epath.Path(self.path(step) / name)
+            )
             problems = differences(stored.tree, described(tree))
             if problems:
                 raise ValueError(

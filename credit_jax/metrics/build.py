@@ -75,7 +75,7 @@ def build_metrics(
         pair = Pair(
             to_units(pred.astype(jnp.float32)),
             to_units(target.astype(jnp.float32)),
-            to_units(_local_climatology(climatology, reducer)),
+            None if climatology is None else to_units(_local(climatology, reducer)),
             layout,
             reducer,
             rows,
@@ -92,20 +92,16 @@ def build_metrics(
 
 def _units(
     scale: np.ndarray | None, offset: np.ndarray | None
-) -> Callable[[Array | None], Array | None]:
+) -> Callable[[Array], Array]:
     if scale is None or offset is None:
         return lambda field: field
     factor, shift = (
         jnp.asarray(x, jnp.float32).reshape(1, -1, 1, 1, 1) for x in (scale, offset)
     )
-    return lambda field: None if field is None else field * factor + shift
+    return lambda field: field * factor + shift
 
 
-def _local_climatology(
-    climatology: np.ndarray | None, reducer: FieldReducer
-) -> Array | None:
-    if climatology is None:
-        return None
+def _local(climatology: np.ndarray, reducer: FieldReducer) -> Array:
     by_row = jnp.asarray(np.moveaxis(climatology, 1, 0), jnp.float32)
     return jnp.moveaxis(reducer.local_rows(by_row), 0, 1)[None, :, None]
 

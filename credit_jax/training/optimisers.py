@@ -8,11 +8,11 @@ each counted once (`psum` over exactly the mesh axes that the leaf differs over)
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from credit_jax.config.trainer import TrainerConfig
@@ -28,70 +28,78 @@ class AdamWState(NamedTuple):
     """State of the optimiser.
 
     Attributes:
-        count: updates done, int32 scalar.
+        num_updates: updates done, int32 scalar.
         mean: running mean of the gradient, like the parameters.
         square: running mean of its square, like the parameters.
     """
 
-    count: Int[Array, ""]
+    num_updates: Int[Array, ""]
     mean: PyTree[Array]
     square: PyTree[Array]
 
 
-def build_optimiser(trainer: TrainerConfig) -> optax.GradientTransformationExtraArgs:
+@dataclass(frozen=True)
+class AdamW:
+    """torch.optim.AdamW with its gradient clipped to a global norm, like optax's.
+
+    `p <- p (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)`
+
+    Attributes:
+        weight_decay: factor of the decay, applied to every parameter.
+        max_norm: largest norm of the gradient; 0 for no clipping.
+    """
+
+    weight_decay: float = 0.0
+    max_norm: float = 0.0
+
+    def init(self, params: PyTree[Array]) -> AdamWState:
+        """The state before the first update."""
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        again = jax.tree.map(jnp.zeros_like, params)
+        return AdamWState(jnp.zeros((), jnp.int32), zeros, again)
+
+    def update(
+        self,
+        grads: PyTree[Array],
+        state: AdamWState,
+        params: PyTree[Array],
+        learning_rate: Float[Array, ""],
+        *,
+        grad_norm: Float[Array, ""] | None = None,
+    ) -> tuple[PyTree[Array], AdamWState]:
+        """One update.
+
+        Args:
+            grads: gradient of the mean loss, local shards.
+            state: of the last update.
+            params: local shards.
+            learning_rate: scalar.
+            grad_norm: `global_norm(grads)`, if the caller has it already.
+
+        Returns:
+            What to add to the parameters (`optax.apply_updates`), and the new state.
+        """
+        if self.max_norm > 0:
+            norm = global_norm(grads) if grad_norm is None else grad_norm
+            grads = clip(grads, norm, self.max_norm)
+        state = _moments(grads, state)
+        first, second = _bias_corrections(state.num_updates)
+
+        def change(mean: Array, square: Array, param: Array) -> Array:
+            step = (mean / first) / (jnp.sqrt(square / second) + EPSILON)
+            return -learning_rate * (step + self.weight_decay * param)
+
+        return jax.tree.map(change, state.mean, state.square, params), state
+
+
+def build_optimiser(trainer: TrainerConfig) -> AdamW:
     """Clipping by the global norm, then AdamW (betas 0.9, 0.95; all parameters decay).
 
     Args:
         trainer: `weight_decay` and `grad_max_norm` (0: no clipping; "dynamic": CREDIT
             clips to the norm that it has just measured, which changes nothing).
-
-    Returns:
-        `init(params) -> state` and `update(grads, state, params, learning_rate=...,
-        grad_norm=None) -> (updates, state)` for `optax.apply_updates`; `grad_norm` is
-        `global_norm(grads)` if the caller has it already.
     """
-    return adamw(weight_decay=trainer.weight_decay, max_norm=trainer.clip_norm)
-
-
-def adamw(
-    *, weight_decay: float, max_norm: float = 0.0
-) -> optax.GradientTransformationExtraArgs:
-    """torch.optim.AdamW with its gradient clipped to the global norm `max_norm`.
-
-    `p <- p (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)`
-
-    Args:
-        weight_decay: factor of the decay, applied to every parameter.
-        max_norm: largest norm of the gradient; 0 for no clipping.
-    """
-
-    def init(params: PyTree[Array]) -> AdamWState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return AdamWState(
-            jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params)
-        )
-
-    def update(
-        grads: PyTree[Array],
-        state: AdamWState,
-        params: PyTree[Array],
-        *,
-        learning_rate: Float[Array, ""],
-        grad_norm: Float[Array, ""] | None = None,
-    ) -> tuple[PyTree[Array], AdamWState]:
-        if max_norm > 0:
-            norm = global_norm(grads) if grad_norm is None else grad_norm
-            grads = clip(grads, norm, max_norm)
-        state = _moments(grads, state)
-        scale = _bias_corrections(state.count)
-
-        def change(mean: Array, square: Array, param: Array) -> Array:
-            step = (mean / scale[0]) / (jnp.sqrt(square / scale[1]) + EPSILON)
-            return -learning_rate * (step + weight_decay * param)
-
-        return jax.tree.map(change, state.mean, state.square, params), state
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return AdamW(weight_decay=trainer.weight_decay, max_norm=trainer.clip_norm)
 
 
 def _moments(grads: PyTree[Array], state: AdamWState) -> AdamWState:
@@ -100,7 +108,7 @@ def _moments(grads: PyTree[Array], state: AdamWState) -> AdamWState:
     square = jax.tree.map(
         lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.square, grads
     )
-    return AdamWState(state.count + 1, mean, square)
+    return AdamWState(state.num_updates + 1, mean, square)
 
 
 def _bias_corrections(count: Int[Array, ""]) -> tuple[Array, Array]:

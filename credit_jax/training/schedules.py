@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from credit_jax.config.trainer import TrainerConfig
+
 Step = Int[Array, ""]
 Schedule = Callable[[Step], Float[Array, ""]]
 
@@ -22,7 +24,7 @@ PER_EPOCH = ("cosine-annealing", "lambda")
 LAMBDA_EPOCHS, LAMBDA_WARMUP_EPOCHS = 100, 10
 
 
-def build_schedule(trainer: Any, *, batches_per_epoch: int) -> Schedule:
+def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> Schedule:
     """The schedule of the `trainer` section.
 
     Args:
@@ -35,30 +37,24 @@ def build_schedule(trainer: Any, *, batches_per_epoch: int) -> Schedule:
     Raises:
         ValueError: unknown scheduler or setting.
     """
-    base = float(trainer.learning_rate)
-    if not getattr(trainer, "use_scheduler", False):
+    base = trainer.learning_rate
+    if not trainer.use_scheduler:
         return constant(base)
-    kind, settings = _split(getattr(trainer, "scheduler", None))
+    kind, settings = _split(trainer.scheduler)
     if kind not in _BUILDERS:
         raise ValueError(
             f"trainer.scheduler.scheduler_type: got {kind!r}, expected one of "
             f"{', '.join(_BUILDERS)}; for a constant rate set use_scheduler: false"
         )
-    try:
-        schedule = _BUILDERS[kind](base, **settings)
-    except TypeError as error:
-        raise ValueError(f"trainer.scheduler ({kind}): {error}") from None
+    schedule = _BUILDERS[kind](base, **settings)
     if kind in PER_EPOCH:
         return lambda step: schedule(step // max(batches_per_epoch, 1))
     return schedule
 
 
-def _split(section: Any) -> tuple[str | None, dict[str, Any]]:
-    if section is None:
-        return None, {}
-    dump = getattr(section, "model_dump", None)
-    settings = dict(dump(exclude_unset=True) if dump else section)
-    return settings.pop("scheduler_type", None), settings
+def _split(section: Any) -> tuple[str, dict[str, Any]]:
+    settings = {} if section is None else section.model_dump()
+    return settings.pop("scheduler_type", ""), settings
 
 
 def constant(learning_rate: float) -> Schedule:
@@ -190,19 +186,9 @@ def _cosine(place: Array, length: Array | int) -> Array:
     return jnp.square(jnp.sin(0.5 * jnp.pi * remaining))
 
 
-def _plateau(base: float, **settings: Any) -> Schedule:
-    del base, settings
-    raise ValueError(
-        "trainer.scheduler.scheduler_type: 'plateau' is not implemented (it depends on "
-        "the validation metric, not on the step); use linear-warmup-cosine, "
-        "cosine-annealing-restarts, cosine-annealing or lambda"
-    )
-
-
-_BUILDERS: dict[str | None, Callable[..., Schedule]] = {
+_BUILDERS: dict[str, Callable[..., Schedule]] = {
     "linear-warmup-cosine": linear_warmup_cosine,
     "cosine-annealing-restarts": cosine_annealing_restarts,
     "cosine-annealing": cosine_annealing,
     "lambda": lambda_schedule,
-    "plateau": _plateau,
 }

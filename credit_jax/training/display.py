@@ -1,0 +1,144 @@
+"""Live progress: a bar on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+PLAIN_SECONDS = 10.0
+_SMOOTH = 0.9
+
+
+class Display:
+    """What a user sees of a run. Use it as a context manager."""
+
+    def __init__(self, console: Console | None = None, *, silent: bool = False) -> None:
+        """Chooses bar or lines by whether the console is a terminal.
+
+        Args:
+            console: where to write; None is stdout.
+            silent: write nothing, as all processes but the first do.
+        """
+        self.console = console or Console()
+        self._silent = silent
+        self._bar: Progress | None = None
+        self._task = None
+        self._rate = Rate()
+        self._last_line = 0.0
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal and not self._silent:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.fields[text]}"),
+                console=self.console,
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def start(self, title: str, *, total: int, done: int = 0, left: int = 0) -> None:
+        """Begins a stretch of batches.
+
+        Args:
+            title: such as "epoch 1/3".
+            total: batches of the stretch.
+            done: batches of it that an earlier run has done.
+            left: batches of the run after this stretch, for the time left.
+        """
+        self._title, self._total, self._done, self._left = title, total, done, left
+        self._rate = Rate()
+        self._last_line = time.monotonic()
+        if self._bar:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._task = self._bar.add_task(
+                title, total=total, completed=done, text="compiling"
+            )
+
+    def advance(
+        self,
+        batches: int,
+        samples: int,
+        numbers: Mapping[str, int | float] | None = None,
+    ) -> None:
+        """Batches are done.
+
+        Args:
+            batches: how many.
+            samples: samples in them, on all devices.
+            numbers: what to show, such as loss and learning rate.
+        """
+        self._done += batches
+        self._rate.add(batches, samples)
+        text = self._text(numbers or {})
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=self._done, text=text)
+        elif self._is_time():
+            self.message(f"{self._title}  {self._done}/{self._total}  {text}")
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+        if not self._silent:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _is_time(self) -> bool:
+        now = time.monotonic()
+        due = now - self._last_line >= PLAIN_SECONDS or self._done == self._total
+        if due:
+            self._last_line = now
+        return due
+
+    def _text(self, numbers: Mapping[str, int | float]) -> str:
+        parts = [f"{name} {value:.4g}" for name, value in numbers.items()]
+        if self._rate.samples_per_second:
+            parts.append(f"{self._rate.samples_per_second:.3g} samples/s")
+            left = self._total - self._done + self._left
+            parts.append(f"{clock(left * self._rate.seconds_per_batch)} left")
+        return "  ".join(parts)
+
+
+class Rate:
+    """Smoothed speed; the first stretch, which compiles, is left out."""
+
+    def __init__(self) -> None:
+        self._before: float | None = None
+        self.seconds_per_batch = 0.0
+        self.samples_per_second = 0.0
+
+    def add(self, batches: int, samples: int) -> None:
+        """Notes that batches were done since the last call."""
+        now = time.monotonic()
+        if self._before is not None:
+            seconds = max(now - self._before, 1e-9)
+            keep = _SMOOTH if self.seconds_per_batch else 0.0
+            mix = lambda old, new: keep * old + (1 - keep) * new  # noqa: E731
+            self.seconds_per_batch = mix(self.seconds_per_batch, seconds / batches)
+            self.samples_per_second = mix(self.samples_per_second, samples / seconds)
+        self._before = now
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes, seconds.
+
+    >>> clock(3725.2)
+    '1:02:05'
+    """
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

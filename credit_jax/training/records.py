@@ -1,0 +1,137 @@
+"""What a run writes down: `training_log.csv` in CREDIT's columns, and TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Number = int | float
+Row = dict[str, Number]
+
+LOG_NAME = "training_log.csv"
+# CREDIT's order; other columns follow as they come.
+FIRST_COLUMNS = (
+    "index",
+    "epoch",
+    "train_history_len",
+    "train_forecast_len",
+    "valid_history_len",
+    "valid_forecast_len",
+    "train_loss",
+    "valid_loss",
+    "train_rmse",
+    "valid_rmse",
+    "train_r2score",
+    "valid_r2score",
+    "train_bias",
+    "valid_bias",
+    "train_acc",
+    "valid_acc",
+    "train_mae",
+    "valid_mae",
+)
+
+
+class CsvLog:
+    """One row an epoch; the file is written anew each time, and is never half there."""
+
+    def __init__(self, path: str | Path, *, keep_before: int = 0) -> None:
+        """Takes up the rows of an earlier run.
+
+        Args:
+            path: the file.
+            keep_before: rows of epochs below it are kept; 0 begins a new log.
+        """
+        self.path = Path(path)
+        self.rows: list[Row] = []
+        if keep_before > 0 and self.path.exists():
+            rows = read_log(self.path)
+            self.rows = [row for row in rows if row["epoch"] < keep_before]
+
+    def append(self, row: Mapping[str, Number]) -> None:
+        """Adds a row and writes the file."""
+        self.rows.append(dict(row))
+        partial = self.path.with_suffix(".csv.partial")
+        with partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns(), restval="")
+            writer.writeheader()
+            for index, row_ in enumerate(self.rows):
+                writer.writerow({"index": index} | row_)
+        os.replace(partial, self.path)
+
+    def _columns(self) -> list[str]:
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        first = [name for name in FIRST_COLUMNS if name in names or name == "index"]
+        return first + [name for name in names if name not in first]
+
+
+def read_log(path: str | Path) -> list[Row]:
+    """The rows of a `training_log.csv`, CREDIT's or ours, without empty cells."""
+    with Path(path).open(newline="") as file:
+        rows: list[Row] = [
+            {key: float(value) for key, value in row.items() if value}
+            for row in csv.DictReader(file)
+        ]
+    for row in rows:
+        row.pop("index", None)
+        row["epoch"] = int(row["epoch"])
+    return rows
+
+
+class TensorBoard:
+    """Event files below `tensorboard/`; CREDIT's tags: "rmse/valid", "train/lr"."""
+
+    def __init__(self, save_loc: str | Path) -> None:
+        """Opens the event file.
+
+        Args:
+            save_loc: folder of the run.
+        """
+        from tensorboardX import SummaryWriter
+
+        self._writer: Any = SummaryWriter(logdir=str(Path(save_loc) / "tensorboard"))
+
+    def write(self, row: Mapping[str, Number]) -> None:
+        """One scalar for each finite value of an epoch's row."""
+        for name, value in row.items():
+            if name != "epoch" and math.isfinite(value):
+                self._writer.add_scalar(tag(name), value, int(row["epoch"]))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the event file."""
+        self._writer.close()
+
+
+def tag(column: str) -> str:
+    """TensorBoard's name of a column.
+
+    >>> tag("valid_rmse/ERA5/prognostic/3d/T"), tag("lr")
+    ('rmse/ERA5/prognostic/3d/T/valid', 'train/lr')
+    """
+    phase, _, name = column.partition("_")
+    return f"{name}/{phase}" if phase in ("train", "valid") else f"train/{column}"
+
+
+def logged_metrics(
+    metrics: Mapping[str, Number], chosen: bool | Sequence[str]
+) -> dict[str, Number]:
+    """The metrics that are written down.
+
+    Args:
+        metrics: "rmse" and the like for all variables, "rmse/ERA5/..." for one.
+        chosen: `trainer.save_metric_vars`: true for every variable, false for none, or
+            texts of which the name has to hold one.
+    """
+    if chosen is True:
+        return dict(metrics)
+    wanted = [] if chosen is False else list(chosen)
+    return {
+        name: value
+        for name, value in metrics.items()
+        if "/" not in name or any(text in name for text in wanted)
+    }
