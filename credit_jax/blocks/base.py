@@ -9,7 +9,7 @@ block uses only operations that both have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from credit_jax.config.base import StrictModel
 
@@ -18,9 +18,8 @@ Block: TypeAlias = Callable[[Batch], dict[str, Any]]
 Build: TypeAlias = Callable[[Any], Block]
 Entry: TypeAlias = tuple[type[StrictModel], Build]
 
-Returned = TypeVar("Returned")
 
-
+@runtime_checkable
 class Group(Protocol):
     """One variable of a channel layout, as `credit_jax.data.channels` has it."""
 

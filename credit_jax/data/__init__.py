@@ -1,6 +1,7 @@
 """Reads samples from disk and turns them into batches of x and y."""
 
 from credit_jax.data.channels import ChannelGroup, ChannelSchema, check_model_channels
+from credit_jax.data.climatology import Climatology, build_climatology
 from credit_jax.data.dataset import Dataset, Sample, open_dataset
 from credit_jax.data.loader import Batch, Loader, build_loader
 from credit_jax.data.sampler import Sampler, per_rank_batch_size
@@ -9,10 +10,12 @@ __all__ = [
     "Batch",
     "ChannelGroup",
     "ChannelSchema",
+    "Climatology",
     "Dataset",
     "Loader",
     "Sample",
     "Sampler",
+    "build_climatology",
     "build_loader",
     "check_model_channels",
     "open_dataset",

@@ -135,7 +135,7 @@ def _field_types(dataset: Dataset) -> Iterator[tuple[LocalSource, str]]:
 
 def check_finite(
     x: Shaped[np.ndarray, "batch channel time lat lon"],
-    y: Shaped[np.ndarray, "batch channel time lat lon"],
+    y: Shaped[np.ndarray, "batch channel_out time_out lat lon"],
     times: np.ndarray,
     schema: ChannelSchema,
 ) -> None:

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.config.data import DataConfig
+from credit_jax.config.data import OUTPUT_TYPES, DataConfig
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.clock import SourceClock, master_clock, source_clock
 from credit_jax.data.local import LocalSource, open_source
 
-Fields: TypeAlias = dict[str, Float[np.ndarray, "level time lat lon"]]
+Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ _ _"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +53,24 @@ class Dataset:
 
     def __getitem__(self, index: int) -> Sample:
         start = self.starts[index]
-        sample = Sample({}, {}, start, self.target_time(index))
+        inputs: dict[str, Fields] = {}
         for name, source in self.sources.items():
-            inputs = self.clocks[name].input_times(start)
-            targets = self.clocks[name].target_times(start)
-            sample.input[name] = {}
+            times = self.clocks[name].input_times(start)
+            inputs[name] = {}
             for kind in ("dynamic_forcing", "static", "prognostic"):
-                sample.input[name] |= source.read(kind, inputs)
-            sample.target[name] = {}
-            for kind in ("prognostic", "diagnostic"):
-                sample.target[name] |= source.read(kind, targets)
-        return sample
+                inputs[name] |= source.read(kind, times)
+        targets, target_time = self.target(index)
+        return Sample(inputs, targets, start, target_time)
+
+    def target(self, index: int) -> tuple[dict[str, Fields], np.datetime64]:
+        """Target fields of a sample, in channel order, and their time."""
+        targets: dict[str, Fields] = {}
+        for name, source in self.sources.items():
+            times = self.clocks[name].target_times(self.starts[index])
+            targets[name] = {}
+            for kind in OUTPUT_TYPES:
+                targets[name] |= source.read(kind, times)
+        return targets, self.target_time(index)
 
     def target_time(self, index: int) -> np.datetime64:
         """When the target of a sample is, by the clock of the first source."""

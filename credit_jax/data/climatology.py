@@ -1,0 +1,79 @@
+"""The forecast that knows only the date: means of the training period."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.data.dataset import Dataset
+
+By = Literal["all", "season", "month"]
+
+_NUM_BINS = {"all": 1, "season": 4, "month": 12}
+
+
+@dataclasses.dataclass(frozen=True)
+class Climatology:
+    """Mean fields, for each part of the year.
+
+    Attributes:
+        by: "all" (one mean), "season" (December to February, March to May, ...) or
+            "month".
+        mean: physical units, channels in the order of `schema.target`; a part of the
+            year without samples has the mean of all.
+        counts: (part,) samples of each part.
+    """
+
+    by: By
+    mean: Float[np.ndarray, "part channel 1 lat lon"]
+    counts: np.ndarray
+
+    def at(self, times: np.ndarray) -> Float[np.ndarray, "time channel 1 lat lon"]:
+        """The climatological fields of some times, datetime64."""
+        return self.mean[_part(times, self.by)]
+
+
+def build_climatology(
+    dataset: Dataset, by: By = "all", max_samples: int = 1000
+) -> Climatology:
+    """Average the targets of a data set over time, at each point.
+
+    Args:
+        dataset: of the training period.
+        by: parts of the year that are averaged on their own.
+        max_samples: beyond it, evenly spaced samples are taken.
+    """
+    count = min(len(dataset), max_samples)
+    chosen = np.linspace(0, len(dataset) - 1, count).round().astype(int)
+    sums: np.ndarray | None = None
+    counts = np.zeros(_NUM_BINS[by], dtype=np.int64)
+    for index in chosen:
+        field, time = _target(dataset, int(index))
+        if sums is None:
+            sums = np.zeros((_NUM_BINS[by], *field.shape), dtype=np.float64)
+        part = _part(time[None], by)[0]
+        sums[part] += field
+        counts[part] += 1
+    assert sums is not None
+    everything = sums.sum(axis=0) / counts.sum()
+    shape = (-1, 1, 1, 1, 1)
+    means = np.where(
+        counts.reshape(shape) > 0,
+        sums / np.maximum(counts, 1).reshape(shape),
+        everything,
+    )
+    return Climatology(by, means.astype(np.float32), counts)
+
+
+def _target(dataset: Dataset, index: int) -> tuple[np.ndarray, np.datetime64]:
+    """(channel, 1, lat, lon) in physical units, and its time."""
+    fields, time = dataset.target(index)
+    arrays = [array for source in fields.values() for array in source.values()]
+    return np.concatenate(arrays), time
+
+
+def _part(times: np.ndarray, by: By) -> np.ndarray:
+    """(time,) part of the year of each time, from 0."""
+    month = times.astype("datetime64[M]").astype(np.int64) % 12
+    return {"all": month * 0, "season": (month + 1) % 12 // 3, "month": month}[by]

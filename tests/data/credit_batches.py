@@ -1,0 +1,47 @@
+"""Batches of CREDIT's own dataset, sampler, loader and preblocks."""
+
+import copy
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from tests.reference.torchvision_ops import import_torchvision
+
+
+def credit_loader(
+    raw: dict[str, Any], rank: int, world_size: int, train: bool
+) -> DataLoader:
+    """CREDIT's loader of one dp rank."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_torchvision()
+        from credit.trainers.utils import load_dataloader, load_dataset
+    raw = copy.deepcopy(raw)
+    # CREDIT wants every key in the validation section, and writes into save_loc.
+    if raw.get("validation_data"):
+        raw["validation_data"] = {**raw["data"], **raw["validation_data"]}
+    raw["save_loc"] = None
+    dataset = load_dataset(raw, is_train=train)
+    return load_dataloader(raw, dataset, rank, world_size, train)
+
+
+def credit_batches(
+    raw: dict[str, Any], rank: int = 0, world_size: int = 1, train: bool = True
+) -> list[dict[str, np.ndarray]]:
+    """x, y and the input times of every batch of an epoch of one dp rank."""
+    loader = credit_loader(raw, rank, world_size, train)
+    from credit.preblock import apply_preblocks, build_preblocks
+
+    phases = [build_preblocks(raw, phase) for phase in ("ic_only", "per_step")]
+    out = []
+    with torch.no_grad():
+        for batch in loader:
+            for phase in phases:
+                batch = apply_preblocks(phase, batch)
+            times = next(iter(batch["metadata"]["input"].values()))["datetime"]
+            arrays = {key: batch[key].numpy() for key in ("x", "y")}
+            out.append({**arrays, "times": times.to_numpy("datetime64[ns]")})
+    return out

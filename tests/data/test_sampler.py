@@ -1,0 +1,105 @@
+"""The sampler contract: who gets which sample."""
+
+import numpy as np
+import pytest
+
+from credit_jax.data.sampler import Sampler, epoch_order, per_rank_batch_size
+
+
+def sampler(**changes):
+    settings = {
+        "num_samples": 23,
+        "batch_size": 2,
+        "local_dp_ranks": (0,),
+        "dp_size": 1,
+        "seed": 5,
+        "shuffle": True,
+        "keep_partial": True,
+    }
+    return Sampler(**{**settings, **changes})
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 7, 24, 25])
+@pytest.mark.parametrize("dp_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_order_is_torchs_distributed_sampler(num_samples, dp_size, shuffle):
+    data = pytest.importorskip("torch.utils.data")
+    for epoch in (0, 1, 9):
+        order = epoch_order(
+            num_samples, dp_size=dp_size, seed=5, epoch=epoch, shuffle=shuffle
+        )
+        for rank in range(dp_size):
+            theirs = data.DistributedSampler(
+                range(num_samples), dp_size, rank, shuffle, seed=5
+            )
+            theirs.set_epoch(epoch)
+            assert order[rank::dp_size].tolist() == list(theirs), f"rank {rank}"
+
+
+@pytest.mark.parametrize("dp_size", [2, 4])
+def test_ranks_together_take_what_one_device_takes(dp_size):
+    """The samples of a step, over all ranks, are the global batch of one device."""
+    one = sampler(num_samples=24, batch_size=4).batches(3)
+    ranks = [
+        sampler(
+            num_samples=24,
+            batch_size=4 // dp_size,
+            local_dp_ranks=(r,),
+            dp_size=dp_size,
+        ).batches(3)
+        for r in range(dp_size)
+    ]
+    for step, whole in enumerate(one):
+        parts = np.concatenate([batches[step] for batches in ranks])
+        assert sorted(parts) == sorted(whole), f"step {step}"
+
+
+def test_process_with_several_ranks_concatenates_them_in_order():
+    both = sampler(local_dp_ranks=(1, 3), dp_size=4).batches(0)
+    apart = [sampler(local_dp_ranks=(r,), dp_size=4).batches(0) for r in (1, 3)]
+    for step, batch in enumerate(both):
+        parts = [batches[step].tolist() for batches in apart]
+        assert batch.tolist() == parts[0] + parts[1]
+
+
+def test_epochs_differ_and_repeat_exactly():
+    order = [np.concatenate(sampler().batches(e)).tolist() for e in (0, 1, 0)]
+    assert order[0] == order[2]
+    assert order[0] != order[1]
+    assert sorted(order[0]) == sorted(order[1]) == list(range(23))
+
+
+@pytest.mark.parametrize(("keep", "sizes"), [(True, [2] * 11 + [1]), (False, [2] * 11)])
+def test_partial_batch(keep, sizes):
+    chosen = sampler(keep_partial=keep)
+    assert [len(batch) for batch in chosen.batches(0)] == sizes
+    assert chosen.num_batches == len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"batch_size": 0}, "at least 1 sample per dp rank, got 0"),
+        ({"local_dp_ranks": ()}, "increasing dp ranks, got ()"),
+        ({"local_dp_ranks": (0, 0), "dp_size": 2}, "named once"),
+        ({"local_dp_ranks": (1, 0), "dp_size": 2}, r"increasing dp ranks, got (1, 0)"),
+        ({"local_dp_ranks": (4,), "dp_size": 2}, "the largest dp rank is 1. Ranks"),
+        (
+            {"batch_size": 24, "keep_partial": False},
+            "23 samples over 1 dp ranks are 23 per rank, and a batch takes 24",
+        ),
+    ],
+)
+def test_errors(changes, text):
+    with pytest.raises(ValueError) as error:
+        sampler(**changes)
+    assert text in str(error.value)
+
+
+def test_global_batch_must_divide():
+    assert per_rank_batch_size(8, 4) == 2
+    with pytest.raises(ValueError) as error:
+        per_rank_batch_size(9, 4)
+    assert "9 = 4 x 2 + 1; a batch of 8 or 12 would fit" in str(error.value)
+    with pytest.raises(ValueError, match="a batch of 4 or 8 would fit|of 4 would fit"):
+        per_rank_batch_size(3, 4)
