@@ -1,0 +1,172 @@
+"""A model as pure functions: declarations, `init` and `apply` on a flat dict of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from flax import nnx
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from credit_jax.nn import spectral_norm
+from credit_jax.nn.context import Context
+from credit_jax.nn.parameters import declaration_of, named_parameters
+from credit_jax.parallel.initialisers import initialise
+from credit_jax.parallel.sharding import Declaration
+
+Weights = dict[str, Array]
+
+
+class ModelConfig(Protocol):
+    """What every model's config class offers besides its own keys."""
+
+    use_spectral_norm: bool
+
+    @property
+    def input_channels(self) -> int: ...
+    @property
+    def output_channels(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def output_frames(self) -> int: ...
+    @property
+    def image_height(self) -> int: ...
+    @property
+    def image_width(self) -> int: ...
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]: ...
+    def geometry(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model of the registry, without weights.
+
+    Parameters are a flat dict from path ("stages/0/embed/convs/0/kernel") to array; blocks of
+    a stage are stacked on a leading dim.
+
+    Attributes:
+        config: its validated `model:` block.
+        make: builds the NNX module.
+    """
+
+    config: Any
+    make: Callable[[Any], nnx.Module]
+
+    @cached_property
+    def _abstract(self) -> nnx.Module:
+        return self.make(self.config)
+
+    @cached_property
+    def _split(self) -> tuple[Any, Any]:
+        return nnx.split(self._abstract)
+
+    @cached_property
+    def declarations(self) -> dict[str, Declaration]:
+        """Shape, dtype and dim names of every parameter, by path."""
+        named = named_parameters(self._abstract)
+        return {path: declaration_of(variable) for path, variable in named}
+
+    @property
+    def matrices(self) -> dict[str, Declaration]:
+        """The parameters that spectral norm applies to; empty where it is off."""
+        if not self.config.use_spectral_norm:
+            return {}
+        named = self.declarations.items()
+        return {path: d for path, d in named if d.matrix_out is not None}
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(d.size for d in self.declarations.values())
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of one input frame."""
+        return self.config.input_channels
+
+    @property
+    def output_channels(self) -> int:
+        """Channels of one output frame."""
+        return self.config.output_channels
+
+    @property
+    def frames(self) -> int:
+        return self.config.frames
+
+    @property
+    def output_frames(self) -> int:
+        return self.config.output_frames
+
+    @property
+    def image_height(self) -> int:
+        return self.config.image_height
+
+    @property
+    def image_width(self) -> int:
+        return self.config.image_width
+
+    def validate(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """All that keeps the model from running on a mesh, one readable line each."""
+        return self.config.problems(tensor, domain)
+
+    def init(
+        self,
+        key: Array,
+        specs: Mapping[str, PartitionSpec] | None = None,
+        degrees: Mapping[str, int] | None = None,
+    ) -> Weights:
+        """Fresh parameters: this device's shards inside `shard_map`, else whole.
+
+        Args:
+            key: typed PRNG key.
+            specs: PartitionSpec of each parameter; None makes them whole.
+            degrees: size of every mesh axis that `specs` names.
+        """
+        return initialise(self.declarations, key, specs, degrees)
+
+    def init_vectors(
+        self,
+        key: Array,
+        specs: Mapping[str, PartitionSpec] | None = None,
+        degrees: Mapping[str, int] | None = None,
+    ) -> spectral_norm.Vectors:
+        """Fresh spectral norm vectors, empty where the model has none; args as `init`."""
+        return spectral_norm.init_vectors(key, self.matrices, specs, degrees)
+
+    def apply(
+        self,
+        weights: Mapping[str, Array],
+        x: Float[Array, "batch channel time rows lon"],
+        context: Context,
+    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+        """One forward pass on local arrays.
+
+        Args:
+            weights: local shards of all parameters, after spectral norm.
+            x: local samples and rows; rows in equal blocks, filler at the end.
+            context: mesh axes, precision, remat; its key decides on dropout.
+
+        Returns:
+            Local prediction in the same layout.
+        """
+        graph, state = self._split
+        flat = nnx.to_flat_state(state)
+        paths = ["/".join(map(str, path)) for path, _ in flat]
+        filled = [
+            (path, variable.replace(weights[name]))
+            for name, (path, variable) in zip(paths, flat, strict=True)
+        ]
+        module: Any = nnx.merge(graph, nnx.from_flat_state(filled))
+        return module(x, context)
+
+
+def parameter_count(architecture: Architecture) -> dict[str, int]:
+    """Number of parameters below each first path component."""
+    counts: dict[str, int] = {}
+    for path, declaration in architecture.declarations.items():
+        head = path.split("/")[0]
+        counts[head] = counts.get(head, 0) + declaration.size
+    return counts

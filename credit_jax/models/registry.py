@@ -1,0 +1,55 @@
+"""The models by CREDIT's `model.type`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
+
+from credit_jax.config.base import ConfigError, StrictModel, nearest_key, parse
+from credit_jax.models.architecture import Architecture
+from credit_jax.models.wxformer import WXFormer
+from credit_jax.models.wxformer_config import WXFormerConfig
+
+MODELS: dict[str, tuple[type[StrictModel], Callable[[Any], nnx.Module]]] = {
+    "wxformer": (WXFormerConfig, WXFormer),
+    "wxformer_base": (WXFormerConfig, WXFormer),
+}
+
+
+def parse_model(block: Mapping[str, Any]) -> Any:
+    """The validated config of a `model:` block.
+
+    Args:
+        block: the mapping as it stands in the YAML.
+
+    Returns:
+        Frozen config class of that model.
+
+    Raises:
+        ValueError: unknown type or key, or a value that does not fit; all at once.
+    """
+    name = block.get("type")
+    if name not in MODELS:
+        known = sorted(MODELS)
+        raise ConfigError(
+            [
+                f"model.type is {name!r}; there are: {', '.join(known)}"
+                f"{nearest_key(str(name), known)}"
+            ]
+        )
+    return parse(MODELS[name][0], block, "model")
+
+
+def build(block: Mapping[str, Any]) -> Architecture:
+    """The architecture of a `model:` block.
+
+    Raises:
+        ValueError: the block does not parse, or its sizes do not fit together; all at once.
+    """
+    config = parse_model(block)
+    problems = config.problems()
+    if problems:
+        raise ConfigError(problems, "model")
+    return Architecture(config, MODELS[config.type][1])

@@ -1,0 +1,92 @@
+"""What a forward pass knows besides weights and inputs: mesh axes, precision, remat, noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array
+
+from credit_jax.nn.parameters import declaration_of
+from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.fsdp import gather
+from credit_jax.parallel.layouts import Layout, home_layout
+from credit_jax.parallel.precision import Precision
+from credit_jax.parallel.remat import Remat
+from credit_jax.parallel.sharding import ShardingRules
+
+
+@dataclass(frozen=True)
+class Context:
+    """The static surroundings of one forward pass.
+
+    Attributes:
+        axes: mesh axes inside `shard_map`; `MeshAxes()` on one device.
+        rules: how parameters are laid out.
+        precision: compute dtype.
+        remat: what a block keeps for the backward pass.
+        key: dropout key of this forward, equal on all devices; None in evaluation.
+        sample_offset: global number of this device's first sample.
+    """
+
+    axes: MeshAxes = field(default_factory=MeshAxes)
+    rules: ShardingRules = field(default_factory=ShardingRules)
+    precision: Precision = field(default_factory=Precision)
+    remat: Remat = field(default_factory=Remat)
+    key: Array | None = None
+    sample_offset: Array | int = 0
+
+    def fold(self, data: Array | int) -> Context:
+        """A context whose key is folded with `data`, so that every call site differs."""
+        if self.key is None:
+            return self
+        return replace(self, key=jax.random.fold_in(self.key, data))
+
+    def rows(self, size: int, dim: int = 1) -> Layout:
+        """Home layout of `size` rows over the domain axis."""
+        return home_layout(size, self.axes.num_domain, self.axes.domain, dim)
+
+    def run(self, block: nnx.Module, *args: Any, **static: Any) -> Any:
+        """Call `block(*args, context, **static)`, its weights gathered and rematerialised."""
+        graph, state = nnx.split(block)
+
+        def body(state: Any, key: Array | None, *args: Any) -> Any:
+            merged = self._merge(graph, state)
+            return merged(*args, replace(self, key=key), **static)
+
+        return self.remat.apply(body)(state, self.key, *args)
+
+    def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
+        """Run `num` stacked blocks one after the other: carry = block(carry, context).
+
+        Args:
+            blocks: made by `nn.parameters.stack_blocks`.
+            carry: goes in and comes out with the same structure and layout.
+            num: number of blocks.
+        """
+        graph, state = nnx.split(blocks)
+        leaves, tree = jax.tree.flatten(state)
+
+        def body(carry: Any, inputs: Any) -> tuple[Any, None]:
+            index, leaves = inputs
+            block = self._merge(graph, jax.tree.unflatten(tree, leaves))
+            return block(carry, self.fold(index)), None
+
+        inputs = (jax.numpy.arange(num), leaves)
+        return jax.lax.scan(self.remat.apply(body), carry, inputs)[0]
+
+    def _merge(self, graph: Any, state: Any) -> Callable[..., Any]:
+        """The block with every parameter gathered and in the compute dtype."""
+
+        def prepare(variable: nnx.Variable) -> nnx.Variable:
+            declaration = declaration_of(variable).unstack()
+            whole = gather(variable[...], declaration, self.rules, self.axes)
+            return variable.replace(self.precision.cast(whole))
+
+        state = jax.tree.map(
+            prepare, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+        )
+        return nnx.merge(graph, state)

@@ -1,0 +1,125 @@
+"""Two-dimensional convolution of NHWC arrays, with gradients that are fast on CPU.
+
+XLA on CPU runs the forward of a strided large-kernel convolution fast and its gradients
+slowly; for the same convolution written as space-to-depth with stride 1 it is the other way
+round. `conv2d` therefore takes the direct forward and, on CPU, the space-to-depth backward.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+Pair = tuple[int, int]
+Padding = tuple[Pair, Pair]
+
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+NO_PADDING: Padding = ((0, 0), (0, 0))
+
+
+def conv2d(
+    x: Float[Array, "batch height width channel_in"],
+    kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
+    *,
+    stride: Pair = (1, 1),
+    padding: Padding = NO_PADDING,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> Float[Array, "batch height_out width_out channel_out"]:
+    """Cross-correlation, as torch.nn.functional.conv2d.
+
+    out = (size + low + high - dilation * (kernel - 1) - 1) // stride + 1
+
+    Args:
+        x: (batch, height, width, channel_in).
+        kernel: (kernel_h, kernel_w, channel_in / groups, channel_out).
+        stride: of height and width.
+        padding: zero rows (low, high) and columns (low, high).
+        dilation: spacing of the kernel's taps.
+        groups: number of channel groups.
+    """
+    if _has_fast_gradient(x, kernel, stride, dilation, groups):
+        widths = ((0, 0), *padding, (0, 0))
+        return _strided_conv(
+            jnp.pad(x, widths) if any(map(any, padding)) else x, kernel, stride
+        )
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        stride,
+        padding,
+        rhs_dilation=dilation,
+        dimension_numbers=LAYOUT,
+        feature_group_count=groups,
+    )
+
+
+def _has_fast_gradient(
+    x: Array, kernel: Array, stride: Pair, dilation: Pair, groups: int
+) -> bool:
+    height, width = kernel.shape[:2]
+    return (
+        jax.default_backend() == "cpu"
+        and stride != (1, 1)
+        and dilation == (1, 1)
+        and groups == 1
+        and height % stride[0] == 0
+        and width % stride[1] == 0
+    )
+
+
+def _direct(x: Array, kernel: Array, stride: Pair) -> Array:
+    return lax.conv_general_dilated(
+        x, kernel, stride, "VALID", dimension_numbers=LAYOUT
+    )
+
+
+def _space_to_depth(x: Array, kernel: Array, stride: Pair) -> Array:
+    """The same convolution with stride 1, on stride * stride times the channels."""
+    (sh, sw), (kh, kw, channel_in, channel_out) = stride, kernel.shape
+    height = (x.shape[1] - kh) // sh * sh + kh
+    width = (x.shape[2] - kw) // sw * sw + kw
+    x = x[:, :height, :width]
+    x = x.reshape(x.shape[0], height // sh, sh, width // sw, sw, channel_in)
+    x = x.transpose(0, 1, 3, 2, 4, 5)
+    x = x.reshape(*x.shape[:3], sh * sw * channel_in)
+    kernel = kernel.reshape(kh // sh, sh, kw // sw, sw, channel_in, channel_out)
+    kernel = kernel.transpose(0, 2, 1, 3, 4, 5)
+    kernel = kernel.reshape(kh // sh, kw // sw, sh * sw * channel_in, channel_out)
+    return _direct(x, kernel, (1, 1))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _strided_conv(x: Array, kernel: Array, stride: Pair) -> Array:
+    return _direct(x, kernel, stride)
+
+
+def _strided_conv_forward(
+    x: Array, kernel: Array, stride: Pair
+) -> tuple[Array, tuple[Array, Array]]:
+    return _direct(x, kernel, stride), (x, kernel)
+
+
+def _strided_conv_backward(
+    stride: Pair, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    _, pullback = jax.vjp(partial(_space_to_depth, stride=stride), *saved)
+    return pullback(cotangent)
+
+
+_strided_conv.defvjp(_strided_conv_forward, _strided_conv_backward)
+
+
+def conv_out_size(
+    size: int, kernel: int, stride: int = 1, padding: Pair = (0, 0), dilation: int = 1
+) -> int:
+    """Output length along one dim.
+
+    >>> conv_out_size(721, 32, 4, (14, 14))
+    180
+    """
+    return (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1

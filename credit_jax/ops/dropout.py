@@ -1,0 +1,25 @@
+"""Dropout whose mask depends on the key and the global position alone."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from credit_jax.ops.counter_bits import counter_bits
+
+
+def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
+    """True with probability 1 - rate, a pure function of (key, high, low).
+
+    Args:
+        key: typed PRNG key.
+        high, low: two halves of the global position of each element, integers that broadcast.
+        rate: probability of dropping.
+    """
+    threshold = min(round(rate * 2**32), 2**32 - 1)
+    return counter_bits(key, high, low) >= jnp.uint32(threshold)
+
+
+def drop(x: Array, keep: Array, rate: float) -> Array:
+    """x / (1 - rate) where kept, else 0: torch.nn.functional.dropout."""
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype))

@@ -1,0 +1,24 @@
+"""Where CREDIT's attention looks up its dynamic position bias."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def bias_positions(window: int) -> np.ndarray:
+    """((2w + 1)**2, 2) offsets -w..w, row-major, that the bias network is evaluated at."""
+    offsets = np.arange(-window, window + 1)
+    grid = np.stack(np.meshgrid(offsets, offsets, indexing="ij"))
+    return grid.reshape(2, -1).T
+
+
+def bias_index(window: int) -> np.ndarray:
+    """(w * w, w * w) entry of the table that token i reads for token j.
+
+    Differs from a textbook table, as CREDIT does: the table has 2w + 1 columns but is read
+    with a stride of 2w - 1. Trained weights depend on it (crossformer.py:478, 528).
+    """
+    tokens = np.arange(window)
+    grid = np.stack(np.meshgrid(tokens, tokens, indexing="ij")).reshape(2, -1).T
+    offsets = grid[:, None] - grid[None, :] + window - 1
+    return offsets @ np.array([2 * window - 1, 1])

@@ -1,0 +1,60 @@
+"""Interpolation weights of torch.nn.functional.interpolate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Two-point interpolation along one dim.
+
+    out[i] = (1 - weight[i]) * x[low[i]] + weight[i] * x[high[i]]
+
+    Attributes:
+        low, high: (out,) input positions.
+        weight: (out,) of `high`.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    weight: np.ndarray
+
+
+def linear_taps(
+    size_in: int,
+    size_out: int,
+    *,
+    align_corners: bool = False,
+    dtype: type[np.floating] = np.float64,
+) -> Taps:
+    """Taps of linear interpolation from `size_in` to `size_out` points.
+
+    align_corners False (PyTorch's default): source = (i + 0.5) * size_in / size_out - 0.5,
+    not below 0; align_corners True: source = i * (size_in - 1) / (size_out - 1).
+    `dtype` is that of the arithmetic: torch takes the dtype of the data, and in float32 a
+    source position near 700 is rounded by up to 3e-5, so parity needs the same rounding.
+
+    >>> linear_taps(2, 4).weight.tolist()
+    [0.0, 0.25, 0.75, 0.0]
+    """
+    points = np.arange(size_out, dtype=dtype)
+    if align_corners:
+        ends = dtype(size_in - 1), dtype(max(size_out - 1, 1))
+        source = points * (ends[0] / ends[1] if size_out > 1 else dtype(0))
+    else:
+        half = dtype(0.5)
+        scale = dtype(size_in) / dtype(size_out)
+        source = np.maximum((points + half) * scale - half, dtype(0))
+    low = np.minimum(np.floor(source).astype(np.int64), size_in - 1)
+    high = np.minimum(low + 1, size_in - 1)
+    weight = np.where(high > low, source - low, 0.0)
+    return Taps(low, high, weight)
+
+
+def nearest_taps(size_in: int, size_out: int) -> np.ndarray:
+    """Input position of each output point, floor(i * size_in / size_out), as torch's "nearest"."""
+    points = np.arange(size_out, dtype=np.float64) * (size_in / size_out)
+    return np.minimum(points.astype(np.int64), size_in - 1)

@@ -1,0 +1,67 @@
+"""Mesh axis names, outermost first, and how a mesh is seen from inside `shard_map`.
+
+"axis" is always a mesh axis; an array dimension is a "dim".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax.sharding import Mesh
+
+# Whole copies of the parameters; samples are split over it (CREDIT's `data: ddp`).
+DP_REPLICATE = "dp_replicate"
+# Parameters and samples are split over it (CREDIT's `data: fsdp2`).
+DP_SHARD = "dp_shard"
+# Experts.
+EP = "ep"
+# Pipeline stages.
+PP = "pp"
+# Heads and feed-forward units.
+TP = "tp"
+# Latitude rows of every field.
+DOMAIN = "domain"
+
+ORDER = (DP_REPLICATE, DP_SHARD, EP, PP, TP, DOMAIN)
+DP_AXES = (DP_REPLICATE, DP_SHARD)
+
+
+@dataclass(frozen=True)
+class MeshAxes:
+    """The axes a step runs on: their names, or None where a mesh lacks them.
+
+    A function that gets `MeshAxes()` runs on one device with no collective.
+    """
+
+    data: tuple[str, ...] = ()
+    shard: str | None = None
+    tensor: str | None = None
+    domain: str | None = None
+    num_data: int = 1
+    num_shard: int = 1
+    num_tensor: int = 1
+    num_domain: int = 1
+
+    @classmethod
+    def from_mesh(cls, mesh: Mesh) -> MeshAxes:
+        """Names and degrees of the axes of `mesh` (see `ORDER`)."""
+        degrees = dict(mesh.shape)
+        data = tuple(name for name in DP_AXES if name in degrees)
+        num_data = 1
+        for name in data:
+            num_data *= degrees[name]
+        return cls(
+            data=data,
+            shard=DP_SHARD if DP_SHARD in degrees else None,
+            tensor=TP if TP in degrees else None,
+            domain=DOMAIN if DOMAIN in degrees else None,
+            num_data=num_data,
+            num_shard=degrees.get(DP_SHARD, 1),
+            num_tensor=degrees.get(TP, 1),
+            num_domain=degrees.get(DOMAIN, 1),
+        )
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Axes over which activations differ: samples and rows."""
+        return self.data + ((self.domain,) if self.domain else ())

@@ -1,0 +1,145 @@
+"""Convolution of fields whose rows are split over shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from credit_jax.ops.conv import Padding, Pair, conv2d, conv_out_size
+from credit_jax.parallel.layouts import FILLER, Field, Layout
+from credit_jax.parallel.rows import fetch
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Kernel size, stride, zero padding (low, high) and dilation along the split dim."""
+
+    size: int
+    stride: int
+    padding: Pair
+    dilation: int
+
+
+def conv2d_field(
+    field: Field,
+    kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
+    *,
+    stride: Pair = (1, 1),
+    padding: Padding = ((0, 0), (0, 0)),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.conv.conv2d` on a field: each shard fetches the rows its output rows read.
+
+    Args:
+        field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
+        kernel: (kernel_h, kernel_w, channel_in / groups, channel_out).
+        stride, padding, dilation, groups: as for `ops.conv.conv2d`.
+        out: layout of the output rows, ascending on every shard; default equal blocks.
+
+    Returns:
+        Field on layout `out`.
+    """
+    layout = field.layout
+    taps = Taps(
+        size=kernel.shape[layout.dim - 1],
+        stride=stride[layout.dim - 1],
+        padding=padding[layout.dim - 1],
+        dilation=dilation[layout.dim - 1],
+    )
+    rows = conv_out_size(
+        layout.size, taps.size, taps.stride, taps.padding, taps.dilation
+    )
+    target = layout.home(rows) if out is None else out
+    if layout.num_shards > 1:
+        field = fetch(field, conv_rows(layout, target, taps))
+        padding = _without(padding, layout.dim - 1)
+    data = conv2d(
+        field.data,
+        kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+    )
+    return Field(data, target)
+
+
+def conv2d_scales(
+    field: Field,
+    kernels: Sequence[Float[Array, "_ _ channel_in _"]],
+    biases: Sequence[Float[Array, " _"]],
+    *,
+    stride: int,
+    out: Layout,
+) -> Field:
+    """Square convolutions of several sizes and one stride, joined along channels.
+
+    Each pads kernel - stride zeros in all, the smaller half in front. The rows of the largest
+    kernel are fetched once; the smaller ones read a part of them.
+
+    Args:
+        field: (batch, lat, lon, channel_in).
+        kernels: (k, k, channel_in, channel_out) with ascending k >= stride.
+        biases: (channel_out,) of each.
+        stride: of both dims.
+        out: layout of the output rows.
+    """
+    pads = [_same_padding(kernel.shape[0], stride) for kernel in kernels]
+    shards = field.layout.num_shards
+    low, largest = pads[-1][0], kernels[-1].shape[0]
+    if shards > 1:
+        field = fetch(
+            field, conv_rows(field.layout, out, Taps(largest, stride, pads[-1], 1))
+        )
+    parts = []
+    for kernel, bias, pad in zip(kernels, biases, pads, strict=True):
+        x, rows_pad = field.data, pad
+        if shards > 1:
+            span = (out.length - 1) * stride + kernel.shape[0]
+            first = low - pad[0]
+            x, rows_pad = x[:, first : first + span], (0, 0)
+        y = conv2d(x, kernel, stride=(stride, stride), padding=(rows_pad, pad))
+        parts.append(y + bias.reshape(1, 1, 1, -1))
+    return Field(jnp.concatenate(parts, -1), out)
+
+
+def _same_padding(kernel: int, stride: int) -> Pair:
+    total = kernel - stride
+    return total // 2, total - total // 2
+
+
+def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
+    """Row plan: the input rows, zero rows included, that a VALID convolution needs.
+
+    Args:
+        layout: rows that are there.
+        out: output rows wanted, ascending one by one on every shard.
+        taps: the kernel along the split dim.
+    """
+    span = (out.length - 1) * taps.stride + (taps.size - 1) * taps.dilation + 1
+    held = []
+    for rows in out.held:
+        first = next((row - i for i, row in enumerate(rows) if row >= 0), None)
+        if first is None:
+            held.append((FILLER,) * span)
+            continue
+        start = first * taps.stride - taps.padding[0]
+        held.append(
+            tuple(
+                g if 0 <= g < layout.size else FILLER
+                for g in range(start, start + span)
+            )
+        )
+    return layout.with_rows(held, layout.size)
+
+
+def _without(padding: Padding, index: int) -> Padding:
+    """The padding with nothing along one dim."""
+    pads = list(padding)
+    pads[index] = (0, 0)
+    return pads[0], pads[1]

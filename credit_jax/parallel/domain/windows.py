@@ -1,0 +1,102 @@
+"""Windows of attention on split rows: neighbouring (short) and dilated (long).
+
+Short windows hold w x w neighbouring points. Long windows hold the w x w points that are
+H / w rows and W / w columns apart, so that they span the globe: group j of rows is
+j, j + H/w, j + 2H/w, ...; each shard gets whole windows, or whole groups.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxtyping import Array, Float
+
+from credit_jax.parallel.layouts import Field, Layout
+
+Kind = Literal["short", "long"]
+
+
+def window_layout(layout: Layout, size: int, window: int) -> Layout:
+    """Whole short windows a shard: stretches of ceil(size / window / n) windows.
+
+    Args:
+        layout: gives the shards, axis and dim.
+        size: number of rows.
+        window: rows of a window; divides `size`.
+    """
+    per_shard = -(-(size // window) // layout.num_shards)
+    return layout.with_rows(_stretches(size, window * per_shard, layout), size)
+
+
+def group_layout(layout: Layout, size: int, window: int) -> Layout:
+    """Whole long windows a shard, group after group; row order on one shard is kept."""
+    if layout.num_shards == 1:
+        return layout.home(size)
+    groups = size // window
+    per_shard = -(-groups // layout.num_shards)
+    held = [
+        [
+            member * groups + group
+            for group in range(d * per_shard, min((d + 1) * per_shard, groups))
+            for member in range(window)
+        ]
+        for d in range(layout.num_shards)
+    ]
+    return layout.with_rows(held, size)
+
+
+def _stretches(size: int, length: int, layout: Layout) -> list[range]:
+    return [
+        range(min(d * length, size), min((d + 1) * length, size))
+        for d in range(layout.num_shards)
+    ]
+
+
+def partition(
+    field: Field, kind: Kind, window: int
+) -> Float[Array, "batch windows tokens channel"]:
+    """Windows of a field that lies on `window_layout` or `group_layout`.
+
+    Returns:
+        (batch, local windows, window * window, channel); tokens row-major in the window.
+    """
+    batch, _, _, channels = field.data.shape
+    order = _order(field.layout, kind)
+    x = field.data.reshape(batch, *_split(field, kind, window), channels)
+    x = x.transpose(0, *order, 5)
+    return x.reshape(batch, -1, window * window, channels)
+
+
+def merge(
+    windows: Float[Array, "batch windows tokens channel"],
+    field: Field,
+    kind: Kind,
+    window: int,
+) -> Field:
+    """The inverse of `partition`, on the layout of `field`."""
+    batch, channels = windows.shape[0], windows.shape[-1]
+    shape = _split(field, kind, window)
+    order = _order(field.layout, kind)
+    x = windows.reshape(batch, *(shape[d - 1] for d in order), channels)
+    inverse = [order.index(d) + 1 for d in (1, 2, 3, 4)]
+    x = x.transpose(0, *inverse, 5)
+    return field.like(x.reshape(batch, *field.data.shape[1:3], channels))
+
+
+def _split(field: Field, kind: Kind, window: int) -> tuple[int, int, int, int]:
+    """Rows and columns as two dims each, in the order in which they lie in memory."""
+    rows, columns = field.data.shape[1:3]
+    if kind == "short":
+        return rows // window, window, columns // window, window
+    if field.layout.num_shards == 1:
+        return window, rows // window, window, columns // window
+    return rows // window, window, window, columns // window
+
+
+def _order(layout: Layout, kind: Kind) -> tuple[int, int, int, int]:
+    """Dims of `_split` as (window row, window column, token row, token column)."""
+    if kind == "short":
+        return 1, 3, 2, 4
+    if layout.num_shards == 1:
+        return 2, 4, 1, 3
+    return 1, 4, 2, 3

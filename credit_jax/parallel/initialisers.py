@@ -1,0 +1,169 @@
+"""Initial values as data, drawn from global positions: the same on every mesh.
+
+Every element is a pure function of (key, parameter, global position), hashed by Threefry-2x32
+in counter mode, so a device makes exactly its own shards and no array ever lives whole
+anywhere. All parameters of a model are drawn in one call: one small program to compile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from credit_jax.ops.counter_bits import counter_bits
+from credit_jax.parallel.collectives import axis_index
+
+if TYPE_CHECKING:
+    from credit_jax.parallel.sharding import Declaration
+
+# Elements drawn at a time.
+CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Initialiser:
+    """The distribution of a parameter's initial values.
+
+    Attributes:
+        kind: "constant" (scale), "uniform" (-scale to scale) or "normal" (std scale).
+        scale: see `kind`.
+        repeat: this many neighbours along the last dim share one draw.
+    """
+
+    kind: Literal["constant", "uniform", "normal"]
+    scale: float
+    repeat: int = 1
+
+
+def constant(value: float) -> Initialiser:
+    """Every element `value`."""
+    return Initialiser("constant", value)
+
+
+def torch_uniform(fan_in: int) -> Initialiser:
+    """U(-1, 1) / sqrt(fan_in): torch's default for weights and biases of conv and linear."""
+    return Initialiser("uniform", 1.0 / math.sqrt(fan_in))
+
+
+def xavier_normal(fan_in: int, fan_out: int) -> Initialiser:
+    """N(0, 2 / (fan_in + fan_out)), torch.nn.init.xavier_normal_."""
+    return Initialiser("normal", math.sqrt(2.0 / (fan_in + fan_out)))
+
+
+def icnr(fan_in: int, scale: int) -> Initialiser:
+    """A HWIO kernel before pixel shuffle whose output starts without checkerboard.
+
+    The scale**2 kernels that feed one output channel are copies of one drawn from
+    N(0, 2 / fan_in) (Aitken et al. 2017, https://arxiv.org/abs/1707.02937).
+    """
+    return Initialiser("normal", math.sqrt(2.0 / fan_in), repeat=scale**2)
+
+
+def initialise(
+    declarations: Mapping[str, Declaration],
+    key: Array,
+    specs: Mapping[str, PartitionSpec] | None = None,
+    degrees: Mapping[str, int] | None = None,
+) -> dict[str, Array]:
+    """The local shards of fresh parameters.
+
+    Args:
+        declarations: of all parameters, by path.
+        key: typed PRNG key.
+        specs: PartitionSpec of each, inside `shard_map`; None makes them whole.
+        degrees: size of every mesh axis that `specs` names.
+    """
+    degrees = degrees or {}
+    drawn = [p for p, d in declarations.items() if d.init.kind != "constant"]
+    places = {
+        path: (specs[path] if specs else PartitionSpec()) for path in declarations
+    }
+    values = {
+        path: jnp.full(_local_shape(d, places[path], degrees), d.init.scale, d.dtype)
+        for path, d in declarations.items()
+        if path not in drawn
+    }
+    if drawn:
+        positions = [_positions(declarations[p], places[p], degrees) for p in drawn]
+        flat = _draw(key, [declarations[p].init for p in drawn], positions)
+        start = 0
+        for path, position in zip(drawn, positions, strict=True):
+            part = flat[start : start + position.size].reshape(position.shape)
+            values[path] = part.astype(declarations[path].dtype)
+            start += position.size
+    return values
+
+
+def _draw(
+    key: Array, inits: Sequence[Initialiser], positions: Sequence[Array]
+) -> Float[Array, " total"]:
+    """The values of all parameters, one after the other, from one hash of all positions.
+
+    A loop over chunks bounds the temporaries and keeps XLA from repeating the hash in every
+    slice that reads it.
+    """
+    low = jnp.concatenate([position.reshape(-1) for position in positions])
+    ends = np.cumsum([position.size for position in positions])
+    total = int(ends[-1])
+    chunk = min(CHUNK, -(-total // 2))
+    count = -(-total // chunk)
+    low = jnp.pad(low, (0, count * chunk - total)).reshape(count, chunk)
+    is_normal = jnp.asarray([init.kind == "normal" for init in inits])
+    scale = jnp.asarray([init.scale for init in inits], jnp.float32)
+    bounds = jnp.asarray(ends, jnp.uint32)
+
+    def draw(inputs: tuple[Array, Array]) -> Array:
+        index, low = inputs
+        element = index * jnp.uint32(chunk) + jax.lax.iota(jnp.uint32, chunk)
+        number = jnp.searchsorted(bounds, element, side="right")
+        number = jnp.minimum(number, len(inits) - 1)
+        bits = counter_bits(key, number, low)
+        centred = (bits >> 8).astype(jnp.float32) * 2.0**-23 + (2.0**-24 - 1.0)
+        normal = jax.scipy.special.erfinv(centred) * math.sqrt(2.0)
+        return jnp.where(is_normal[number], normal, centred) * scale[number]
+
+    chunks = jax.lax.map(draw, (jnp.arange(count, dtype=jnp.uint32), low))
+    return chunks.reshape(-1)[:total]
+
+
+def _names(declaration: Declaration, spec: PartitionSpec) -> tuple[str | None, ...]:
+    return tuple(spec) + (None,) * (len(declaration.shape) - len(spec))
+
+
+def _local_shape(
+    declaration: Declaration, spec: PartitionSpec, degrees: Mapping[str, int]
+) -> tuple[int, ...]:
+    names = _names(declaration, spec)
+    return tuple(
+        length // (degrees[name] if name else 1)
+        for length, name in zip(declaration.shape, names, strict=True)
+    )
+
+
+def _positions(
+    declaration: Declaration, spec: PartitionSpec, degrees: Mapping[str, int]
+) -> Array:
+    """Row-major global position of every local element, uint32."""
+    assert declaration.size < 2**32, f"{declaration.shape} is too large to count"
+    names = _names(declaration, spec)
+    local = _local_shape(declaration, spec, degrees)
+    position = jnp.zeros(local, jnp.uint32)
+    stride = 1
+    for dim in reversed(range(len(local))):
+        index = jax.lax.broadcasted_iota(jnp.uint32, local, dim)
+        if names[dim]:
+            first = axis_index(names[dim]) * local[dim]
+            index = index + jnp.asarray(first, jnp.uint32)
+        if dim == len(local) - 1:
+            index = index // jnp.uint32(declaration.init.repeat)
+        position = position + index * jnp.uint32(stride)
+        stride *= declaration.shape[dim]
+    return position

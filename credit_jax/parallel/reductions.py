@@ -1,0 +1,83 @@
+"""Exact global means of sharded fields: local sums over real rows, then one `psum`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.collectives import psum, vary
+from credit_jax.parallel.layouts import Layout
+
+
+@dataclass(frozen=True)
+class FieldReducer:
+    """Means over all samples, rows and longitudes of the whole mesh.
+
+    Losses and metrics get one inside `shard_map`. Arrays are local, in CREDIT's layout
+    (batch, channel, time, lat, lon).
+
+    Attributes:
+        rows: row layout of the lat dim.
+        axes: the mesh axes of the step; `MeshAxes()` on one device.
+    """
+
+    rows: Layout
+    axes: MeshAxes
+
+    def local_rows(self, per_row: np.ndarray | Array) -> Array:
+        """This shard's values of an array indexed by global row; filler rows get 0.
+
+        Args:
+            per_row: (lat,) or (lat, ...) values of every global row.
+        """
+        return self.rows.local(per_row)
+
+    def mean(
+        self,
+        values: Float[Array, "batch channel time rows lon"],
+        row_weights: np.ndarray | Array | None = None,
+    ) -> Float[Array, ""]:
+        """Mean of values * row_weights over every element of the global array.
+
+        Args:
+            values: local values; what filler rows hold does not matter if finite.
+            row_weights: (lat,) weight of each global row; None weighs all alike.
+        """
+        return self.channel_mean(values, row_weights).mean()
+
+    def channel_mean(
+        self,
+        values: Float[Array, "batch channel time rows lon"],
+        row_weights: np.ndarray | Array | None = None,
+    ) -> Float[Array, " channel"]:
+        """Mean of values * row_weights for each channel, (channel,) float32 or wider."""
+        batch, _, time, _, lon = values.shape
+        weights = np.ones(self.rows.size) if row_weights is None else row_weights
+        dtype = jnp.promote_types(values.dtype, jnp.float32)
+        local = self.rows.local(jnp.asarray(weights, dtype))
+        total = jnp.einsum(
+            "bctyx,y->c", values.astype(dtype), local, precision="highest"
+        )
+        total = psum(vary(total, self.axes.batch), self.axes.batch)
+        count = batch * self.axes.num_data * time * self.rows.size * lon
+        return total / count
+
+    def sample_mean(
+        self,
+        values: Float[Array, "batch channel time rows lon"],
+        row_weights: np.ndarray | Array | None = None,
+    ) -> Float[Array, "batch channel time"]:
+        """Mean over the globe of each local sample, channel and time."""
+        weights = np.ones(self.rows.size) if row_weights is None else row_weights
+        dtype = jnp.promote_types(values.dtype, jnp.float32)
+        local = self.rows.local(jnp.asarray(weights, dtype))
+        total = jnp.einsum(
+            "bctyx,y->bct", values.astype(dtype), local, precision="highest"
+        )
+        domain = (self.axes.domain,) if self.axes.domain else ()
+        total = psum(vary(total, domain), domain)
+        return total / (self.rows.size * values.shape[-1])

@@ -1,0 +1,300 @@
+"""`fetch`: the one primitive that moves rows between the shards of a dim.
+
+An operation states, as a `Layout`, which global rows each shard needs (its row plan), in any
+order, repeated or absent (-1: a row of zeros). `fetch` turns the layout that is there into
+the one that is needed. Its gradient is JAX's own transpose.
+
+Three transports, chosen at trace time:
+    halo        each shard needs one stretch of rows around its own block: one `ppermute` per
+                neighbour that it reaches into, of as many rows as any shard needs from there;
+    all_to_all  most shards talk to most (long attention): one exchange of 1/n of the field;
+    permute     otherwise: one `ppermute` per shard offset that occurs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.layouts import FILLER, Field, Held, Layout
+from credit_jax.parallel.take import take_rows, take_static
+
+_PLAN_CACHE = 4096
+
+
+def fetch(field: Field, need: Layout) -> Field:
+    """The same field with shard d holding the global rows `need.held[d]`.
+
+    Args:
+        field: local array and the rows it holds.
+        need: rows wanted on each shard; -1 and filler become rows of zeros. `need.size` may
+            differ from `field.layout.size`: row numbers of `need.held` are those of `field`.
+
+    Returns:
+        Field on layout `need`.
+
+    Raises:
+        ValueError: a wanted row is held by no shard.
+    """
+    have = field.layout
+    if need.held == have.held:
+        return Field(field.data, need)
+    if have.num_shards == 1:
+        return Field(_fetch_alone(field.data, have, need), need)
+    window = _plan_window(have, need)
+    if window is not None:
+        return Field(_fetch_window(field.data, have, need, window), need)
+    plan = _plan_exchange(have.held, need.held)
+    return Field(_fetch_exchange(field.data, have, plan), need)
+
+
+def _fetch_alone(x: Array, have: Layout, need: Layout) -> Array:
+    where = {row: i for i, row in enumerate(have.held[0]) if row >= 0}
+    where[FILLER] = FILLER
+    _check_rows_exist(where, need.held)
+    return take_static(x, [where[row] for row in need.held[0]], have.dim)
+
+
+def _check_rows_exist(where: dict[int, object], held: Held) -> None:
+    absent = sorted({row for rows in held for row in rows if row >= 0} - set(where))
+    if absent:
+        raise ValueError(
+            f"rows {absent[:5]} of the {len(absent)} wanted ones are held by no shard; "
+            f"the field holds rows 0 to {max(where)}"
+        )
+
+
+# ---------------------------------------------------------------- halo transport
+
+
+@dataclass(frozen=True)
+class Window:
+    """One stretch of rows a shard, cut from [low rows | own block | high rows].
+
+    Attributes:
+        low, high: rows to add before and after the own block of every shard.
+        starts: where the stretch of each shard starts in that buffer; negative or past its
+            end means rows of zeros beyond a pole.
+        valid: (shards, rows) which wanted rows are real; None where the others are zero.
+    """
+
+    low: int
+    high: int
+    starts: tuple[int, ...]
+    valid: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Ascending rows: entry i is row `first + i`; the real ones are low to high."""
+
+    first: int
+    low: int
+    high: int
+
+
+@lru_cache(_PLAN_CACHE)
+def _plan_window(have: Layout, need: Layout) -> Window | None:
+    """The halo plan, or None where a shard wants no single stretch or one too far away."""
+    if not have.is_block:
+        return None
+    stretches = [_stretch(rows) for rows in need.held]
+    if any(isinstance(stretch, str) for stretch in stretches):
+        return None
+    block, num = have.length, have.num_shards
+    active = {d: s for d, s in enumerate(stretches) if isinstance(s, Stretch)}
+    low = max([0, *(d * block - s.low for d, s in active.items())])
+    high = max([0, *(s.high - (d + 1) * block + 1 for d, s in active.items())])
+    if -(-low // block) + -(-high // block) > max(2, num // 2):
+        return None
+    starts = {d: s.first - d * block + low for d, s in active.items()}
+    idle_start = next(iter(starts.values()), 0)
+    valid = _window_mask(have, need, active)
+    return Window(
+        low, high, tuple(starts.get(d, idle_start) for d in range(num)), valid
+    )
+
+
+def _stretch(rows: tuple[int, ...]) -> Stretch | str | None:
+    """The stretch of one shard, None if it wants nothing, "irregular" if not ascending."""
+    array = np.asarray(rows)
+    real = np.flatnonzero(array >= 0)
+    if not len(real):
+        return None
+    first = int(array[real[0]] - real[0])
+    if (array[real] != first + real).any():
+        return "irregular"
+    return Stretch(first, int(array[real[0]]), int(array[real[-1]]))
+
+
+def _window_mask(
+    have: Layout, need: Layout, active: dict[int, Stretch]
+) -> np.ndarray | None:
+    """Real rows, or None where every zero row comes out of the exchange as zero.
+
+    Rows past the first and the last shard are zeros (`ppermute` gives them to whom nobody
+    sends); other rows that should be zero need a mask. Shards that want nothing need none.
+    """
+    valid = np.asarray(need.held) >= 0
+    end = have.num_shards * have.length
+    for d, stretch in active.items():
+        rows = stretch.first + np.arange(need.length)
+        if (~valid[d] & (rows >= 0) & (rows < end)).any():
+            return valid
+    return None
+
+
+def _fetch_window(x: Array, have: Layout, need: Layout, plan: Window) -> Array:
+    block, dim = have.length, have.dim
+    below = [
+        _from_neighbour(x, have, hop, slice(block - width, block))
+        for hop, width in _hops(plan.low, block)
+    ]
+    above = [
+        _from_neighbour(x, have, -hop, slice(0, width))
+        for hop, width in _hops(plan.high, block)
+    ]
+    pieces = [*reversed(below), x, *above]
+    buffer = jnp.concatenate(pieces, dim) if len(pieces) > 1 else x
+    stretch = _cut(buffer, plan.starts, need.length, have.axis, dim)
+    return _mask(stretch, plan.valid, have.axis, dim)
+
+
+def _hops(width: int, block: int) -> list[tuple[int, int]]:
+    """(neighbour distance, rows wanted from it) to cover `width` rows."""
+    count = -(-width // block)
+    return [(k, min(block, width - (k - 1) * block)) for k in range(1, count + 1)]
+
+
+def _from_neighbour(x: Array, have: Layout, hop: int, rows: slice) -> Array:
+    piece = lax.slice_in_dim(x, rows.start, rows.stop, axis=have.dim)
+    num = have.num_shards
+    pairs = [(s, s + hop) for s in range(num) if 0 <= s + hop < num]
+    return lax.ppermute(piece, have.axis, pairs)
+
+
+def _cut(
+    buffer: Array, starts: tuple[int, ...], length: int, axis: str | None, dim: int
+) -> Array:
+    """`length` rows from `starts[shard]` on, with zeros outside of the buffer."""
+    size = buffer.shape[dim]
+    before = max(0, -min(starts))
+    after = max(0, max(starts) + length - size)
+    if before or after:
+        widths = [(0, 0)] * buffer.ndim
+        widths[dim] = (before, after)
+        buffer = jnp.pad(buffer, widths)
+    index = np.asarray(starts)[:, None] + before + np.arange(length)
+    return take_rows(buffer, index, axis, dim)
+
+
+def _mask(x: Array, valid: np.ndarray | None, axis: str | None, dim: int) -> Array:
+    if valid is None or valid.all():
+        return x
+    shape = [1] * x.ndim
+    shape[dim] = valid.shape[1]
+    mine = jnp.asarray(valid)[axis_index(axis)].reshape(shape)
+    return jnp.where(mine, x, jnp.zeros((), x.dtype))
+
+
+# ------------------------------------------------- permute and all_to_all transports
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which local rows go where.
+
+    Attributes:
+        pieces: (offset, index (shards, rows)): local rows that each shard sends to the shard
+            `offset` further on, 0 being itself; or, for all_to_all, one piece with offset None
+            and an index of shape (shards, shards * rows), by destination.
+        position: (shards, rows) where each wanted row is among the received ones.
+        valid: (shards, rows) which wanted rows are real.
+    """
+
+    pieces: tuple[tuple[int | None, np.ndarray], ...]
+    position: np.ndarray
+    valid: np.ndarray
+
+
+@lru_cache(_PLAN_CACHE)
+def _plan_exchange(have: Held, need: Held) -> Exchange:
+    where = {row: (s, i) for s, held in enumerate(have) for i, row in enumerate(held)}
+    where.pop(FILLER, None)
+    _check_rows_exist(where, need)
+    num = len(need)
+    wanted = {
+        (s, d): sorted({r for r in need[d] if r >= 0 and where[r][0] == s})
+        for s in range(num)
+        for d in range(num)
+    }
+    pairs = sum(bool(rows) for (s, d), rows in wanted.items() if s != d)
+    if 2 * pairs > num * (num - 1):
+        pieces, slots = _pieces_all_to_all(wanted, where, num)
+    else:
+        pieces, slots = _pieces_permute(wanted, where, num)
+    shape = (num, len(need[0]))
+    position, valid = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    for d, rows in enumerate(need):
+        for i, row in enumerate(rows):
+            if row >= 0:
+                position[d, i], valid[d, i] = slots[d][row], True
+    return Exchange(pieces, position, valid)
+
+
+def _pieces_all_to_all(wanted: dict, where: dict, num: int) -> tuple[tuple, list]:
+    width = max(map(len, wanted.values()))
+    index = np.zeros((num, num, width), np.int32)
+    slots: list[dict[int, int]] = [{} for _ in range(num)]
+    for (s, d), rows in wanted.items():
+        for j, row in enumerate(rows):
+            index[s, d, j] = where[row][1]
+            slots[d][row] = s * width + j
+    return ((None, index.reshape(num, -1)),), slots
+
+
+def _pieces_permute(wanted: dict, where: dict, num: int) -> tuple[tuple, list]:
+    pieces, base = [], 0
+    slots: list[dict[int, int]] = [{} for _ in range(num)]
+    for offset in sorted({d - s for (s, d), rows in wanted.items() if rows}):
+        sends = {s: wanted.get((s, s + offset), []) for s in range(num)}
+        width = max(map(len, sends.values()))
+        index = np.zeros((num, width), np.int32)
+        for s, rows in sends.items():
+            for j, row in enumerate(rows):
+                index[s, j] = where[row][1]
+                slots[s + offset][row] = base + j
+        pieces.append((offset, _fill_idle(index, sends)))
+        base += width
+    return tuple(pieces), slots
+
+
+def _fill_idle(index: np.ndarray, sends: dict[int, list[int]]) -> np.ndarray:
+    """Let shards that send nothing send what a busy one sends, to keep the index uniform."""
+    busy = next(s for s, rows in sends.items() if len(rows) == index.shape[1])
+    idle = [s for s, rows in sends.items() if not rows]
+    index[idle] = index[busy]
+    return index
+
+
+def _fetch_exchange(x: Array, have: Layout, plan: Exchange) -> Array:
+    axis, dim = have.axis, have.dim
+    received = []
+    for offset, index in plan.pieces:
+        piece = take_rows(x, index, axis, dim)
+        if offset is None:
+            piece = lax.all_to_all(piece, axis, dim, dim, tiled=True)
+        elif offset:
+            num = have.num_shards
+            pairs = [(s, s + offset) for s in range(num) if 0 <= s + offset < num]
+            piece = lax.ppermute(piece, axis, pairs)
+        received.append(piece)
+    buffer = jnp.concatenate(received, dim) if len(received) > 1 else received[0]
+    rows = take_rows(buffer, plan.position, axis, dim)
+    return _mask(rows, plan.valid, axis, dim)

@@ -1,0 +1,148 @@
+"""Parameters declared as data, and the rules that lay them out on a mesh.
+
+A `Declaration` is made once, where the layer is written. Initialisation, sharding, spectral
+norm, checkpoints and the bridge read it.
+
+Dim names:
+    layers      blocks of a stage, stacked for `lax.scan`; never split
+    embed       channels of a stage
+    heads       attention heads; split over tp
+    head_dim    channels of a head
+    mlp         hidden units of a feed-forward block; split over tp
+    conv_in, conv_out   channels of a convolution
+    None        everything else (kernel height and width, q/k/v)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from credit_jax.parallel.axes import DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.initialisers import Initialiser, constant
+
+LAYERS = "layers"
+
+# Parameters with fewer elements stay whole: gathering them costs more than it saves.
+MIN_SHARD_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a parameter is, whatever mesh it lives on.
+
+    Attributes:
+        shape: global shape.
+        dims: a dim name (see the module's legend) or None for every dim.
+        init: distribution of the initial values.
+        matrix_out: dims that form the rows of the matrix whose largest singular value
+            spectral norm divides by; None for what is no such matrix (biases, scales).
+        dtype: storage dtype.
+    """
+
+    shape: tuple[int, ...]
+    dims: tuple[str | None, ...]
+    init: Initialiser = constant(0.0)
+    matrix_out: tuple[int, ...] | None = None
+    dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        assert len(self.shape) == len(self.dims), f"{self.shape} against {self.dims}"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_stacked(self) -> bool:
+        return bool(self.dims) and self.dims[0] == LAYERS
+
+    @property
+    def matrix_in(self) -> tuple[int, ...]:
+        """Dims that form the columns of the matrix."""
+        out = self.matrix_out or ()
+        first = 1 if self.is_stacked else 0
+        return tuple(d for d in range(first, len(self.shape)) if d not in out)
+
+    def stack(self, num: int) -> Declaration:
+        """The same parameter of `num` equal blocks on a leading dim."""
+        out = self.matrix_out and tuple(d + 1 for d in self.matrix_out)
+        return replace(
+            self, shape=(num, *self.shape), dims=(LAYERS, *self.dims), matrix_out=out
+        )
+
+    def unstack(self) -> Declaration:
+        """The parameter of one of the stacked blocks."""
+        if not self.is_stacked:
+            return self
+        out = self.matrix_out and tuple(d - 1 for d in self.matrix_out)
+        return replace(self, shape=self.shape[1:], dims=self.dims[1:], matrix_out=out)
+
+
+@dataclass(frozen=True)
+class ShardingRules:
+    """Which mesh axis splits which dim.
+
+    Attributes:
+        tensor: dim names split over tp.
+        shard: whether large parameters are split over dp_shard along one further dim.
+        min_shard_size: parameters with fewer elements stay whole over dp_shard.
+    """
+
+    tensor: tuple[str, ...] = ("heads", "mlp")
+    shard: bool = True
+    min_shard_size: int = MIN_SHARD_SIZE
+
+    def shard_dim(self, declaration: Declaration, axes: MeshAxes) -> int | None:
+        """The dim split over dp_shard: the longest that the degree divides, or None."""
+        if not (self.shard and axes.shard) or axes.num_shard == 1:
+            return None
+        if declaration.size < self.min_shard_size:
+            return None
+        fit = [
+            (length, -dim)
+            for dim, (length, name) in enumerate(
+                zip(declaration.shape, declaration.dims, strict=True)
+            )
+            if length % axes.num_shard == 0
+            and name != LAYERS
+            and not self._is_tensor(name, axes)
+        ]
+        return -max(fit)[1] if fit else None
+
+    def spec(self, declaration: Declaration, axes: MeshAxes) -> PartitionSpec:
+        """PartitionSpec of the stored parameter."""
+        names: list[str | None] = [
+            TP if self._is_tensor(name, axes) else None for name in declaration.dims
+        ]
+        dim = self.shard_dim(declaration, axes)
+        if dim is not None:
+            names[dim] = DP_SHARD
+        return PartitionSpec(*names)
+
+    def specs(
+        self, declarations: Mapping[str, Declaration], axes: MeshAxes
+    ) -> dict[str, PartitionSpec]:
+        """PartitionSpec of every parameter, by path."""
+        return {path: self.spec(d, axes) for path, d in declarations.items()}
+
+    def _is_tensor(self, name: str | None, axes: MeshAxes) -> bool:
+        return axes.tensor is not None and name in self.tensor
+
+
+def matrix_specs(
+    declaration: Declaration, spec: PartitionSpec
+) -> dict[str, PartitionSpec]:
+    """Specs of the spectral norm vectors u (output dims) and v (input dims) of a matrix."""
+    names = tuple(spec) + (None,) * (len(declaration.shape) - len(spec))
+    lead = names[:1] if declaration.is_stacked else ()
+    out = declaration.matrix_out or ()
+    return {
+        "u": PartitionSpec(*lead, *(names[d] for d in out)),
+        "v": PartitionSpec(*lead, *(names[d] for d in declaration.matrix_in)),
+    }
