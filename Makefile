@@ -4,7 +4,7 @@
 # PYTHON=python3.12 names the interpreter that .venv is made with; 3.11 or later.
 
 BIN := .venv/bin
-# Two processes halve the time that XLA takes to compile the tests' programs.
+# Two processes share the time that XLA takes to compile the programs of the tests.
 WORKERS ?= 2
 
 .PHONY: train test lint check-style check-floors check-types check-tests clean
@@ -35,7 +35,7 @@ check-types:
 	$(BIN)/pyright
 
 check-tests:
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 # Each mark stands for a finished installation; a change of what is asked for makes it anew.
 REQUIRED := pyproject.toml constraints.txt tools/environment.sh

@@ -20,6 +20,13 @@ jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that share CREDIT's training run go to one worker, so that it runs once."""
+    for item in items:
+        if "credit_run" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("credit_run"))
+
+
 @pytest.fixture
 def rng():
     """A numpy generator, the same in every run."""
@@ -47,3 +54,11 @@ def credit():
     from tests import reference
 
     return reference
+
+
+@pytest.fixture(scope="session")
+def credit_run(credit, tmp_path_factory):
+    """Folder with the data, and what CREDIT's trainer did there with GEN2_CONFIG."""
+    folder = tmp_path_factory.mktemp("credit")
+    credit.write_dataset(folder)
+    return folder, credit.credit_train(credit.GEN2_CONFIG, folder)

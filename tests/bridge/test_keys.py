@@ -17,9 +17,9 @@ TABLE = (
     Ignore("stem.{i}.index", "a constant that is computed again"),
 )
 DECLARATIONS = {
-    "stem/0/kernel": Declaration((4, 2), (None, None), (1,)),
+    "stem/0/kernel": Declaration((4, 2), (None, None), matrix_out=(1,)),
     "stem/0/bias": Declaration((2,), (None,)),
-    "stages/10/kernel": Declaration((4, 2), (None, None), (1,)).stack(DEPTH),
+    "stages/10/kernel": Declaration((4, 2), (None, None), matrix_out=(1,)).stack(DEPTH),
 }
 
 

@@ -1,19 +1,15 @@
 """The harness around CREDIT: it runs, repeats itself, and its trainer is watched."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import yaml
 
 pytestmark = pytest.mark.reference
 
-CONFIG = Path(__file__).with_name("gen2.yml")
-
 
 @pytest.fixture
-def model_block():
-    return yaml.safe_load(CONFIG.read_text())["model"]
+def model_block(credit):
+    return yaml.safe_load(credit.GEN2_CONFIG.read_text())["model"]
 
 
 def test_a_case_repeats_itself_and_moves_every_parameter(credit, model_block):
@@ -40,9 +36,8 @@ def test_only_training_moves_the_vectors_of_spectral_norm(credit, model_block):
         assert all(key.endswith(("weight_u", "weight_v")) for key in moved)
 
 
-def test_the_trainer_is_watched_step_by_step(credit, tmp_path):
-    credit.write_dataset(tmp_path)
-    run = credit.credit_train(CONFIG, tmp_path)
+def test_the_trainer_is_watched_step_by_step(credit_run):
+    _, run = credit_run
     assert run.x.shape == (20, 2, 7, 1, 32, 64)
     assert run.y.shape == (20, 2, 6, 1, 32, 64)
     # The schedule starts at zero and warms up over ten steps.
@@ -54,10 +49,3 @@ def test_the_trainer_is_watched_step_by_step(credit, tmp_path):
     assert set(run.initial) == set(run.final)
     assert run.ema is not None
     assert not any(key.endswith("weight_u") for key in run.ema)
-
-
-def test_a_failure_of_the_trainer_carries_its_words(credit, tmp_path):
-    broken = tmp_path / "broken.yml"
-    broken.write_text("data: {}\n")
-    with pytest.raises(RuntimeError, match="Gen2 nested data schema"):
-        credit.credit_train(broken, tmp_path)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+# 20 steps of a small WXFormer on the data of `write_dataset`.
+GEN2_CONFIG = Path(__file__).with_name("gen2.yml")
+
 _ROOT = Path(__file__).parents[2]
 _TIME_LIMIT = 300  # seconds
 _TAIL = 3000  # characters of output in an error
