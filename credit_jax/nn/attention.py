@@ -155,7 +155,7 @@ class WindowAttention(nnx.Module):
         batch, _, heads, tokens, _ = weights.shape
         rows = field.layout.size // self.window
         columns = field.data.shape[2] // self.window
-        sample = context.sample_offset + jnp.arange(batch)
+        sample = context.samples(batch)
         high = sample[:, None] * rows + self._window_rows(field.layout)[None, :]
         head = axis_index(context.axes.tensor) * heads + jnp.arange(heads)
         low = np.arange(columns)[:, None] * self.heads + head[None, :]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
@@ -29,7 +30,8 @@ class Context:
         precision: compute dtype.
         remat: what a block keeps for the backward pass.
         key: dropout key of this forward, equal on all devices; None in evaluation.
-        sample_offset: global number of this device's first sample.
+        first_sample, sample_stride: the local samples are number first_sample,
+            first_sample + sample_stride, ... of the global batch in the sampler's order.
     """
 
     axes: MeshAxes = field(default_factory=MeshAxes)
@@ -37,7 +39,12 @@ class Context:
     precision: Precision = field(default_factory=Precision)
     remat: Remat = field(default_factory=Remat)
     key: Array | None = None
-    sample_offset: Array | int = 0
+    first_sample: Array | int = 0
+    sample_stride: int = 1
+
+    def samples(self, batch: int) -> Array:
+        """Number in the global batch of each of `batch` local samples, (batch,)."""
+        return self.first_sample + self.sample_stride * jnp.arange(batch)
 
     def fold(self, data: Array | int) -> Context:
         """A context whose key is folded with `data`, so that every call site differs."""
@@ -75,7 +82,7 @@ class Context:
             block = self._merge(graph, jax.tree.unflatten(tree, leaves))
             return block(carry, self.fold(index)), None
 
-        inputs = (jax.numpy.arange(num), leaves)
+        inputs = (jnp.arange(num), leaves)
         return jax.lax.scan(self.remat.apply(body), carry, inputs)[0]
 
     def _merge(self, graph: Any, state: Any) -> Callable[..., Any]:

@@ -77,7 +77,7 @@ class FeedForward(nnx.Module):
         if context.key is None or self.dropout == 0.0:
             return x
         batch, _, columns, units = x.shape
-        sample = context.sample_offset + jnp.arange(batch)
+        sample = context.samples(batch)
         high = sample[:, None] * field.layout.size + field.layout.global_rows()[None]
         unit = axis_index(context.axes.tensor) * units + jnp.arange(units)
         low = np.arange(columns)[:, None] * self.hidden + unit[None, :]

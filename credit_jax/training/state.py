@@ -1,0 +1,168 @@
+"""The state of a training run: one pytree, split over the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int32, PyTree
+
+from credit_jax.models.architecture import Architecture, Weights
+from credit_jax.nn.spectral_norm import Vectors
+from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.precision import Precision
+from credit_jax.parallel.remat import Remat
+from credit_jax.parallel.sharding import ShardingRules, matrix_specs
+from credit_jax.training.optimisers import AdamW
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How steps run: where, in what precision, keeping what.
+
+    Attributes:
+        mesh: the device mesh.
+        rules: how parameters are laid out on it.
+        precision: compute dtype.
+        remat: what blocks keep for the backward pass.
+    """
+
+    mesh: Mesh
+    rules: ShardingRules = field(default_factory=ShardingRules)
+    precision: Precision = field(default_factory=Precision)
+    remat: Remat = field(default_factory=Remat)
+
+    @property
+    def axes(self) -> MeshAxes:
+        return MeshAxes.from_mesh(self.mesh)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that one step turns into the next.
+
+    Attributes:
+        micro_step: micro-batches seen; the index of per-batch schedules.
+        update_step: optimiser updates done.
+        params: parameters by path, before spectral norm.
+        vectors: spectral norm vectors by path.
+        opt_state: of the optimiser.
+        ema: averaged parameters by path, or None.
+        key: of dropout; each micro-batch folds its number into it.
+    """
+
+    micro_step: Int32[Array, ""]
+    update_step: Int32[Array, ""]
+    params: Weights
+    vectors: Vectors
+    opt_state: PyTree
+    ema: Weights | None
+    key: Array
+
+
+def state_specs(
+    architecture: Architecture,
+    optimiser: AdamW,
+    execution: Execution,
+    *,
+    ema: bool = False,
+) -> TrainState:
+    """PartitionSpec of every leaf of the state."""
+    declarations = architecture.declarations
+    params = execution.rules.specs(declarations, execution.axes)
+    vectors = {
+        path: matrix_specs(declaration, params[path])
+        for path, declaration in architecture.matrices.items()
+    }
+    shapes = {
+        path: jax.ShapeDtypeStruct(d.shape, d.dtype) for path, d in declarations.items()
+    }
+    opt_state = jax.tree_util.tree_map_with_path(
+        partial(_spec_of_moment, params), jax.eval_shape(optimiser.init, shapes)
+    )
+    whole = PartitionSpec()
+    return TrainState(
+        micro_step=whole,  # pyright: ignore[reportArgumentType]
+        update_step=whole,  # pyright: ignore[reportArgumentType]
+        params=params,  # pyright: ignore[reportArgumentType]
+        vectors=vectors,  # pyright: ignore[reportArgumentType]
+        opt_state=opt_state,
+        ema=params if ema else None,  # pyright: ignore[reportArgumentType]
+        key=whole,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _spec_of_moment(
+    params: Mapping[str, PartitionSpec], path: tuple[Any, ...], _: Any
+) -> PartitionSpec:
+    """The spec of the parameter that a leaf of the optimiser's state belongs to."""
+    keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+    return params.get(keys[-1], PartitionSpec()) if keys else PartitionSpec()
+
+
+def state_shardings(specs: TrainState, mesh: Mesh) -> TrainState:
+    """NamedSharding of every leaf, for restoring a checkpoint onto `mesh`."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+    )
+
+
+def init_state(
+    architecture: Architecture,
+    optimiser: AdamW,
+    execution: Execution,
+    key: Array,
+    *,
+    ema: bool = False,
+) -> TrainState:
+    """A fresh state; every device makes its own shards and nothing else.
+
+    Args:
+        architecture: the model.
+        optimiser: makes its state from local parameters.
+        execution: mesh and rules.
+        key: typed PRNG key; the same key gives the same state on every mesh.
+        ema: whether to keep averaged parameters.
+    """
+    specs = state_specs(architecture, optimiser, execution, ema=ema)
+    degrees = dict(execution.mesh.shape)
+
+    def init(key: Array) -> TrainState:
+        weights_key, vectors_key, noise_key = jax.random.split(key, 3)
+        layout = (specs.params, degrees)
+        params = architecture.init(weights_key, *layout)  # pyright: ignore
+        vectors = architecture.init_vectors(vectors_key, *layout)  # pyright: ignore
+        return state_of(params, vectors, optimiser, noise_key, ema=ema)
+
+    body = jax.shard_map(
+        init, mesh=execution.mesh, in_specs=PartitionSpec(), out_specs=specs
+    )
+    return jax.jit(body)(key)
+
+
+def state_of(
+    params: Weights, vectors: Vectors, optimiser: AdamW, key: Array, *, ema: bool
+) -> TrainState:
+    """The state before the first step of a run that starts from given parameters."""
+    return TrainState(
+        micro_step=jnp.zeros((), jnp.int32),
+        update_step=jnp.zeros((), jnp.int32),
+        params=params,
+        vectors=vectors,
+        opt_state=optimiser.init(params),
+        ema=jax.tree.map(jnp.copy, params) if ema else None,
+        key=key,
+    )
+
+
+def place_state(state: TrainState, specs: TrainState, mesh: Mesh) -> TrainState:
+    """A state of whole host arrays, split over `mesh`; for weights from elsewhere."""
+    return jax.tree.map(jax.device_put, state, state_shardings(specs, mesh))
