@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load_config(args.config, args.set)
     except (OSError, ValueError) as error:
-        console.print(f"[bold red]{error}", highlight=False)
+        _say(console, str(error), "bold red")
         return 1
     job = inspect_job(config, num_devices=args.devices, with_data=args.data)
     for table in job_tables(job):
@@ -60,15 +60,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _print_verdict(console: Console, job: Job) -> None:
     for note in job.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        _say(console, f"note: {note}", "yellow")
     if not job.problems:
-        console.print("OK: this job can run.", style="bold green")
+        _say(console, "OK: this job can run.", "bold green")
         return
     count = len(job.problems)
-    heading = f"{count} problem" + ("s" if count > 1 else "") + ":"
-    console.print(heading, style="bold red")
+    _say(console, f"{count} problem" + ("s" if count > 1 else "") + ":", "bold red")
     for problem in job.problems:
-        console.print(f"  {problem}", style="red", highlight=False, markup=False)
+        _say(console, f"  {problem}", "red")
+
+
+def _say(console: Console, text: str, style: str) -> None:
+    """Print a line as it is: no markup, no line breaks."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ import numpy as np
 from credit_jax.blocks import build_postblocks, build_preblocks
 from credit_jax.config.data import DataConfig
 from credit_jax.config.job import Config, model_problems
-from credit_jax.data import build_loader
+from credit_jax.data import ChannelSchema, build_loader
 from credit_jax.data.files import discover
 from credit_jax.losses.build import build_loss
+from credit_jax.metrics.build import build_metrics
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.registry import build, parse_model
 from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
@@ -68,6 +69,7 @@ def inspect_job(
     sound = model is not None and not model.problems()
     architecture = build(config.model) if sound else None
     problems += _loss_problems(config)
+    problems += _metric_problems(config, model)
     problems += _problems_of(build_preblocks, config.preblocks, but=OSError)
     problems += _problems_of(build_postblocks, config.postblocks)
     missing = missing_files(config) if with_data else []
@@ -149,6 +151,23 @@ def _loss_problems(config: Config) -> list[str]:
             validation=validation,
         )
     return list(dict.fromkeys(found))
+
+
+def _metric_problems(config: Config, model: Any) -> list[str]:
+    """What the metrics section asks for and is not there."""
+    levels = {
+        name: len(source.levels) if source.levels else getattr(model, "levels", 1)
+        for name, source in config.data.source.items()
+    }
+    schema = ChannelSchema.from_config(config.data, levels)
+    return _problems_of(
+        build_metrics,
+        config.metrics,
+        {group.var_key: group.n_levels for group in schema.target},
+        latitude=np.zeros(1),
+        climatology=np.zeros((1, 1, 1)),
+        but=OSError,
+    )
 
 
 def _data_problems(config: Config, num_data: int) -> list[str]:

@@ -1,6 +1,7 @@
 """The tables that `python -m credit_jax.check` prints."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -8,7 +9,7 @@ from rich.table import Table
 from credit_jax.check.job import Job
 from credit_jax.check.memory import estimate_memory, local_rows
 from credit_jax.config.data import INPUT_TYPES, OUTPUT_TYPES, num_samples
-from credit_jax.models.architecture import Architecture, ModelConfig, parameter_count
+from credit_jax.models.architecture import Architecture, parameter_count
 from credit_jax.parallel.axes import MeshAxes
 
 GIB = 2**30
@@ -91,7 +92,7 @@ def mesh_table(job: Job, axes: MeshAxes) -> Table:
     return table
 
 
-def geometry_table(model: ModelConfig, axes: MeshAxes) -> Table:
+def geometry_table(model: Any, axes: MeshAxes) -> Table:
     """Sizes of every stage, its windows, and the most rows of it on a device."""
     geometry = model.geometry()
     grid = f"{model.image_height} x {model.image_width}"

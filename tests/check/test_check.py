@@ -1,0 +1,156 @@
+"""`python -m credit_jax.check`: what it reports, and what it refuses."""
+
+import math
+
+import pytest
+
+from credit_jax.check.__main__ import main
+from credit_jax.check.job import inspect_job
+from credit_jax.check.memory import estimate_memory, local_size
+from credit_jax.config import build_config, write_config
+from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.sharding import Declaration
+from tests.config.example import example
+
+MODEL = {
+    "type": "wxformer",
+    "image_height": 32,
+    "image_width": 64,
+    "frames": 1,
+    "levels": 2,
+    "channels": 2,
+    "surface_channels": 1,
+    "input_only_channels": 2,
+    "output_only_channels": 1,
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 1, 1, 1],
+    "dim_head": 4,
+    "global_window_size": [4, 2, 2, 1],
+    "local_window_size": 2,
+    "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
+    "cross_embed_strides": [2, 2, 2, 2],
+}
+
+
+def job(num_devices=None, **changes):
+    changes.setdefault("preblocks", {"per_step": {"concat": {"type": "concat"}}})
+    config = build_config(example(model=dict(MODEL), **changes))
+    return inspect_job(config, num_devices=num_devices, with_data=False)
+
+
+def test_a_sound_job_has_no_problems():
+    found = job()
+    assert found.problems == [], found.problems
+    assert found.architecture is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices", "message"),
+    [
+        (
+            {"trainer__parallelism": {"data": "fsdp2", "tensor": 2, "domain": 2}},
+            6,
+            "world_size=6 not divisible by tensor*domain=4",
+        ),
+        (
+            {"trainer__parallelism": {"tensor": 4}},
+            4,
+            "stage 0 has 8 // 4 = 2 heads",
+        ),
+        ({"model__levels": 3}, None, "model: has 9 input channels, but data.source"),
+        ({"model__dmi": 3}, None, "model.dmi: unknown key; the nearest known key is"),
+        ({"model__frames": 2}, None, "model.frames: 2 differs from data.history_len"),
+        (
+            {"model__global_window_size": [3, 2, 2, 1]},
+            None,
+            "model.global_window_size[0] is 3, which does not divide the height 16",
+        ),
+        ({"loss__training_loss": "mze"}, None, "loss.training_loss"),
+        ({"metrics": {"args": {"metrics": {"rmze": {}}}}}, None, "rmze"),
+        (
+            {"preblocks": {"per_step": {"a": {"type": "regrid"}}}},
+            None,
+            "preblocks.per_step.a.type: preblock type 'regrid' is not available",
+        ),
+    ],
+)
+def test_problems(changes, devices, message):
+    model = {k.split("__")[1]: v for k, v in changes.items() if k.startswith("model")}
+    rest = {k: v for k, v in changes.items() if not k.startswith("model")}
+    rest.setdefault("preblocks", {"per_step": {"concat": {"type": "concat"}}})
+    config = build_config(example(model={**MODEL, **model}, **rest))
+    found = inspect_job(config, num_devices=devices, with_data=False)
+    assert any(message in line for line in found.problems), found.problems
+
+
+def test_uneven_rows_are_a_note_and_no_problem():
+    found = job(trainer__parallelism={"domain": 3})
+    assert found.problems == [], found.problems
+    assert found.notes == [
+        "32 rows over domain 3 are uneven (11, 11, 10); exact all the same"
+    ]
+
+
+def test_missing_files_are_notes():
+    config = build_config(example(model=dict(MODEL)))
+    notes = inspect_job(config).notes
+    assert len(notes) == 4, notes
+    assert "data.source.ERA5.variables.prognostic.path: no file matches" in notes[0]
+
+
+def test_data_none_leaves_devices_idle():
+    found = job(num_devices=4)
+    assert found.notes == ["data: none uses 1 of 4 devices"]
+    assert found.axes is not None
+    assert found.axes.num_data == 1
+
+
+def test_local_sizes_are_shares_of_the_whole():
+    kernel = Declaration((64, 4, 16), ("embed", "heads", "head_dim"))
+    fsdp = MeshAxes(data=("dp_shard",), shard="dp_shard", num_data=4, num_shard=4)
+    both = MeshAxes(
+        data=("dp_shard",),
+        shard="dp_shard",
+        tensor="tp",
+        num_data=4,
+        num_shard=4,
+        num_tensor=2,
+    )
+    assert local_size(kernel, MeshAxes()) == 64 * 4 * 16
+    assert local_size(kernel, fsdp) == 64 * 4 * 16 // 4
+    assert local_size(kernel, both) == 64 * 4 * 16 // 8
+
+
+def test_memory_falls_with_every_kind_of_parallelism():
+    def total(devices, **block):
+        found = job(num_devices=devices, trainer__parallelism=block)
+        assert found.architecture is not None
+        assert found.axes is not None
+        return estimate_memory(found.config, found.architecture, found.axes)
+
+    one = total(1)
+    assert one.parts["parameters"] == 4 * job().architecture.num_parameters
+    assert total(8, data="fsdp2").parts["parameters"] < one.parts["parameters"] / 4
+    activations = "activations (estimate)"
+    assert total(2, tensor=2).parts[activations] < one.parts[activations]
+    assert total(2, domain=2).parts[activations] < one.parts[activations]
+    assert one.total == math.fsum(one.parts.values())
+
+
+def test_the_command_ends_with_1_on_problems(tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    preblocks = {"per_step": {"concat": {"type": "concat"}}}
+    config = build_config(example(model=dict(MODEL), preblocks=preblocks))
+    write_config(config, path)
+    assert main(["--config", str(path), "--no-data"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("Channels", "Mesh of 1", "Geometry", "Parameters", "Memory", "OK"):
+        assert word in printed, printed
+    assert main(["-c", str(path), "--set", "model.dim_head=5", "--no-data"]) == 0
+    arguments = ["-c", str(path), "--set", "trainer.parallelism.tensor=3", "--no-data"]
+    assert main(arguments) == 1
+    assert "which trainer.parallelism.tensor = 3" in capsys.readouterr().out
+    assert main(["-c", str(path), "--set", "trainer.epoch=3"]) == 1
+    assert "nearest known key is 'epochs'" in capsys.readouterr().out
+    assert main(["-c", str(tmp_path / "no.yaml")]) == 1
+    assert "does not exist" in capsys.readouterr().out
