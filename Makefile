@@ -19,7 +19,7 @@ test: .venv/.test
 	$(MAKE) --no-print-directory check-types
 	$(MAKE) --no-print-directory check-tests
 
-lint: .venv/.lint
+lint: .venv/.test
 	$(MAKE) --no-print-directory check-style
 	$(MAKE) --no-print-directory check-floors
 	$(MAKE) --no-print-directory check-types
@@ -44,13 +44,9 @@ REQUIRED := pyproject.toml constraints.txt tools/environment.sh
 	tools/environment.sh train
 	@touch $@
 
-.venv/.lint: $(REQUIRED)
-	tools/environment.sh lint
-	@touch $@ .venv/.train
-
 .venv/.test: $(REQUIRED) $(wildcard tests/reference/requirements*.txt)
 	tools/environment.sh test
-	@touch $@ .venv/.lint .venv/.train
+	@touch $@ .venv/.train
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache

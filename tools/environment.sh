@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Sets up .venv in the checkout: tools/environment.sh train|lint|test
+# Sets up .venv in the checkout: tools/environment.sh train|test
 #   train  what training and the demo data need; no torch
-#   lint   train, and the tools that judge the code
-#   test   lint, the bridge, and CREDIT, the PyTorch reference of the parity tests
-# Only Python 3.11 or later with venv is needed; PYTHON names one. What is there already is kept. An
-# installation that was killed half-way leaves a mark, and the next run then builds .venv anew.
+#   test   that, the checks, the bridge, and CREDIT, the PyTorch reference of the tests
+# Only Python 3.11 or later with venv is needed; PYTHON names one. What is there already
+# is kept. An installation that was killed half-way leaves a mark, and the next run then
+# builds .venv anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,14 +12,15 @@ VENV=.venv
 MARK=$VENV/.installing
 
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
-        if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    local candidates=${PYTHON:-python3 python3.13 python3.12 python3.11 python} candidate
+    local test='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
+    for candidate in $candidates; do
+        if "$candidate" -c "$test" 2>/dev/null; then
             echo "$candidate"
             return
         fi
     done
-    echo "No Python 3.11 or later with the venv module was found (tried: ${PYTHON:-python3, python3.11 to python3.13, python})." >&2
+    echo "No Python 3.11 or later with venv was found; tried: $candidates." >&2
     echo "Install one, or name it: make PYTHON=/path/to/python3.11 ..." >&2
     return 1
 }
@@ -36,11 +37,13 @@ make_venv() {
     "$python" -m venv --clear "$VENV"
 }
 
-# A failure that pip itself reports has been rolled back by pip, so the mark goes; after a kill it stays.
+# A failure that pip itself reports was rolled back by pip, so the mark goes; after a kill
+# it stays. Modules are compiled when they are first imported: few ever are.
 install() {
     local status=0
     touch "$MARK"
-    PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install -qq --constraint constraints.txt "$@" || status=$?
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install -qq --no-compile \
+        --constraint constraints.txt "$@" || status=$?
     if [ "$status" -lt 128 ]; then
         rm -f "$MARK"
     fi
@@ -52,14 +55,13 @@ echo "Setting up $VENV (${1:-}); the first time this takes a few minutes."
 make_venv
 case ${1:-} in
 train) install --editable '.[demo]' ;;
-lint) install --editable '.[demo,lint]' ;;
 test)
     install --editable '.[demo,lint,bridge,test]'
     install --requirement tests/reference/requirements.txt
     install --no-deps --requirement tests/reference/requirements-credit.txt
     ;;
 *)
-    echo "usage: tools/environment.sh train|lint|test" >&2
+    echo "usage: tools/environment.sh train|test" >&2
     exit 2
     ;;
 esac
