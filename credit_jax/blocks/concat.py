@@ -1,6 +1,6 @@
 """`concat`: a nested batch becomes x and y; `to_device`: nothing to do here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,9 @@ def channel_rank(var_key: str) -> tuple[int, int]:
 def concatenate(batch: Batch) -> dict[str, Any]:
     """Join all fields along channels: x sorted by `channel_rank`, y as it comes.
 
+    The order of the dicts counts. Arguments of a jitted function lose it (JAX sorts
+    dicts): there, use `join` with the keys of a channel schema.
+
     Args:
         batch: nested, fields (batch, level, time, lat, lon).
 
@@ -55,10 +58,10 @@ def concatenate(batch: Batch) -> dict[str, Any]:
     inputs = _in_order(batch.get("input", {}), sort=True)
     if not inputs:
         raise ValueError("concat: the batch has no input fields")
-    new["x"] = _join(inputs)
+    new["x"] = join(inputs, list(inputs))
     targets = _in_order(batch.get("target", {}), sort=False)
     if targets:
-        new["y"] = _join(targets)
+        new["y"] = join(targets, list(targets))
     return new
 
 
@@ -82,7 +85,17 @@ def _in_order(sources: Mapping[str, Mapping[str, Any]], sort: bool) -> dict[str,
     return ordered
 
 
-def _join(fields: Mapping[str, Any]) -> Any:
+def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """Fields along channels, in the order of keys, float32.
+
+    Args:
+        fields: key -> (batch, level, time, lat, lon), numpy or JAX.
+        keys: of the fields, in channel order.
+
+    Raises:
+        ValueError: if the fields differ in more than their levels.
+    """
+    fields = {key: fields[key] for key in keys}
     shapes = {(f.shape[0], *f.shape[2:]) for f in fields.values()}
     if len(shapes) > 1:
         listed = ", ".join(f"{key} {tuple(f.shape)}" for key, f in fields.items())

@@ -103,7 +103,7 @@ def _missing_times(
     listed = ", ".join(shown[:3]) + (f", ... {shown[-1]}" if len(shown) > 3 else "")
     ends = [source.reader.open(files.paths[i]).times for i in (0, -1)]
     covers = " to ".join(
-        str(times[i])[:16]
+        times[i].isoformat()[:16]
         for times, i in zip(ends, (0, -1), strict=True)
         if times is not None and len(times)
     )

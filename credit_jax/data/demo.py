@@ -4,8 +4,9 @@ A moist Held-Suarez climate on a Gaussian grid, computed by the dynamical core o
 dinosaur, with 6-hourly fields:
 
 - prognostic: U, V, T, Q on 8 sigma levels; SP
-- diagnostic: Z500 (geopotential at 500 hPa), TP (rain of the last 6 hours): both
-  follow from the state, Z500 smoothly, rain only where air is saturated
+- diagnostic: V500, Z500 (meridional wind and geopotential at 500 hPa) and TP (rain of
+  the last 6 hours), which all follow from the state: the first two are smooth, rain
+  falls only where air is saturated
 - dynamic forcing: tsi (solar radiation), which drives season and day in the model
 - static: Z_GDS4_SFC, LSM (mountains and land, both of which the model feels)
 

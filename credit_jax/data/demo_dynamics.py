@@ -30,10 +30,10 @@ from credit_jax.data import demo_physics as physics
 
 State = primitive_equations.State
 
-STEP_SECONDS = {"T21": 3600.0, "T42": 1800.0}
+STEP_SECONDS = {"T21": 4320.0, "T42": 2160.0}
 OUTPUT_HOURS = 6
 NUM_LEVELS = 8
-SEASON = 0.35  # how far sin(latitude) of the warmest belt follows the Sun's
+SEASON = 0.1  # how far sin(latitude) of the warmest belt follows the Sun's
 LAND_HEATING = 40.0  # K at the lowest level, Sun in the zenith against none
 EVAPORATION_TIME = 21600.0  # s, towards RELATIVE_HUMIDITY over sea below SIGMA_B
 RELATIVE_HUMIDITY = 0.8
@@ -50,8 +50,8 @@ class Climate:
     Attributes:
         advance: jitted, `(state, day) -> (state, rain)` over one output interval; day
             counts from 1 January, rain is in m of water since the last output.
-        fields: jitted, `state -> {U, V, T, Q (level, lat, lon), SP, Z500 (lat, lon)}`,
-            north first, SI units.
+        fields: jitted, `state -> {U, V, T, Q (level, lat, lon), SP, V500, Z500
+            (lat, lon)}`, north first, SI units.
         initial: the state at rest, slightly perturbed by the seed.
         latitude, longitude: degrees; latitude from north to south.
         sigma: (level,) centres, top first.
@@ -191,7 +191,7 @@ def _physics_step(setup: _Setup, seconds: float) -> Callable:
 
 
 def _dynamics_step(setup: _Setup, seconds: float) -> Callable[[State], State]:
-    """One step of the primitive equations with a sixth-order diffusion."""
+    """One step of the primitive equations; a filter damps the smallest waves."""
     step = seconds * setup.second
     equations = primitive_equations.PrimitiveEquationsSigma(
         np.full(NUM_LEVELS, REFERENCE_TEMPERATURE * setup.kelvin),
@@ -201,11 +201,9 @@ def _dynamics_step(setup: _Setup, seconds: float) -> Callable[[State], State]:
         setup.coords,
         setup.specs,
     )
-    diffusion = time_integration.horizontal_diffusion_step_filter(
-        setup.grid, step, tau=0.1 * DAY * setup.second, order=3
-    )
+    smooth = time_integration.exponential_step_filter(setup.grid, step)
     return time_integration.step_with_filters(
-        time_integration.imex_rk_sil3(equations, step), [diffusion]
+        time_integration.imex_rk_sil3(equations, step), [smooth]
     )
 
 
@@ -239,20 +237,19 @@ def _fields(setup: _Setup, state: State) -> dict[str, Array]:
         "T": kelvins + REFERENCE_TEMPERATURE,
         "Q": jnp.maximum(nodal(state.tracers["q"]), 0.0),
         "SP": surface,
-        "Z500": _geopotential_500(setup, kelvins + REFERENCE_TEMPERATURE, surface),
+        "V500": _at_500(setup, v / speed, surface),
+        "Z500": _at_500(
+            setup, _geopotential(setup, kelvins + REFERENCE_TEMPERATURE), surface
+        ),
     }
     return {name: to_north_first(field) for name, field in native.items()}
 
 
-def _geopotential_500(setup: _Setup, temperature: Array, surface: Array) -> Array:
-    """Geopotential at 500 hPa, m2 s-2, (lon, lat).
+def _geopotential(setup: _Setup, temperature: Array) -> Array:
+    """Geopotential of all levels, m2 s-2, (level, lon, lat): hydrostatic balance.
 
-    Hydrostatic: g z + R T_N ln(1 / sigma_N) at the lowest level, R (T_k + T_k+1) / 2
-    ln(sigma_k+1 / sigma_k) from level to level, linear in ln(sigma) in between.
-
-    Args:
-        temperature: K, (level, lon, lat).
-        surface: surface pressure in Pa, (lon, lat).
+    g z + R T_N ln(1 / sigma_N) at the lowest level N; from level k + 1 to k it grows by
+    R (T_k + T_k+1) / 2 ln(sigma_k+1 / sigma_k).
     """
     log_sigma = np.log(setup.coords.vertical.centers)
     gas = physics.DRY_AIR_GAS
@@ -260,14 +257,23 @@ def _geopotential_500(setup: _Setup, temperature: Array, surface: Array) -> Arra
     between = 0.5 * (temperature[1:] + temperature[:-1])
     steps = gas * between * np.diff(log_sigma)[:, None, None]
     above = jnp.cumsum(steps[::-1], axis=0)[::-1]
-    height = jnp.concatenate([lowest + above, lowest[None]])
-    place = jnp.log(5e4 / surface)[None]
+    return jnp.concatenate([lowest[None] + above, lowest[None]])
+
+
+def _at_500(setup: _Setup, field: Array, surface: Array) -> Array:
+    """A field (level, lon, lat) at 500 hPa, linear in the logarithm of pressure.
+
+    Args:
+        field: on sigma levels.
+        surface: surface pressure in Pa, (lon, lat).
+    """
+    log_sigma = np.log(setup.coords.vertical.centers)
     gaps = np.diff(log_sigma)
     below = np.append(gaps, np.inf)[:, None, None]
     over = np.insert(gaps, 0, np.inf)[:, None, None]
-    offset = place - log_sigma[:, None, None]
-    weight = jnp.clip(1.0 - jnp.where(offset > 0, offset / below, -offset / over), 0, 1)
-    return jnp.sum(weight * height, axis=0)
+    offset = jnp.log(5e4 / surface)[None] - log_sigma[:, None, None]
+    distance = jnp.where(offset > 0, offset / below, -offset / over)
+    return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * field, axis=0)
 
 
 def to_north_first(field: Array | np.ndarray) -> Array | np.ndarray:

@@ -105,14 +105,16 @@ def _bump(
 
 
 def mountain_height(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
-    """Height in m of two smooth ranges at the places of the Rockies and Tibet.
+    """Height in m of two smooth, low ranges at the places of the Rockies and Tibet.
+
+    Low, so that surface pressure shows weather more than the map.
 
     Args:
         latitude: radians, broadcastable with longitude.
         longitude: radians.
     """
-    rockies = 1500.0 * _bump(latitude, longitude, (45.0, 250.0), (18.0, 16.0))
-    tibet = 2500.0 * _bump(latitude, longitude, (35.0, 90.0), (14.0, 22.0))
+    rockies = 500.0 * _bump(latitude, longitude, (45.0, 250.0), (18.0, 16.0))
+    tibet = 800.0 * _bump(latitude, longitude, (35.0, 90.0), (14.0, 22.0))
     return rockies + tibet
 
 

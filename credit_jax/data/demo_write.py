@@ -36,6 +36,7 @@ VARIABLES = {
     "T": ("air_temperature", "temperature", "K"),
     "Q": ("specific_humidity", "specific humidity", "kg kg-1"),
     "SP": ("surface_air_pressure", "surface pressure", "Pa"),
+    "V500": ("northward_wind", "meridional wind at 500 hPa", "m s-1"),
     "Z500": ("geopotential", "geopotential at 500 hPa", "m2 s-2"),
     "TP": ("lwe_thickness_of_precipitation_amount", "rain of the last 6 hours", "m"),
     "tsi": (

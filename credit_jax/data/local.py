@@ -93,7 +93,8 @@ class LocalSource:
             array = array.isel({opened.time_coord: index})
         if dims == "3d" and self.config.levels is not None:
             array = array.isel({self.config.level_coord: self.level_indices(opened)})
-        values = np.asarray(array.values, dtype=np.float32)
+        with opened.lock:
+            values = np.asarray(array.values, dtype=np.float32)
         return values if dims == "3d" else values[None]
 
     def level_indices(self, opened: OpenFile) -> list[int]:

@@ -1,10 +1,13 @@
 """Opens NetCDF and Zarr files once, and keeps what was read, for many threads."""
 
 import collections
+import contextlib
 import dataclasses
 import difflib
+import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pandas as pd
@@ -13,6 +16,11 @@ import xarray as xr
 from credit_jax.data.calendars import calendar_of, to_labels
 
 CACHE_BYTES = 2**30  # fields kept in memory, so that small data sets are read once
+# The netCDF C library knows no threads: not for two reads, not for a read beside the
+# closing of another file. Reads hold the lock, and what was opened is never closed,
+# since xarray closes files that are garbage-collected at any time, in any thread.
+_NETCDF_LOCK = threading.RLock()
+_KEPT_OPEN: list[xr.Dataset] = []
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
 _LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
 
@@ -37,6 +45,11 @@ class OpenFile:
     time_coord: str
     latitude: xr.DataArray | None
     longitude: xr.DataArray | None
+
+    @property
+    def lock(self) -> AbstractContextManager:
+        """Held while its fields are read: NetCDF from one thread at a time."""
+        return contextlib.nullcontext() if _is_zarr(self.path) else _NETCDF_LOCK
 
     def variable(self, name: str) -> xr.DataArray:
         """A variable, or a ValueError with the nearest names that are there."""
@@ -66,18 +79,18 @@ class Reader:
     Args:
         time_coord: name of the time coordinate.
         engine: xarray's engine, or None to go by the file's name.
-        cache_bytes: most bytes of fields to keep.
+        cache_bytes: most bytes of fields to keep; CACHE_BYTES by default.
     """
 
     def __init__(
-        self, time_coord: str, engine: str | None, cache_bytes: int = CACHE_BYTES
+        self, time_coord: str, engine: str | None, cache_bytes: int | None = None
     ) -> None:
         self._time_coord = time_coord
         self._engine = engine
         self._lock = threading.Lock()
         self._files: dict[str, OpenFile] = {}
         self._fields: collections.OrderedDict = collections.OrderedDict()
-        self._left = cache_bytes
+        self._left = CACHE_BYTES if cache_bytes is None else cache_bytes
 
     def open(self, path: str) -> OpenFile:
         """The file at a path; it is opened at the first call and stays open."""
@@ -109,7 +122,16 @@ class Reader:
         return array
 
 
+def _is_zarr(path: str) -> bool:
+    return os.path.isdir(path)
+
+
 def _open(path: str, time_coord: str, engine: str | None) -> OpenFile:
+    with contextlib.nullcontext() if _is_zarr(path) else _NETCDF_LOCK:
+        return _open_alone(path, time_coord, engine)
+
+
+def _open_alone(path: str, time_coord: str, engine: str | None) -> OpenFile:
     try:
         dataset = xr.open_dataset(path, engine=engine, cache=False)
     except (OSError, ValueError, KeyError) as error:
@@ -117,6 +139,8 @@ def _open(path: str, time_coord: str, engine: str | None) -> OpenFile:
             f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "
             f"{error}); is it complete?"
         ) from error
+    if not _is_zarr(path):
+        _KEPT_OPEN.append(dataset)
     times, calendar = None, "standard"
     if time_coord in dataset.dims and time_coord in dataset.coords:
         decoded = dataset[time_coord].values

@@ -1,5 +1,7 @@
 """The sampler contract: who gets which sample."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -91,15 +93,14 @@ def test_partial_batch(keep, sizes):
     ],
 )
 def test_errors(changes, text):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(text)):
         sampler(**changes)
-    assert text in str(error.value)
 
 
 def test_global_batch_must_divide():
     assert per_rank_batch_size(8, 4) == 2
-    with pytest.raises(ValueError) as error:
+    text = "9 = 4 x 2 + 1; a batch of 8 or 12 would fit"
+    with pytest.raises(ValueError, match=re.escape(text)):
         per_rank_batch_size(9, 4)
-    assert "9 = 4 x 2 + 1; a batch of 8 or 12 would fit" in str(error.value)
-    with pytest.raises(ValueError, match="a batch of 4 or 8 would fit|of 4 would fit"):
+    with pytest.raises(ValueError, match="a batch of 4 would fit"):
         per_rank_batch_size(3, 4)

@@ -1,0 +1,66 @@
+"""The channel layout as a file and as a check."""
+
+import re
+
+import pytest
+import yaml
+
+from credit_jax.data import ChannelSchema, check_model_channels, open_dataset
+from tests.data.world import MODEL, parsed, raw_config
+
+
+@pytest.fixture
+def schema(world):
+    return open_dataset(parsed(raw_config(world)).data).schema
+
+
+def test_order_and_slices(schema):
+    assert list(schema.input_slices().items()) == [
+        ("ERA5/prognostic/3d/U", slice(0, 2)),
+        ("ERA5/prognostic/3d/T", slice(2, 4)),
+        ("ERA5/prognostic/2d/SP", slice(4, 5)),
+        ("ERA5/static/2d/LSM", slice(5, 6)),
+        ("ERA5/dynamic_forcing/2d/tsi", slice(6, 7)),
+    ]
+    assert schema.target_slices()["ERA5/diagnostic/2d/TP"] == slice(5, 6)
+    assert schema.describe(3) == "T (level 2 of 2)"
+    assert schema.describe(6, "input") == "tsi"
+
+
+def test_round_trip(schema, tmp_path):
+    path = tmp_path / "new" / "channel_schema.yaml"
+    schema.save(path)
+    assert ChannelSchema.load(path) == schema
+    assert [p.name for p in path.parent.iterdir()] == ["channel_schema.yaml"]
+    schema.check_same(ChannelSchema.load(path), "the file")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({"schema_version": 2}, "schema_version 2 cannot be read, expected 1"),
+        ({"schema_version": 1, "input": []}, "not a channel schema"),
+        ([], "schema_version None"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, text):
+    path = tmp_path / "channel_schema.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(ValueError, match=text):
+        ChannelSchema.load(path)
+
+
+def test_another_layout_is_refused(schema):
+    other = ChannelSchema(schema.input, schema.target[::-1])
+    text = "target: [0:2] ERA5/prognostic/3d/U here, [0:1] ERA5/diagnostic/2d/TP in the"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        schema.check_same(other, "the checkpoint")
+
+
+def test_model_channels(schema):
+    check_model_channels(schema, MODEL)
+    with pytest.raises(ValueError, match="the model's channels") as error:
+        check_model_channels(schema, {**MODEL, "surface_channels": 2})
+    lines = str(error.value)
+    assert "output: model channels 2 x levels 2 + surface_channels 2" in lines
+    assert "= 7; data U 2 + T 2 + SP 1 + TP 1 = 6" in lines

@@ -1,0 +1,50 @@
+"""From path templates to files."""
+
+import numpy as np
+import pytest
+
+from credit_jax.data.files import discover, time_format
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("template", "codes"),
+    [("a_%Y.nc", "%Y"), ("%Y/%m/x_*.nc", "%Y/%m"), ("x_%Y%m%d-%H.nc", "%Y%m%d-%H")],
+)
+def test_time_format(template, codes):
+    assert time_format(template) == codes
+
+
+@pytest.mark.parametrize(
+    ("template", "names", "time", "found"),
+    [
+        (
+            "run_1980_%Y_o.nc",
+            ["run_1980_1999_o.nc", "run_1980_2000_o.nc"],
+            "2000-06",
+            1,
+        ),
+        ("%Y/%m/e_*.nc", ["2000/01/e_a.nc", "2000/02/e_a.nc"], "2000-02-29T18", 1),
+        ("d_%Y%m%d.nc", ["d_20000101.nc", "d_20000102.nc"], "2000-01-01T23", 0),
+        ("d_%Y%j.nc", ["d_2000059.nc", "d_2000060.nc"], "2000-02-29", 1),
+        ("d_%Y-*", ["d_1999-a", "d_2000-b"], "1999-12-31T18", 0),
+        ("d_%Y.nc", ["d_1999.nc", "d_2001.nc"], "2000-01-01", None),
+        ("d_%Y.nc", ["d_1999.nc"], "2000-01-01", 0),
+    ],
+)
+def test_finds_the_file_of_a_time(tmp_path, template, names, time, found):
+    touch(tmp_path, *names)
+    files = discover(f"{tmp_path}/{template}", "path")
+    path = files.find(np.datetime64(time, "ns"))
+    assert path == (None if found is None else f"{tmp_path}/{names[found]}")
+
+
+def test_several_files_without_a_date(tmp_path):
+    touch(tmp_path, "a1.nc", "a2.nc")
+    with pytest.raises(ValueError, match="more than one file matches"):
+        discover(f"{tmp_path}/a*.nc", "path")
