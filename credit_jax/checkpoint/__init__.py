@@ -23,6 +23,7 @@ from credit_jax.checkpoint.store import (
     OPTIMISER,
     WEIGHTS,
     CheckpointStore,
+    set_aside,
 )
 
-__all__ = ["EMA", "OPTIMISER", "WEIGHTS", "CheckpointStore", "Progress"]
+__all__ = ["EMA", "OPTIMISER", "WEIGHTS", "CheckpointStore", "Progress", "set_aside"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ class CheckpointStore:
             ValueError: it was written for another model or optimiser.
         """
         manager = self._manager_with(step)
-        self._check_fits(step, targets)
+        self.check_fits(step, targets)
         args = {
             name: ocp.args.StandardRestore(described(tree))
             for name, tree in targets.items()
@@ -190,7 +191,8 @@ class CheckpointStore:
             )
         return self._manager
 
-    def _check_fits(self, step: int, targets: Mapping[str, PyTree]) -> None:
+    def check_fits(self, step: int, targets: Mapping[str, PyTree]) -> None:
+        """Raises the errors that `restore` would, without reading arrays."""
         have = self.item_names(step)
         lacking = [name for name in targets if name not in have]
         if lacking:
@@ -210,3 +212,20 @@ class CheckpointStore:
                     + "\nUse the model section that it was trained with (model.yml), "
                     "or another save_loc."
                 )
+
+
+def set_aside(save_loc: str | Path) -> Path | None:
+    """Rename the checkpoints of an earlier run to `checkpoints_previous`.
+
+    Those that had that name before are removed.
+
+    Returns:
+        Where they are now; None if there were none.
+    """
+    folder = Path(save_loc).resolve() / FOLDER
+    if not folder.exists():
+        return None
+    target = folder.with_name(f"{FOLDER}_previous")
+    if target.exists():
+        shutil.rmtree(target)
+    return folder.rename(target)

@@ -60,7 +60,9 @@ def build_metrics(
         ValueError: unknown metric or argument, or a missing climatology.
 
     Differs from CREDIT: the climatology is the mean of the training period; without a
-    file CREDIT takes the running mean of the validation targets seen so far.
+    file CREDIT takes the running mean of the validation targets seen so far. Without
+    `var_weighting` all variables weigh alike (they are normalised); CREDIT asks for a
+    scaler file then.
     """
     args = dict(config.args) if config else {}
     names = _names(config, args, climatology is not None)
@@ -134,7 +136,7 @@ def _wanted(config: MetricsConfig, args: Mapping[str, Any]) -> Sequence[str]:
                 "metrics.args.metrics: got nothing, expected at least one metric, such "
                 "as {rmse: {}, acc: {}}"
             )
-    unknown = [key for key in args if key not in _KNOWN_ARGS and key != "scaler_path"]
+    unknown = [key for key in args if key not in _KNOWN_ARGS]
     unknown += [f"metrics.{name}" for name, own in settings.items() if own]
     if unknown:
         raise ValueError(
@@ -164,8 +166,7 @@ def _variable_weights(
     args: Mapping[str, Any], channels: Mapping[str, int]
 ) -> Float[np.ndarray, " variable"]:
     """Weight of each variable in the mean over variables."""
-    default = "inverse_variance" if args else "none"
-    mode = args.get("var_weighting", default)
+    mode = args.get("var_weighting", "none")
     if mode not in ("none", "manual"):
         raise ValueError(
             f"metrics.args.var_weighting: got {mode!r}, expected 'none' or 'manual'"

@@ -1,0 +1,328 @@
+"""The epochs of a run: train, validate, write down, save, stop when it is time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.data import Batch, Loader
+from credit_jax.training.display import Display
+from credit_jax.training.records import CsvLog, Row, TensorBoard, logged_metrics
+from credit_jax.training.signals import StopRequests
+from credit_jax.training.snapshots import Start, items_of
+from credit_jax.training.state import TrainState
+
+FINISHED, EARLY = "finished", "stopped early"
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss or the gradient became NaN or infinite; nothing of it was saved."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The compiled functions of a run.
+
+    Attributes:
+        train: (state, placed micro-batches) -> (state, {"loss": (k,), "grad_norm",
+            "learning_rate"}).
+        evaluate: (params, vectors, placed batch) -> {"loss", "rmse", ...}.
+        place_train: micro-batches of one update -> arrays on the mesh.
+        place_valid: one batch -> arrays on the mesh.
+        learning_rate: micro-batches seen -> learning rate.
+    """
+
+    train: Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
+    evaluate: Callable[[Any, Any, Any], dict[str, Any]]
+    place_train: Callable[[Sequence[Batch]], Any]
+    place_valid: Callable[[Batch], Any]
+    learning_rate: Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Where a run goes to.
+
+    Attributes:
+        store: checkpoints.
+        display: progress on the terminal.
+        log: the CSV file; None in all processes but the first.
+        board: TensorBoard; None if it is not asked for.
+    """
+
+    store: CheckpointStore
+    display: Display
+    log: CsvLog | None = None
+    board: TensorBoard | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        state: the last one.
+        progress: where it stands.
+        reason: "finished", "stopped early", or the name of a signal.
+    """
+
+    state: TrainState
+    progress: Progress
+    reason: str
+
+
+@dataclass
+class TrainingLoop:
+    """Trains from a start to the last epoch.
+
+    Attributes:
+        trainer: the trainer section.
+        steps: compiled functions.
+        train_loader: batches of every epoch.
+        valid_loader: None with `skip_validation`.
+        sinks: logs and checkpoints.
+        lengths: `train_history_len` and the like, constant columns of the log.
+    """
+
+    trainer: TrainerConfig
+    steps: Steps
+    train_loader: Loader
+    valid_loader: Loader | None
+    sinks: Sinks
+    lengths: dict[str, int] = field(default_factory=dict)
+
+    def run(self, start: Start) -> Outcome:
+        """Train.
+
+        Raises:
+            NonFiniteLossError: the loss is NaN or infinite.
+        """
+        self._state, self._progress = start.state, start.progress
+        self._micro_step = int(start.state.micro_step)
+        self._saved_step = start.step
+        first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
+        reason: str | None = None
+        with self.sinks.display, StopRequests() as requests:
+            for epoch in range(first, last):
+                reason = self._train_epoch(epoch, last, requests)
+                reason = reason or self._end_epoch(epoch, last)
+                if epoch + 1 < last:
+                    reason = reason or requests.pending()
+                if reason:
+                    break
+            self.sinks.store.wait()
+        return Outcome(self._state, self._progress, reason or FINISHED)
+
+    def _last_epoch(self, first: int) -> int:
+        if self.trainer.train_one_epoch or self.trainer.stop_after_epoch:
+            return first + 1
+        return min(self.trainer.epochs, first + self.trainer.num_epoch)
+
+    # ------------------------------------------------------------ training
+
+    def _train_epoch(self, epoch: int, last: int, requests: StopRequests) -> str | None:
+        """Trains the rest of an epoch; the signal's name if one stopped it."""
+        total = num_batches(self.train_loader, self.trainer.batches_per_epoch)
+        done = self._progress.batches
+        self.sinks.display.start(
+            f"epoch {epoch + 1}/{last}",
+            total=total,
+            done=done,
+            left=(last - epoch - 1) * total,
+        )
+        batches = itertools.islice(self.train_loader.epoch(epoch, done), total - done)
+        groups = grouped(batches, self.trainer.grad_accum_every)
+        # Simulated devices share the cores: two programs at once wait for each other.
+        ahead = 0 if jax.default_backend() == "cpu" else 1
+        pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = deque()
+        for group in groups:
+            self._state, info = self.steps.train(
+                self._state, self.steps.place_train(group)
+            )
+            pending.append((info, group))
+            while len(pending) > ahead:
+                self._settle(epoch, *pending.popleft())
+            signal = requests.pending()
+            if signal:
+                break
+        else:
+            signal = None
+        while pending:
+            self._settle(epoch, *pending.popleft())
+        if signal and self._progress.batches < total:
+            self._save(self._progress)
+            return signal
+        return None
+
+    def _settle(self, epoch: int, info: dict[str, Any], group: Sequence[Batch]) -> None:
+        """Waits for an update, checks it, and shows it."""
+        losses = np.asarray(info["loss"], np.float64).reshape(-1)
+        norm = float(info["grad_norm"])
+        self._check_finite(epoch, losses, norm, group)
+        self._micro_step += len(group)
+        self._progress = dataclasses.replace(
+            self._progress,
+            epoch=epoch,
+            batches=self._progress.batches + len(group),
+            epoch_losses=(*self._progress.epoch_losses, *losses.tolist()),
+        )
+        self.sinks.display.advance(
+            len(group),
+            sum(len(batch.x) for batch in group) * jax.process_count(),
+            {
+                "loss": float(losses.mean()),
+                "lr": float(info["learning_rate"]),
+                "grad norm": norm,
+            },
+        )
+
+    def _check_finite(
+        self, epoch: int, losses: np.ndarray, norm: float, group: Sequence[Batch]
+    ) -> None:
+        if np.isfinite(losses).all() and math.isfinite(norm):
+            return
+        bad = ~np.isfinite(losses)
+        place = int(np.argmax(bad)) if bad.any() else len(group) - 1
+        what = f"the loss is {losses[place]}"
+        if not bad.any():
+            what = f"the norm of the gradient is {norm}"
+        self.sinks.store.wait()
+        saved = self.sinks.store.latest_step()
+        kept = (
+            f"The last good checkpoint is {self.sinks.store.path(saved)}; --resume "
+            "goes on from it."
+            if saved is not None
+            else "No checkpoint had been written yet."
+        )
+        raise NonFiniteLossError(
+            f"{what} at step {self._micro_step + place + 1} (epoch {epoch + 1}, batch "
+            f"{self._progress.batches + place + 1}, samples of "
+            f"{_dates(group[place])}); training has stopped. {kept} A lower "
+            "trainer.learning_rate or a trainer.grad_max_norm of 1.0 may help."
+        )
+
+    # ---------------------------------------------------------- validation
+
+    def _validate(self, epoch: int, last: int) -> dict[str, float]:
+        """Mean over batches of loss and metrics, as CREDIT averages them."""
+        if self.valid_loader is None:
+            return {}
+        total = num_batches(self.valid_loader, self.trainer.valid_batches_per_epoch)
+        self.sinks.display.start(f"validation {epoch + 1}/{last}", total=total)
+        params = averaged(self._state)
+        found: dict[str, list[float]] = {}
+        for batch in itertools.islice(self.valid_loader.epoch(epoch), total):
+            placed = self.steps.place_valid(batch)
+            values = self.steps.evaluate(params, self._state.vectors, placed)
+            for name, value in values.items():
+                found.setdefault(name, []).append(float(value))
+            self.sinks.display.advance(1, len(batch.x) * jax.process_count())
+        return {name: float(np.mean(values)) for name, values in found.items()}
+
+    # -------------------------------------------------------- end of epoch
+
+    def _end_epoch(self, epoch: int, last: int) -> str | None:
+        """Validates, writes down and saves; "stopped early" if patience is over."""
+        began = time.monotonic()
+        losses = self._progress.epoch_losses
+        valid = self._validate(epoch, last)
+        row: Row = {"epoch": epoch, **self.lengths}
+        row["train_loss"] = float(np.mean(losses)) if losses else math.nan
+        row |= {
+            f"valid_{name}": value
+            for name, value in logged_metrics(
+                valid, self.trainer.save_metric_vars
+            ).items()
+        }
+        row["lr"] = self.steps.learning_rate(self._micro_step)
+        value = {"train_loss": row["train_loss"]} | {
+            f"valid_{name}": value for name, value in valid.items()
+        }
+        self._progress = self._judged(epoch, value.get(self.trainer.training_metric))
+        self._write(row)
+        self._save(self._progress)
+        self._announce(row, last, time.monotonic() - began)
+        best = self._progress.best_epoch
+        if best is not None and epoch - best >= self.trainer.stopping_patience:
+            self.sinks.display.message(
+                f"No better {self.trainer.training_metric} for "
+                f"{self.trainer.stopping_patience} epochs; epoch {best + 1} was best."
+            )
+            return EARLY
+        return None
+
+    def _judged(self, epoch: int, value: float | None) -> Progress:
+        """The position after an epoch, with the best result so far."""
+        after = dataclasses.replace(
+            self._progress, epoch=epoch + 1, batches=0, epoch_losses=()
+        )
+        if value is None or not is_better(
+            value, after.best_metric, self.trainer.training_metric_direction
+        ):
+            return after
+        step = self._micro_step if self.trainer.save_best_weights else None
+        return dataclasses.replace(
+            after, best_metric=value, best_epoch=epoch, best_step=step
+        )
+
+    def _write(self, row: Row) -> None:
+        if self.sinks.log:
+            self.sinks.log.append(row)
+        if self.sinks.board:
+            self.sinks.board.write(row)
+
+    def _save(self, progress: Progress) -> None:
+        self.sinks.store.save(self._micro_step, items_of(self._state), progress)
+
+    def _announce(self, row: Row, last: int, seconds: float) -> None:
+        shown = [
+            f"{name} {value:.5g}"
+            for name, value in row.items()
+            if name not in self.lengths and name != "epoch" and "/" not in name
+        ]
+        best = " (best so far)" if self._progress.best_epoch == row["epoch"] else ""
+        self.sinks.display.message(
+            f"epoch {int(row['epoch']) + 1}/{last} done{best}: {'  '.join(shown)}  "
+            f"validation {seconds:.1f} s"
+        )
+
+
+def averaged(state: TrainState) -> Any:
+    """The parameters that validation and forecasts use: the average if there is one."""
+    return state.params if state.ema is None else state.ema
+
+
+def num_batches(loader: Loader, cap: int) -> int:
+    """Batches of an epoch: all of the loader's, or at most `cap` if it is not 0."""
+    return min(cap, loader.num_batches) if cap else loader.num_batches
+
+
+def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Micro-batches of one update each; the last group of an epoch may be smaller."""
+    while group := list(itertools.islice(batches, size)):
+        yield group
+
+
+def is_better(value: float, best: float | None, direction: str) -> bool:
+    """Whether a metric beats the best one; NaN never does."""
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    return value < best if direction == "min" else value > best
+
+
+def _dates(batch: Batch) -> str:
+    times = sorted(str(time)[:16] for time in batch.input_times)
+    return times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}"

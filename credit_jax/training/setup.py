@@ -1,0 +1,304 @@
+"""From a config to everything that a run needs, checked before anything is compiled."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from credit_jax.config import Config
+from credit_jax.data import Batch, ChannelSchema, Loader, build_loader
+from credit_jax.data.climatology import build_climatology
+from credit_jax.losses import build_channel_weights, build_loss, read_latitude
+from credit_jax.metrics import NEEDS_CLIMATOLOGY, build_metrics
+from credit_jax.models.architecture import Architecture
+from credit_jax.models.registry import build
+from credit_jax.parallel.mesh import (
+    build_device_mesh,
+    data_parallel_coords,
+    local_dp_ranks,
+)
+from credit_jax.parallel.precision import Precision
+from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.remat import Remat
+from credit_jax.training.batches import place_batch
+from credit_jax.training.loop import Steps, num_batches
+from credit_jax.training.optimisers import AdamW, build_optimiser
+from credit_jax.training.schedules import Schedule, build_schedule
+from credit_jax.training.state import Execution, TrainState, init_state
+from credit_jax.training.step import (
+    make_eval_step,
+    make_forecast_step,
+    make_train_step,
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run that can begin; nothing is compiled yet.
+
+    Attributes:
+        config: the whole config.
+        execution: mesh, precision, rematerialisation.
+        architecture: the model.
+        train_loader: batches of the training period.
+        valid_loader: those of the held-out period; None with `skip_validation`.
+        climatology: (C_out, H, W) normalised mean state of the training period; None
+            where no metric needs it.
+    """
+
+    config: Config
+    execution: Execution
+    architecture: Architecture
+    train_loader: Loader
+    valid_loader: Loader | None
+    climatology: np.ndarray | None
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.execution.mesh
+
+    @property
+    def schema(self) -> ChannelSchema:
+        return self.train_loader.schema
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Micro-batches of one training epoch."""
+        return num_batches(self.train_loader, self.config.trainer.batches_per_epoch)
+
+    @cached_property
+    def optimiser(self) -> AdamW:
+        return build_optimiser(self.config.trainer)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return build_schedule(
+            self.config.trainer, batches_per_epoch=self.batches_per_epoch
+        )
+
+    def loss(self, *, validation: bool = False) -> Callable[..., Any]:
+        """The training or validation loss."""
+        loss = self.config.loss
+        weights = None
+        if loss.use_variable_weights and loss.variable_weights:
+            weights = build_channel_weights(loss.variable_weights, self._channels)
+        return build_loss(
+            loss,
+            latitude=_latitude(self.config, self.train_loader, self.architecture),
+            channel_weights=weights,
+            validation=validation,
+        )
+
+    def metrics(self) -> Callable[..., dict[str, Any]]:
+        """Validation loss and metrics as one function of prediction and target."""
+        loss = self.loss(validation=True)
+        scores = build_metrics(
+            self.config.metrics,
+            self._channels,
+            latitude=self.train_loader.dataset.latitude,
+            climatology=self.climatology,
+        )
+
+        def evaluate(pred: Any, target: Any, reducer: FieldReducer) -> dict[str, Any]:
+            return {"loss": loss(pred, target, reducer)} | scores(pred, target, reducer)
+
+        return evaluate
+
+    @property
+    def _channels(self) -> dict[str, int]:
+        return {group.var_key: group.n_levels for group in self.schema.target}
+
+    def steps(self) -> Steps:
+        """The functions of the loop; each is compiled at its first call."""
+        trainer = self.config.trainer
+        train = make_train_step(
+            self.architecture,
+            self.optimiser,
+            self.schedule,
+            self.loss(),
+            self.execution,
+            accumulate=trainer.grad_accum_every,
+            ema_decay=trainer.ema_decay if trainer.use_ema else None,
+        )
+        evaluate = make_eval_step(self.architecture, self.execution, self.metrics())
+        schedule = jax.jit(self.schedule)
+        return Steps(
+            train=train,
+            evaluate=evaluate,
+            place_train=self.place_train,
+            place_valid=self.place_valid,
+            learning_rate=lambda step: float(schedule(jnp.int32(step))),
+        )
+
+    def place_train(self, group: Sequence[Batch]) -> dict[str, jax.Array]:
+        """Micro-batches of one update, stacked, on the mesh."""
+        return self._placed(
+            np.stack([batch.x for batch in group]),
+            np.stack([batch.y for batch in group]),
+        )
+
+    def place_valid(self, batch: Batch) -> dict[str, jax.Array]:
+        """One batch on the mesh."""
+        return self._placed(batch.x, batch.y)
+
+    def _placed(self, x: np.ndarray, y: np.ndarray) -> dict[str, jax.Array]:
+        ranks = local_dp_ranks(self.mesh)
+        return place_batch({"x": x, "y": y}, self.mesh, local_dp_ranks=ranks)
+
+    def fresh_state(self) -> TrainState:
+        """New weights, from `seed`."""
+        return init_state(
+            self.architecture,
+            self.optimiser,
+            self.execution,
+            jax.random.key(self.config.seed),
+            ema=self.config.trainer.use_ema,
+        )
+
+    def forecaster(self, params: Any, vectors: Any) -> Callable[..., np.ndarray]:
+        """Host input of a whole batch (b, C, T, H, W) -> host prediction."""
+        forecast = make_forecast_step(self.architecture, self.execution)
+        ranks, size = local_dp_ranks(self.mesh), data_parallel_coords(self.mesh)[1]
+        height = self.architecture.image_height
+
+        def run(x: np.ndarray) -> np.ndarray:
+            own = np.concatenate([np.split(x, size)[rank] for rank in ranks])
+            placed = place_batch({"x": own}, self.mesh, local_dp_ranks=ranks)
+            return to_host(forecast(params, vectors, placed["x"]))[..., :height, :]
+
+        return run
+
+
+def prepare(config: Config, devices: Sequence[Any]) -> Setup:
+    """Open the data and build the model of a config; nothing is compiled.
+
+    Args:
+        config: the whole config.
+        devices: to build the mesh of.
+
+    Raises:
+        FileNotFoundError, ValueError: what is wrong, and what would do.
+    """
+    trainer = config.trainer
+    mesh, _ = build_device_mesh(trainer.parallelism, devices)
+    architecture = build(config.model)
+    block = trainer.parallelism
+    problems = architecture.validate(block.tensor, block.domain)
+    if problems:
+        raise ValueError("model:\n  " + "\n  ".join(problems))
+    ranks, (_, dp_size) = local_dp_ranks(mesh), data_parallel_coords(mesh)
+    loaders = {
+        split: build_loader(config, split=split, local_dp_ranks=ranks, dp_size=dp_size)
+        for split in (("train",) if trainer.skip_validation else ("train", "valid"))
+    }
+    wide = trainer.fsdp2_mp_policy.param_dtype if trainer.amp else "float32"
+    execution = Execution(
+        mesh,
+        precision=Precision.of(wide),
+        remat=Remat(activations=trainer.activation_checkpoint != "none"),
+    )
+    setup = Setup(
+        config,
+        execution,
+        architecture,
+        loaders["train"],
+        loaders.get("valid"),
+        _mean_state(config, loaders["train"]),
+    )
+    _check_metric(setup)
+    return setup
+
+
+def _mean_state(config: Config, loader: Loader) -> np.ndarray | None:
+    """The climatology that the metrics ask for, normalised."""
+    metrics = config.metrics
+    if metrics is None or config.trainer.skip_validation:
+        return None
+    named = {metrics.type, *(metrics.args.get("metrics") or {})}
+    if not named.intersection(NEEDS_CLIMATOLOGY):
+        return None
+    mean = build_climatology(loader.dataset).mean[:, :, 0]
+    return loader.units.normalise(mean)[0]
+
+
+def _latitude(
+    config: Config, loader: Loader, architecture: Architecture
+) -> np.ndarray | None:
+    """Latitudes for the loss: of its file, or else of the data."""
+    if not config.loss.use_latitude_weights:
+        return None
+    path = config.loss.latitude_weights
+    latitude = read_latitude(path) if path else loader.dataset.latitude
+    if len(latitude) != architecture.image_height:
+        raise ValueError(
+            f"loss.latitude_weights: {path or 'the data'} has {len(latitude)} "
+            f"latitudes, expected model.image_height {architecture.image_height}"
+        )
+    return latitude
+
+
+def _check_metric(setup: Setup) -> None:
+    """`trainer.training_metric` must be something that will be measured."""
+    wanted = setup.config.trainer.training_metric
+    there = ["train_loss"]
+    if setup.valid_loader is not None:
+        there += [f"valid_{name}" for name in _metric_names(setup)]
+    if wanted not in there:
+        short = [name for name in there if "/" not in name]
+        raise ValueError(
+            f"trainer.training_metric: got {wanted!r}, expected one of "
+            f"{', '.join(short)}, or one variable's, such as {there[-1]}"
+        )
+
+
+def _metric_names(setup: Setup) -> list[str]:
+    """What the validation measures, found by tracing it; nothing is compiled."""
+    from credit_jax.parallel.axes import MeshAxes
+    from credit_jax.parallel.layouts import home_layout
+
+    model = setup.architecture
+    field = jax.ShapeDtypeStruct(
+        (1, model.output_channels, 1, model.image_height, model.image_width),
+        jnp.float32,
+    )
+    reducer = FieldReducer(home_layout(model.image_height), MeshAxes())
+    metrics = setup.metrics()
+    return list(jax.eval_shape(lambda p, t: metrics(p, t, reducer), field, field))
+
+
+def check_writable(save_loc: str | Path) -> Path:
+    """Make the folder of the run, and try to write into it.
+
+    Raises:
+        ValueError: that is not possible.
+    """
+    folder = Path(os.path.expandvars(str(save_loc))).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"save_loc: cannot write to {folder}: {error.strerror}; choose another "
+            "folder (--save-loc DIR)"
+        ) from None
+    return folder
+
+
+def to_host(array: jax.Array) -> np.ndarray:
+    """The whole array in this process, float32."""
+    if array.is_fully_addressable:
+        return np.asarray(array, np.float32)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True), np.float32)
