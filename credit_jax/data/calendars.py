@@ -5,6 +5,7 @@ times are the same labels; only the arithmetic differs, and it is done here.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import cftime
 import numpy as np
@@ -69,10 +70,11 @@ def shift(
     label: pd.Timestamp | np.datetime64, by: pd.Timedelta, calendar: str
 ) -> pd.Timestamp:
     """The label that lies `by` after another, in a calendar."""
+    stamp: Any = pd.Timestamp(label)
     if calendar == STANDARD:
-        return pd.Timestamp(label) + by
-    moved = _to_cftime(pd.Timestamp(label)) + by.to_pytimedelta()
-    return pd.Timestamp(to_labels([moved])[0])
+        return stamp + by
+    moved: Any = pd.Timestamp(to_labels([_to_cftime(stamp) + by.to_pytimedelta()])[0])
+    return moved
 
 
 def _to_cftime(label: pd.Timestamp) -> cftime.datetime:

@@ -90,7 +90,7 @@ def _check_times(source: LocalSource, field_type: str, times: np.ndarray) -> Non
                 f"data.source.{source.name}.time_coord"
             )
         wanted = times[places == path]
-        missing += list(wanted[~np.isin(wanted, opened.times.values)])
+        missing += list(wanted[~np.isin(wanted, opened.times.to_numpy())])
     if missing:
         raise ValueError(_missing_times(source, field_type, missing, len(times)))
 
@@ -101,7 +101,7 @@ def _missing_times(
     files = source.files[field_type]
     shown = [str(time)[:16] for time in sorted(missing)]
     listed = ", ".join(shown[:3]) + (f", ... {shown[-1]}" if len(shown) > 3 else "")
-    ends = [source.reader.open(files.paths[i]).times for i in (0, -1)]
+    ends: list[Any] = [source.reader.open(files.paths[i]).times for i in (0, -1)]
     covers = " to ".join(
         times[i].isoformat()[:16]
         for times, i in zip(ends, (0, -1), strict=True)

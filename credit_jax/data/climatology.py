@@ -52,7 +52,7 @@ def build_climatology(
         field, time = _target(dataset, int(index))
         if sums is None:
             sums = np.zeros((_NUM_BINS[by], *field.shape), dtype=np.float64)
-        part = _part(time[None], by)[0]
+        part = _part(np.array([time]), by)[0]
         sums[part] += field
         counts[part] += 1
     assert sums is not None

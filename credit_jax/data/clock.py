@@ -73,7 +73,7 @@ def source_clock(data: DataConfig, source: SourceConfig, calendar: str) -> Sourc
 
     return SourceClock(
         blocks=_blocks(data, source),
-        step=pd.Timedelta(key("timestep")),
+        step=_step(key("timestep")),
         history_len=key("history_len"),
         forecast_len=key("forecast_len"),
         calendar=calendar,
@@ -99,7 +99,7 @@ def master_clock(
     calendar = noleap[0] if noleap else "standard"
     own = SourceClock(
         blocks=_blocks(data, data),
-        step=pd.Timedelta(data.timestep),
+        step=_step(data.timestep),
         history_len=data.history_len,
         forecast_len=data.forecast_len,
         calendar=calendar,
@@ -146,8 +146,13 @@ def _sorted_blocks(ranges: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
 
 def _label(date: Any) -> pd.Timestamp:
     """A date as a label without time zone (UTC is what the files have)."""
-    stamp = pd.Timestamp(date)
+    stamp: Any = pd.Timestamp(date)
     return stamp.tz_convert(None) if stamp.tz is not None else stamp
+
+
+def _step(text: str) -> pd.Timedelta:
+    step: Any = pd.Timedelta(text)
+    return step
 
 
 def _describe(name: str, clock: SourceClock) -> str:

@@ -115,7 +115,7 @@ def _chunks(
     rain = np.zeros((climate.latitude.size, climate.longitude.size), np.float32)
     for start in range(first, demo.days, DAYS_AT_ONCE):
         num_days = min(DAYS_AT_ONCE, demo.days - start)
-        times = pd.date_range(
+        times: Any = pd.date_range(
             FIRST_TIME + pd.Timedelta(days=start), periods=num_days * PER_DAY, freq="6h"
         )
         kept: list[dict[str, Any]] = []

@@ -10,6 +10,7 @@ not act back, so the circulation stays the well-known one.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +76,7 @@ class _Setup:
     """
 
     coords: coordinate_systems.CoordinateSystem
-    specs: units.SimUnits
+    specs: Any
     kelvin: float
     pascal: float
     second: float
@@ -87,10 +88,18 @@ class _Setup:
 
     @property
     def sigma(self) -> np.ndarray:
+        """(level, 1, 1) centres of the layers."""
         return self.coords.vertical.centers[:, None, None]
 
     @property
+    def thickness(self) -> np.ndarray:
+        """(level, 1, 1) of the layers, in sigma."""
+        boundaries = sigma_coordinates.SigmaCoordinates.equidistant(NUM_LEVELS)
+        return boundaries.layer_thickness[:, None, None]
+
+    @property
     def grid(self) -> spherical_harmonic.Grid:
+        """Transforms between points and waves."""
         return self.coords.horizontal
 
 
@@ -151,7 +160,7 @@ def _moisture(
     q = q + rate / (1.0 + rate) * lacking
     excess = jnp.maximum(q - saturated, 0.0)
     surface_pressure = pressure[:1] / setup.sigma[:1]
-    thickness = np.diff(setup.coords.vertical.boundaries)[:, None, None]
+    thickness = setup.thickness
     mass = surface_pressure * thickness / physics.GRAVITY
     rain = jnp.sum(excess * mass, axis=0) / physics.WATER_DENSITY
     return q - excess, rain
@@ -171,7 +180,7 @@ def _physics_step(setup: _Setup, seconds: float) -> Callable:
         nodal = setup.grid.to_nodal
         kelvins = (nodal(state.temperature_variation) + reference) / setup.kelvin
         surface = jnp.exp(nodal(state.log_surface_pressure)) / setup.pascal
-        pressure = setup.sigma * surface
+        pressure = jnp.asarray(setup.sigma) * surface
         target = equilibrium_temperature(setup, pressure, day)
         warmer = (kelvins + weight * target) / (1.0 + weight)
         q, rain = _moisture(
@@ -276,7 +285,7 @@ def _at_500(setup: _Setup, field: Array, surface: Array) -> Array:
     return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * field, axis=0)
 
 
-def to_north_first(field: Array | np.ndarray) -> Array | np.ndarray:
+def to_north_first(field: Any) -> Any:
     """(..., lon, lat) south first -> (..., lat, lon) north first."""
     return field.swapaxes(-1, -2)[..., ::-1, :]
 

@@ -5,10 +5,14 @@ dynamical core that uses it is in `demo_dynamics`.
 """
 
 from types import ModuleType
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+Field: TypeAlias = Any  # a numpy or JAX array
+Days: TypeAlias = Any  # the same, or a number
 
 SOLAR_CONSTANT = 1361.0  # W m-2, Kopp and Lean (2011), doi:10.1029/2010GL045777
 OBLIQUITY = 23.44  # degrees, Earth's axial tilt
@@ -21,7 +25,7 @@ DRY_AIR_GAS = 287.0  # J kg-1 K-1
 WATER_DENSITY = 1000.0  # kg m-3
 
 
-def declination(day: float | Array, xp: ModuleType = np) -> Array | np.ndarray:
+def declination(day: Days, xp: ModuleType = np) -> Field:
     """Angle between the Sun and the equator, radians: asin(sin eps sin L).
 
     Args:
@@ -34,11 +38,8 @@ def declination(day: float | Array, xp: ModuleType = np) -> Array | np.ndarray:
 
 
 def cos_zenith(
-    day: float | Array,
-    latitude: Array | np.ndarray,
-    longitude: Array | np.ndarray,
-    xp: ModuleType = np,
-) -> Array | np.ndarray:
+    day: Days, latitude: Field, longitude: Field, xp: ModuleType = np
+) -> Field:
     """Cosine of the solar zenith angle, zero at night.
 
     mu = sin(lat) sin(decl) + cos(lat) cos(decl) cos(hour angle); Hartmann (1994),
@@ -58,7 +59,7 @@ def cos_zenith(
 
 
 def solar_irradiance(
-    day: float | np.ndarray, latitude: np.ndarray, longitude: np.ndarray
+    day: Days, latitude: np.ndarray, longitude: np.ndarray
 ) -> np.ndarray:
     """Incoming solar radiation at the top of the atmosphere, W m-2 (`tsi`).
 
@@ -131,4 +132,4 @@ def land_mask(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
         ((-10.0, 25.0), (28.0, 22.0)),
     ]
     bumps = [_bump(latitude, longitude, *place) for place in places]
-    return (sum(bumps) > 0.4).astype(np.float32)
+    return (np.sum(bumps, axis=0) > 0.4).astype(np.float32)

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -49,6 +49,9 @@ VARIABLES = {
 }
 
 
+Times: TypeAlias = Any  # pd.DatetimeIndex, whose fields the type stubs do not know
+
+
 @dataclasses.dataclass(frozen=True)
 class Axes:
     """Coordinates of the data set.
@@ -63,7 +66,7 @@ class Axes:
     latitude: np.ndarray
     longitude: np.ndarray
 
-    def coordinates(self, times: pd.DatetimeIndex | None) -> dict[str, Any]:
+    def coordinates(self, times: Times) -> dict[str, Any]:
         """Coordinates with CF attributes; without time and level for None."""
         coordinates: dict[str, Any] = {
             "latitude": (
@@ -133,16 +136,14 @@ class YearWriter:
         self._folder = folder
         self._axes = axes
 
-    def add(self, times: pd.DatetimeIndex, fields: dict[str, np.ndarray]) -> None:
+    def add(self, times: Times, fields: dict[str, np.ndarray]) -> None:
         """Write fields of consecutive times, whole days of them."""
         for year in sorted(set(times.year)):
             chosen = times.year == year
             part = {name: field[chosen] for name, field in fields.items()}
             self._append(int(year), times[chosen], part)
 
-    def _append(
-        self, year: int, times: pd.DatetimeIndex, fields: dict[str, np.ndarray]
-    ) -> None:
+    def _append(self, year: int, times: Times, fields: dict[str, np.ndarray]) -> None:
         path = self._folder / f"demo_{year}.zarr"
         dataset = _dataset(fields, self._axes, times)
         if path.exists():
@@ -164,7 +165,7 @@ def write_static(folder: Path, axes: Axes, fields: dict[str, np.ndarray]) -> Non
     _dataset(fields, axes, None).to_netcdf(folder / "static.nc")
 
 
-def solar_fields(axes: Axes, times: pd.DatetimeIndex) -> np.ndarray:
+def solar_fields(axes: Axes, times: Times) -> np.ndarray:
     """(time, lat, lon) tsi in W m-2 at some times."""
     day = days_of_year(times)[:, None, None]
     latitude = np.radians(axes.latitude)[None, :, None]
@@ -172,15 +173,13 @@ def solar_fields(axes: Axes, times: pd.DatetimeIndex) -> np.ndarray:
     return solar_irradiance(day, latitude, longitude).astype(np.float32)
 
 
-def days_of_year(times: pd.DatetimeIndex) -> np.ndarray:
+def days_of_year(times: Times) -> np.ndarray:
     """Days since 1 January 00 UTC of the same year, with fraction."""
     hours = times.hour.to_numpy() + times.minute.to_numpy() / 60.0
     return times.dayofyear.to_numpy() - 1.0 + hours / 24.0
 
 
-def _dataset(
-    fields: dict[str, np.ndarray], axes: Axes, times: pd.DatetimeIndex | None
-) -> xr.Dataset:
+def _dataset(fields: dict[str, np.ndarray], axes: Axes, times: Times) -> xr.Dataset:
     dims = ("time", "level", "latitude", "longitude")
     variables = {}
     for name, field in fields.items():

@@ -6,6 +6,7 @@ import os
 import re
 from datetime import datetime
 from glob import glob
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -96,7 +97,7 @@ def _period(
         )
     begin = datetime.strptime(match["date"], codes)
     freq = next((freq for code, freq in _PERIODS if code in codes), None)
-    period = pd.Period(begin, freq or ("M" if "%m" in codes else "Y"))
+    period: Any = pd.Period(begin, freq or ("M" if "%m" in codes else "Y"))
     return period.start_time.to_datetime64(), period.end_time.to_datetime64()
 
 

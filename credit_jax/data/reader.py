@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,7 +71,8 @@ class OpenFile:
                 f"{self.path}: no time {str(label)[:19]}; it has {len(self.times)} "
                 f"times from {self.times[0]} to {self.times[-1]}"
             )
-        return int(self.times.get_loc(label))
+        position: Any = self.times.get_loc(label)
+        return int(position)
 
 
 class Reader:
