@@ -12,7 +12,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -41,9 +40,10 @@ from credit_jax.training.report import FIGURE_NAME, skill_table, write_figure
 from credit_jax.training.setup import Setup, check_writable, prepare
 from credit_jax.training.skill import measure_skill
 from credit_jax.training.snapshots import (
+    RunStore,
     Start,
+    asked_by,
     required_step,
-    restore_weights,
     start_of_run,
 )
 
@@ -130,8 +130,8 @@ def run(args: argparse.Namespace, console: Console) -> None:
         jax.distributed.initialize()
     devices = job_devices(config.trainer, args.devices)
     folder = check_writable(config.save_loc)
-    if args.resume:
-        required_step(CheckpointStore(folder), "--resume")
+    if args.resume or config.trainer.load_weights:
+        required_step(CheckpointStore(folder), asked_by(resume=args.resume))
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
     _check_job(config, len(devices))
@@ -214,23 +214,28 @@ def train(
         resume: go on from the newest checkpoint.
     """
     trainer = setup.config.trainer
+    folder.mkdir(parents=True, exist_ok=True)
     keep = {
         "num_latest": 2 if trainer.save_backup_weights else 1,
         "keep_all": trainer.save_every_epoch,
         "keep_best": trainer.save_best_weights,
     }
     store = CheckpointStore(folder, **keep)
-    start = start_of_run(trainer, store, setup.fresh_state(), resume=resume)
+    if resume or trainer.load_weights:
+        required_step(store, asked_by(resume=resume))
+    run_store = RunStore(store, setup.architecture.declarations)
+    start = start_of_run(trainer, run_store, setup.fresh_state(), resume=resume)
     if int(start.state.micro_step) == 0 and store.latest_step() is not None:
         store.close()
         display.message(f"Checkpoints of an earlier run are now in {set_aside(folder)}")
         store = CheckpointStore(folder, **keep)
+        run_store = RunStore(store, setup.architecture.declarations)
     if start.step is not None:
         display.message(
             f"Going on from {store.path(start.step)}: epoch {start.progress.epoch + 1},"
             f" batch {start.progress.batches + 1}"
         )
-    sinks = _sinks(setup, folder, store, display, start)
+    sinks = _sinks(setup, folder, run_store, display, start)
     loop = TrainingLoop(
         trainer,
         setup.steps(),
@@ -254,7 +259,7 @@ def train(
 
 
 def _sinks(
-    setup: Setup, folder: Path, store: CheckpointStore, display: Display, start: Start
+    setup: Setup, folder: Path, store: RunStore, display: Display, start: Start
 ) -> Sinks:
     if jax.process_index() > 0:
         return Sinks(store, display)
@@ -283,7 +288,8 @@ def evaluate(setup: Setup, folder: Path, outcome: Outcome, display: Display) -> 
     store = CheckpointStore(folder)
     best = store.best_step()
     if best is not None and best != int(state.micro_step):
-        state = restore_weights(store, best, replace(state, opt_state=None))
+        run_store = RunStore(store, setup.architecture.declarations)
+        state = run_store.restore_weights(best, state)
     store.close()
     size = setup.config.trainer.valid_batch_size * data_parallel_coords(setup.mesh)[1]
     skill = measure_skill(

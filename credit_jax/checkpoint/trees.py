@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 MAX_LISTED = 8
@@ -16,8 +17,8 @@ def storable(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
 
 
-def described(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shape, dtype and sharding of every stored leaf of `tree`.
+def described(tree: PyTree) -> PyTree:
+    """Shape, dtype and sharding of every stored leaf of `tree`; host arrays stay.
 
     Args:
         tree: arrays or `ShapeDtypeStruct`s; random keys have one struct of integers.
@@ -25,7 +26,9 @@ def described(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
     return jax.tree.map(_describe, tree)
 
 
-def _describe(leaf: Any) -> jax.ShapeDtypeStruct:
+def _describe(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
+    if isinstance(leaf, np.ndarray):
+        return leaf
     sharding = getattr(leaf, "sharding", None)
     plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
     return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=sharding)

@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.training.display import Display
 from credit_jax.training.records import CsvLog, Row, TensorBoard, logged_metrics
 from credit_jax.training.signals import StopRequests
-from credit_jax.training.snapshots import Start, items_of
+from credit_jax.training.snapshots import RunStore, Start
 from credit_jax.training.state import TrainState
 
 FINISHED, EARLY = "finished", "stopped early"
@@ -55,13 +55,13 @@ class Sinks:
     """Where a run goes to.
 
     Attributes:
-        store: checkpoints.
+        store: checkpoints of the model.
         display: progress on the terminal.
         log: the CSV file; None in all processes but the first.
         board: TensorBoard; None if it is not asked for.
     """
 
-    store: CheckpointStore
+    store: RunStore
     display: Display
     log: CsvLog | None = None
     board: TensorBoard | None = None
@@ -121,7 +121,7 @@ class TrainingLoop:
                     reason = reason or requests.pending()
                 if reason:
                     break
-            self.sinks.store.wait()
+            self.sinks.store.checkpoints.wait()
         return Outcome(self._state, self._progress, reason or FINISHED)
 
     def _last_epoch(self, first: int) -> int:
@@ -197,10 +197,11 @@ class TrainingLoop:
         what = f"the loss is {losses[place]}"
         if not bad.any():
             what = f"the norm of the gradient is {norm}"
-        self.sinks.store.wait()
-        saved = self.sinks.store.latest_step()
+        checkpoints = self.sinks.store.checkpoints
+        checkpoints.wait()
+        saved = checkpoints.latest_step()
         kept = (
-            f"The last good checkpoint is {self.sinks.store.path(saved)}; --resume "
+            f"The last good checkpoint is {checkpoints.path(saved)}; --resume "
             "goes on from it."
             if saved is not None
             else "No checkpoint had been written yet."
@@ -283,7 +284,7 @@ class TrainingLoop:
             self.sinks.board.write(row)
 
     def _save(self, progress: Progress) -> None:
-        self.sinks.store.save(self._micro_step, items_of(self._state), progress)
+        self.sinks.store.save(self._micro_step, self._state, progress)
 
     def _announce(self, row: Row, last: int, seconds: float) -> None:
         shown = [

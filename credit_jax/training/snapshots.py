@@ -1,67 +1,126 @@
-"""Between the state of a run and the items of a checkpoint."""
+"""Between the state of a run and its checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from credit_jax.checkpoint import EMA, OPTIMISER, WEIGHTS, CheckpointStore, Progress
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.parallel.packing import PACKED, packed_paths
+from credit_jax.parallel.sharding import Declaration
 from credit_jax.training.state import TrainState
 
 _OPTIMISER_FIELDS = ("opt_state", "micro_step", "update_step", "key")
 
 
-def items_of(state: TrainState) -> dict[str, PyTree]:
-    """What a checkpoint holds of a state; see `credit_jax.checkpoint`."""
-    items: dict[str, PyTree] = {
-        WEIGHTS: {"params": state.params, "vectors": state.vectors},
-        OPTIMISER: {name: getattr(state, name) for name in _OPTIMISER_FIELDS},
-    }
-    if state.ema is not None:
-        items[EMA] = state.ema
-    return items
+@dataclass(frozen=True)
+class RunStore:
+    """The checkpoints of one model.
 
+    A checkpoint has every parameter under its own path; in a state the small ones are
+    packed into one vector.
 
-def restore_all(store: CheckpointStore, step: int, state: TrainState) -> TrainState:
-    """The state at a checkpoint, on the mesh of `state`.
-
-    Args:
-        store: the checkpoints.
-        step: which one.
-        state: a fresh state: its shapes and shardings are those of the result.
+    Attributes:
+        checkpoints: where they are.
+        declarations: of the model's parameters.
     """
-    return _restored(store, step, state, with_optimiser=True)
+
+    checkpoints: CheckpointStore
+    declarations: Mapping[str, Declaration]
+
+    def save(self, step: int, state: TrainState, progress: Progress) -> None:
+        """Starts to write a checkpoint; see `CheckpointStore.save`."""
+        self.checkpoints.save(step, self.items_of(state), progress)
+
+    def items_of(self, state: TrainState) -> dict[str, PyTree]:
+        """What a checkpoint holds of a state; see `credit_jax.checkpoint`."""
+        items: dict[str, PyTree] = {
+            WEIGHTS: {"params": state.params, "vectors": state.vectors},
+            OPTIMISER: {name: getattr(state, name) for name in _OPTIMISER_FIELDS},
+        }
+        if state.ema is not None:
+            items[EMA] = state.ema
+        return _on_packed(self._spread, items)
+
+    def restore_all(self, step: int, state: TrainState) -> TrainState:
+        """The state at a checkpoint.
+
+        Args:
+            step: which one.
+            state: a fresh state; its shapes and shardings are those of the result.
+        """
+        return self._restore(step, state, with_optimiser=True)
+
+    def restore_weights(self, step: int, state: TrainState) -> TrainState:
+        """`state` with the weights of a checkpoint, its optimiser as it is."""
+        return self._restore(step, state, with_optimiser=False)
+
+    def _restore(
+        self, step: int, state: TrainState, *, with_optimiser: bool
+    ) -> TrainState:
+        wanted = self.items_of(state)
+        has_ema = EMA in self.checkpoints.item_names(step)
+        if not with_optimiser:
+            del wanted[OPTIMISER]
+        if not has_ema:
+            wanted.pop(EMA, None)
+        found = self.checkpoints.restore(step, wanted)
+        average = found.pop(EMA, None)
+        changes: dict[str, Any] = dict(found[WEIGHTS]) | found.get(OPTIMISER, {})
+        if state.ema is not None:
+            # A run that begins to average starts from the weights that it has.
+            begin = found[WEIGHTS]["params"]
+            changes["ema"] = jax.tree.map(jnp.copy, begin) if not has_ema else average
+        like = {name: getattr(state, name) for name in changes}
+        packed = _on_packed(self._packed, like, changes)
+        return dataclasses.replace(state, **packed)
+
+    def _spread(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Packed parameters by path; those of the vector are host arrays."""
+        spread = {path: value for path, value in params.items() if path != PACKED}
+        paths = packed_paths(self.declarations)
+        shapes = [self.declarations[path].shape for path in paths]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+        parts = np.split(np.array(params[PACKED]), ends)
+        for path, shape, part in zip(paths, shapes, parts, strict=True):
+            spread[path] = part.reshape(shape)
+        return spread
+
+    def _packed(
+        self, like: Mapping[str, Any], spread: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The inverse of `_spread`, on the devices of `like`."""
+        paths = packed_paths(self.declarations)
+        vector = np.concatenate(
+            [np.asarray(spread[path]).reshape(-1) for path in paths]
+        )
+        packed = {path: spread[path] for path in like if path != PACKED}
+        packed[PACKED] = jax.device_put(vector, like[PACKED].sharding)
+        return packed
 
 
-def restore_weights(store: CheckpointStore, step: int, state: TrainState) -> TrainState:
-    """`state` with the weights of a checkpoint, its optimiser as it is."""
-    return _restored(store, step, state, with_optimiser=False)
+def _on_packed(change: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
+    """`change` applied to each mapping of packed parameters; the last tree's leaves."""
+
+    def is_packed(node: Any) -> bool:
+        return isinstance(node, Mapping) and PACKED in node
+
+    def visit(node: Any, *rest: Any) -> Any:
+        return change(node, *rest) if is_packed(node) else (node, *rest)[-1]
+
+    return jax.tree.map(visit, tree, *others, is_leaf=is_packed)
 
 
-def _restored(
-    store: CheckpointStore, step: int, state: TrainState, *, with_optimiser: bool
-) -> TrainState:
-    wanted = items_of(state)
-    has_ema = EMA in store.item_names(step)
-    if not with_optimiser:
-        del wanted[OPTIMISER]
-    if not has_ema:
-        wanted.pop(EMA, None)
-    found = store.restore(step, wanted)
-    changes: dict[str, Any] = dict(found[WEIGHTS]) | found.get(OPTIMISER, {})
-    if state.ema is not None:
-        # A run that begins to average starts from the weights that it has.
-        average = found[EMA] if has_ema else found[WEIGHTS]["params"]
-        changes["ema"] = jax.tree.map(jnp.copy, average)
-    return dataclasses.replace(state, **changes)
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Start:
     """Where a run begins.
 
@@ -77,7 +136,7 @@ class Start:
 
 
 def start_of_run(
-    trainer: TrainerConfig, store: CheckpointStore, state: TrainState, *, resume: bool
+    trainer: TrainerConfig, store: RunStore, state: TrainState, *, resume: bool
 ) -> Start:
     """Fresh weights, or what `--resume` and CREDIT's `load_*` keys ask for.
 
@@ -98,18 +157,23 @@ def start_of_run(
     """
     if not (resume or trainer.load_weights):
         return Start(state, Progress(epoch=trainer.start_epoch))
-    step = required_step(store, "--resume" if resume else "trainer.load_weights: true")
-    saved = store.progress(step)
+    step = required_step(store.checkpoints, asked_by(resume=resume))
+    saved = store.checkpoints.progress(step)
     if resume:
-        return Start(restore_all(store, step, state), saved, step)
+        return Start(store.restore_all(step, state), saved, step)
     everything = trainer.load_optimizer or trainer.load_scaler or trainer.load_scheduler
-    restore = restore_all if everything else restore_weights
+    restore = store.restore_all if everything else store.restore_weights
     fresh = Progress(epoch=trainer.start_epoch)
     progress = saved if trainer.reload_epoch else fresh
-    return Start(restore(store, step, state), progress, step)
+    return Start(restore(step, state), progress, step)
 
 
-def required_step(store: CheckpointStore, asked_by: str) -> int:
+def asked_by(*, resume: bool) -> str:
+    """What in a user's words needs a checkpoint."""
+    return "--resume" if resume else "trainer.load_weights: true"
+
+
+def required_step(store: CheckpointStore, why: str) -> int:
     """The newest checkpoint.
 
     Raises:
@@ -118,7 +182,7 @@ def required_step(store: CheckpointStore, asked_by: str) -> int:
     step = store.latest_step()
     if step is None:
         raise FileNotFoundError(
-            f"{asked_by} needs a checkpoint, but there is none in {store.folder}; "
-            "train first, or give the save_loc of the run to go on with"
+            f"{why} needs a checkpoint, but there is none in {store.folder}; train "
+            "first, or give the save_loc of the run to go on with"
         )
     return step

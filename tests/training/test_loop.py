@@ -1,0 +1,278 @@
+"""Whole runs of a small model: resume, signals, NaN, early stopping, what is kept."""
+
+import dataclasses
+import io
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from credit_jax.checkpoint import CheckpointStore
+from credit_jax.config import build_config
+from credit_jax.train import train
+from credit_jax.training.display import Display
+from credit_jax.training.loop import (
+    EARLY,
+    FINISHED,
+    NonFiniteLossError,
+    Steps,
+    grouped,
+    is_better,
+)
+from credit_jax.training.records import read_log
+from credit_jax.training.setup import Setup, prepare
+from credit_jax.training.snapshots import RunStore, start_of_run
+from tests.support import assert_close
+from tests.training.tiny import tiny_config
+
+pytestmark = pytest.mark.usefixtures("tiny_model")
+
+MESHES = {
+    "one": ({"data": "none", "tensor": 1, "domain": 1}, 1),
+    "dp2_tp2_domain2": ({"data": "fsdp2", "tensor": 2, "domain": 2}, 8),
+    "domain4": ({"data": "none", "tensor": 1, "domain": 4}, 4),
+}
+
+
+class Watched(Setup):
+    """A setup whose losses are noted, and whose steps can be interfered with."""
+
+    @classmethod
+    def of(cls, setup, before_step=None, change_info=None):
+        fields = {f.name: getattr(setup, f.name) for f in dataclasses.fields(Setup)}
+        watched = cls(**fields)
+        notes = {"losses": [], "before": before_step, "change": change_info}
+        object.__setattr__(watched, "notes", notes)
+        return watched
+
+    def steps(self):
+        steps = super().steps()
+
+        def train_step(state, batch):
+            if self.notes["before"]:
+                self.notes["before"](len(self.notes["losses"]))
+            state, info = steps.train(state, batch)
+            self.notes["losses"] += np.asarray(info["loss"]).tolist()
+            if self.notes["change"]:
+                info = self.notes["change"](len(self.notes["losses"]), info)
+            return state, info
+
+        values = {f.name: getattr(steps, f.name) for f in dataclasses.fields(Steps)}
+        return Steps(**values | {"train": train_step})
+
+
+@pytest.fixture
+def make(world, tmp_path):
+    """`make(mesh, **changes)` prepares a run in `tmp_path`."""
+
+    def make_it(mesh="one", before_step=None, change_info=None, **changes):
+        block, num = MESHES[mesh]
+        size = 2 if mesh.startswith("dp2") else 4
+        sizes = {"trainer__train_batch_size": size, "trainer__valid_batch_size": size}
+        changes = {"trainer__parallelism": block} | sizes | changes
+        config = build_config(tiny_config(world, tmp_path, **changes))
+        setup = prepare(config, jax.devices()[:num])
+        return Watched.of(setup, before_step, change_info)
+
+    return make_it
+
+
+def go(setup, tmp_path, *, resume=False):
+    stream = io.StringIO()
+    display = Display(Console(file=stream, width=200))
+    outcome = train(setup, tmp_path, display, resume=resume)
+    return outcome, stream.getvalue()
+
+
+def run_store(setup, folder):
+    return RunStore(CheckpointStore(folder), setup.architecture.declarations)
+
+
+def terminate_before(step):
+    return lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == step else None
+
+
+def test_a_whole_run(make, tmp_path):
+    setup = make(trainer__epochs=3, trainer__use_tensorboard=True)
+    outcome, text = go(setup, tmp_path)
+    losses = setup.notes["losses"]
+    assert outcome.reason == FINISHED
+    assert len(losses) == 18
+    assert losses[-1] < losses[0], "it learns something"
+    rows = read_log(tmp_path / "training_log.csv")
+    assert [row["epoch"] for row in rows] == [0, 1, 2]
+    assert_close(rows[1]["train_loss"], np.mean(losses[6:12]), 1e-6, "train_loss")
+    assert {"valid_loss", "valid_rmse", "valid_r2score", "lr"} <= set(rows[0])
+    assert "valid_rmse/ERA5/prognostic/3d/T" in rows[0]
+    assert (tmp_path / "model.yml").exists()
+    assert (tmp_path / "channel_schema.yaml").exists()
+    assert list((tmp_path / "tensorboard").iterdir())
+    assert "epoch 3/3 done" in text
+    store = CheckpointStore(tmp_path)
+    assert store.latest_step() == 18
+    assert store.item_names(18) == ["weights", "ema", "optimiser"]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("one", "one"),
+        ("one", "dp2_tp2_domain2"),
+        ("dp2_tp2_domain2", "domain4"),
+    ],
+)
+def test_resume_gives_the_very_same_losses(first, second, make, tmp_path):
+    """Three micro-batches, a SIGTERM in mid-epoch, and the rest on another mesh."""
+    straight = make("one", save_loc=str(tmp_path / "straight"), trainer__epochs=1)
+    go(straight, tmp_path / "straight")
+    expected = straight.notes["losses"]
+
+    stopped = make(first, terminate_before(2), trainer__epochs=1)
+    outcome, text = go(stopped, tmp_path)
+    assert outcome.reason == "SIGTERM"
+    assert "Stopped by SIGTERM after step 3" in text
+    resumed = make(second, trainer__epochs=1)
+    outcome, text = go(resumed, tmp_path, resume=True)
+    assert outcome.reason == FINISHED
+    assert "epoch 1, batch 4" in text
+    losses = stopped.notes["losses"] + resumed.notes["losses"]
+    assert len(losses) == 6
+    tolerance = 0 if first == second == "one" else 1e-6
+    assert_close(losses, expected, tolerance, f"losses of {first}, then {second}")
+    ours = read_log(tmp_path / "training_log.csv")[0]
+    theirs = read_log(tmp_path / "straight" / "training_log.csv")[0]
+    for name in ("train_loss", "valid_loss", "valid_rmse"):
+        assert_close(ours[name], theirs[name], tolerance, name)
+
+
+def test_resume_at_the_end_of_an_epoch_keeps_the_log(make, tmp_path):
+    go(make(trainer__epochs=2), tmp_path)
+    setup = make(trainer__epochs=3)
+    outcome, text = go(setup, tmp_path, resume=True)
+    assert "epoch 3, batch 1" in text
+    assert len(setup.notes["losses"]) == 6
+    assert int(outcome.state.micro_step) == 18
+    assert [r["epoch"] for r in read_log(tmp_path / "training_log.csv")] == [0, 1, 2]
+    outcome, _ = go(make(trainer__epochs=3), tmp_path, resume=True)
+    assert outcome.reason == FINISHED, "nothing is left to do"
+
+
+def test_a_new_run_sets_earlier_checkpoints_aside(make, tmp_path):
+    go(make(trainer__epochs=1), tmp_path)
+    _, text = go(make(trainer__epochs=1), tmp_path)
+    assert "checkpoints_previous" in text
+    previous = tmp_path / "checkpoints_previous"
+    assert [p.name for p in previous.iterdir()] == ["6"]
+    store = CheckpointStore(tmp_path)
+    assert store.steps() == [6]
+    store.close()
+
+
+def nan_at(step, name):
+    def change(done, info):
+        if done != step:
+            return info
+        return info | {name: np.full(np.shape(info[name]), np.nan)}
+
+    return change
+
+
+def test_a_nan_loss_stops_the_run(make, tmp_path):
+    setup = make(change_info=nan_at(8, "loss"), trainer__epochs=2)
+    with pytest.raises(NonFiniteLossError) as error:
+        go(setup, tmp_path)
+    text = str(error.value)
+    assert "the loss is nan at step 8 (epoch 2, batch 2, samples of " in text
+    assert f"The last good checkpoint is {tmp_path}/checkpoints/6;" in text
+    store = run_store(setup, tmp_path)
+    start = start_of_run(setup.config.trainer, store, setup.fresh_state(), resume=True)
+    leaves = jax.tree.leaves(start.state.params)
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+    store.checkpoints.close()
+
+
+def test_a_nan_gradient_stops_the_run(make, tmp_path):
+    setup = make(change_info=nan_at(2, "grad_norm"))
+    with pytest.raises(
+        NonFiniteLossError, match="norm of the gradient is nan at step 2"
+    ):
+        go(setup, tmp_path)
+    setup.notes["losses"].clear()
+    with pytest.raises(NonFiniteLossError, match="No checkpoint had been written yet"):
+        go(setup, tmp_path)
+
+
+def test_early_stopping_and_the_best_checkpoint(make, tmp_path):
+    """The RMSE falls, so that its largest value is soon not beaten any more."""
+    setup = make(
+        trainer__epochs=9,
+        trainer__stopping_patience=2,
+        trainer__training_metric="valid_rmse",
+        trainer__training_metric_direction="max",
+        trainer__learning_rate=0.05,
+    )
+    outcome, text = go(setup, tmp_path)
+    rows = read_log(tmp_path / "training_log.csv")
+    best = int(np.argmax([row["valid_rmse"] for row in rows]))
+    assert outcome.reason == EARLY
+    assert "No better valid_rmse for 2 epochs" in text
+    assert len(rows) == best + 3
+    store = CheckpointStore(tmp_path)
+    assert store.best_step() == 6 * (best + 1)
+    assert store.latest_step() == 6 * len(rows)
+    store.close()
+
+
+def test_accumulation_with_a_short_last_group(make, tmp_path):
+    setup = make(trainer__grad_accum_every=4, trainer__epochs=1)
+    outcome, _ = go(setup, tmp_path)
+    assert int(outcome.state.micro_step) == 6
+    assert int(outcome.state.update_step) == 2
+    assert len(setup.notes["losses"]) == 6
+    assert [len(group) for group in grouped(iter(range(6)), 4)] == [4, 2]
+
+
+def test_weights_alone(make, tmp_path):
+    """CREDIT's `load_weights`: the same weights, a fresh optimiser and schedule."""
+    trained, _ = go(make(trainer__epochs=1), tmp_path)
+    setup = make(trainer__load_weights=True)
+    store = run_store(setup, tmp_path)
+    start = start_of_run(setup.config.trainer, store, setup.fresh_state(), resume=False)
+    for path, value in trained.state.params.items():
+        assert np.array_equal(start.state.params[path], value), path
+        assert np.array_equal(start.state.ema[path], trained.state.ema[path]), path
+    assert int(start.state.micro_step) == 0
+    assert start.progress.epoch == 0
+    both = make(
+        trainer__load_weights=True,
+        trainer__load_optimizer=True,
+        trainer__reload_epoch=True,
+    )
+    start = start_of_run(both.config.trainer, store, both.fresh_state(), resume=False)
+    assert int(start.state.micro_step) == 6
+    assert start.progress.epoch == 1
+    store.checkpoints.close()
+
+
+def test_resume_without_a_checkpoint(make, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"--resume needs a checkpoint, .*none"):
+        go(make(), tmp_path, resume=True)
+
+
+def test_without_validation(make, tmp_path):
+    outcome, _ = go(make(trainer__skip_validation=True, trainer__epochs=1), tmp_path)
+    row = read_log(tmp_path / "training_log.csv")[0]
+    assert "valid_loss" not in row
+    assert outcome.progress.best_metric == pytest.approx(row["train_loss"])
+
+
+def test_better():
+    assert is_better(1.0, None, "min")
+    assert is_better(1.0, 2.0, "min")
+    assert is_better(2.0, 1.0, "max")
+    assert not is_better(1.0, 1.0, "min")
+    assert not is_better(float("nan"), 1.0, "min")
