@@ -80,7 +80,8 @@ def _failed(
 ) -> int:
     if args.debug:
         raise error
-    console.print(f"error: {error}", style="red", markup=False, highlight=False)
+    text = f"error: {error}"
+    console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     return code
 
 
@@ -221,9 +222,10 @@ def train(
         "keep_best": trainer.save_best_weights,
     }
     store = CheckpointStore(folder, **keep)
-    if resume or trainer.load_weights:
-        required_step(store, asked_by(resume=resume))
     run_store = RunStore(store, setup.architecture.declarations)
+    if resume or trainer.load_weights:
+        step = required_step(store, asked_by(resume=resume))
+        run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
     start = start_of_run(trainer, run_store, setup.fresh_state(), resume=resume)
     if int(start.state.micro_step) == 0 and store.latest_step() is not None:
         store.close()

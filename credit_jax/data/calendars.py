@@ -77,6 +77,14 @@ def shift(
     return moved
 
 
+def shift_all(labels: np.ndarray, by: pd.Timedelta, calendar: str) -> np.ndarray:
+    """`shift` for an array of labels, datetime64[ns]."""
+    if calendar == STANDARD:
+        return np.asarray(labels + by.to_timedelta64())
+    moved = [shift(label, by, calendar).to_datetime64() for label in labels.ravel()]
+    return np.array(moved, dtype="datetime64[ns]").reshape(labels.shape)
+
+
 def _to_cftime(label: pd.Timestamp) -> cftime.datetime:
     fields = (label.year, label.month, label.day)
     clock = (label.hour, label.minute, label.second)

@@ -118,13 +118,12 @@ def _missing_times(
 def _times(dataset: Dataset, name: str, field_type: str) -> np.ndarray:
     """All times of a field type that the samples read, sorted."""
     clock = dataset.clocks[name]
-    wanted: set = set()
-    for start in dataset.starts:
-        if field_type != "diagnostic":
-            wanted.update(clock.input_times(start).tolist())
-        if field_type in ("prognostic", "diagnostic"):
-            wanted.update(clock.target_times(start).tolist())
-    return np.array(sorted(wanted)).astype("datetime64[ns]")
+    wanted = []
+    if field_type != "diagnostic":
+        wanted.append(clock.input_times(dataset.starts).ravel())
+    if field_type in ("prognostic", "diagnostic"):
+        wanted.append(clock.target_times(dataset.starts).ravel())
+    return np.unique(np.concatenate(wanted))
 
 
 def _field_types(dataset: Dataset) -> Iterator[tuple[LocalSource, str]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig, SourceConfig
-from credit_jax.data.calendars import shift, time_range
+from credit_jax.data.calendars import shift, shift_all, time_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,18 +47,18 @@ class SourceClock:
             parts.append(time_range(start, end, self.step, self.calendar))
         return np.concatenate(parts)
 
-    def input_times(self, start: np.datetime64) -> np.ndarray:
-        """The history_len times that end at start, datetime64[ns]."""
-        steps = range(1 - self.history_len, 1)
-        return self._at(start, steps)
+    def input_times(self, starts: np.datetime64 | np.ndarray) -> np.ndarray:
+        """(..., history_len) times that end at each start, datetime64[ns]."""
+        return self._at(starts, range(1 - self.history_len, 1))
 
-    def target_times(self, start: np.datetime64) -> np.ndarray:
-        """The one time after start, datetime64[ns]."""
-        return self._at(start, range(1, 2))
+    def target_times(self, starts: np.datetime64 | np.ndarray) -> np.ndarray:
+        """(..., 1) the time after each start, datetime64[ns]."""
+        return self._at(starts, range(1, 2))
 
-    def _at(self, start: np.datetime64, steps: range) -> np.ndarray:
-        moved = [shift(start, k * self.step, self.calendar) for k in steps]
-        return np.array([t.to_datetime64() for t in moved], dtype="datetime64[ns]")
+    def _at(self, starts: np.datetime64 | np.ndarray, steps: range) -> np.ndarray:
+        base = np.asarray(starts, dtype="datetime64[ns]")
+        columns = [shift_all(base, k * self.step, self.calendar) for k in steps]
+        return np.stack(columns, axis=-1)
 
 
 def source_clock(data: DataConfig, source: SourceConfig, calendar: str) -> SourceClock:

@@ -7,10 +7,10 @@ a 2-D variable having one level; its key is "{source}/{field_type}/{3d|2d}/{vari
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 from jaxtyping import Float
 
 from credit_jax.config.data import FIELD_TYPES, FieldConfig, SourceConfig
@@ -89,12 +89,13 @@ class LocalSource:
     ) -> Float[np.ndarray, "level lat lon"]:
         opened = self.reader.open(path)
         array = opened.variable(name)
+        chosen: dict[Any, Any] = {}
         if opened.time_coord in array.dims:
-            array = array.isel({opened.time_coord: index})
+            chosen[opened.time_coord] = index
         if dims == "3d" and self.config.levels is not None:
-            array = array.isel({self.config.level_coord: self.level_indices(opened)})
+            chosen[self.config.level_coord] = self.level_indices(opened)
         with opened.lock:
-            values = np.asarray(array.values, dtype=np.float32)
+            values = np.asarray(array.isel(chosen).values, dtype=np.float32)
         return values if dims == "3d" else values[None]
 
     def level_indices(self, opened: OpenFile) -> list[int]:
@@ -183,7 +184,7 @@ def check_variables(
     for name in config.vars_3D + config.vars_2D:
         array = opened.variable(name)
         three = name in config.vars_3D
-        _check_dims(source, field_type, opened, array, three)
+        _check_dims(source, field_type, opened, name, three)
         if three and source.config.levels is not None:
             levels[name] = len(source.level_indices(opened))
         elif three:
@@ -195,11 +196,11 @@ def _check_dims(
     source: LocalSource,
     field_type: str,
     opened: OpenFile,
-    array: xr.DataArray,
+    variable: str,
     three: bool,
 ) -> None:
     """(time, level, lat, lon) or (time, lat, lon); no time for a static variable."""
-    dims = [str(dim) for dim in array.dims]
+    dims = [str(dim) for dim in opened.variable(variable).dims]
     time, level = opened.time_coord, source.config.level_coord
     lat = str(opened.latitude.dims[0]) if opened.latitude is not None else None
     lon = str(opened.longitude.dims[0]) if opened.longitude is not None else None
@@ -216,7 +217,7 @@ def _check_dims(
     )
     if wrong:
         raise ValueError(
-            f"{opened.path}: variable {array.name!r} has dims ({', '.join(dims)}), "
+            f"{opened.path}: variable {variable!r} has dims ({', '.join(dims)}), "
             f"expected ({', '.join(names)}) for a "
             f"{'3-D' if three else '2-D'} {field_type} variable; transpose the file, "
             f"or set time_coord and level_coord of data.source.{source.name}"

@@ -52,10 +52,10 @@ class OpenFile:
         """Held while its fields are read: NetCDF from one thread at a time."""
         return contextlib.nullcontext() if _is_zarr(self.path) else _NETCDF_LOCK
 
-    def variable(self, name: str) -> xr.DataArray:
+    def variable(self, name: str) -> xr.Variable:
         """A variable, or a ValueError with the nearest names that are there."""
         if name in self.dataset.data_vars:
-            return self.dataset[name]
+            return self.dataset.variables[name]
         known = [str(known) for known in self.dataset.data_vars]
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"nearest: {', '.join(close)}; " if close else ""

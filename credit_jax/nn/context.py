@@ -64,7 +64,7 @@ class Context:
             merged = self._merge(graph, state)
             return merged(*args, replace(self, key=key), **static)
 
-        return self.remat.apply(body)(state, self.key, *args)
+        return self._remat(body)(state, self.key, *args)
 
     def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
         """Run `num` stacked blocks one after the other: carry = block(carry, context).
@@ -83,7 +83,11 @@ class Context:
             return block(carry, self.fold(index)), None
 
         inputs = (jnp.arange(num), leaves)
-        return jax.lax.scan(self.remat.apply(body), carry, inputs)[0]
+        return jax.lax.scan(self._remat(body), carry, inputs)[0]
+
+    def _remat(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        gathers = self.rules.shard and self.axes.num_shard > 1
+        return self.remat.apply(body, gathers=gathers)
 
     def _merge(self, graph: Any, state: Any) -> Callable[..., Any]:
         """The block with every parameter gathered and in the compute dtype."""

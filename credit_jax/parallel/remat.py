@@ -25,13 +25,20 @@ class Remat:
     activations: bool = False
     parameters: bool = True
 
-    def apply(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """`body` under `jax.checkpoint` with this policy."""
+    def apply(
+        self, body: Callable[..., Any], *, gathers: bool = True
+    ) -> Callable[..., Any]:
+        """`body` under `jax.checkpoint` with this policy.
+
+        Args:
+            body: the block as a function of its stored parameters and inputs.
+            gathers: whether it gathers parameters at all.
+        """
         policies = jax.checkpoint_policies
         if self.activations:
             keep = [] if self.parameters else [GATHERED]
             policy = policies.save_only_these_names(*keep)
-        elif self.parameters:
+        elif self.parameters and gathers:
             policy = policies.save_anything_except_these_names(GATHERED)
         else:
             return body

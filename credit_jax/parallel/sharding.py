@@ -28,6 +28,9 @@ from credit_jax.parallel.initialisers import Initialiser, constant
 
 LAYERS = "layers"
 
+# Dims that tensor parallelism may split.
+TENSOR_DIMS = ("heads", "mlp")
+
 # Parameters with fewer elements stay whole: gathering them costs more than it saves.
 MIN_SHARD_SIZE = 1024
 
@@ -69,6 +72,16 @@ class Declaration:
         first = 1 if self.is_stacked else 0
         return tuple(d for d in range(first, len(self.shape)) if d not in out)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether the parameter stays whole on every mesh and is packed with its like.
+
+        Biases and scales are, and matrices of few elements; never what tp splits.
+        """
+        if any(name in TENSOR_DIMS for name in self.dims):
+            return False
+        return len(self.unstack().shape) <= 1 or self.size < MIN_SHARD_SIZE
+
     def stack(self, num: int) -> Declaration:
         """The same parameter of `num` equal blocks on a leading dim."""
         out = self.matrix_out and tuple(d + 1 for d in self.matrix_out)
@@ -91,18 +104,16 @@ class ShardingRules:
     Attributes:
         tensor: dim names split over tp.
         shard: whether large parameters are split over dp_shard along one further dim.
-        min_shard_size: parameters with fewer elements stay whole over dp_shard.
     """
 
-    tensor: tuple[str, ...] = ("heads", "mlp")
+    tensor: tuple[str, ...] = TENSOR_DIMS
     shard: bool = True
-    min_shard_size: int = MIN_SHARD_SIZE
 
     def shard_dim(self, declaration: Declaration, axes: MeshAxes) -> int | None:
         """The dim split over dp_shard: the longest that the degree divides, or None."""
         if not (self.shard and axes.shard) or axes.num_shard == 1:
             return None
-        if declaration.size < self.min_shard_size:
+        if declaration.is_small:
             return None
         fit = [
             (length, -dim)

@@ -73,13 +73,16 @@ def read_log(path: str | Path) -> list[Row]:
     """The rows of a `training_log.csv`, CREDIT's or ours, without empty cells."""
     with Path(path).open(newline="") as file:
         rows: list[Row] = [
-            {key: float(value) for key, value in row.items() if value}
+            {key: _number(value) for key, value in row.items() if value}
             for row in csv.DictReader(file)
         ]
     for row in rows:
         row.pop("index", None)
-        row["epoch"] = int(row["epoch"])
     return rows
+
+
+def _number(text: str) -> Number:
+    return int(text) if text.isdigit() else float(text)
 
 
 class TensorBoard:

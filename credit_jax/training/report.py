@@ -25,23 +25,21 @@ def skill_table(skill: Skill, lead: str) -> Table:
         lead: time step of the forecast, such as "24h".
     """
     title = (
-        f"RMSE of the {lead} forecast on {skill.num_samples} held-out samples "
-        "(normalised | physical units)"
+        f"RMSE of the {lead} forecast, {skill.num_samples} held-out samples: "
+        "normalised | physical"
     )
     table = Table(title=title, title_justify="left")
     table.add_column("variable")
     for name in GUESSES:
         table.add_column(name, justify="right")
-    table.add_column("best")
+    table.add_column("wins")
     for place, key in enumerate(skill.variables):
         cells = [
-            f"{skill.normalised[name][place]:.3f} | {skill.physical[name][place]:.4g}"
+            f"{skill.normalised[name][place]:.3f} | {skill.physical[name][place]:.3g}"
             for name in GUESSES
         ]
-        errors = {name: skill.normalised[name][place] for name in GUESSES}
-        best = min(errors, key=lambda name: errors[name])
-        style = "green" if skill.wins(place) else "red"
-        table.add_row(key.rsplit("/", 1)[-1], *cells, f"[{style}]{best}[/]")
+        verdict = "[green]yes[/]" if skill.wins(place) else "[red]no[/]"
+        table.add_row(key.rsplit("/", 1)[-1], *cells, verdict)
     return table
 
 
@@ -122,10 +120,11 @@ def _draw_maps(
 
 def _draw_losses(axis: Any, rows: Sequence[Row]) -> None:
     for name in ("train_loss", "valid_loss"):
-        points = [(row["epoch"], row[name]) for row in rows if name in row]
+        points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
         if points:
             axis.plot(*zip(*points, strict=True), marker="o", label=name)
     axis.set_xlabel("epoch")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_yscale("log")
     axis.set_title("loss")
     if rows:

@@ -51,6 +51,20 @@ class RunStore:
             items[EMA] = state.ema
         return _on_packed(self._spread, items)
 
+    def check_fits(self, step: int, state: TrainState, *, resume: bool) -> None:
+        """Raises the error that restoring would, without reading arrays.
+
+        Args:
+            step: which checkpoint.
+            state: shapes of a fresh state (`jax.eval_shape`).
+            resume: whether the optimiser is restored, too.
+        """
+        wanted = self.items_of(state)
+        wanted.pop(EMA, None)
+        if not resume:
+            del wanted[OPTIMISER]
+        self.checkpoints.check_fits(step, wanted)
+
     def restore_all(self, step: int, state: TrainState) -> TrainState:
         """The state at a checkpoint.
 
@@ -90,7 +104,12 @@ class RunStore:
         paths = packed_paths(self.declarations)
         shapes = [self.declarations[path].shape for path in paths]
         ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
-        parts = np.split(np.array(params[PACKED]), ends)
+        vector = params[PACKED]
+        if isinstance(vector, jax.ShapeDtypeStruct):
+            shaped = jax.ShapeDtypeStruct
+            parts = [shaped(shape, vector.dtype) for shape in shapes]
+            return spread | dict(zip(paths, parts, strict=True))
+        parts = np.split(np.array(vector), ends)
         for path, shape, part in zip(paths, shapes, parts, strict=True):
             spread[path] = part.reshape(shape)
         return spread

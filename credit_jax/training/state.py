@@ -15,6 +15,7 @@ from jaxtyping import Array, Int32, PyTree
 from credit_jax.models.architecture import Architecture, Weights
 from credit_jax.nn.spectral_norm import Vectors
 from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.packing import pack, packed_declarations
 from credit_jax.parallel.precision import Precision
 from credit_jax.parallel.remat import Remat
 from credit_jax.parallel.sharding import ShardingRules, matrix_specs
@@ -50,10 +51,11 @@ class TrainState:
     Attributes:
         micro_step: micro-batches seen; the index of per-batch schedules.
         update_step: optimiser updates done.
-        params: parameters by path, before spectral norm.
+        params: parameters before spectral norm, by path; the small ones are packed into
+            one vector (`parallel.packing`).
         vectors: spectral norm vectors by path.
-        opt_state: of the optimiser.
-        ema: averaged parameters by path, or None.
+        opt_state: of the optimiser, like params.
+        ema: averaged parameters, like params, or None.
         key: of dropout; each micro-batch folds its number into it.
     """
 
@@ -74,10 +76,11 @@ def state_specs(
     ema: bool = False,
 ) -> TrainState:
     """PartitionSpec of every leaf of the state."""
-    declarations = architecture.declarations
+    declarations = packed_declarations(architecture.declarations)
     params = execution.rules.specs(declarations, execution.axes)
+    whole = PartitionSpec()
     vectors = {
-        path: matrix_specs(declaration, params[path])
+        path: matrix_specs(declaration, params.get(path, whole))
         for path, declaration in architecture.matrices.items()
     }
     shapes = {
@@ -86,7 +89,6 @@ def state_specs(
     opt_state = jax.tree_util.tree_map_with_path(
         partial(_spec_of_moment, params), jax.eval_shape(optimiser.init, shapes)
     )
-    whole = PartitionSpec()
     return TrainState(
         micro_step=whole,  # pyright: ignore[reportArgumentType]
         update_step=whole,  # pyright: ignore[reportArgumentType]
@@ -135,11 +137,13 @@ def init_state(
     specs = state_specs(architecture, optimiser, execution, ema=ema)
     degrees = dict(execution.mesh.shape)
 
+    layout = execution.rules.specs(architecture.declarations, execution.axes)
+
     def init(key: Array) -> TrainState:
         weights_key, vectors_key, noise_key = jax.random.split(key, 3)
-        layout = (specs.params, degrees)
-        params = architecture.init(weights_key, *layout)  # pyright: ignore
-        vectors = architecture.init_vectors(vectors_key, *layout)  # pyright: ignore
+        params = architecture.init(weights_key, layout, degrees)
+        vectors = architecture.init_vectors(vectors_key, layout, degrees)
+        params = pack(params, architecture.declarations)
         return state_of(params, vectors, optimiser, noise_key, ema=ema)
 
     body = jax.shard_map(
@@ -151,7 +155,7 @@ def init_state(
 def state_of(
     params: Weights, vectors: Vectors, optimiser: AdamW, key: Array, *, ema: bool
 ) -> TrainState:
-    """The state before the first step of a run that starts from given parameters."""
+    """The state before the first step of a run from given (packed) parameters."""
     return TrainState(
         micro_step=jnp.zeros((), jnp.int32),
         update_step=jnp.zeros((), jnp.int32),

@@ -16,7 +16,9 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.spectral_norm import Vectors
 from credit_jax.parallel.axes import MeshAxes
 from credit_jax.parallel.collectives import axis_index, vary, varying_axes
+from credit_jax.parallel.compiler import compiler_options
 from credit_jax.parallel.layouts import home_layout
+from credit_jax.parallel.packing import packed_declarations, unpack
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.sharding import matrix_specs
 from credit_jax.training.batches import batch_spec
@@ -89,7 +91,9 @@ def make_train_step(
         in_specs=(specs, spec),
         out_specs=(specs, PartitionSpec()),
     )
-    return jax.jit(sharded, donate_argnums=0)
+    return jax.jit(
+        sharded, donate_argnums=0, compiler_options=compiler_options()
+    )
 
 
 def make_eval_step(
@@ -149,7 +153,8 @@ class _Forward:
     ) -> Array:
         """Prediction in float32 or wider, with dropout where a key is given."""
         matrices = self.architecture.matrices
-        weights = spectral_norm.normalise(params, vectors, matrices, self.specs)
+        weights = unpack(params, self.architecture.declarations)
+        weights = spectral_norm.normalise(weights, vectors, matrices, self.specs)
         context = Context(
             axes=self.axes,
             rules=self.execution.rules,
@@ -163,8 +168,9 @@ class _Forward:
 
     def iterate(self, params: Weights, vectors: Vectors) -> Vectors:
         """The vectors after one power iteration."""
+        weights = unpack(params, self.architecture.declarations)
         matrices = self.architecture.matrices
-        return spectral_norm.iterate(params, vectors, matrices, self.specs)
+        return spectral_norm.iterate(weights, vectors, matrices, self.specs)
 
     def jit(self, body: Callable[..., Any], batch_specs: Any, out_specs: Any) -> Any:
         """`body(params, vectors, batch)` under shard_map and jit."""
@@ -172,13 +178,15 @@ class _Forward:
             path: matrix_specs(declaration, self.specs[path])
             for path, declaration in self.architecture.matrices.items()
         }
+        declarations = packed_declarations(self.architecture.declarations)
+        params = self.execution.rules.specs(declarations, self.axes)
         sharded = jax.shard_map(
             body,
             mesh=self.execution.mesh,
-            in_specs=(self.specs, vectors, batch_specs),
+            in_specs=(params, vectors, batch_specs),
             out_specs=out_specs,
         )
-        return jax.jit(sharded)
+        return jax.jit(sharded, compiler_options=compiler_options())
 
 
 def _data_rank(execution: Execution, axes: MeshAxes) -> Array | int:
