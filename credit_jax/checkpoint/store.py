@@ -22,6 +22,7 @@ from credit_jax.checkpoint.trees import (
 
 FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMISER, PROGRESS = "weights", "ema", "optimiser", "progress"
+ITEMS = (WEIGHTS, EMA, OPTIMISER)
 
 
 class _Kept:
@@ -155,8 +156,7 @@ class CheckpointStore:
     def item_names(self, step: int) -> list[str]:
         """Which of `weights`, `ema`, `optimiser` a checkpoint holds."""
         self._manager_with(step)
-        names = (WEIGHTS, EMA, OPTIMISER)
-        return [name for name in names if (self.path(step) / name).is_dir()]
+        return [name for name in ITEMS if (self.path(step) / name).is_dir()]
 
     def restore(self, step: int, targets: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Reads items of a checkpoint.
@@ -200,7 +200,8 @@ class CheckpointStore:
                 f"checkpoint {self.path(step)} has no {', '.join(lacking)}; it has "
                 f"{', '.join(have)}"
             )
-        for name, tree in targets.items():
+        for name in (name for name in ITEMS if name in targets):
+            tree = targets[name]
             stored = ocp.StandardCheckpointHandler().metadata(
                 epath.Path(self.path(step) / name)
             )

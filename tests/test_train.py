@@ -1,0 +1,154 @@
+"""The command line: a whole run, and one readable error for every mistake."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from credit_jax.train import main
+from tests.training.conftest import compiled_once, tiny_model, world
+from tests.training.tiny import tiny_config, write_yaml
+
+__all__ = ["compiled_once", "tiny_model", "world"]
+
+
+@pytest.fixture
+def run(world, tmp_path, capsys, tiny_model):
+    """`run(*flags, **changes)` -> exit code and what was printed."""
+
+    def run_it(*flags, **changes):
+        mapping = tiny_config(world, tmp_path / "run", **changes)
+        path = write_yaml(tmp_path / "config.yml", mapping)
+        code = main(["--config", path, "--cache", "none", "--devices", "1", *flags])
+        return code, capsys.readouterr().out
+
+    return run_it
+
+
+def test_a_whole_run_and_its_continuation(run, tmp_path):
+    code, text = run("--set", "trainer.epochs=2")
+    assert code == 0, text
+    assert "mesh   dp 1 x tp 1 x domain 1 on 1 cpu device(s), float32" in text
+    assert "model  tiny, " in text
+    assert "6 -> 6 channels" not in text
+    assert "RMSE of the 6h forecast" in text
+    folder = tmp_path / "run"
+    assert f"Figure: {folder}/forecast.png" in " ".join(text.split())
+    assert {p.name for p in folder.iterdir()} == {
+        "channel_schema.yaml",
+        "checkpoints",
+        "forecast.png",
+        "model.yml",
+        "training_log.csv",
+    }
+    code, text = run("--set", "trainer.epochs=3", "--resume")
+    assert code == 0, text
+    assert "epoch 3, batch 1" in text
+    assert len((folder / "training_log.csv").read_text().splitlines()) == 4
+
+
+def test_resume_with_another_model(run, monkeypatch):
+    code, text = run("--set", "trainer.epochs=1", "--set", "trainer.skip_validation=1")
+    assert code == 0, text
+    monkeypatch.setattr("jax.stages.Lowered.compile", forbidden)
+    code, text = run("--resume", model__hidden=16)
+    assert code == 2, text
+    assert "does not fit this run (weights)" in text
+    assert "params.dense/up: got (7, 8), expected (7, 16)" in text
+
+
+def test_save_loc_can_be_given(run, tmp_path):
+    code, text = run("--save-loc", str(tmp_path / "other"), trainer__epochs=1)
+    assert code == 0, text
+    assert (tmp_path / "other" / "model.yml").exists()
+
+
+def test_a_diverging_run(run):
+    code, text = run(trainer__learning_rate=1e38, trainer__grad_max_norm=0.0)
+    assert code == 3
+    assert "at step" in text
+    assert "training has stopped" in text
+
+
+MISTAKES = {
+    "resume without a checkpoint": (("--resume",), {}, "--resume needs a checkpoint"),
+    "unknown key": ((), {"trainer__epoch": 1}, "trainer.epoch"),
+    "unknown override": (("--set", "trainer.x.y=1"), {}, "trainer.x"),
+    "missing file": (
+        (),
+        {"loss__latitude_weights": "missing.nc"},
+        "loss.latitude_weights: missing.nc does not exist",
+    ),
+    "wrong grid": ((), {"model__image_height": 7}, "grid of 6 x 10"),
+    "wrong channels": ((), {"model__levels": 3}, "channels"),
+    "unknown metric": (
+        (),
+        {"metrics": {"type": "combined", "args": {"metrics": {"crps": {}}}}},
+        "'crps' not implemented",
+    ),
+    "unknown training metric": (
+        (),
+        {"trainer__training_metric": "valid_acc"},
+        "expected one of train_loss, valid_bias, valid_loss, valid_r2score, valid_rmse",
+    ),
+    "unknown loss": ((), {"loss__training_loss": "KCRPS"}, "loss.training_loss"),
+    "heads over tp": (
+        ("--devices", "3"),
+        {"trainer__parallelism": {"data": "none", "tensor": 3, "domain": 1}},
+        "model.hidden 8 is not divisible by tensor 3",
+    ),
+    "devices": (
+        ("--devices", "3"),
+        {"trainer__parallelism": {"data": "none", "tensor": 2, "domain": 1}},
+        "world_size=3 not divisible by tensor*domain=2",
+    ),
+    "schedule": (
+        (),
+        {"trainer__scheduler": {"scheduler_type": "plateau"}},
+        "plateau",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_readable_error(name, run, monkeypatch):
+    flags, changes, message = MISTAKES[name]
+    monkeypatch.setattr("jax.jit", forbidden)
+    code, text = run(*flags, **changes)
+    assert code == 2, text
+    assert message in " ".join(text.split()), text
+    assert "Traceback" not in text
+
+
+def forbidden(*args, **kwargs):
+    raise AssertionError("something is compiled before the error")
+
+
+def test_save_loc_that_cannot_be_written(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, text = run("--save-loc", str(tmp_path / "file" / "run"))
+    assert code == 2
+    assert "save_loc: cannot write to" in text
+
+
+def test_missing_config(capsys):
+    assert main(["--config", "missing.yml", "--cache", "none"]) == 2
+    assert "missing.yml" in capsys.readouterr().out
+
+
+def test_debug_shows_where(run):
+    with pytest.raises(FileNotFoundError):
+        run("--resume", "--debug")
+
+
+def test_help_without_a_config():
+    done = subprocess.run(
+        [sys.executable, "-m", "credit_jax.train", "--help"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "--save-loc" in done.stdout
