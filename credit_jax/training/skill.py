@@ -104,7 +104,7 @@ def measure_skill(
         guesses = {
             FORECAST: forecast(batch.x)[:kept, :, 0],
             PERSISTENCE: _normalised(
-                np.stack([_truth(loader.dataset, i) for i in befores[part]]),
+                np.stack([_truth(loader.dataset, int(i)) for i in befores[part]]),
                 loader.units,
             ),
             CLIMATOLOGY: _normalised(climatology.at(times)[:, :, 0], loader.units),
@@ -147,7 +147,7 @@ def _filled(indices: np.ndarray, size: int) -> np.ndarray:
 
 
 def _truth(dataset: Dataset, index: int) -> Float[np.ndarray, "channel lat lon"]:
-    fields, _ = dataset.target(int(index))
+    fields, _ = dataset.target(index)
     arrays = [array for source in fields.values() for array in source.values()]
     return np.concatenate(arrays)[:, 0]
 
