@@ -1,4 +1,4 @@
-"""A model as pure functions: declarations, `init` and `apply` on a flat dict of arrays."""
+"""A model as pure functions on a flat dict of arrays: declarations, `init`, `apply`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class ModelConfig(Protocol):
 class Architecture:
     """A model of the registry, without weights.
 
-    Parameters are a flat dict from path ("stages/0/embed/convs/0/kernel") to array; blocks of
-    a stage are stacked on a leading dim.
+    Parameters are a flat dict from path ("stages/0/embed/convs/0/kernel") to array;
+    blocks of a stage are stacked on a leading dim.
 
     Attributes:
         config: its validated `model:` block.
@@ -133,7 +133,7 @@ class Architecture:
         specs: Mapping[str, PartitionSpec] | None = None,
         degrees: Mapping[str, int] | None = None,
     ) -> spectral_norm.Vectors:
-        """Fresh spectral norm vectors, empty where the model has none; args as `init`."""
+        """Fresh spectral norm vectors, empty without spectral norm; args as `init`."""
         return spectral_norm.init_vectors(key, self.matrices, specs, degrees)
 
     def apply(

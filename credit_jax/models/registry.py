@@ -46,7 +46,7 @@ def build(block: Mapping[str, Any]) -> Architecture:
     """The architecture of a `model:` block.
 
     Raises:
-        ValueError: the block does not parse, or its sizes do not fit together; all at once.
+        ValueError: all that does not parse, or the sizes that do not fit together.
     """
     config = parse_model(block)
     problems = config.problems()

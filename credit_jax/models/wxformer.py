@@ -1,7 +1,7 @@
-"""WXFormer: CREDIT's `wxformer` / `wxformer_base` (credit/models/wxformer/crossformer.py).
+"""WXFormer: CREDIT's `wxformer` and `wxformer_base` (models/wxformer/crossformer.py).
 
-An encoder of four stages, each a cross-scale strided convolution followed by short and long
-window attention, and a decoder of pixel-shuffle blocks with skip connections.
+An encoder of four stages, each a cross-scale strided convolution followed by short and
+long window attention, and a decoder of pixel-shuffle blocks with skip connections.
 """
 
 from __future__ import annotations
@@ -121,6 +121,6 @@ class WXFormer(nnx.Module):
             size = (config.image_height, config.image_width)
             field = resize_bilinear(field, size)
         field = fetch(field, field.layout.home())
-        batch, rows, lon, channels = field.data.shape
+        batch, rows, lon, _ = field.data.shape
         x = field.data.reshape(batch, rows, lon, -1, config.output_frames)
         return x.transpose(0, 3, 4, 1, 2)

@@ -1,7 +1,8 @@
-"""The `model:` block of CREDIT's `wxformer`: keys, defaults, geometry and what must divide."""
+"""The `model:` block of CREDIT's `wxformer`: keys, defaults, geometry, divisibility."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -79,11 +80,12 @@ class WXFormerConfig(StrictModel):
         patch_height, patch_width: points of a patch; 1 x 1 is no patch embedding.
         frames, output_frames: time steps in and out.
         channels: number of 3D variables; levels: of each.
-        surface_channels, input_only_channels, output_only_channels: 2D variables that go in
-            and out, only in, only out.
+        surface_channels, input_only_channels, output_only_channels: 2D variables that
+            go in and out, only in, only out.
         dim, depth: channels and number of transformer blocks of each stage.
         dim_head: channels of an attention head.
-        global_window_size, local_window_size: of long and short attention, for each stage.
+        global_window_size, local_window_size: of long and short attention, for each
+            stage.
         cross_embed_kernel_sizes, cross_embed_strides: of each stage's embedding.
         attn_dropout, ff_dropout: rates in training.
         use_spectral_norm: on every 2D convolution and linear layer.
@@ -91,7 +93,7 @@ class WXFormerConfig(StrictModel):
         padding_conf: see `PaddingConfig`.
     """
 
-    ignored: ClassVar[dict[str, str]] = {
+    ignored: ClassVar[Mapping[str, str]] = {
         "attention_type": "CREDIT accepts it and builds no attention from it",
         "upsample_with_ps": "the decoder is always the pixel-shuffle one",
         "frame_patch_size": "CREDIT's wxformer ignores it",
@@ -150,7 +152,7 @@ class WXFormerConfig(StrictModel):
         return variables + self.output_only_channels
 
     def geometry(self) -> Geometry:
-        """Sizes on the way through the model; meaningful where `problems()` is empty."""
+        """Sizes on the way through the model; meaningful if `problems()` is empty."""
         pad = self.padding
         lat, lon = (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
         padded = self.image_height + sum(lat), self.image_width + sum(lon)
@@ -179,7 +181,7 @@ class WXFormerConfig(StrictModel):
         )
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """All that keeps the model from running, with the arithmetic and what would fit.
+        """All that keeps the model from running, with arithmetic and what would fit.
 
         Args:
             tensor: tensor-parallel degree.
@@ -199,8 +201,9 @@ class WXFormerConfig(StrictModel):
         found = []
         if len(self.cross_embed_kernel_sizes) != 4:
             found.append(
-                f"model.cross_embed_kernel_sizes has {len(self.cross_embed_kernel_sizes)} "
-                "entries; expected 4, one list of kernel sizes a stage"
+                "model.cross_embed_kernel_sizes has "
+                f"{len(self.cross_embed_kernel_sizes)} entries; expected 4, one list "
+                "of kernel sizes a stage"
             )
         if min(self.depth) < 0:
             found.append(
@@ -208,8 +211,8 @@ class WXFormerConfig(StrictModel):
             )
         if self.input_channels < 1 or self.output_channels < 1:
             found.append(
-                f"model has {self.input_channels} input and {self.output_channels} output "
-                "channels; expected at least 1 of each: channels * levels + "
+                f"model has {self.input_channels} input and {self.output_channels} "
+                "output channels; expected at least 1 of each: channels * levels + "
                 "surface_channels + input_only_channels or output_only_channels"
             )
         if (self.patch_height == 1) != (self.patch_width == 1):
@@ -221,8 +224,8 @@ class WXFormerConfig(StrictModel):
         if self.patch != (1, 1) and self.frames > 1:
             found.append(
                 f"model.frames is {self.frames} with patches of {self.patch_height} x "
-                f"{self.patch_width}; expected frames: 1 (CREDIT's patch embedding cannot "
-                "take more), or patch_height: 1 and patch_width: 1"
+                f"{self.patch_width}; expected frames: 1 (CREDIT's patch embedding "
+                "cannot take more), or patch_height: 1 and patch_width: 1"
             )
         for index, channels in enumerate(self.dim):
             if channels < self.dim_head:
@@ -260,9 +263,10 @@ class WXFormerConfig(StrictModel):
                     window = getattr(stage, f"{kind}_window")
                     if self.depth[index] and (size % window or not size):
                         found.append(
-                            f"model.{kind}_window_size[{index}] is {window}, which does not "
-                            f"divide the {name} {size} of stage {index} "
-                            f"({self._trail(name, index)}); would fit: {_divisors(size)}"
+                            f"model.{kind}_window_size[{index}] is {window}, which "
+                            f"does not divide the {name} {size} of stage {index} "
+                            f"({self._trail(name, index)}); would fit: "
+                            f"{_divisors(size)}"
                         )
         return found
 
@@ -275,15 +279,17 @@ class WXFormerConfig(StrictModel):
             for size in above:
                 if conv_out_size(size, kernel, stride, (0, total)) < 1:
                     found.append(
-                        f"model.cross_embed_kernel_sizes[{index}] has {kernel}, but stage "
-                        f"{index} gets {above[0]} x {above[1]} points and its stride is "
-                        f"{stride}: no output point is left; use a larger grid or padding"
+                        f"model.cross_embed_kernel_sizes[{index}] has {kernel}, but "
+                        f"stage {index} gets {above[0]} x {above[1]} points and its "
+                        f"stride is {stride}: no output point is left; use a larger "
+                        "grid or padding"
                     )
         count = len(self.cross_embed_kernel_sizes[index])
         if not count or self.dim[index] < 2**count // 2:
             found.append(
                 f"model.cross_embed_kernel_sizes[{index}] has {count} kernels for "
-                f"{self.dim[index]} channels; expected 1 to {self.dim[index].bit_length()}"
+                f"{self.dim[index]} channels; expected 1 to "
+                f"{self.dim[index].bit_length()}"
             )
         return found
 
@@ -294,27 +300,28 @@ class WXFormerConfig(StrictModel):
             small, large = stages[index], stages[index - 1]
             if (small.height * 2, small.width * 2) != (large.height, large.width):
                 found.append(
-                    f"stage {index} has {small.height} x {small.width} points; the decoder "
-                    f"doubles it to {small.height * 2} x {small.width * 2}, but stage "
-                    f"{index - 1}, which it is joined with, has {large.height} x "
-                    f"{large.width}; model.cross_embed_strides[{index}] must be 2 and "
-                    "height and width of the stage above even: change the padding"
+                    f"stage {index} has {small.height} x {small.width} points; the "
+                    f"decoder doubles it to {small.height * 2} x {small.width * 2}, "
+                    f"but stage {index - 1}, which it is joined with, has "
+                    f"{large.height} x {large.width}; "
+                    f"model.cross_embed_strides[{index}] must be 2 and height and "
+                    "width of the stage above even: change the padding"
                 )
         for index in range(3):
             channels = self.dim[3] // 2 ** (index + 1)
             if not channels or channels % self.dim[0]:
                 found.append(
                     f"decoder block {index + 1} has dim[3] / {2 ** (index + 1)} = "
-                    f"{channels} channels, which the {self.dim[0]} groups (model.dim[0]) of "
-                    "its GroupNorm do not divide; choose dim[3] a multiple of "
-                    f"{8 * self.dim[0]}"
+                    f"{channels} channels, which the {self.dim[0]} groups "
+                    "(model.dim[0]) of its GroupNorm do not divide; choose dim[3] a "
+                    f"multiple of {8 * self.dim[0]}"
                 )
         pad, decoded = self.padding, self.geometry().decoded
         if pad and (decoded[0] <= sum(pad.pad_lat) or decoded[1] <= sum(pad.pad_lon)):
             found.append(
-                f"the decoder gives {decoded[0]} x {decoded[1]} points and the padding to "
-                f"remove is {sum(pad.pad_lat)} x {sum(pad.pad_lon)}: nothing is left; use "
-                "less padding or smaller strides"
+                f"the decoder gives {decoded[0]} x {decoded[1]} points and the padding "
+                f"to remove is {sum(pad.pad_lat)} x {sum(pad.pad_lon)}: nothing is "
+                "left; use less padding or smaller strides"
             )
         return found
 
@@ -324,14 +331,14 @@ class WXFormerConfig(StrictModel):
             heads, hidden = channels // self.dim_head, 4 * channels
             if self.depth[index] and heads % tensor:
                 found.append(
-                    f"stage {index} has {channels} // {self.dim_head} = {heads} heads, which "
-                    f"trainer.parallelism.tensor = {tensor} does not divide; would fit: "
-                    f"{_divisors(heads)}, or a smaller model.dim_head"
+                    f"stage {index} has {channels} // {self.dim_head} = {heads} heads, "
+                    f"which trainer.parallelism.tensor = {tensor} does not divide; "
+                    f"would fit: {_divisors(heads)}, or a smaller model.dim_head"
                 )
             elif self.depth[index] and hidden % tensor:
                 found.append(
-                    f"stage {index} has 4 * {channels} = {hidden} feed-forward units, which "
-                    f"trainer.parallelism.tensor = {tensor} does not divide"
+                    f"stage {index} has 4 * {channels} = {hidden} feed-forward units, "
+                    f"which trainer.parallelism.tensor = {tensor} does not divide"
                 )
         return found
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.nn.context import Context
-from credit_jax.parallel.initialisers import torch_uniform
 from credit_jax.nn.layers import LayerNorm, Linear
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dropout import drop, keep_mask
@@ -22,6 +20,7 @@ from credit_jax.parallel.domain.windows import (
     partition,
     window_layout,
 )
+from credit_jax.parallel.initialisers import torch_uniform
 from credit_jax.parallel.layouts import Field, Layout
 
 
@@ -96,7 +95,7 @@ def _wide(context: Context) -> jnp.dtype:
 
 
 class WindowAttention(nnx.Module):
-    """Attention within neighbouring (short) or dilated (long) windows, without residual.
+    """Attention in neighbouring (short) or dilated (long) windows, without residual.
 
     Args of the constructor:
         channels: of the field; heads = channels // dim_head.
@@ -126,7 +125,7 @@ class WindowAttention(nnx.Module):
         self.position_bias = PositionBias(channels // 4)
 
     def layout(self, layout: Layout) -> Layout:
-        """The rows this attention needs on each shard; any will do for windows of one."""
+        """The rows this attention needs on each shard; any do for windows of one."""
         if self.window == 1:
             return layout
         whole = window_layout if self.kind == "short" else group_layout
@@ -158,8 +157,8 @@ class WindowAttention(nnx.Module):
         sample = context.samples(batch)
         high = sample[:, None] * rows + self._window_rows(field.layout)[None, :]
         head = axis_index(context.axes.tensor) * heads + jnp.arange(heads)
-        low = np.arange(columns)[:, None] * self.heads + head[None, :]
-        low = low[:, :, None] * tokens**2 + np.arange(tokens**2)[None, None, :]
+        low = jnp.arange(columns)[:, None] * self.heads + head[None, :]
+        low = low[:, :, None] * tokens**2 + jnp.arange(tokens**2)[None, None, :]
         shape = (batch, high.shape[1], columns, heads, tokens, tokens)
         high = high[:, :, None, None, None, None]
         low = low.reshape(1, 1, *shape[2:])

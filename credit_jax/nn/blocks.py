@@ -1,4 +1,4 @@
-"""Blocks of the WXFormer family: cross-scale embedding, transformer, patches, upsampling."""
+"""Blocks of the WXFormer family: embeddings, transformer block, upsampling."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from flax import nnx
 from credit_jax.nn.attention import WindowAttention
 from credit_jax.nn.context import Context
 from credit_jax.nn.feed_forward import FeedForward
-from credit_jax.parallel.initialisers import (
-    constant,
-    icnr,
-    torch_uniform,
-    xavier_normal,
-)
 from credit_jax.nn.layers import Conv, GroupNorm, LayerNorm
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.conv import Pair
 from credit_jax.parallel.domain.conv import conv2d_field, conv2d_scales
 from credit_jax.parallel.domain.shuffle import add, pixel_shuffle_field
 from credit_jax.parallel.domain.windows import window_layout
+from credit_jax.parallel.initialisers import (
+    constant,
+    icnr,
+    torch_uniform,
+    xavier_normal,
+)
 from credit_jax.parallel.layouts import Field
 from credit_jax.parallel.rows import fetch
 
@@ -29,8 +29,8 @@ from credit_jax.parallel.rows import fetch
 class CrossEmbed(nnx.Module):
     """Convolutions of several kernel sizes and one stride, joined along channels.
 
-    Kernel k pads k - stride zeros in all, the smaller half in front; the i-th smallest kernel
-    makes channel_out / 2**(i + 1) channels and the largest the rest.
+    Kernel k pads k - stride zeros in all, the smaller half in front; the i-th smallest
+    kernel makes channel_out / 2**(i + 1) channels and the largest the rest.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class CrossEmbed(nnx.Module):
 class TransformerBlock(nnx.Module):
     """Short attention, feed-forward, long attention, feed-forward, each with residual.
 
-    The field comes and goes on the layout of short windows; long attention and what follows
-    it run on the layout of long windows, so a block moves rows twice.
+    The field comes and goes on the layout of short windows; long attention and what
+    follows it run on the layout of long windows, so a block moves rows twice.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TransformerBlock(nnx.Module):
 
 
 class PatchEmbed(nnx.Module):
-    """CREDIT's CubeEmbedding: a convolution with stride = kernel = patch, then LayerNorm.
+    """CREDIT's CubeEmbedding: convolution with stride = kernel = patch, LayerNorm.
 
     It spans all frames, which the NHWC layout folds into channels.
     """
@@ -139,7 +139,7 @@ class _PatchProjection(nnx.Module):
 
 
 class UpBlock(nnx.Module):
-    """Convolution and pixel shuffle to twice the rows, sharpening, two residual layers."""
+    """Convolution, pixel shuffle to twice the rows, sharpening, two residual layers."""
 
     scale = 2
 
@@ -176,7 +176,7 @@ class UpBlock(nnx.Module):
 
 
 class Head(nnx.Module):
-    """The last upsampling: convolution, pixel shuffle, convolution to the output channels."""
+    """The last upsampling: convolution, pixel shuffle, convolution to the output."""
 
     scale = 2
 

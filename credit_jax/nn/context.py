@@ -1,4 +1,4 @@
-"""What a forward pass knows besides weights and inputs: mesh axes, precision, remat, noise."""
+"""What a forward pass knows besides weights and inputs: mesh, precision, noise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Context:
         remat: what a block keeps for the backward pass.
         key: dropout key of this forward, equal on all devices; None in evaluation.
         first_sample, sample_stride: the local samples are number first_sample,
-            first_sample + sample_stride, ... of the global batch in the sampler's order.
+            first_sample + sample_stride, ... of the global batch as sampled.
     """
 
     axes: MeshAxes = field(default_factory=MeshAxes)
@@ -47,7 +47,7 @@ class Context:
         return self.first_sample + self.sample_stride * jnp.arange(batch)
 
     def fold(self, data: Array | int) -> Context:
-        """A context whose key is folded with `data`, so that every call site differs."""
+        """A context whose key is folded with `data`, so that call sites differ."""
         if self.key is None:
             return self
         return replace(self, key=jax.random.fold_in(self.key, data))
@@ -57,7 +57,7 @@ class Context:
         return home_layout(size, self.axes.num_domain, self.axes.domain, dim)
 
     def run(self, block: nnx.Module, *args: Any, **static: Any) -> Any:
-        """Call `block(*args, context, **static)`, its weights gathered and rematerialised."""
+        """`block(*args, context, **static)`, weights gathered and rematerialised."""
         graph, state = nnx.split(block)
 
         def body(state: Any, key: Array | None, *args: Any) -> Any:

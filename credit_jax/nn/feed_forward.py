@@ -1,19 +1,18 @@
-"""The pointwise two-layer network of a transformer block, split over the tensor axis."""
+"""The pointwise two-layer network of a transformer block, split over tp."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.nn.context import Context
-from credit_jax.parallel.initialisers import torch_uniform
 from credit_jax.nn.layers import LayerNorm
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.parallel.collectives import axis_index, psum
+from credit_jax.parallel.initialisers import torch_uniform
 from credit_jax.parallel.layouts import Field
 
 
@@ -80,7 +79,7 @@ class FeedForward(nnx.Module):
         sample = context.samples(batch)
         high = sample[:, None] * field.layout.size + field.layout.global_rows()[None]
         unit = axis_index(context.axes.tensor) * units + jnp.arange(units)
-        low = np.arange(columns)[:, None] * self.hidden + unit[None, :]
+        low = jnp.arange(columns)[:, None] * self.hidden + unit[None, :]
         keep = keep_mask(
             context.key, high[:, :, None, None], low[None, None], self.dropout
         )

@@ -7,12 +7,12 @@ import math
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.parallel.initialisers import Initialiser, constant, torch_uniform
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.conv import Padding
 from credit_jax.ops.norm import layer_norm
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import group_norm
+from credit_jax.parallel.initialisers import Initialiser, constant, torch_uniform
 from credit_jax.parallel.layouts import Field, Layout
 
 

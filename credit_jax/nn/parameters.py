@@ -51,7 +51,7 @@ def declaration_of(variable: nnx.Variable) -> Declaration:
 
 
 def stack_blocks(make: Callable[[], Block], num: int) -> Block:
-    """`num` equal blocks as one module whose parameters have a leading dim of length `num`."""
+    """`num` equal blocks as one module, parameters stacked on a leading dim."""
     graph, state = nnx.split(make())
     stacked = jax.tree.map(
         lambda variable: _abstract(declaration_of(variable).stack(num)),

@@ -1,17 +1,16 @@
 """Spectral normalisation as a function of the parameter dict, once a forward.
 
-torch.nn.utils.spectral_norm divides a weight matrix W by sigma = u' W v, where the vectors u
-and v come from one power iteration a *training* forward and count as constants of the
-gradient; evaluation takes the stored vectors. Here the vectors are state beside the
-parameters: `iterate` gives the next ones, `normalise` the weights a forward runs with. Layers
-know nothing of it, so rematerialisation cannot run a second power iteration, and sharded
-matrices need only a `psum` over the axes that split them.
+torch.nn.utils.spectral_norm divides a weight matrix W by sigma = u' W v, where the
+vectors u and v come from one power iteration a *training* forward and count as
+constants of the gradient; evaluation takes the stored vectors. Here the vectors are
+state beside the parameters: `iterate` gives the next ones, `normalise` the weights a
+forward runs with. Layers know nothing of it, so rematerialisation cannot run a second
+power iteration, and sharded matrices need only a `psum` over the axes that split them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +65,7 @@ def init_vectors(
     values = initialise(drawn, key, drawn_specs if specs else None, degrees)
     vectors: Vectors = {}
     for path, declaration in declarations.items():
-        matrix = _Matrix(declaration, specs and specs[path])
+        matrix = _Matrix(declaration, specs[path] if specs else None)
         vectors[path] = {
             "u": matrix.unit_out(values[f"{path}:u"]),
             "v": matrix.unit_in(values[f"{path}:v"]),
@@ -78,7 +77,7 @@ def iterate(
     weights: Weights,
     vectors: Vectors,
     declarations: Mapping[str, Declaration],
-    specs: Mapping[str, Any] | None = None,
+    specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Vectors:
     """One power iteration: v = W'u / |W'u|, u = Wv / |Wv|. No gradient flows.
 
@@ -91,7 +90,7 @@ def iterate(
     new = {}
     for path, pair in vectors.items():
         weight = jax.lax.stop_gradient(weights[path])
-        matrix = _Matrix(declarations[path], specs and specs[path])
+        matrix = _Matrix(declarations[path], specs[path] if specs else None)
         v = matrix.unit_in(matrix.transposed_times(weight, pair["u"]))
         new[path] = {"u": matrix.unit_out(matrix.times(weight, v)), "v": v}
     return new
@@ -101,7 +100,7 @@ def normalise(
     weights: Weights,
     vectors: Vectors,
     declarations: Mapping[str, Declaration],
-    specs: Mapping[str, Any] | None = None,
+    specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Weights:
     """All weights, each matrix that has vectors divided by its sigma = u' W v.
 
@@ -109,7 +108,7 @@ def normalise(
     """
     out = dict(weights)
     for path, pair in vectors.items():
-        matrix = _Matrix(declarations[path], specs and specs[path])
+        matrix = _Matrix(declarations[path], specs[path] if specs else None)
         out[path] = weights[path] / matrix.sigma(weights[path], pair["u"], pair["v"])
     return out
 
@@ -117,19 +116,16 @@ def normalise(
 class _Matrix:
     """A parameter as a (possibly stacked, possibly sharded) matrix."""
 
-    def __init__(self, declaration: Declaration, spec: Any) -> None:
-        names = tuple(spec) if spec is not None else ()
-        names += (None,) * (len(declaration.shape) - len(names))
-        letters = "abcdefgh"[: len(names)]
-        first = letters[:1] if declaration.is_stacked else ""
-        out = declaration.matrix_out or ()
+    def __init__(self, declaration: Declaration, spec: PartitionSpec | None) -> None:
+        self.ndim = len(declaration.shape)
         self.stacked = declaration.is_stacked
-        self.weight = letters
-        self.u = first + "".join(letters[d] for d in out)
-        self.v = first + "".join(letters[d] for d in declaration.matrix_in)
-        self.axes_out = tuple(names[d] for d in out if names[d])
-        self.axes_in = tuple(names[d] for d in declaration.matrix_in if names[d])
-        self.ndim = len(names)
+        self.weight = "abcdefgh"[: self.ndim]
+        out, into = declaration.matrix_out or (), declaration.matrix_in
+        first = self.weight[:1] if self.stacked else ""
+        self.u = first + "".join(self.weight[d] for d in out)
+        self.v = first + "".join(self.weight[d] for d in into)
+        self.axes_out = _axes(spec, out)
+        self.axes_in = _axes(spec, into)
 
     def times(self, weight: Array, v: Array) -> Array:
         """W v, summed over the shards of the input dims."""
@@ -142,7 +138,7 @@ class _Matrix:
         return psum(_einsum(equation, weight, u), self.axes_out)
 
     def sigma(self, weight: Array, u: Array, v: Array) -> Array:
-        """u' W v, shaped to divide the weight."""
+        """The scalar u' W v of each block, shaped to divide the weight."""
         first = self.u[:1] if self.stacked else ""
         total = _einsum(f"{self.u},{self.u}->{first}", u, self.times(weight, v))
         total = psum(total, self.axes_out)
@@ -155,12 +151,18 @@ class _Matrix:
         return _unit(u, self.stacked, self.axes_out)
 
 
+def _axes(spec: PartitionSpec | None, dims: Sequence[int]) -> tuple[str, ...]:
+    """Mesh axes that split any of `dims`."""
+    names = () if spec is None else tuple(spec)
+    return tuple(names[d] for d in dims if d < len(names) and names[d])
+
+
 def _einsum(equation: str, *arrays: Array) -> Array:
     return jnp.einsum(equation, *arrays, precision="highest")
 
 
 def _unit(x: Array, stacked: bool, axes: tuple[str, ...]) -> Array:
-    """x / max(|x|, epsilon), per block where stacked."""
+    """Unit vectors x / max(|x|, epsilon), per block where stacked."""
     dims = tuple(range(1 if stacked else 0, x.ndim))
     norm = jnp.sqrt(psum(jnp.sum(x * x, dims, keepdims=True), axes))
     return x / jnp.maximum(norm, EPSILON)

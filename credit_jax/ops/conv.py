@@ -1,8 +1,9 @@
 """Two-dimensional convolution of NHWC arrays, with gradients that are fast on CPU.
 
 XLA on CPU runs the forward of a strided large-kernel convolution fast and its gradients
-slowly; for the same convolution written as space-to-depth with stride 1 it is the other way
-round. `conv2d` therefore takes the direct forward and, on CPU, the space-to-depth backward.
+slowly; for the same convolution written as space-to-depth with stride 1 it is the other
+way round. `conv2d` therefore takes the direct forward and, on CPU, the space-to-depth
+backward.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from jaxtyping import Array, UInt32
 from credit_jax.ops.varying import vary_alike
 
 
-def counter_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "..."]:
+def counter_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "*shape"]:
     """Uniform 32-bit integers, a pure function of (key, high, low) element by element.
 
-    An element gets the same draw on whatever shard it lies; `jax.random` on a sharded array
-    does not promise that.
+    An element gets the same draw on whatever shard it lies; `jax.random` on a sharded
+    array does not promise that.
 
     Args:
         key: typed PRNG key.

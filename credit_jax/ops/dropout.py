@@ -13,7 +13,7 @@ def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
 
     Args:
         key: typed PRNG key.
-        high, low: two halves of the global position of each element, integers that broadcast.
+        high, low: two halves of each element's global position; they broadcast.
         rate: probability of dropping.
     """
     threshold = min(round(rate * 2**32), 2**32 - 1)
@@ -21,5 +21,5 @@ def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
 
 
 def drop(x: Array, keep: Array, rate: float) -> Array:
-    """x / (1 - rate) where kept, else 0: torch.nn.functional.dropout."""
+    """Scaled values x / (1 - rate) where kept, else 0, as torch's dropout."""
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype))

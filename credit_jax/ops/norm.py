@@ -16,8 +16,8 @@ def layer_norm(
 ) -> Float[Array, "*batch channel"]:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over channels.
 
-    The variance is biased, as in CREDIT's LayerNorm and torch.nn.LayerNorm. Statistics are
-    taken in float32 or wider.
+    The variance is biased, as in CREDIT's LayerNorm and torch.nn.LayerNorm. Statistics
+    are taken in float32 or wider.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     centred = wide - wide.mean(-1, keepdims=True)

@@ -32,10 +32,11 @@ def linear_taps(
 ) -> Taps:
     """Taps of linear interpolation from `size_in` to `size_out` points.
 
-    align_corners False (PyTorch's default): source = (i + 0.5) * size_in / size_out - 0.5,
-    not below 0; align_corners True: source = i * (size_in - 1) / (size_out - 1).
-    `dtype` is that of the arithmetic: torch takes the dtype of the data, and in float32 a
-    source position near 700 is rounded by up to 3e-5, so parity needs the same rounding.
+    align_corners False (PyTorch's default): source = max((i + 0.5) * size_in / size_out
+    - 0.5, 0); align_corners True: source = i * (size_in - 1) / (size_out - 1).
+    `dtype` is that of the arithmetic: torch takes the dtype of the data, and in float32
+    a source position near 700 is rounded by up to 3e-5, so parity needs the same
+    rounding.
 
     >>> linear_taps(2, 4).weight.tolist()
     [0.0, 0.25, 0.75, 0.0]
@@ -55,6 +56,6 @@ def linear_taps(
 
 
 def nearest_taps(size_in: int, size_out: int) -> np.ndarray:
-    """Input position of each output point, floor(i * size_in / size_out), as torch's "nearest"."""
+    """Input position of each output point, floor(i * size_in / size_out)."""
     points = np.arange(size_out, dtype=np.float64) * (size_in / size_out)
     return np.minimum(points.astype(np.int64), size_in - 1)

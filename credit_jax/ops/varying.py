@@ -1,7 +1,7 @@
 """Over which mesh axes a value differs between devices: reading and changing that type.
 
-JAX tracks it under `shard_map(check_vma=True)`. Outside of `shard_map` nothing varies, and
-the functions here are the identity, so one definition serves one device and many.
+JAX tracks it under `shard_map(check_vma=True)`. Outside of `shard_map` nothing varies,
+and the functions here are the identity, so one definition serves one device and many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def varying_axes(x: Array) -> frozenset[str]:
 
 
 def vary(x: Array, axes: Sequence[str]) -> Array:
-    """Cast `x` to differ over `axes`; the transpose is the sum of its gradient over them."""
+    """Cast `x` to differ over `axes`; the transpose sums its gradient over them."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
 

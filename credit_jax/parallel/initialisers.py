@@ -1,8 +1,9 @@
 """Initial values as data, drawn from global positions: the same on every mesh.
 
-Every element is a pure function of (key, parameter, global position), hashed by Threefry-2x32
-in counter mode, so a device makes exactly its own shards and no array ever lives whole
-anywhere. All parameters of a model are drawn in one call: one small program to compile.
+Every element is a pure function of (key, parameter, global position), hashed by
+Threefry-2x32 in counter mode, so a device makes exactly its own shards and no array
+ever lives whole anywhere. All parameters of a model are drawn in one call: one small
+program to compile.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def constant(value: float) -> Initialiser:
 
 
 def torch_uniform(fan_in: int) -> Initialiser:
-    """U(-1, 1) / sqrt(fan_in): torch's default for weights and biases of conv and linear."""
+    """U(-1, 1) / sqrt(fan_in): torch's default for conv and linear, biases too."""
     return Initialiser("uniform", 1.0 / math.sqrt(fan_in))
 
 
@@ -105,10 +106,10 @@ def initialise(
 def _draw(
     key: Array, inits: Sequence[Initialiser], positions: Sequence[Array]
 ) -> Float[Array, " total"]:
-    """The values of all parameters, one after the other, from one hash of all positions.
+    """The values of all parameters, end to end, from one hash of all positions.
 
-    A loop over chunks bounds the temporaries and keeps XLA from repeating the hash in every
-    slice that reads it.
+    A loop over chunks bounds the temporaries and keeps XLA from repeating the hash in
+    every slice that reads it.
     """
     low = jnp.concatenate([position.reshape(-1) for position in positions])
     ends = np.cumsum([position.size for position in positions])

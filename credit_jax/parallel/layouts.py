@@ -1,4 +1,4 @@
-"""Row layouts: which global rows of a sharded dim each shard holds, known at trace time."""
+"""Row layouts: which global rows of a sharded dim each shard holds, at trace time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Layout:
 
     @cached_property
     def is_block(self) -> bool:
-        """Whether shard d holds rows d*length, d*length + 1, ... and filler after the end."""
+        """Whether shard d holds rows d*length, d*length + 1, ..., then filler."""
         return self.held == block_rows(self.size, self.num_shards, self.length)
 
     @cached_property
@@ -65,7 +65,7 @@ class Layout:
         return any(row < 0 for rows in self.held for row in rows)
 
     def with_rows(self, held: Iterable[Sequence[int]], size: int) -> Layout:
-        """Another layout over the same axis and dim; shards are filled to one length."""
+        """Another layout on the same axis and dim; shards are filled to one length."""
         rows = [tuple(r) for r in held]
         length = max(max(map(len, rows)), 1)
         filled = tuple(r + (FILLER,) * (length - len(r)) for r in rows)
@@ -102,7 +102,7 @@ class Layout:
 
 
 def block_rows(size: int, num_shards: int, length: int | None = None) -> Held:
-    """Rows of equal blocks: shard d holds [d * length, (d + 1) * length), -1 past the end."""
+    """Equal blocks: shard d holds [d * length, (d + 1) * length), -1 past the end."""
     length = max(-(-size // num_shards), 1) if length is None else length
     return tuple(
         tuple(g if g < size else FILLER for g in range(d * length, (d + 1) * length))
@@ -138,7 +138,7 @@ class Field:
         """Another array on the same rows."""
         return Field(data, self.layout)
 
-    def mask(self) -> Bool[Array, "..."]:
+    def mask(self) -> Bool[Array, "*shape"]:
         """Real rows, shaped to broadcast against `data`."""
         shape = [1] * self.data.ndim
         shape[self.layout.dim] = self.layout.length

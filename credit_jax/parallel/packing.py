@@ -1,9 +1,9 @@
 """Small parameters as one vector: fewer arrays to update, to reduce and to compile for.
 
-A WXFormer has hundreds of biases and scales and a few dozen large kernels. Kept apart, each
-small array costs a kernel for every operation of the optimiser, of the average and of the
-gradient sum. In the training state they are one vector, in the order of their paths; every
-mesh packs the same parameters, so a state moves from mesh to mesh as it is.
+A WXFormer has hundreds of biases and scales and a few dozen large kernels. Kept apart,
+each small array costs a kernel for every operation of the optimiser, of the average and
+of the gradient sum. In the training state they are one vector, in the order of their
+paths; every mesh packs the same, so a state moves from mesh to mesh as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def packed_paths(declarations: Mapping[str, Declaration]) -> list[str]:
 def pack(
     params: Mapping[str, Array], declarations: Mapping[str, Declaration]
 ) -> dict[str, Array]:
-    """Parameters by path to large parameters by path and one vector of the small ones."""
+    """Large parameters by path, and the small ones as one vector under `PACKED`."""
     paths = packed_paths(declarations)
     out = {path: value for path, value in params.items() if path not in set(paths)}
     if paths:

@@ -1,4 +1,4 @@
-"""Compute precision: what dtype the forward runs in. Parameters and reductions stay float32."""
+"""Compute precision: the dtype of the forward; parameters, reductions stay float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Precision:
 
     @classmethod
     def of(cls, name: str) -> Precision:
-        """From "float32", "bfloat16" or "float64"; float64 computes and reduces in float64.
+        """From "float32", "bfloat16" or "float64"; float64 reduces in it, too.
 
         Raises:
             ValueError: another name.

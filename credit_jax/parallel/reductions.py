@@ -54,7 +54,7 @@ class FieldReducer:
         values: Float[Array, "batch channel time rows lon"],
         row_weights: np.ndarray | Array | None = None,
     ) -> Float[Array, " channel"]:
-        """Mean of values * row_weights for each channel, (channel,) float32 or wider."""
+        """Mean of values * row_weights for each channel, in float32 or wider."""
         batch, _, time, _, lon = values.shape
         weights = np.ones(self.rows.size) if row_weights is None else row_weights
         dtype = jnp.promote_types(values.dtype, jnp.float32)

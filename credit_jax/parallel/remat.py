@@ -16,8 +16,8 @@ class Remat:
     """The policy of every block.
 
     Attributes:
-        activations: True recomputes the activations of a block in the backward pass (CREDIT's
-            `trainer.activation_checkpoint`); False keeps them.
+        activations: True recomputes the activations of a block in the backward pass
+            (CREDIT's `trainer.activation_checkpoint`); False keeps them.
         parameters: True gathers FSDP parameters again in the backward pass (FSDP2's
             reshard_after_forward); False keeps the gathered copies.
     """

@@ -1,18 +1,21 @@
 """`fetch`: the one primitive that moves rows between the shards of a dim.
 
-An operation states, as a `Layout`, which global rows each shard needs (its row plan), in any
-order, repeated or absent (-1: a row of zeros). `fetch` turns the layout that is there into
-the one that is needed. Its gradient is JAX's own transpose.
+An operation states, as a `Layout`, which global rows each shard needs (its row plan),
+in any order, repeated or absent (-1: a row of zeros). `fetch` turns the layout that is
+there into the one that is needed. Its gradient is JAX's own transpose.
 
 Three transports, chosen at trace time:
-    halo        each shard needs one stretch of rows around its own block: one `ppermute` per
-                neighbour that it reaches into, of as many rows as any shard needs from there;
-    all_to_all  most shards talk to most (long attention): one exchange of 1/n of the field;
+    halo        each shard needs one stretch of rows around its own block: one
+                `ppermute` per neighbour that it reaches into, of as many rows as any
+                shard needs from there;
+    all_to_all  most shards talk to most (long attention): one exchange of 1/n of the
+                field;
     permute     otherwise: one `ppermute` per shard offset that occurs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,8 +36,8 @@ def fetch(field: Field, need: Layout) -> Field:
 
     Args:
         field: local array and the rows it holds.
-        need: rows wanted on each shard; -1 and filler become rows of zeros. `need.size` may
-            differ from `field.layout.size`: row numbers of `need.held` are those of `field`.
+        need: rows wanted on each shard; -1 and filler become rows of zeros. `need.size`
+            may differ from that of the field: rows of `need.held` are the field's.
 
     Returns:
         Field on layout `need`.
@@ -61,7 +64,7 @@ def _fetch_alone(x: Array, have: Layout, need: Layout) -> Array:
     return take_static(x, [where[row] for row in need.held[0]], have.dim)
 
 
-def _check_rows_exist(where: dict[int, object], held: Held) -> None:
+def _check_rows_exist(where: Mapping[int, object], held: Held) -> None:
     absent = sorted({row for rows in held for row in rows if row >= 0} - set(where))
     if absent:
         raise ValueError(
@@ -79,9 +82,9 @@ class Window:
 
     Attributes:
         low, high: rows to add before and after the own block of every shard.
-        starts: where the stretch of each shard starts in that buffer; negative or past its
-            end means rows of zeros beyond a pole.
-        valid: (shards, rows) which wanted rows are real; None where the others are zero.
+        starts: where the stretch of each shard starts in that buffer; negative or past
+            its end means rows of zeros beyond a pole.
+        valid: (shards, rows) which wanted rows are real; None if the others are zero.
     """
 
     low: int
@@ -101,7 +104,7 @@ class Stretch:
 
 @lru_cache(_PLAN_CACHE)
 def _plan_window(have: Layout, need: Layout) -> Window | None:
-    """The halo plan, or None where a shard wants no single stretch or one too far away."""
+    """The halo plan, or None where a shard wants no one stretch or one too far away."""
     if not have.is_block:
         return None
     stretches = [_stretch(rows) for rows in need.held]
@@ -122,7 +125,7 @@ def _plan_window(have: Layout, need: Layout) -> Window | None:
 
 
 def _stretch(rows: tuple[int, ...]) -> Stretch | str | None:
-    """The stretch of one shard, None if it wants nothing, "irregular" if not ascending."""
+    """The stretch of a shard, None if it wants none, "irregular" if not ascending."""
     array = np.asarray(rows)
     real = np.flatnonzero(array >= 0)
     if not len(real):
@@ -138,8 +141,9 @@ def _window_mask(
 ) -> np.ndarray | None:
     """Real rows, or None where every zero row comes out of the exchange as zero.
 
-    Rows past the first and the last shard are zeros (`ppermute` gives them to whom nobody
-    sends); other rows that should be zero need a mask. Shards that want nothing need none.
+    Rows past the first and the last shard are zeros (`ppermute` gives them to whom
+    nobody sends); other rows that should be zero need a mask. Shards that want nothing
+    need none.
     """
     valid = np.asarray(need.held) >= 0
     end = have.num_shards * have.length
@@ -211,9 +215,10 @@ class Exchange:
     """Which local rows go where.
 
     Attributes:
-        pieces: (offset, index (shards, rows)): local rows that each shard sends to the shard
-            `offset` further on, 0 being itself; or, for all_to_all, one piece with offset None
-            and an index of shape (shards, shards * rows), by destination.
+        pieces: (offset, index (shards, rows)): local rows that each shard sends to the
+            shard `offset` further on, 0 being itself; or, for all_to_all, one piece
+            with offset None and an index of shape (shards, shards * rows), by
+            destination.
         position: (shards, rows) where each wanted row is among the received ones.
         valid: (shards, rows) which wanted rows are real.
     """
@@ -276,7 +281,7 @@ def _pieces_permute(wanted: dict, where: dict, num: int) -> tuple[tuple, list]:
 
 
 def _fill_idle(index: np.ndarray, sends: dict[int, list[int]]) -> np.ndarray:
-    """Let shards that send nothing send what a busy one sends, to keep the index uniform."""
+    """Idle shards send what a busy one sends, which keeps the index uniform."""
     busy = next(s for s, rows in sends.items() if len(rows) == index.shape[1])
     idle = [s for s, rows in sends.items() if not rows]
     index[idle] = index[busy]

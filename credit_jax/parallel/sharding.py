@@ -1,7 +1,7 @@
 """Parameters declared as data, and the rules that lay them out on a mesh.
 
-A `Declaration` is made once, where the layer is written. Initialisation, sharding, spectral
-norm, checkpoints and the bridge read it.
+A `Declaration` is made once, where the layer is written. Initialisation, sharding,
+spectral norm, checkpoints and the bridge read it.
 
 Dim names:
     layers      blocks of a stage, stacked for `lax.scan`; never split
@@ -28,6 +28,8 @@ from credit_jax.parallel.initialisers import Initialiser, constant
 
 LAYERS = "layers"
 
+ZEROS = constant(0.0)
+
 # Dims that tensor parallelism may split.
 TENSOR_DIMS = ("heads", "mlp")
 
@@ -50,7 +52,7 @@ class Declaration:
 
     shape: tuple[int, ...]
     dims: tuple[str | None, ...]
-    init: Initialiser = constant(0.0)
+    init: Initialiser = ZEROS
     matrix_out: tuple[int, ...] | None = None
     dtype: Any = jnp.float32
 
@@ -149,7 +151,7 @@ class ShardingRules:
 def matrix_specs(
     declaration: Declaration, spec: PartitionSpec
 ) -> dict[str, PartitionSpec]:
-    """Specs of the spectral norm vectors u (output dims) and v (input dims) of a matrix."""
+    """Specs of a matrix's spectral norm vectors u (output dims) and v (input dims)."""
     names = tuple(spec) + (None,) * (len(declaration.shape) - len(spec))
     lead = names[:1] if declaration.is_stacked else ()
     out = declaration.matrix_out or ()

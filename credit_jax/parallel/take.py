@@ -1,8 +1,8 @@
 """Local row gathers in their cheapest form: slices where the index is regular.
 
-XLA gathers rows slowly on CPU and their transpose is a scatter. Nearly every index that row
-plans produce is a slice, a reversed slice, a few of these, or a matrix transpose; those forms
-are recognised here at trace time, everything else stays a gather.
+XLA gathers rows slowly on CPU and their transpose is a scatter. Nearly every index that
+row plans produce is a slice, a reversed slice, a few of these, or a matrix transpose;
+those forms are recognised here at trace time, everything else stays a gather.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def _gather(x: Array, index: np.ndarray, dim: int) -> Array:
 
 
 def _as_transpose(index: Sequence[int], size: int) -> int | None:
-    """The number of columns if the index reads a row-major (n, columns) matrix by columns."""
+    """The number of columns if the index reads a row-major (n, columns) matrix by
+    columns.
+    """
     if len(index) != size or size < 4 or index[0] != 0:
         return None
     columns = index[1]

@@ -15,7 +15,7 @@ ROW_DIM = -2
 
 
 def batch_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
-    """Spec of (batch, channel, time, lat, lon), or of micro-batches stacked before it."""
+    """Spec of (batch, channel, time, lat, lon), or of micro-batches stacked on it."""
     lead = (None,) if stacked else ()
     return PartitionSpec(*lead, axes.data or None, None, None, axes.domain, None)
 
@@ -29,8 +29,8 @@ def place_batch(
     """Split arrays over the mesh; rows are filled up to equal blocks with the last row.
 
     Args:
-        arrays: (batch, channel, time, lat, lon), or with micro-batches stacked in front;
-            the samples of this process's dp ranks, rank after rank.
+        arrays: (batch, channel, time, lat, lon), or with micro-batches stacked in
+            front; the samples of this process's dp ranks, rank after rank.
         mesh: the device mesh.
         local_dp_ranks: the dp ranks this process loads samples for; default all.
 
@@ -56,7 +56,8 @@ def _place(x: np.ndarray, mesh: Mesh, axes: MeshAxes, ranks: Sequence[int]) -> A
     shape[dim] = per_rank * axes.num_data
     sharding = NamedSharding(mesh, batch_spec(axes, stacked=stacked))
 
-    def shard(index: tuple[slice, ...]) -> np.ndarray:
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None, "the shape is not that of a scalar"
         start, stop, _ = index[dim].indices(shape[dim])
         first = ranks.index(start // per_rank) * per_rank
         local = list(index)

@@ -1,4 +1,4 @@
-"""One `jax.jit` of one `shard_map` around a whole step: training, evaluation, forecast."""
+"""One jitted `shard_map` around a whole step: training, evaluation or forecast."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ def make_train_step(
         schedule: learning rate by micro-batch number.
         loss: of local prediction and target, and a reducer for global means.
         execution: mesh, rules, precision, remat.
-        accumulate: what each micro-batch's loss is divided by (CREDIT's grad_accum_every,
-            also where the last group of an epoch is shorter).
+        accumulate: what each micro-batch's loss is divided by (CREDIT's
+            grad_accum_every, also where the last group of an epoch is shorter).
         ema_decay: of the averaged parameters; None keeps none.
 
     Returns:
-        `step(state, {"x": (k, b, c, t, lat, lon), "y": ...}) -> (state, info)`; info has
-        "loss" (k,), "grad_norm" and "learning_rate". The state passed in is donated.
+        `step(state, {"x": (k, b, c, t, lat, lon), "y": ...}) -> (state, info)`; info
+        has "loss" (k,), "grad_norm" and "learning_rate". The state passed in is
+        donated.
     """
     forward = _Forward(architecture, execution)
     specs = state_specs(architecture, optimiser, execution, ema=ema_decay is not None)
@@ -91,9 +92,7 @@ def make_train_step(
         in_specs=(specs, spec),
         out_specs=(specs, PartitionSpec()),
     )
-    return jax.jit(
-        sharded, donate_argnums=0, compiler_options=compiler_options()
-    )
+    return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options())
 
 
 def make_eval_step(
@@ -127,8 +126,8 @@ def make_forecast_step(
     """One forward pass in evaluation mode.
 
     Returns:
-        `forecast(params, vectors, x (b, c, t, lat, lon)) -> (b, c_out, t_out, lat, lon)`;
-        rows keep the filler of `place_batch`.
+        `forecast(params, vectors, x (b, c, t, lat, lon)) ->
+        (b, c_out, t_out, lat, lon)`; rows keep the filler of `place_batch`.
     """
     forward = _Forward(architecture, execution)
     spec = batch_spec(execution.axes)

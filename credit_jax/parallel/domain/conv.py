@@ -15,7 +15,7 @@ from credit_jax.parallel.rows import fetch
 
 @dataclass(frozen=True)
 class Taps:
-    """Kernel size, stride, zero padding (low, high) and dilation along the split dim."""
+    """Kernel size, stride, zero padding (low, high), dilation along the split dim."""
 
     size: int
     stride: int
@@ -79,8 +79,8 @@ def conv2d_scales(
 ) -> Field:
     """Square convolutions of several sizes and one stride, joined along channels.
 
-    Each pads kernel - stride zeros in all, the smaller half in front. The rows of the largest
-    kernel are fetched once; the smaller ones read a part of them.
+    Each pads kernel - stride zeros in all, the smaller half in front. The rows of the
+    largest kernel are fetched once; the smaller ones read a part of them.
 
     Args:
         field: (batch, lat, lon, channel_in).

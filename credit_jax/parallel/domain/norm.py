@@ -18,10 +18,10 @@ def group_norm(
     num_groups: int,
     epsilon: float = 1e-5,
 ) -> Field:
-    """torch.nn.GroupNorm: statistics over (lat, lon, channels of a group) of each sample.
+    """torch.nn.GroupNorm: statistics over lat, lon and the channels of a group.
 
-    Filler rows count for nothing. Mean and centred variance are each one local sum and one
-    `psum`, in float32 or wider.
+    Filler rows count for nothing. Mean and centred variance are each one local sum and
+    one `psum`, in float32 or wider.
 
     Args:
         field: (batch, lat, lon, channel).

@@ -18,8 +18,9 @@ def pad_globe(
 ) -> Field:
     """CREDIT's TensorPadding: rows beyond the poles, columns around the globe.
 
-    earth: the rows beyond a pole are the first rows on its other side, half a turn away in
-    longitude; mirror: rows are reflected without repeating the edge row. Columns are periodic.
+    earth: the rows beyond a pole are the first rows on its other side, half a turn away
+    in longitude; mirror: rows are reflected without repeating the edge row. Columns are
+    periodic.
 
     Args:
         field: (batch, lat, lon, channel), rows split along dim 1.
@@ -51,8 +52,8 @@ def check_padding(mode: str, lat: Pair, lon: Pair, rows: int, columns: int) -> N
     most = rows if mode == "earth" else rows - 1
     if max(lat) > most or min(lat) < 0:
         raise ValueError(
-            f"padding_conf.pad_lat is {list(lat)}; {mode} padding of {rows} rows can add "
-            f"0 to {most} rows at each pole"
+            f"padding_conf.pad_lat is {list(lat)}; {mode} padding of {rows} rows can "
+            f"add 0 to {most} rows at each pole"
         )
     if max(lon) > columns or min(lon) < 0:
         raise ValueError(

@@ -51,7 +51,7 @@ def resize_bilinear(
 
 
 def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
-    """Fetch the stretch of rows that each shard's output rows read, then blend two of them."""
+    """Fetch the rows that each shard's output rows read, then blend two of them."""
     spans = [_span(held, taps) for held in target.held]
     need = field.layout.with_rows(
         [range(low, high + 1) if high >= 0 else [] for low, high in spans],
@@ -69,7 +69,7 @@ def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
 
 
 def _span(held: tuple[int, ...], taps: Taps) -> tuple[int, int]:
-    """First and last input row that the output rows of one shard read; (0, -1) if none."""
+    """First and last input row that a shard's output rows read; (0, -1) if none."""
     rows = [g for g in held if g >= 0]
     if not rows:
         return 0, FILLER

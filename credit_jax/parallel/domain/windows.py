@@ -1,7 +1,7 @@
 """Windows of attention on split rows: neighbouring (short) and dilated (long).
 
-Short windows hold w x w neighbouring points. Long windows hold the w x w points that are
-H / w rows and W / w columns apart, so that they span the globe: group j of rows is
+Short windows hold w x w neighbouring points. Long windows hold the w x w points that
+are H / w rows and W / w columns apart, so that they span the globe: group j of rows is
 j, j + H/w, j + 2H/w, ...; each shard gets whole windows, or whole groups.
 """
 
@@ -58,7 +58,7 @@ def partition(
     """Windows of a field that lies on `window_layout` or `group_layout`.
 
     Returns:
-        (batch, local windows, window * window, channel); tokens row-major in the window.
+        (batch, local windows, window * window, channel); tokens row-major.
     """
     batch, _, _, channels = field.data.shape
     order = _order(field.layout, kind)
