@@ -1,0 +1,159 @@
+"""WXFormer on every mesh against one device: prediction, loss and every gradient."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from credit_jax.models.architecture import Architecture
+from credit_jax.models.registry import build
+from credit_jax.nn import spectral_norm
+from credit_jax.nn.context import Context
+from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.layouts import home_layout
+from credit_jax.parallel.precision import Precision
+from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.sharding import ShardingRules, matrix_specs
+from credit_jax.training.batches import batch_spec, place_batch
+from tests.models.cases import CASES
+from tests.support import assert_close, assert_trees_close, make_mesh
+
+FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
+BATCH = 8
+
+# dp, tp, domain
+MESHES = {
+    "dp8": (8, 1, 1),
+    "tp2": (1, 2, 1),
+    "domain2": (1, 1, 2),
+    "domain3": (1, 1, 3),
+    "domain4": (1, 1, 4),
+    "domain8": (1, 1, 8),
+    "dp2_tp2_domain2": (2, 2, 2),
+}
+
+
+def _data(architecture: Architecture, dtype: str) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    grid = architecture.image_height, architecture.image_width
+    shapes = {
+        "x": (architecture.input_channels, architecture.frames),
+        "y": (architecture.output_channels, architecture.output_frames),
+    }
+    wide = np.float64 if dtype == "float64" else np.float32
+    return {
+        name: rng.normal(size=(BATCH, *shape, *grid)).astype(wide)
+        for name, shape in shapes.items()
+    }
+
+
+def _run(name: str, degrees: tuple[int, int, int], dtype: str) -> Any:
+    """(prediction, loss, gradients, vectors after one iteration) as whole arrays."""
+    architecture = build(CASES[name])
+    mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
+    axes, rules = MeshAxes.from_mesh(mesh), ShardingRules()
+    specs = rules.specs(architecture.declarations, axes)
+    matrices = architecture.matrices
+    vector_specs = {p: matrix_specs(d, specs[p]) for p, d in matrices.items()}
+    rows = home_layout(architecture.image_height, axes.num_domain, axes.domain, dim=3)
+    reducer = FieldReducer(rows, axes)
+    context = Context(axes=axes, rules=rules, precision=Precision.of(dtype))
+
+    def step(params: Any, vectors: Any, batch: Any) -> Any:
+        new = spectral_norm.iterate(params, vectors, matrices, specs)
+
+        def loss(params: Any) -> Any:
+            weights = spectral_norm.normalise(params, new, matrices, specs)
+            y = architecture.apply(weights, batch["x"], context)
+            return reducer.mean((y - batch["y"]) ** 2), y
+
+        (value, y), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return y, value, grads, new
+
+    spec = batch_spec(axes)
+    body = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(specs, vector_specs, spec),
+        out_specs=(spec, PartitionSpec(), specs, vector_specs),
+    )
+    params, vectors = _weights(name, dtype)
+    batch = place_batch(_data(architecture, dtype), mesh)
+    y, value, grads, new = jax.device_get(jax.jit(body)(params, vectors, batch))
+    return y[..., : architecture.image_height, :], value, grads, new
+
+
+@cache
+def _weights(name: str, dtype: str) -> Any:
+    """Random weights, the same for every mesh; none at the zeros it would start from."""
+    architecture = build(CASES[name])
+    params, vectors = jax.jit(
+        lambda key: (architecture.init(key), architecture.init_vectors(key))
+    )(jax.random.key(0))
+    rng = np.random.default_rng(1)
+    spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
+    params = {p: np.asarray(w) + spread[p] for p, w in params.items()}
+    wide = np.float64 if dtype == "float64" else np.float32
+    return jax.tree.map(lambda w: np.asarray(w, wide), (params, vectors))
+
+
+@cache
+def _one_device(name: str, dtype: str) -> Any:
+    return _run(name, (1, 1, 1), dtype)
+
+
+def _compare(actual: Any, expected: Any, tolerances: tuple[float, float], what: str):
+    forward, gradient = tolerances
+    assert_close(actual[0], expected[0], forward, f"{what}: forward")
+    assert_close(actual[1], expected[1], forward, f"{what}: loss")
+    flat = [
+        np.concatenate([g[k].ravel() for k in sorted(g)])
+        for g in (actual[2], expected[2])
+    ]
+    assert_close(*flat, gradient, f"{what}: gradient of all parameters")
+    for side in ("u", "v"):
+        assert_trees_close(
+            {path: pair[side] for path, pair in actual[3].items()},
+            {path: pair[side] for path, pair in expected[3].items()},
+            forward,
+            f"{what}: vectors {side}",
+        )
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_equals_one_device(mesh: str) -> None:
+    """45 rows: uneven on every domain degree above one."""
+    actual = _run("uneven", MESHES[mesh], "float32")
+    expected = _one_device("uneven", "float32")
+    _compare(actual, expected, (FORWARD, GRADIENT), mesh)
+
+
+def test_equals_one_device_in_float64() -> None:
+    """What is exact stays exact: every array of the gradient, 30 rows on 2 x 2 x 2."""
+    with jax.enable_x64(True):
+        actual = _run("earth", (2, 2, 2), "float64")
+        expected = _one_device("earth", "float64")
+    assert actual[0].dtype == np.float64, f"the forward ran in {actual[0].dtype}"
+    _compare(actual, expected, (FLOAT64, FLOAT64), "float64")
+    assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
+
+
+def test_frames_without_spectral_norm_on_domain_3() -> None:
+    """Mirror padding, two frames, interpolation from half the grid; 88 rows on 3."""
+    actual = _run("frames", (1, 1, 3), "float32")
+    expected = _one_device("frames", "float32")
+    _compare(actual, expected, (FORWARD, GRADIENT), "frames on domain 3")
+
+
+def test_bfloat16_stays_near_float32() -> None:
+    """bf16 compute with float32 parameters, statistics and sums."""
+    wide = _one_device("plain", "float32")
+    narrow = _run("plain", (1, 1, 2), "bfloat16")
+    assert narrow[2]["head/out/kernel"].dtype == np.float32
+    assert_close(narrow[1], wide[1], 2e-2, "bfloat16 loss against float32")
+    assert_close(narrow[0], wide[0], 5e-2, "bfloat16 prediction against float32")
