@@ -21,5 +21,9 @@ def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
 
 
 def drop(x: Array, keep: Array, rate: float) -> Array:
-    """Scaled values x / (1 - rate) where kept, else 0, as torch's dropout."""
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype))
+    """Scaled values x / (1 - rate) where kept, else 0, as torch's dropout.
+
+    A rate of 1 drops all, with a gradient of 0.
+    """
+    scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
+    return jnp.where(keep, x * scale, jnp.zeros((), x.dtype))

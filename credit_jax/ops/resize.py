@@ -34,21 +34,21 @@ def linear_taps(
 
     align_corners False (PyTorch's default): source = max((i + 0.5) * size_in / size_out
     - 0.5, 0); align_corners True: source = i * (size_in - 1) / (size_out - 1).
-    `dtype` is that of the arithmetic: torch takes the dtype of the data, and in float32
-    a source position near 700 is rounded by up to 3e-5, so parity needs the same
-    rounding.
+    `dtype` is that of the data. In float32 a source position near 700 is rounded by up
+    to 3e-5, so parity needs the rounding of torch: the scale, then once the position (its
+    kernels fuse the multiplication with what follows).
 
     >>> linear_taps(2, 4).weight.tolist()
     [0.0, 0.25, 0.75, 0.0]
     """
-    points = np.arange(size_out, dtype=dtype)
+    points = np.arange(size_out, dtype=np.float64)
     if align_corners:
         ends = dtype(size_in - 1), dtype(max(size_out - 1, 1))
-        source = points * (ends[0] / ends[1] if size_out > 1 else dtype(0))
+        exact = points * float(ends[0] / ends[1] if size_out > 1 else 0)
     else:
-        half = dtype(0.5)
-        scale = dtype(size_in) / dtype(size_out)
-        source = np.maximum((points + half) * scale - half, dtype(0))
+        scale = float(dtype(size_in) / dtype(size_out))
+        exact = np.maximum((points + 0.5) * scale - 0.5, 0)
+    source = exact.astype(dtype)
     low = np.minimum(np.floor(source).astype(np.int64), size_in - 1)
     high = np.minimum(low + 1, size_in - 1)
     weight = np.where(high > low, source - low, 0.0)
@@ -56,6 +56,10 @@ def linear_taps(
 
 
 def nearest_taps(size_in: int, size_out: int) -> np.ndarray:
-    """Input position of each output point, floor(i * size_in / size_out)."""
-    points = np.arange(size_out, dtype=np.float64) * (size_in / size_out)
+    """Input position of each output point, floor(i * size_in / size_out).
+
+    Scale and product are rounded to float32, as torch does for data of any dtype.
+    """
+    scale = np.float32(size_in) / np.float32(size_out)
+    points = np.arange(size_out, dtype=np.float32) * scale
     return np.minimum(points.astype(np.int64), size_in - 1)

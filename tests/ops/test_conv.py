@@ -1,0 +1,121 @@
+"""Convolution against torch.nn.functional.conv2d: values and gradients."""
+
+import jax.numpy as jnp
+import pytest
+
+from credit_jax.ops import conv
+from tests.support.gradients import assert_same, draw, jax_values, torch_values
+
+torch = pytest.importorskip("torch")
+
+# name: input (height, width, channels), kernel (height, width, channels out), keywords.
+CASES = {
+    "1x1": ((5, 6, 3), (1, 1, 4), {}),
+    "3x3 same": ((7, 8, 3), (3, 3, 4), {"padding": ((1, 1), (1, 1))}),
+    "3x3 valid": ((7, 8, 3), (3, 3, 4), {}),
+    "even kernel": ((9, 8, 2), (4, 2, 3), {}),
+    "even kernel, uneven padding": (
+        (9, 8, 2),
+        (4, 2, 3),
+        {"padding": ((1, 2), (0, 1))},
+    ),
+    "one side only": ((6, 6, 2), (3, 3, 2), {"padding": ((2, 0), (0, 2))}),
+    "stride 2, kernel 2": ((8, 10, 3), (2, 2, 4), {"stride": (2, 2)}),
+    "stride 2, kernel 3": (
+        (9, 10, 3),
+        (3, 3, 4),
+        {"stride": (2, 2), "padding": ((1, 1), (1, 1))},
+    ),
+    "stride 2, kernel 4": (
+        (8, 10, 3),
+        (4, 4, 4),
+        {"stride": (2, 2), "padding": ((1, 1), (1, 1))},
+    ),
+    "stride 2 leaves a row over": ((9, 11, 3), (4, 4, 4), {"stride": (2, 2)}),
+    "stride 4 leaves three over": ((23, 19, 2), (8, 4, 3), {"stride": (4, 4)}),
+    "stride 4, kernel 32": (
+        (40, 44, 2),
+        (32, 32, 2),
+        {"stride": (4, 4), "padding": ((14, 14), (14, 14))},
+    ),
+    "stride 4, kernel 16": (
+        (21, 20, 2),
+        (16, 16, 2),
+        {"stride": (4, 4), "padding": ((6, 6), (6, 6))},
+    ),
+    "stride above the kernel": ((11, 12, 2), (2, 2, 3), {"stride": (4, 4)}),
+    "stride of one dim": ((9, 8, 2), (2, 3, 3), {"stride": (2, 1)}),
+    "unlike strides": ((12, 13, 2), (4, 6, 3), {"stride": (2, 3)}),
+    "kernel as large as the input": ((6, 5, 2), (6, 5, 3), {}),
+    "dilation": (
+        (11, 12, 2),
+        (3, 3, 3),
+        {"dilation": (2, 3), "padding": ((2, 2), (3, 3))},
+    ),
+    "dilation and stride": (
+        (13, 12, 2),
+        (2, 2, 3),
+        {"dilation": (3, 2), "stride": (2, 2)},
+    ),
+    "groups": ((6, 7, 4), (3, 3, 6), {"groups": 2, "padding": ((1, 1), (1, 1))}),
+    "depthwise, stride 2": (
+        (8, 8, 4),
+        (2, 2, 4),
+        {"groups": 4, "stride": (2, 2)},
+    ),
+}
+
+
+def torch_conv(x, kernel, *, stride=(1, 1), padding=((0, 0), (0, 0)), **keywords):
+    x, kernel = x.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1)
+    x = torch.nn.functional.pad(x, (*padding[1], *padding[0]))
+    out = torch.nn.functional.conv2d(x, kernel, stride=stride, **keywords)
+    return out.permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_convolution_is_that_of_torch(name):
+    size, (kernel_h, kernel_w, channel_out), keywords = CASES[name]
+    x = draw((2, *size))
+    group_in = size[2] // keywords.get("groups", 1)
+    kernel = draw((kernel_h, kernel_w, group_in, channel_out), seed=1)
+    actual = jax_values(lambda x, k: conv.conv2d(x, k, **keywords), x, kernel)
+    expected = torch_values(lambda x, k: torch_conv(x, k, **keywords), x, kernel)
+    assert_same(actual, expected, name)
+
+
+@pytest.mark.parametrize(
+    ("stride", "kernel", "fast"),
+    [
+        ((1, 1), (3, 3), False),
+        ((2, 2), (4, 4), True),
+        ((2, 2), (3, 3), False),
+        ((4, 2), (8, 2), True),
+        ((4, 4), (4, 6), False),
+    ],
+)
+def test_only_kernels_the_stride_divides_take_the_fast_gradient(stride, kernel, fast):
+    x, weights = jnp.zeros((1, 16, 16, 1)), jnp.zeros((*kernel, 1, 1))
+    assert conv._has_fast_gradient(x, weights, stride, (1, 1), 1) == fast
+    assert not conv._has_fast_gradient(x, weights, stride, (2, 2), 1)
+
+
+def test_the_fast_gradient_runs_the_direct_forward():
+    x, kernel = jnp.asarray(draw((1, 9, 9, 2))), jnp.asarray(draw((4, 4, 2, 3)))
+    direct = conv._direct(x, kernel, (2, 2))
+    assert (conv.conv2d(x, kernel, stride=(2, 2)) == direct).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "dilation"),
+    [(721, 32, 4, (14, 14), 1), (9, 2, 4, (0, 0), 1), (10, 3, 2, (1, 0), 2)],
+)
+def test_output_size(size, kernel, stride, padding, dilation):
+    x = torch.zeros(1, 1, size, 1)
+    x = torch.nn.functional.pad(x, (0, 0, *padding))
+    weight = torch.zeros(1, 1, kernel, 1)
+    out = torch.nn.functional.conv2d(
+        x, weight, stride=(stride, 1), dilation=(dilation, 1)
+    )
+    size = conv.conv_out_size(size, kernel, stride, padding, dilation)
+    assert size == out.shape[2]

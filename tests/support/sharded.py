@@ -1,0 +1,170 @@
+"""Runs operations on fields split over shards, and on one device, with gradients.
+
+A case is a function of fields and weights. All cases run in one compiled program for
+each number of shards, because compiling takes most of the time. What filler rows hold
+must not matter, so they go in as large numbers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+
+from credit_jax.parallel.axes import DOMAIN
+from credit_jax.parallel.collectives import psum
+from credit_jax.parallel.layouts import Field, Layout, home_layout
+from tests.support.gradients import cotangent, draw
+
+GARBAGE = 1e6
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation on fields.
+
+    Attributes:
+        op: `op(*fields, *weights) -> Field`.
+        fields: global shapes (batch, lat, lon, channel).
+        weights: shapes of arrays that every shard has whole.
+        dim: array dim that is split.
+    """
+
+    op: Callable[..., Field]
+    fields: tuple[Shape, ...]
+    weights: tuple[Shape, ...] = ()
+    dim: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Global arrays: the output, and the gradients by fields and weights."""
+
+    value: np.ndarray
+    fields: list[np.ndarray] = field(default_factory=list)
+    weights: list[np.ndarray] = field(default_factory=list)
+
+
+def run_cases(
+    cases: Mapping[str, Case], num_shards: int, dtype: Any = np.float32
+) -> dict[str, Outcome]:
+    """Outputs and gradients of all cases on `num_shards` devices."""
+    program, arguments, layouts = build_cases(cases, num_shards, dtype)
+    results = jax.jit(program)(*arguments)
+    return {
+        name: _collect(case, num_shards, layouts[name], *results[name])
+        for name, case in cases.items()
+    }
+
+
+def build_cases(
+    cases: Mapping[str, Case], num_shards: int, dtype: Any = np.float32
+) -> tuple[Callable[..., Any], Any, dict[str, Layout]]:
+    """The program under `shard_map`, its arguments, and the layouts that come out."""
+    axis = DOMAIN if num_shards > 1 else None
+    layouts: dict[str, Layout] = {}
+
+    def loss(fields: Any, weights: Any, name: str) -> Any:
+        case = cases[name]
+        out = case.op(*_on_layouts(case, fields, num_shards), *weights)
+        layouts[name] = out.layout
+        return psum(jnp.sum(_times_cotangent(out)), axis), out.data
+
+    def program(fields: Any, weights: Any) -> Any:
+        results = {}
+        for name in cases:
+            both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+            try:
+                (_, value), grads = both(fields[name], weights[name], name)
+            except Exception as error:
+                error.add_note(f"case {name} on {num_shards} shards")
+                raise
+            results[name] = (value, *grads)
+        return results
+
+    arguments = (
+        {name: _split(case, num_shards, dtype) for name, case in cases.items()},
+        {name: _weights(case, dtype) for name, case in cases.items()},
+    )
+    if axis is None:
+        return program, arguments, layouts
+    specs = {name: _spec(case) for name, case in cases.items()}
+    mesh = jax.make_mesh(
+        (num_shards,),
+        (axis,),
+        axis_types=(AxisType.Auto,),
+        devices=jax.devices()[:num_shards],
+    )
+    sharded = jax.shard_map(
+        program,
+        mesh=mesh,
+        in_specs=(specs, PartitionSpec()),
+        out_specs={name: (s, s, PartitionSpec()) for name, s in specs.items()},
+    )
+    return sharded, arguments, layouts
+
+
+def _spec(case: Case) -> PartitionSpec:
+    return PartitionSpec(*(None,) * case.dim, DOMAIN)
+
+
+def _home(case: Case, shape: Shape, num_shards: int) -> Layout:
+    axis = DOMAIN if num_shards > 1 else None
+    return home_layout(shape[case.dim], num_shards, axis, case.dim)
+
+
+def _on_layouts(case: Case, fields: Any, num_shards: int) -> list[Field]:
+    pairs = zip(fields, case.fields, strict=True)
+    return [Field(x, _home(case, shape, num_shards)) for x, shape in pairs]
+
+
+def _times_cotangent(out: Field) -> jax.Array:
+    dim, layout = out.layout.dim, out.layout
+    shape = list(out.data.shape)
+    shape[dim] = layout.size
+    weight = np.moveaxis(cotangent(shape, np.float64), dim, 0)
+    mine = jnp.moveaxis(layout.local(jnp.asarray(weight, out.data.dtype)), 0, dim)
+    return jnp.where(out.mask(), out.data * mine, 0.0)
+
+
+def _split(case: Case, num_shards: int, dtype: Any) -> tuple[np.ndarray, ...]:
+    """The fields as equal blocks, garbage in the filler."""
+    out = []
+    for number, shape in enumerate(case.fields):
+        x = draw(shape, seed=number, dtype=dtype)
+        held = np.asarray(_home(case, shape, num_shards).held).reshape(-1)
+        rows = np.moveaxis(x, case.dim, 0)[np.maximum(held, 0)]
+        rows[held < 0] = GARBAGE
+        out.append(np.moveaxis(rows, 0, case.dim))
+    return tuple(out)
+
+
+def _weights(case: Case, dtype: Any) -> tuple[np.ndarray, ...]:
+    return tuple(
+        draw(shape, seed=100 + number, dtype=dtype)
+        for number, shape in enumerate(case.weights)
+    )
+
+
+def _collect(
+    case: Case, num_shards: int, layout: Layout, value: Any, fields: Any, weights: Any
+) -> Outcome:
+    pairs = zip(fields, case.fields, strict=True)
+    return Outcome(
+        _global(value, layout),
+        [_global(x, _home(case, shape, num_shards)) for x, shape in pairs],
+        [np.asarray(x) for x in weights],
+    )
+
+
+def _global(x: Any, layout: Layout) -> np.ndarray:
+    """The real rows in order; filler of a gradient must be zero or is left out."""
+    held = np.asarray(layout.held).reshape(-1)
+    where = {row: i for i, row in enumerate(held) if row >= 0}
+    index = [where[row] for row in range(layout.size)]
+    return np.take(np.asarray(x), index, layout.dim)
