@@ -18,34 +18,15 @@ import jax
 from rich.console import Console
 
 from credit_jax.check.job import inspect_job
-from credit_jax.checkpoint import CheckpointStore, set_aside
-from credit_jax.config import Config, ConfigError, load_config, write_config
-from credit_jax.data.channels import SCHEMA_FILE
-from credit_jax.data.climatology import build_climatology
+from credit_jax.checkpoint import CheckpointStore
+from credit_jax.config import Config, ConfigError, load_config
 from credit_jax.data.demo import ensure_demo_data
 from credit_jax.parallel.devices import job_devices
-from credit_jax.parallel.mesh import data_parallel_coords
 from credit_jax.training.display import Display
-from credit_jax.training.loop import (
-    EARLY,
-    FINISHED,
-    NonFiniteLossError,
-    Outcome,
-    Sinks,
-    TrainingLoop,
-    averaged,
-)
-from credit_jax.training.records import LOG_NAME, CsvLog, TensorBoard, read_log
-from credit_jax.training.report import FIGURE_NAME, skill_table, write_figure
+from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError
+from credit_jax.training.run import evaluate, train
 from credit_jax.training.setup import Setup, check_writable, prepare
-from credit_jax.training.skill import measure_skill
-from credit_jax.training.snapshots import (
-    RunStore,
-    Start,
-    asked_by,
-    required_step,
-    start_of_run,
-)
+from credit_jax.training.snapshots import asked_by, required_step
 
 CACHE_VARIABLE = "CREDIT_JAX_CACHE"
 USER_ERROR, DIVERGED, INTERRUPTED = 2, 3, 130
@@ -201,115 +182,6 @@ def header(source: str, setup: Setup) -> list[str]:
         f"data   {len(loader.dataset)} samples{held_out}; {setup.batches_per_epoch} "
         f"batches of {setup.config.trainer.train_batch_size * axes.num_data} an epoch",
     ]
-
-
-def train(
-    setup: Setup, folder: Path, display: Display, *, resume: bool = False
-) -> Outcome:
-    """Train to the last epoch, from fresh weights or from the checkpoints of `folder`.
-
-    Args:
-        setup: of `prepare`.
-        folder: of the run.
-        display: shows progress.
-        resume: go on from the newest checkpoint.
-    """
-    trainer = setup.config.trainer
-    folder.mkdir(parents=True, exist_ok=True)
-    keep = {
-        "num_latest": 2 if trainer.save_backup_weights else 1,
-        "keep_all": trainer.save_every_epoch,
-        "keep_best": trainer.save_best_weights,
-    }
-    store = CheckpointStore(folder, **keep)
-    run_store = RunStore(store, setup.architecture.declarations)
-    if resume or trainer.load_weights:
-        step = required_step(store, asked_by(resume=resume))
-        run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
-    start = start_of_run(trainer, run_store, setup.fresh_state(), resume=resume)
-    if int(start.state.micro_step) == 0 and store.latest_step() is not None:
-        store.close()
-        display.message(f"Checkpoints of an earlier run are now in {set_aside(folder)}")
-        store = CheckpointStore(folder, **keep)
-        run_store = RunStore(store, setup.architecture.declarations)
-    if start.step is not None:
-        display.message(
-            f"Going on from {store.path(start.step)}: epoch {start.progress.epoch + 1},"
-            f" batch {start.progress.batches + 1}"
-        )
-    sinks = _sinks(setup, folder, run_store, display, start)
-    loop = TrainingLoop(
-        trainer,
-        setup.steps(),
-        setup.train_loader,
-        setup.valid_loader,
-        sinks,
-        _lengths(setup.config),
-    )
-    try:
-        outcome = loop.run(start)
-    finally:
-        store.close()
-        if sinks.board:
-            sinks.board.close()
-    if outcome.reason not in (FINISHED, EARLY):
-        display.message(
-            f"Stopped by {outcome.reason} after step {int(outcome.state.micro_step)}; "
-            f"saved in {store.folder}. --resume goes on with the very same losses."
-        )
-    return outcome
-
-
-def _sinks(
-    setup: Setup, folder: Path, store: RunStore, display: Display, start: Start
-) -> Sinks:
-    if jax.process_index() > 0:
-        return Sinks(store, display)
-    write_config(setup.config, folder / "model.yml")
-    setup.schema.save(folder / SCHEMA_FILE)
-    log = CsvLog(folder / LOG_NAME, keep_before=start.progress.epoch)
-    board = TensorBoard(folder) if setup.config.trainer.use_tensorboard else None
-    return Sinks(store, display, log, board)
-
-
-def _lengths(config: Config) -> dict[str, int]:
-    lengths = {
-        "train_history_len": config.data.history_len,
-        "train_forecast_len": config.data.forecast_len,
-    }
-    if not config.trainer.skip_validation:
-        lengths["valid_history_len"] = config.validation_data.history_len
-        lengths["valid_forecast_len"] = config.validation_data.forecast_len
-    return lengths
-
-
-def evaluate(setup: Setup, folder: Path, outcome: Outcome, display: Display) -> None:
-    """Print the errors of the best weights on held-out samples, and draw a figure."""
-    state, valid = outcome.state, setup.valid_loader
-    assert valid is not None, "asked for by the caller"
-    store = CheckpointStore(folder)
-    best = store.best_step()
-    if best is not None and best != int(state.micro_step):
-        run_store = RunStore(store, setup.architecture.declarations)
-        state = run_store.restore_weights(best, state)
-    store.close()
-    size = setup.config.trainer.valid_batch_size * data_parallel_coords(setup.mesh)[1]
-    skill = measure_skill(
-        setup.forecaster(averaged(state), state.vectors),
-        valid,
-        build_climatology(setup.train_loader.dataset, by="season"),
-        batch_size=size,
-    )
-    if jax.process_index() > 0:
-        return
-    display.console.print(skill_table(skill, setup.config.validation_data.timestep))
-    rows = read_log(folder / LOG_NAME) if (folder / LOG_NAME).exists() else []
-    data = valid.dataset
-    figure = write_figure(
-        folder / FIGURE_NAME, skill, rows, setup.schema, data.latitude, data.longitude
-    )
-    display.message(f"Figure: {figure}")
-    display.message(f"Checkpoints: {store.folder}, log: {folder / LOG_NAME}")
 
 
 if __name__ == "__main__":

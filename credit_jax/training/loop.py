@@ -110,7 +110,7 @@ class TrainingLoop:
         """
         self._state, self._progress = start.state, start.progress
         self._micro_step = int(start.state.micro_step)
-        self._saved_step = start.step
+        self._losses = list(start.progress.epoch_losses)
         first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
         reason: str | None = None
         with self.sinks.display, StopRequests() as requests:
@@ -125,9 +125,10 @@ class TrainingLoop:
         return Outcome(self._state, self._progress, reason or FINISHED)
 
     def _last_epoch(self, first: int) -> int:
-        if self.trainer.train_one_epoch or self.trainer.stop_after_epoch:
+        if self.trainer.train_one_epoch:
             return first + 1
-        return min(self.trainer.epochs, first + self.trainer.num_epoch)
+        most = 1 if self.trainer.stop_after_epoch else self.trainer.num_epoch
+        return min(self.trainer.epochs, first + most)
 
     # ------------------------------------------------------------ training
 
@@ -161,7 +162,10 @@ class TrainingLoop:
         while pending:
             self._settle(epoch, *pending.popleft())
         if signal and self._progress.batches < total:
-            self._save(self._progress)
+            self._progress = dataclasses.replace(
+                self._progress, epoch_losses=tuple(self._losses)
+            )
+            self._save()
             return signal
         return None
 
@@ -175,8 +179,8 @@ class TrainingLoop:
             self._progress,
             epoch=epoch,
             batches=self._progress.batches + len(group),
-            epoch_losses=(*self._progress.epoch_losses, *losses.tolist()),
         )
+        self._losses += losses.tolist()
         self.sinks.display.advance(
             len(group),
             sum(len(batch.x) for batch in group) * jax.process_count(),
@@ -236,34 +240,41 @@ class TrainingLoop:
     def _end_epoch(self, epoch: int, last: int) -> str | None:
         """Validates, writes down and saves; "stopped early" if patience is over."""
         began = time.monotonic()
-        losses = self._progress.epoch_losses
         valid = self._validate(epoch, last)
-        row: Row = {"epoch": epoch, **self.lengths}
-        row["train_loss"] = float(np.mean(losses)) if losses else math.nan
-        row |= {
-            f"valid_{name}": value
-            for name, value in logged_metrics(
-                valid, self.trainer.save_metric_vars
-            ).items()
-        }
-        row["lr"] = self.steps.learning_rate(self._micro_step)
-        value = {"train_loss": row["train_loss"]} | {
-            f"valid_{name}": value for name, value in valid.items()
-        }
-        self._progress = self._judged(epoch, value.get(self.trainer.training_metric))
-        self._write(row)
-        self._save(self._progress)
+        row = self._row(epoch, valid)
+        measured = row | {f"valid_{name}": value for name, value in valid.items()}
+        value = measured.get(self.trainer.training_metric)
+        self._progress, self._losses = self._judged(epoch, value), []
+        if self.sinks.log:
+            self.sinks.log.append(row)
+        if self.sinks.board:
+            self.sinks.board.write(row)
+        self._save()
         self._announce(row, last, time.monotonic() - began)
-        best = self._progress.best_epoch
-        if best is not None and epoch - best >= self.trainer.stopping_patience:
-            self.sinks.display.message(
-                f"No better {self.trainer.training_metric} for "
-                f"{self.trainer.stopping_patience} epochs; epoch {best + 1} was best."
-            )
-            return EARLY
-        return None
+        return self._patience_over(epoch)
 
-    def _judged(self, epoch: int, value: float | None) -> Progress:
+    def _row(self, epoch: int, valid: dict[str, float]) -> Row:
+        """What is written down of an epoch."""
+        logged = logged_metrics(valid, self.trainer.save_metric_vars)
+        return {
+            "epoch": epoch,
+            **self.lengths,
+            "train_loss": float(np.mean(self._losses)) if self._losses else math.nan,
+            **{f"valid_{name}": value for name, value in logged.items()},
+            "lr": self.steps.learning_rate(self._micro_step),
+        }
+
+    def _patience_over(self, epoch: int) -> str | None:
+        best, patience = self._progress.best_epoch, self.trainer.stopping_patience
+        if best is None or epoch - best < patience:
+            return None
+        self.sinks.display.message(
+            f"No better {self.trainer.training_metric} for {patience} epochs; "
+            f"epoch {best + 1} was best."
+        )
+        return EARLY
+
+    def _judged(self, epoch: int, value: int | float | None) -> Progress:
         """The position after an epoch, with the best result so far."""
         after = dataclasses.replace(
             self._progress, epoch=epoch + 1, batches=0, epoch_losses=()
@@ -277,14 +288,8 @@ class TrainingLoop:
             after, best_metric=value, best_epoch=epoch, best_step=step
         )
 
-    def _write(self, row: Row) -> None:
-        if self.sinks.log:
-            self.sinks.log.append(row)
-        if self.sinks.board:
-            self.sinks.board.write(row)
-
-    def _save(self, progress: Progress) -> None:
-        self.sinks.store.save(self._micro_step, self._state, progress)
+    def _save(self) -> None:
+        self.sinks.store.save(self._micro_step, self._state, self._progress)
 
     def _announce(self, row: Row, last: int, seconds: float) -> None:
         shown = [
@@ -315,7 +320,7 @@ def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
         yield group
 
 
-def is_better(value: float, best: float | None, direction: str) -> bool:
+def is_better(value: int | float, best: float | None, direction: str) -> bool:
     """Whether a metric beats the best one; NaN never does."""
     if math.isnan(value):
         return False

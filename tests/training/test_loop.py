@@ -12,7 +12,6 @@ from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import build_config
-from credit_jax.train import train
 from credit_jax.training.display import Display
 from credit_jax.training.loop import (
     EARLY,
@@ -23,6 +22,7 @@ from credit_jax.training.loop import (
     is_better,
 )
 from credit_jax.training.records import read_log
+from credit_jax.training.run import train
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.snapshots import RunStore, start_of_run
 from tests.support import assert_close
