@@ -1,0 +1,113 @@
+"""What a number was made with, and the report it goes into."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+REPORTS = Path(__file__).with_name("reports")
+
+_ROOT = Path(__file__).parents[1]
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "miles-credit")
+
+
+def recipe(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Date, commit, versions and machine beside the full config of a run."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "machine": _machine(),
+        "config": dict(config),
+    }
+
+
+def write_report(
+    name: str, sections: Sequence[str], data: Mapping[str, Any], folder: Path = REPORTS
+) -> Path:
+    """Writes `name`.md and `name`.json; the recipe stands at the end of both.
+
+    Args:
+        name: of the benchmark; an older report of the same name is replaced.
+        sections: markdown, from the heading on.
+        data: what goes into the JSON; its "recipe" is printed in the markdown too.
+        folder: where to.
+
+    Returns:
+        The path of the markdown.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(data, indent=2, default=str)
+    (folder / f"{name}.json").write_text(text + "\n")
+    path = folder / f"{name}.md"
+    path.write_text("\n\n".join([*sections, _recipe_section(data["recipe"])]) + "\n")
+    return path
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table; the first column is text, the others are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _recipe_section(recipe: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{k} {v}" for k, v in recipe["versions"].items() if v)
+    config = json.dumps(recipe["config"], indent=1, default=str)
+    return "\n".join(
+        [
+            "## Recipe",
+            "",
+            f"- date: {recipe['date']}",
+            f"- commit: {recipe['commit']}",
+            f"- versions: Python {recipe['python']}, {versions}",
+            f"- machine: {recipe['machine']}",
+            "",
+            "```json",
+            config,
+            "```",
+        ]
+    )
+
+
+def _commit() -> str:
+    """The commit of the checkout, and whether the packages differ from it."""
+    packages = ("credit_jax", "credit_torch_bridge", "benchmarks/*.py")
+    head = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--", *packages)
+    return (head or "unknown") + (" with local changes" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        run = subprocess.run(
+            ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return run.stdout.strip() if run.returncode == 0 else ""
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _machine() -> str:
+    """Kind and number of processors, and of JAX's devices."""
+    devices = jax.devices()
+    cores = f"{os.cpu_count()} CPU cores ({platform.machine()})"
+    if devices[0].platform == "cpu":
+        return f"{cores}, JAX on {len(devices)} simulated CPU devices"
+    return f"{cores}, JAX on {len(devices)} x {devices[0].device_kind}"
