@@ -6,7 +6,7 @@
         {step}/                 micro-batches seen when it was written
             weights/            {"params": {path: array}, "vectors": {path: {"u", "v"}}}
             ema/                {path: array}; only with `trainer.use_ema`
-            optimiser/          {"opt_state": {"num_updates", "mean", "square"},
+            optimiser/          {"opt_state": {"count", "mu", "nu"},
                                 "micro_step", "update_step", "key"}
             progress/           `Progress` as JSON
 

@@ -10,12 +10,15 @@ power iteration, and sharded matrices need only a `psum` over the axes that spli
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.initialisers import Initialiser, initialise
@@ -26,6 +29,9 @@ Vectors = dict[str, dict[str, Array]]
 
 # torch.nn.utils.spectral_norm's default.
 EPSILON = 1e-12
+
+# Matrices with more elements are not copied to be worked on together.
+LARGE = 2**16
 
 
 def vector_shapes(declaration: Declaration) -> dict[str, tuple[int, ...]]:
@@ -63,13 +69,15 @@ def init_vectors(
             drawn[f"{path}:{name}"] = Declaration(shape, dims, Initialiser("normal", 1))
             drawn_specs[f"{path}:{name}"] = matrix_specs(declaration, spec)[name]
     values = initialise(drawn, key, drawn_specs if specs else None, degrees)
-    vectors: Vectors = {}
-    for path, declaration in declarations.items():
-        matrix = _Matrix(declaration, specs[path] if specs else None)
-        vectors[path] = {
-            "u": matrix.unit_out(values[f"{path}:u"]),
-            "v": matrix.unit_in(values[f"{path}:v"]),
-        }
+    raw = {
+        path: {side: values[f"{path}:{side}"] for side in ("u", "v")}
+        for path in declarations
+    }
+    vectors: Vectors = {path: {} for path in declarations}
+    for group in _groups(declarations, specs):
+        for side in ("u", "v"):
+            rows = group.unit(group.stack(raw, side), side)
+            vectors = group.unstack(rows, side, raw, vectors)
     return vectors
 
 
@@ -87,12 +95,13 @@ def iterate(
         declarations: of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
     """
-    new = {}
-    for path, pair in vectors.items():
-        weight = jax.lax.stop_gradient(weights[path])
-        matrix = _Matrix(declarations[path], specs[path] if specs else None)
-        v = matrix.unit_in(matrix.transposed_times(weight, pair["u"]))
-        new[path] = {"u": matrix.unit_out(matrix.times(weight, v)), "v": v}
+    new: Vectors = {path: {} for path in vectors}
+    for group in _groups({path: declarations[path] for path in vectors}, specs):
+        matrix = jax.lax.stop_gradient(group.matrix(weights))
+        v = group.unit(group.transposed_times(matrix, group.stack(vectors, "u")), "v")
+        u = group.unit(group.times(matrix, v), "u")
+        new = group.unstack(u, "u", vectors, new)
+        new = group.unstack(v, "v", vectors, new)
     return new
 
 
@@ -107,48 +116,103 @@ def normalise(
     Args: as for `iterate`.
     """
     out = dict(weights)
-    for path, pair in vectors.items():
-        matrix = _Matrix(declarations[path], specs[path] if specs else None)
-        out[path] = weights[path] / matrix.sigma(weights[path], pair["u"], pair["v"])
+    for group in _groups({path: declarations[path] for path in vectors}, specs):
+        matrix = group.matrix(weights)
+        u, v = group.stack(vectors, "u"), group.stack(vectors, "v")
+        sigma = psum((u * group.times(matrix, v)).sum(-1), group.axes_out)
+        for path, part in group.parts(1.0 / sigma):
+            ones = (1,) * (weights[path].ndim - part.ndim)
+            out[path] = weights[path] * part.reshape(part.shape + ones)
     return out
 
 
-class _Matrix:
-    """A parameter as a (possibly stacked, possibly sharded) matrix."""
+@dataclass(frozen=True)
+class _Group:
+    """Matrices of one shape, split alike, as one array (count, inputs, outputs).
 
-    def __init__(self, declaration: Declaration, spec: PartitionSpec | None) -> None:
-        self.ndim = len(declaration.shape)
-        self.stacked = declaration.is_stacked
-        self.weight = "abcdefgh"[: self.ndim]
-        out, into = declaration.matrix_out or (), declaration.matrix_in
-        first = self.weight[:1] if self.stacked else ""
-        self.u = first + "".join(self.weight[d] for d in out)
-        self.v = first + "".join(self.weight[d] for d in into)
-        self.axes_out = _axes(spec, out)
-        self.axes_in = _axes(spec, into)
+    Attributes:
+        paths: the parameters.
+        declarations: of them.
+        axes_in, axes_out: mesh axes that split the input and the output dims.
+    """
 
-    def times(self, weight: Array, v: Array) -> Array:
-        """W v, summed over the shards of the input dims."""
-        equation = f"{self.weight},{self.v}->{self.u}"
-        return psum(_einsum(equation, weight, v), self.axes_in)
+    paths: tuple[str, ...]
+    declarations: tuple[Declaration, ...]
+    axes_in: tuple[str, ...]
+    axes_out: tuple[str, ...]
 
-    def transposed_times(self, weight: Array, u: Array) -> Array:
-        """W' u, summed over the shards of the output dims."""
-        equation = f"{self.weight},{self.u}->{self.v}"
-        return psum(_einsum(equation, weight, u), self.axes_out)
+    def matrix(self, weights: Weights) -> Float[Array, "count inputs outputs"]:
+        """All matrices; a parameter's input dims stand before its output dims."""
+        flat = []
+        for path, declaration in zip(self.paths, self.declarations, strict=True):
+            weight = weights[path]
+            outputs = math.prod(weight.shape[d] for d in declaration.matrix_out or ())
+            flat.append(weight.reshape(_count(declaration), -1, outputs))
+        return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
-    def sigma(self, weight: Array, u: Array, v: Array) -> Array:
-        """The scalar u' W v of each block, shaped to divide the weight."""
-        first = self.u[:1] if self.stacked else ""
-        total = _einsum(f"{self.u},{self.u}->{first}", u, self.times(weight, v))
-        total = psum(total, self.axes_out)
-        return total.reshape(total.shape + (1,) * (self.ndim - total.ndim))
+    def stack(self, vectors: Vectors, side: str) -> Float[Array, "count length"]:
+        """The vectors of one side of all matrices, one a row."""
+        rows = [
+            vectors[path][side].reshape(_count(declaration), -1)
+            for path, declaration in zip(self.paths, self.declarations, strict=True)
+        ]
+        return rows[0] if len(rows) == 1 else jnp.concatenate(rows)
 
-    def unit_in(self, v: Array) -> Array:
-        return _unit(v, self.stacked, self.axes_in)
+    def unstack(self, rows: Array, side: str, like: Vectors, into: Vectors) -> Vectors:
+        """`into` plus the rows, shaped `like` these vectors: the inverse of `stack`."""
+        out = dict(into)
+        for path, part in self.parts(rows):
+            out[path] = {**out[path], side: part.reshape(like[path][side].shape)}
+        return out
 
-    def unit_out(self, u: Array) -> Array:
-        return _unit(u, self.stacked, self.axes_out)
+    def parts(self, rows: Array) -> Iterator[tuple[str, Array]]:
+        """(path, its rows); without the leading dim where the parameter has none."""
+        counts = [_count(declaration) for declaration in self.declarations]
+        pieces = [rows] if len(counts) == 1 else lax.split(rows, counts)
+        for path, declaration, piece in zip(
+            self.paths, self.declarations, pieces, strict=True
+        ):
+            yield path, piece if declaration.is_stacked else piece[0]
+
+    def times(self, matrix: Array, v: Array) -> Array:
+        """W v of each, summed over the shards of the input dims."""
+        return psum(_einsum("nio,ni->no", matrix, v), self.axes_in)
+
+    def transposed_times(self, matrix: Array, u: Array) -> Array:
+        """W' u of each, summed over the shards of the output dims."""
+        return psum(_einsum("nio,no->ni", matrix, u), self.axes_out)
+
+    def unit(self, rows: Array, side: str) -> Array:
+        """Unit vectors x / max(|x|, epsilon), row by row."""
+        axes = self.axes_in if side == "v" else self.axes_out
+        norm = jnp.sqrt(psum(jnp.sum(rows * rows, -1, keepdims=True), axes))
+        return rows / jnp.maximum(norm, EPSILON)
+
+
+def _groups(
+    declarations: Mapping[str, Declaration],
+    specs: Mapping[str, PartitionSpec] | None,
+) -> list[_Group]:
+    """Matrices by shape and sharding; large ones alone, so that none is copied."""
+    found: dict[tuple, list[str]] = {}
+    for path, declaration in declarations.items():
+        spec = specs[path] if specs else None
+        inputs, outputs = declaration.matrix_in, declaration.matrix_out or ()
+        assert max(inputs) < min(outputs), f"{path}: outputs must be the last dims"
+        shape = declaration.shape
+        rows = math.prod(shape[d] for d in inputs)
+        columns = math.prod(shape[d] for d in outputs)
+        alone = path if rows * columns > LARGE else ""
+        axes = _axes(spec, inputs), _axes(spec, outputs)
+        found.setdefault((rows, columns, *axes, alone), []).append(path)
+    return [
+        _Group(tuple(paths), tuple(declarations[p] for p in paths), key[2], key[3])
+        for key, paths in found.items()
+    ]
+
+
+def _count(declaration: Declaration) -> int:
+    return declaration.shape[0] if declaration.is_stacked else 1
 
 
 def _axes(spec: PartitionSpec | None, dims: Sequence[int]) -> tuple[str, ...]:
@@ -159,10 +223,3 @@ def _axes(spec: PartitionSpec | None, dims: Sequence[int]) -> tuple[str, ...]:
 
 def _einsum(equation: str, *arrays: Array) -> Array:
     return jnp.einsum(equation, *arrays, precision="highest")
-
-
-def _unit(x: Array, stacked: bool, axes: tuple[str, ...]) -> Array:
-    """Unit vectors x / max(|x|, epsilon), per block where stacked."""
-    dims = tuple(range(1 if stacked else 0, x.ndim))
-    norm = jnp.sqrt(psum(jnp.sum(x * x, dims, keepdims=True), axes))
-    return x / jnp.maximum(norm, EPSILON)

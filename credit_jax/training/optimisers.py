@@ -7,13 +7,13 @@ each counted once (`psum` over exactly the mesh axes that the leaf differs over)
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+import optax
+from jaxtyping import Array, Float, PyTree
 
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.parallel.collectives import psum_varying
@@ -24,23 +24,9 @@ EPSILON = 1e-8
 CLIP_EPSILON = 1e-6
 
 
-class AdamWState(NamedTuple):
-    """State of the optimiser.
-
-    Attributes:
-        num_updates: updates done, int32 scalar.
-        mean: running mean of the gradient, like the parameters.
-        square: running mean of its square, like the parameters.
-    """
-
-    num_updates: Int[Array, ""]
-    mean: PyTree[Array]
-    square: PyTree[Array]
-
-
 @dataclass(frozen=True)
 class AdamW:
-    """torch.optim.AdamW with its gradient clipped to a global norm, like optax's.
+    """torch.optim.AdamW on optax's Adam, its gradient clipped to a global norm.
 
     `p <- p (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)`
 
@@ -52,21 +38,25 @@ class AdamW:
     weight_decay: float = 0.0
     max_norm: float = 0.0
 
-    def init(self, params: PyTree[Array]) -> AdamWState:
-        """The state before the first update."""
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        again = jax.tree.map(jnp.zeros_like, params)
-        return AdamWState(jnp.zeros((), jnp.int32), zeros, again)
+    @property
+    def _adam(self) -> optax.GradientTransformation:
+        return optax.scale_by_adam(*BETAS, eps=EPSILON)
+
+    def init(self, params: PyTree[Array]) -> optax.ScaleByAdamState:
+        """The state before the first update: count, mu and nu."""
+        state = self._adam.init(params)
+        assert isinstance(state, optax.ScaleByAdamState)
+        return state
 
     def update(
         self,
         grads: PyTree[Array],
-        state: AdamWState,
+        state: optax.ScaleByAdamState,
         params: PyTree[Array],
         learning_rate: Float[Array, ""],
         *,
         grad_norm: Float[Array, ""] | None = None,
-    ) -> tuple[PyTree[Array], AdamWState]:
+    ) -> tuple[PyTree[Array], Any]:
         """One update.
 
         Args:
@@ -82,14 +72,12 @@ class AdamW:
         if self.max_norm > 0:
             norm = global_norm(grads) if grad_norm is None else grad_norm
             grads = clip(grads, norm, self.max_norm)
-        state = _moments(grads, state)
-        first, second = _bias_corrections(state.num_updates)
+        directions, state = self._adam.update(grads, state)
 
-        def change(mean: Array, square: Array, param: Array) -> Array:
-            step = (mean / first) / (jnp.sqrt(square / second) + EPSILON)
-            return -learning_rate * (step + self.weight_decay * param)
+        def change(direction: Array, param: Array) -> Array:
+            return -learning_rate * (direction + self.weight_decay * param)
 
-        return jax.tree.map(change, state.mean, state.square, params), state
+        return jax.tree.map(change, directions, params), state
 
 
 def build_optimiser(trainer: TrainerConfig) -> AdamW:
@@ -100,21 +88,6 @@ def build_optimiser(trainer: TrainerConfig) -> AdamW:
             clips to the norm that it has just measured, which changes nothing).
     """
     return AdamW(weight_decay=trainer.weight_decay, max_norm=trainer.clip_norm)
-
-
-def _moments(grads: PyTree[Array], state: AdamWState) -> AdamWState:
-    b1, b2 = BETAS
-    mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, grads)
-    square = jax.tree.map(
-        lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.square, grads
-    )
-    return AdamWState(state.num_updates + 1, mean, square)
-
-
-def _bias_corrections(count: Int[Array, ""]) -> tuple[Array, Array]:
-    """`1 - b^count` for both betas; `expm1` keeps it precise for small counts."""
-    first, second = (-jnp.expm1(count * math.log(b)) for b in BETAS)
-    return first, second
 
 
 def global_norm(grads: PyTree[Array]) -> Float[Array, ""]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int32, PyTree
+from jaxtyping import Array
 
 from credit_jax.models.architecture import Architecture, Weights
 from credit_jax.nn.spectral_norm import Vectors
@@ -48,9 +48,11 @@ class Execution:
 class TrainState:
     """Everything that one step turns into the next.
 
+    The leaves are arrays, or the specs, shardings or shapes of arrays.
+
     Attributes:
-        micro_step: micro-batches seen; the index of per-batch schedules.
-        update_step: optimiser updates done.
+        micro_step: micro-batches seen, int32; the index of per-batch schedules.
+        update_step: optimiser updates done, int32.
         params: parameters before spectral norm, by path; the small ones are packed into
             one vector (`parallel.packing`).
         vectors: spectral norm vectors by path.
@@ -59,13 +61,13 @@ class TrainState:
         key: of dropout; each micro-batch folds its number into it.
     """
 
-    micro_step: Int32[Array, ""]
-    update_step: Int32[Array, ""]
-    params: Weights
-    vectors: Vectors
-    opt_state: PyTree
-    ema: Weights | None
-    key: Array
+    micro_step: Any
+    update_step: Any
+    params: Any
+    vectors: Any
+    opt_state: Any
+    ema: Any
+    key: Any
 
 
 def state_specs(
@@ -90,13 +92,13 @@ def state_specs(
         partial(_spec_of_moment, params), jax.eval_shape(optimiser.init, shapes)
     )
     return TrainState(
-        micro_step=whole,  # pyright: ignore[reportArgumentType]
-        update_step=whole,  # pyright: ignore[reportArgumentType]
-        params=params,  # pyright: ignore[reportArgumentType]
-        vectors=vectors,  # pyright: ignore[reportArgumentType]
+        micro_step=whole,
+        update_step=whole,
+        params=params,
+        vectors=vectors,
         opt_state=opt_state,
-        ema=params if ema else None,  # pyright: ignore[reportArgumentType]
-        key=whole,  # pyright: ignore[reportArgumentType]
+        ema=params if ema else None,
+        key=whole,
     )
 
 

@@ -9,12 +9,12 @@ import textwrap
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.training.optimisers import AdamWState
 
 
 def weights(value=1.0):
@@ -27,7 +27,7 @@ def weights(value=1.0):
 
 def items(value=1.0):
     params = weights(value)["params"]
-    state = AdamWState(jnp.int32(3), params, params)
+    state = optax.ScaleByAdamState(jnp.int32(3), params, params)
     key = jax.random.key(int(value))
     return {
         "weights": weights(value),

@@ -51,7 +51,7 @@ def test_equals_torch(max_norm, weight_decay, rng):
         params = optax.apply_updates(params, updates)
         expected = {k: v.detach().numpy() for k, v in theirs.items()}
         assert_trees_close(params, expected, 1e-6, f"parameters after step {step}")
-    assert int(state.num_updates) == 8
+    assert int(state.count) == 8
 
 
 def numpy(tree):

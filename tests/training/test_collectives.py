@@ -1,0 +1,109 @@
+"""Which collectives the compiled steps contain, and that each is there for a reason."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.models.registry import build
+from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.sharding import ShardingRules
+from credit_jax.training.batches import place_batch
+from credit_jax.training.optimisers import AdamW
+from credit_jax.training.state import Execution, init_state
+from credit_jax.training.step import make_forecast_step, make_train_step
+from tests.models.cases import CASES
+from tests.support import make_mesh
+
+BLOCK = {**CASES["plain"], "depth": [1, 1, 2, 1]}
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-permute",
+    "reduce-scatter",
+)
+
+
+def _collectives(text: str) -> dict[str, list[tuple[int, ...]]]:
+    """Shapes that every kind of collective makes, from optimised HLO."""
+    found: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
+    pattern = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
+    for result, kind in pattern.findall(text):
+        for shape in re.findall(r"\w+\[([\d,]*)\]", result):
+            found[kind].append(tuple(int(n) for n in shape.split(",") if n))
+    return found
+
+
+def _loss(pred: Any, target: Any, reducer: FieldReducer) -> Any:
+    return reducer.mean((pred - target) ** 2)
+
+
+def _compiled(kind: str, **degrees: int) -> dict[str, list[tuple[int, ...]]]:
+    architecture = build(BLOCK)
+    execution = Execution(make_mesh(**degrees))
+    optimiser = AdamW(max_norm=1.0)
+    state = init_state(architecture, optimiser, execution, jax.random.key(0))
+    grid = architecture.image_height, architecture.image_width
+    x = np.zeros((4, architecture.input_channels, 1, *grid), np.float32)
+    y = np.zeros((4, architecture.output_channels, 1, *grid), np.float32)
+    if kind == "forecast":
+        step = make_forecast_step(architecture, execution)
+        batch = place_batch({"x": x}, execution.mesh)["x"]
+        lowered = step.lower(state.params, state.vectors, batch)  # pyright: ignore
+    else:
+        train = make_train_step(
+            architecture, optimiser, lambda _: jnp.float32(1e-3), _loss, execution
+        )
+        batch = place_batch({"x": x[None], "y": y[None]}, execution.mesh)
+        lowered = train.lower(state, batch)  # pyright: ignore
+    found = _collectives(lowered.compile().as_text())
+    print(kind, degrees, {name: len(shapes) for name, shapes in found.items()})
+    return found
+
+
+@pytest.fixture(scope="module")
+def domain_forecast() -> dict[str, list[tuple[int, ...]]]:
+    return _compiled("forecast", domain=2)
+
+
+def test_long_attention_is_one_pair_of_all_to_all(domain_forecast: Any) -> None:
+    """To the layout of long windows and back, once a block; none for windows of one."""
+    windows = BLOCK["global_window_size"]
+    expected = 2 * sum(window > 1 for window in windows)
+    assert len(domain_forecast["all-to-all"]) == expected
+
+
+def test_convolutions_move_halos_only(domain_forecast: Any) -> None:
+    """Permutes carry a few rows; nothing gathers or scatters an activation."""
+    assert domain_forecast["collective-permute"], "halos must move"
+    rows = [shape[1] for shape in domain_forecast["collective-permute"]]
+    largest = max(max(kernels) for kernels in BLOCK["cross_embed_kernel_sizes"])
+    assert max(rows) <= largest // 2, f"a permute carries {max(rows)} rows"
+    assert not domain_forecast["all-gather"], "no activation is gathered"
+    assert not domain_forecast["reduce-scatter"]
+
+
+def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
+    """Forward and backward gather each split parameter, and nothing else."""
+    found = _compiled("train", dp=4)
+    architecture = build(BLOCK)
+    execution = Execution(make_mesh(dp=4))
+    split = {
+        path: declaration.unstack().shape
+        for path, declaration in architecture.declarations.items()
+        if ShardingRules().shard_dim(declaration, execution.axes) is not None
+    }
+    shapes = {tuple(sorted(shape)) for shape in split.values()}
+    gathered = [tuple(sorted(n for n in s if n > 1)) for s in found["all-gather"]]
+    strangers = [s for s in gathered if s not in shapes]
+    assert not strangers, f"gathered, but no parameter: {strangers[:5]}"
+    assert len(gathered) == 2 * len(split), f"{len(gathered)} for {len(split)}"
+    assert len(found["reduce-scatter"]) == len(split)
+    assert not found["all-to-all"], "nothing else moves"
+    assert not found["collective-permute"], "nothing else moves"
