@@ -35,8 +35,8 @@ def linear_taps(
     align_corners False (PyTorch's default): source = max((i + 0.5) * size_in / size_out
     - 0.5, 0); align_corners True: source = i * (size_in - 1) / (size_out - 1).
     `dtype` is that of the data. In float32 a source position near 700 is rounded by up
-    to 3e-5, so parity needs the rounding of torch: the scale, then once the position (its
-    kernels fuse the multiplication with what follows).
+    to 3e-5, so parity needs the rounding of torch, whose kernels round the scale, then
+    the position once.
 
     >>> linear_taps(2, 4).weight.tolist()
     [0.0, 0.25, 0.75, 0.0]

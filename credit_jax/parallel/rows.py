@@ -47,7 +47,7 @@ def fetch(field: Field, need: Layout) -> Field:
     """
     have = field.layout
     if need.held == have.held:
-        return Field(field.data, need)
+        return Field(_zero_filler(field.data, have), need)
     if have.num_shards == 1:
         return Field(_fetch_alone(field.data, have, need), need)
     window = _plan_window(have, need)
@@ -55,6 +55,12 @@ def fetch(field: Field, need: Layout) -> Field:
         return Field(_fetch_window(field.data, have, need, window), need)
     plan = _plan_exchange(have.held, need.held)
     return Field(_fetch_exchange(field.data, have, plan), need)
+
+
+def _zero_filler(x: Array, layout: Layout) -> Array:
+    """The rows as they are, but zeros where the wanted ones may be rows of zeros."""
+    valid = np.asarray(layout.held) >= 0
+    return _mask(x, valid, layout.axis, layout.dim)
 
 
 def _fetch_alone(x: Array, have: Layout, need: Layout) -> Array:
@@ -107,6 +113,8 @@ def _plan_window(have: Layout, need: Layout) -> Window | None:
     """The halo plan, or None where a shard wants no one stretch or one too far away."""
     if not have.is_block:
         return None
+    if max(map(max, need.held)) >= have.size:
+        return None
     stretches = [_stretch(rows) for rows in need.held]
     if any(isinstance(stretch, str) for stretch in stretches):
         return None
@@ -142,10 +150,11 @@ def _window_mask(
     """Real rows, or None where every zero row comes out of the exchange as zero.
 
     Rows past the first and the last shard are zeros (`ppermute` gives them to whom
-    nobody sends); other rows that should be zero need a mask. Shards that want nothing
-    need none.
+    nobody sends); other rows that should be zero need a mask.
     """
     valid = np.asarray(need.held) >= 0
+    if len(active) < need.num_shards:
+        return valid
     end = have.num_shards * have.length
     for d, stretch in active.items():
         rows = stretch.first + np.arange(need.length)
