@@ -201,8 +201,8 @@ def _sections(lines: list[Line], options: Any) -> list[str]:
         f"A small WXFormer on {options.rows} x 64 points, earth padding, spectral norm "
         f"on, {options.steps} steps of {options.batch} samples. In brackets the "
         "relative distance: CREDIT's domain axis and credit_jax on one device from "
-        "CREDIT on one process, every other mesh from credit_jax on one device; forward "
-        "is that of the first prediction."
+        "CREDIT on one process, every other mesh from credit_jax on one device; "
+        "forward is that of the first prediction."
     )
     return [
         f"# Mesh parity, {options.rows} rows",
