@@ -83,11 +83,13 @@ class Context:
             return block(carry, self.fold(index)), None
 
         inputs = (jnp.arange(num), leaves)
-        return jax.lax.scan(self._remat(body), carry, inputs)[0]
+        return jax.lax.scan(self._remat(body, in_loop=num > 1), carry, inputs)[0]
 
-    def _remat(self, body: Callable[..., Any]) -> Callable[..., Any]:
+    def _remat(
+        self, body: Callable[..., Any], *, in_loop: bool = False
+    ) -> Callable[..., Any]:
         gathers = self.rules.shard and self.axes.num_shard > 1
-        return self.remat.apply(body, gathers=gathers)
+        return self.remat.apply(body, gathers=gathers, in_loop=in_loop)
 
     def _merge(self, graph: Any, state: Any) -> Callable[..., Any]:
         """The block with every parameter gathered and in the compute dtype."""

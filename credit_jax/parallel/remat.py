@@ -26,20 +26,44 @@ class Remat:
     parameters: bool = True
 
     def apply(
-        self, body: Callable[..., Any], *, gathers: bool = True
+        self,
+        body: Callable[..., Any],
+        *,
+        gathers: bool = True,
+        in_loop: bool = False,
     ) -> Callable[..., Any]:
         """`body` under `jax.checkpoint` with this policy.
 
         Args:
             body: the block as a function of its stored parameters and inputs.
             gathers: whether it gathers parameters at all.
+            in_loop: whether a loop of several turns parts forward and backward;
+                elsewhere XLA must be kept from merging the two gathers.
         """
-        policies = jax.checkpoint_policies
         if self.activations:
             keep = [] if self.parameters else [GATHERED]
-            policy = policies.save_only_these_names(*keep)
+            policy = jax.checkpoint_policies.save_only_these_names(*keep)
         elif self.parameters and gathers:
-            policy = policies.save_anything_except_these_names(GATHERED)
+            policy = _save_all_but_parameters
         else:
             return body
-        return jax.checkpoint(body, policy=policy, prevent_cse=False)
+        return jax.checkpoint(body, policy=policy, prevent_cse=not in_loop)
+
+
+# Primitives that only rearrange or convert: their results are made again, not kept,
+# since one that is made of a gathered parameter would keep all of it.
+_REARRANGING = {
+    "all_gather",
+    "broadcast_in_dim",
+    "convert_element_type",
+    "reshape",
+    "squeeze",
+    "transpose",
+}
+
+
+def _save_all_but_parameters(primitive: Any, *_: Any, **params: Any) -> bool:
+    """A policy of `jax.checkpoint`: keep results, but no gathered parameter."""
+    if primitive.name == "name":
+        return params["name"] != GATHERED
+    return primitive.name not in _REARRANGING
