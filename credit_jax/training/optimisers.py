@@ -72,12 +72,12 @@ class AdamW:
         if self.max_norm > 0:
             norm = global_norm(grads) if grad_norm is None else grad_norm
             grads = clip(grads, norm, self.max_norm)
-        directions, state = self._adam.update(grads, state)
+        directions, new_state = self._adam.update(grads, state)
 
         def change(direction: Array, param: Array) -> Array:
             return -learning_rate * (direction + self.weight_decay * param)
 
-        return jax.tree.map(change, directions, params), state
+        return jax.tree.map(change, directions, params), new_state
 
 
 def build_optimiser(trainer: TrainerConfig) -> AdamW:

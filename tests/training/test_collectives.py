@@ -110,7 +110,7 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     gathered = [tuple(sorted(n for n in s if n > 1)) for s in found["all-gather"]]
     strangers = [s for s in gathered if s not in shapes]
     assert not strangers, f"gathered, but no parameter: {strangers[:5]}"
-    # the input needs no gradient, so the backward needs no kernel of the first embedding
+    # no gradient of the input: the backward needs no kernel of the first embedding
     once = sum(path.startswith("stages/0/embed") for path in split)
     expected = 2 * len(split) - once
     assert num_gathers == expected, f"{num_gathers} gathers, expected {expected}"
