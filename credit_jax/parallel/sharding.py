@@ -75,14 +75,22 @@ class Declaration:
         return tuple(d for d in range(first, len(self.shape)) if d not in out)
 
     @property
-    def is_small(self) -> bool:
-        """Whether the parameter stays whole on every mesh and is packed with its like.
+    def is_minor(self) -> bool:
+        """Whether the parameter is never split over dp_shard.
 
-        Biases and scales are, and matrices of few elements; never what tp splits.
+        Biases and scales are minor, and matrices of few elements. What counts is one
+        block, which is what gets gathered, however many are stacked.
         """
-        if any(name in TENSOR_DIMS for name in self.dims):
-            return False
-        return len(self.unstack().shape) <= 1 or self.size < MIN_SHARD_SIZE
+        block = self.unstack()
+        return len(block.shape) <= 1 or block.size < MIN_SHARD_SIZE
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the parameter is whole on every mesh, and packed with its like.
+
+        Minor parameters are, but for those that tp splits.
+        """
+        return self.is_minor and not any(name in TENSOR_DIMS for name in self.dims)
 
     def stack(self, num: int) -> Declaration:
         """The same parameter of `num` equal blocks on a leading dim."""
@@ -115,7 +123,7 @@ class ShardingRules:
         """The dim split over dp_shard: the longest that the degree divides, or None."""
         if not (self.shard and axes.shard) or axes.num_shard == 1:
             return None
-        if declaration.is_small:
+        if declaration.is_minor:
             return None
         fit = [
             (length, -dim)

@@ -63,7 +63,11 @@ def run_cases(
 
 
 def build_cases(
-    cases: Mapping[str, Case], num_shards: int, dtype: Any = np.float32
+    cases: Mapping[str, Case],
+    num_shards: int,
+    dtype: Any = np.float32,
+    *,
+    gradients: bool = True,
 ) -> tuple[Callable[..., Any], Any, dict[str, Layout]]:
     """The program under `shard_map`, its arguments, and the layouts that come out."""
     axis = DOMAIN if num_shards > 1 else None
@@ -74,6 +78,14 @@ def build_cases(
         out = case.op(*_on_layouts(case, fields, num_shards), *weights)
         layouts[name] = out.layout
         return psum(jnp.sum(_times_cotangent(out)), axis), out.data
+
+    def forward(fields: Any, weights: Any) -> Any:
+        return {
+            name: case.op(
+                *_on_layouts(case, fields[name], num_shards), *weights[name]
+            ).data
+            for name, case in cases.items()
+        }
 
     def program(fields: Any, weights: Any) -> Any:
         results = {}
@@ -91,8 +103,9 @@ def build_cases(
         {name: _split(case, num_shards, dtype) for name, case in cases.items()},
         {name: _weights(case, dtype) for name, case in cases.items()},
     )
+    body = program if gradients else forward
     if axis is None:
-        return program, arguments, layouts
+        return body, arguments, layouts
     specs = {name: _spec(case) for name, case in cases.items()}
     mesh = jax.make_mesh(
         (num_shards,),
@@ -100,11 +113,13 @@ def build_cases(
         axis_types=(AxisType.Auto,),
         devices=jax.devices()[:num_shards],
     )
+    whole = PartitionSpec()
+    both = {name: (spec, spec, whole) for name, spec in specs.items()}
     sharded = jax.shard_map(
-        program,
+        body,
         mesh=mesh,
-        in_specs=(specs, PartitionSpec()),
-        out_specs={name: (s, s, PartitionSpec()) for name, s in specs.items()},
+        in_specs=(specs, whole),
+        out_specs=both if gradients else specs,
     )
     return sharded, arguments, layouts
 

@@ -1,0 +1,127 @@
+"""Dropout in attention and feed-forward: the same mask on every mesh."""
+
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from credit_jax.nn.blocks import TransformerBlock
+from credit_jax.nn.context import Context
+from credit_jax.nn.parameters import declaration_of, named_parameters, stack_blocks
+from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.collectives import axis_index, psum, vary
+from credit_jax.parallel.domain.windows import window_layout
+from credit_jax.parallel.initialisers import initialise
+from credit_jax.parallel.layouts import Field
+from credit_jax.parallel.rows import fetch
+from credit_jax.parallel.sharding import ShardingRules
+from tests.support import assert_close, assert_trees_close, make_mesh
+from tests.support.gradients import draw
+
+ROWS, COLUMNS, CHANNELS, BATCH, DEPTH, WINDOW = 12, 4, 32, 4, 2, 2
+KEY = jax.random.key(11)
+
+
+def blocks():
+    return stack_blocks(
+        lambda: TransformerBlock(
+            CHANNELS, WINDOW, WINDOW, dim_head=16, attn_dropout=0.3, ff_dropout=0.2
+        ),
+        DEPTH,
+    )
+
+
+def declarations():
+    return {path: declaration_of(v) for path, v in named_parameters(blocks())}
+
+
+@lru_cache
+def parameters():
+    return jax.jit(lambda key: initialise(declarations(), key))(jax.random.key(1))
+
+
+# A number added to all logits of a softmax: its gradient is zero but for rounding.
+WITHOUT_EFFECT = (
+    "short_attention/position_bias/linear_3/bias",
+    "long_attention/position_bias/linear_3/bias",
+)
+
+
+@lru_cache
+def program(mesh, dropout=True):
+    """Output and weight gradients of stacked transformer blocks in training."""
+    axes = MeshAxes.from_mesh(mesh)
+    specs = ShardingRules().specs(declarations(), axes)
+
+    def forward(params, x, key):
+        graph, state = nnx.split(blocks())
+        flat = nnx.to_flat_state(state)
+        filled = [(p, v.replace(params["/".join(map(str, p))])) for p, v in flat]
+        module = nnx.merge(graph, nnx.from_flat_state(filled))
+        first = axis_index(axes.data[0]) if axes.num_data > 1 else 0
+        context = Context(
+            axes=axes,
+            key=key if dropout else None,
+            first_sample=first,
+            sample_stride=axes.num_data,
+        )
+        home = context.rows(ROWS)
+        field = fetch(Field(x, home), window_layout(home, ROWS, WINDOW))
+        return fetch(context.scan(module, field, DEPTH), home).data
+
+    def body(params, x, key):
+        def loss(params):
+            spread = {p: vary(w, axes.batch) for p, w in params.items()}
+            out = forward(spread, x, key)
+            return psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch), out
+
+        (_, out), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return out, grads
+
+    spec = P(axes.data or None, axes.domain)
+    sharded = jax.shard_map(
+        body, mesh=mesh, in_specs=(specs, spec, P()), out_specs=(spec, specs)
+    )
+    return jax.jit(sharded)
+
+
+def run_on(mesh, dropout=True, key=KEY):
+    # The sampler gives rank r samples r, r + ranks, ...; each rank's lie side by side.
+    ranks = MeshAxes.from_mesh(mesh).num_data
+    order = np.arange(BATCH).reshape(-1, ranks).T.reshape(-1)
+    x = draw((BATCH, ROWS, COLUMNS, CHANNELS))[order]
+    out, grads = program(mesh, dropout)(parameters(), x, key)
+    return np.asarray(out)[np.argsort(order)], grads
+
+
+@lru_cache
+def on_one_device():
+    return run_on(make_mesh())
+
+
+@pytest.mark.parametrize(
+    "degrees", [{"domain": 3}, {"dp": 2, "tp": 2, "domain": 2}], ids=str
+)
+def test_the_mask_is_the_same_on_every_mesh(degrees):
+    out, grads = run_on(make_mesh(**degrees))
+    expected, expected_grads = on_one_device()
+    largest = max(np.linalg.norm(g) for g in expected_grads.values())
+    for path in WITHOUT_EFFECT:
+        assert np.linalg.norm(grads.pop(path)) < 1e-6 * largest, path
+    expected_grads = {path: expected_grads[path] for path in grads}
+    assert_close(out, expected, 1e-6, f"{degrees}, output")
+    assert_trees_close(grads, expected_grads, 1e-5, f"{degrees}, gradients")
+
+
+def test_every_sample_has_its_own_mask_and_evaluation_has_none():
+    out, _ = on_one_device()
+    without, _ = run_on(make_mesh(), dropout=False)
+    assert np.abs(out - without).max() > 0.1, "nothing is dropped"
+    again, _ = run_on(make_mesh())
+    assert np.array_equal(out, again), "the same key gives another mask"
+    other, _ = run_on(make_mesh(), key=jax.random.key(12))
+    assert np.abs(out - other).max() > 0.1, "the key does not matter"

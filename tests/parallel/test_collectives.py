@@ -1,0 +1,98 @@
+"""What single operations send: as few messages as the rows they need allow."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from credit_jax.parallel.domain.windows import group_layout, window_layout
+from credit_jax.parallel.layouts import Field
+from credit_jax.parallel.rows import fetch
+from tests.parallel.cases import conv, norm, padding, resizing, scales, windows
+from tests.support.sharded import Case, build_cases
+
+KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce")
+
+
+def sent(case: Case, num_shards: int = 4) -> dict[str, int]:
+    """Collectives of one compiled forward, by kind."""
+    program, (fields, weights), _ = build_cases(
+        {"case": case}, num_shards, gradients=False
+    )
+    text = jax.jit(program).lower(fields, weights).compile().as_text()
+    counts = {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in KINDS}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def pads(rows, columns=(0, 0)):
+    return {"padding": (rows, columns)}
+
+
+CASES = {
+    "3x3 convolution": (conv(48, (3, 3), **pads((1, 1))), {"collective-permute": 2}),
+    "3x3, uneven": (conv(45, (3, 3), **pads((1, 1))), {"collective-permute": 2}),
+    "1x1 convolution": (conv(48, (1, 1)), {}),
+    "patches": (conv(48, (4, 4), stride=(4, 4)), {}),
+    "patches, uneven": (
+        # 12 output rows on 4 shards: 12 input rows each, and 45 are in blocks of 12.
+        conv(45, (4, 1), stride=(4, 4), **pads((0, 3))),
+        {},
+    ),
+    "stride 2, kernel 4": (
+        conv(48, (4, 4), stride=(2, 2), **pads((1, 1))),
+        {"collective-permute": 2},
+    ),
+    "row below only": (conv(48, (2, 1), **pads((0, 1))), {"collective-permute": 1}),
+    "kernel that reaches most shards": (
+        conv(16, (13, 1), **pads((6, 6))),
+        {"all-to-all": 1},
+    ),
+    "longitude split": (
+        conv(48, (3, 3), dim=2, padding=((0, 0), (1, 1))),
+        {"collective-permute": 2},
+    ),
+    "embed, all scales at once": (
+        scales(64, (4, 8, 16, 32), 4, 4),
+        {"collective-permute": 2},
+    ),
+    "group norm": (norm(48, 6, 2), {"all-reduce": 2}),
+    "earth padding": (padding(48, "earth", (2, 2), (2, 2)), {"collective-permute": 2}),
+    "resize up": (resizing(24, 48), {"collective-permute": 2}),
+    "resize columns only": (resizing(48, 48, 4, 8), {}),
+    "short windows": (windows(48, 8, "short", 4), {}),
+    "long windows, there and back": (windows(48, 8, "long", 4), {"all-to-all": 2}),
+    "long windows, uneven": (windows(45, 6, "long", 3), {"all-to-all": 2}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_collectives_of_an_operation(name):
+    case, expected = CASES[name]
+    counts = sent(case)
+    print(f"{name}: {counts}")
+    assert counts == expected
+
+
+def test_long_windows_send_a_quarter_to_each_of_four_shards():
+    def op(field: Field) -> Field:
+        return fetch(field, group_layout(field.layout, 48, 4))
+
+    program, (fields, _), _ = build_cases(
+        {"case": Case(op, ((1, 48, 5, 3),))}, 4, gradients=False
+    )
+    text = jax.jit(program).lower(fields, {"case": ()}).compile().as_text()
+    shapes = re.findall(r"f32\[([\d,]+)\][^\n]* all-to-all\(", text)
+    sizes = [np.prod([int(n) for n in shape.split(",")]) for shape in shapes]
+    print(f"all-to-all of {shapes}")
+    # 12 rows of 5 points and 3 channels in all, or one of four pieces of it.
+    assert sizes in ([12 * 5 * 3], [3 * 5 * 3])
+
+
+def test_layouts_that_agree_share_one_move():
+    def op(field: Field) -> Field:
+        field = fetch(field, window_layout(field.layout, 48, 4))
+        field = fetch(field, window_layout(field.layout, 48, 4))
+        return fetch(field, field.layout.home())
+
+    assert sent(Case(op, ((1, 48, 2, 1),))) == {}
