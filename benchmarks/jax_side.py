@@ -20,7 +20,7 @@ from credit_jax.config import Config, build_config
 from credit_jax.losses import build_loss
 from credit_jax.models.registry import build
 from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
-from credit_jax.parallel.mesh import mesh_of_degrees
+from credit_jax.parallel.device_mesh import mesh_of_degrees
 from credit_jax.parallel.packing import pack
 from credit_jax.training.batches import place_batch
 from credit_jax.training.optimisers import build_optimiser

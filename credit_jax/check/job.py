@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from credit_jax.blocks import build_postblocks, build_preblocks
+from credit_jax.config.base import ConfigError
 from credit_jax.config.data import DataConfig
 from credit_jax.config.job import Config, model_problems
 from credit_jax.data import ChannelSchema, build_loader
@@ -16,9 +17,11 @@ from credit_jax.losses.build import build_loss
 from credit_jax.metrics.build import build_metrics
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.registry import build, parse_model
-from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.axes import DOMAIN, EP, PP, TP, MeshAxes
 from credit_jax.parallel.devices import required_devices
-from credit_jax.parallel.mesh import dp_world_size
+from credit_jax.parallel.dims import ParallelDims
+from credit_jax.parallel.model_fit import model_notes
+from credit_jax.parallel.model_fit import model_problems as degree_fit
 
 
 @dataclass(frozen=True)
@@ -83,28 +86,14 @@ def _axes(
     config: Config, num_devices: int, problems: list[str], notes: list[str]
 ) -> MeshAxes | None:
     """The mesh axes that `build_device_mesh` would make on so many devices."""
-    block = config.trainer.parallelism
     try:
-        dp = dp_world_size(block, num_devices)
-    except ValueError as error:
-        problems.append(f"trainer.parallelism: {error}")
+        dims = ParallelDims.from_config(config.trainer.parallelism, num_devices)
+    except ConfigError as error:
+        problems += [f"trainer.parallelism: {line}" for line in error.problems]
         return None
-    if block.data == "none" and dp > 1:
-        used = required_devices(block)
-        notes.append(f"data: none uses {used} of {num_devices} devices")
-        dp = 1
-    name = DP_REPLICATE if block.data == "ddp" else DP_SHARD
-    shard = name if name == DP_SHARD and dp > 1 else None
-    return MeshAxes(
-        data=(name,) if dp > 1 else (),
-        shard=shard,
-        tensor=TP if block.tensor > 1 else None,
-        domain=DOMAIN if block.domain > 1 else None,
-        num_data=dp,
-        num_shard=dp if shard else 1,
-        num_tensor=block.tensor,
-        num_domain=block.domain,
-    )
+    if dims.world_size < num_devices:
+        notes.append(f"data: none uses {dims.world_size} of {num_devices} devices")
+    return dims.mesh_axes
 
 
 def _model(config: Config, problems: list[str], notes: list[str]) -> Any:
@@ -115,27 +104,17 @@ def _model(config: Config, problems: list[str], notes: list[str]) -> Any:
     except ValueError as error:
         problems += getattr(error, "problems", [str(error)])
         return None
-    problems += model.problems(block.tensor, block.domain)
+    degrees = {TP: block.tensor, DOMAIN: block.domain, EP: block.ep, PP: block.pp}
+    problems += degree_fit(model, degrees)
     problems += model_problems(
         config,
         frames=model.frames,
         input_channels=model.input_channels,
         output_channels=model.output_channels,
     )
-    notes += _domain_notes(model.image_height, block.domain)
+    if not model.problems():
+        notes += model_notes(model, block.domain)
     return model
-
-
-def _domain_notes(height: int, domain: int) -> list[str]:
-    """Uneven latitude shards: exact, but some devices wait for others."""
-    if domain == 1 or height % domain == 0:
-        return []
-    rows = -(-height // domain)
-    held = [min(rows, max(0, height - rows * shard)) for shard in range(domain)]
-    listed = ", ".join(map(str, held))
-    return [
-        f"{height} rows over domain {domain} are uneven ({listed}); exact all the same"
-    ]
 
 
 def _loss_problems(config: Config) -> list[str]:

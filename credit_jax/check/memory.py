@@ -84,7 +84,7 @@ def local_size(declaration: Declaration, axes: MeshAxes) -> int:
 
 def _largest_gathered(declarations: dict[str, Declaration], axes: MeshAxes) -> int:
     """Bytes of the largest group of parameters that FSDP gathers at a time."""
-    if axes.shard is None:
+    if axes.num_shard == 1:
         return 0
     groups: dict[str, int] = {}
     for path, declaration in declarations.items():

@@ -10,7 +10,7 @@ from credit_jax.check.job import Job
 from credit_jax.check.memory import estimate_memory, local_rows
 from credit_jax.config.data import INPUT_TYPES, OUTPUT_TYPES, num_samples
 from credit_jax.models.architecture import Architecture, parameter_count
-from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.axes import DP_REPLICATE, DP_SHARD, MeshAxes
 
 GIB = 2**30
 MIB = 2**20
@@ -74,6 +74,10 @@ def mesh_table(job: Job, axes: MeshAxes) -> Table:
     table = _table(f"Mesh of {job.num_devices} device(s)", "axis", "degree", "shares")
     kind = {"fsdp2": "samples, parameters", "ddp": "samples", "none": "-"}
     table.add_row("dp", str(axes.num_data), kind[trainer.parallelism.data])
+    if 1 < axes.num_shard < axes.num_data:
+        copies = axes.num_data // axes.num_shard
+        table.add_row(f"  {DP_REPLICATE}", str(copies), "samples")
+        table.add_row(f"  {DP_SHARD}", str(axes.num_shard), "samples, parameters")
     table.add_row("tp", str(axes.num_tensor), "heads, feed-forward units")
     height = "?"
     if job.model is not None:

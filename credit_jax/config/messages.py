@@ -66,3 +66,12 @@ def got(value: Any) -> str:
     """
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def divisors(number: int) -> str:
+    """The divisors of a number, as an error lists the degrees that would fit.
+
+    >>> divisors(6)
+    '1, 2, 3, 6'
+    """
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

@@ -6,27 +6,10 @@ from pydantic import Field, field_validator, model_validator
 
 from credit_jax.config.base import StrictModel, Unavailable
 from credit_jax.config.messages import got
+from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.config.schedules import Schedule
 
 _GEN1 = "gen1 only; trainer.parallelism says it"
-
-
-class ParallelismConfig(StrictModel):
-    """How the devices are used; CREDIT's block, exactly these three keys.
-
-    devices = data-parallel replicas x tensor x domain, and the number of replicas
-    follows from the number of devices.
-
-    Attributes:
-        data: "fsdp2" splits parameters and samples over the replicas, "ddp" the samples
-            only, "none" asks for one replica.
-        tensor: devices that share the heads and feed-forward units of a block.
-        domain: devices that share the latitude rows of a field.
-    """
-
-    data: Literal["fsdp2", "ddp", "none"] = "none"
-    tensor: int = Field(1, ge=1)
-    domain: int = Field(1, ge=1)
 
 
 class PrecisionPolicy(StrictModel):

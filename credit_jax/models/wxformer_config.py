@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, PositiveInt
 
 from credit_jax.config.base import StrictModel
+from credit_jax.config.messages import divisors
 from credit_jax.ops.conv import conv_out_size
 from credit_jax.parallel.domain.padding import check_padding
 
@@ -266,7 +267,7 @@ class WXFormerConfig(StrictModel):
                             f"model.{kind}_window_size[{index}] is {window}, which "
                             f"does not divide the {name} {size} of stage {index} "
                             f"({self._trail(name, index)}); would fit: "
-                            f"{_divisors(size)}"
+                            f"{divisors(size)}"
                         )
         return found
 
@@ -333,7 +334,7 @@ class WXFormerConfig(StrictModel):
                 found.append(
                     f"stage {index} has {channels} // {self.dim_head} = {heads} heads, "
                     f"which trainer.parallelism.tensor = {tensor} does not divide; "
-                    f"would fit: {_divisors(heads)}, or a smaller model.dim_head"
+                    f"would fit: {divisors(heads)}, or a smaller model.dim_head"
                 )
             elif self.depth[index] and hidden % tensor:
                 found.append(
@@ -352,7 +353,3 @@ class WXFormerConfig(StrictModel):
         steps += [f"/ patch {patch}"] if patch > 1 else []
         steps += [f"/ {stride}" for stride in self.cross_embed_strides[: index + 1]]
         return " ".join(steps)
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

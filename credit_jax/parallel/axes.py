@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jax.sharding import Mesh
@@ -45,7 +46,11 @@ class MeshAxes:
     @classmethod
     def from_mesh(cls, mesh: Mesh) -> MeshAxes:
         """Names and degrees of the axes of `mesh` (see `ORDER`)."""
-        degrees = dict(mesh.shape)
+        return cls.from_degrees(mesh.shape)
+
+    @classmethod
+    def from_degrees(cls, degrees: Mapping[str, int]) -> MeshAxes:
+        """The same for a mesh that is not built: the degree of each of its axes."""
         data = tuple(name for name in DP_AXES if name in degrees)
         num_data = 1
         for name in data:

@@ -1,21 +1,35 @@
 """Enough devices for a mesh: real ones, or simulated ones on a CPU-only machine."""
 
+import math
 import os
 import re
 from typing import Any
 
 import jax
 
+from credit_jax.config.messages import divisors
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.parallel.axes import DOMAIN, ORDER
+from credit_jax.parallel.device_mesh import all_devices
 from credit_jax.parallel.mesh import Parallelism, normalise_parallelism
 
 _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 def required_devices(parallelism_conf: Parallelism) -> int:
-    """The fewest devices that a parallelism block can run on: tensor * domain."""
+    """The fewest devices that a parallelism block can run on.
+
+    tensor * domain, and what is given of the further degrees.
+    """
+    return math.prod(_given_degrees(parallelism_conf).values())
+
+
+def _given_degrees(parallelism_conf: Parallelism) -> dict[str, int]:
+    """tensor, domain, and the further degrees of the mesh that are above 1."""
     block = normalise_parallelism(parallelism_conf)
-    return block["tensor"] * block["domain"]
+    further = {axis: block.get(axis, 1) for axis in ORDER if axis != DOMAIN}
+    above = {axis: degree for axis, degree in further.items() if degree > 1}
+    return above | {"tensor": block["tensor"], "domain": block["domain"]}
 
 
 def job_devices(trainer: TrainerConfig, num_devices: int | None = None) -> list[Any]:
@@ -33,8 +47,7 @@ def job_devices(trainer: TrainerConfig, num_devices: int | None = None) -> list[
     """
     wanted = num_devices if num_devices is not None else trainer.num_devices
     ensure_devices(trainer.parallelism if wanted is None else wanted)
-    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
-    return devices[:wanted]
+    return all_devices()[:wanted]
 
 
 def ensure_devices(wanted: int | Parallelism) -> None:
@@ -64,10 +77,9 @@ def ensure_devices(wanted: int | Parallelism) -> None:
             f"ensure_devices({needs}) before the first JAX operation, or start Python "
             f"with JAX_NUM_CPU_DEVICES={needs}"
         )
-    fit = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
     raise ValueError(
         f"{why}, but this machine has {len(devices)} {platform} device(s); "
-        f"tensor*domain can be {', '.join(map(str, fit))} here, or set "
+        f"tensor*domain can be {divisors(len(devices))} here, or set "
         "JAX_PLATFORMS=cpu to simulate the devices"
     )
 
@@ -78,10 +90,10 @@ def _needs(wanted: int | Parallelism) -> tuple[int, str]:
         if wanted < 1:
             raise ValueError(f"the number of devices must be at least 1, got {wanted}")
         return wanted, f"{wanted} devices are asked for"
-    block: dict[str, Any] = normalise_parallelism(wanted)
-    needs = required_devices(block)
-    tensor, domain = block["tensor"], block["domain"]
-    return needs, f"tensor {tensor} x domain {domain} = {needs} devices are needed"
+    degrees = _given_degrees(wanted)
+    needs = math.prod(degrees.values())
+    terms = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
+    return needs, f"{terms} = {needs} devices are needed"
 
 
 def _simulate(needs: int) -> bool:

@@ -17,24 +17,21 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
+from credit_jax.config.base import parse
 from credit_jax.config.job import Config
-from credit_jax.config.trainer import ParallelismConfig
-from credit_jax.parallel.axes import (
-    DOMAIN,
-    DP_AXES,
-    DP_REPLICATE,
-    DP_SHARD,
-    ORDER,
-    TP,
-)
+from credit_jax.config.parallelism import DATA_MODES, ParallelismConfig
+from credit_jax.parallel.axes import DOMAIN, DP_AXES, TP
+from credit_jax.parallel.degrees import whole_number
+from credit_jax.parallel.device_mesh import all_devices, local_coords, submesh
+from credit_jax.parallel.dims import ParallelDims
 
 logger = logging.getLogger(__name__)
 
 Parallelism = Mapping[str, Any] | ParallelismConfig
 _KEYS = ("data", "tensor", "domain")
-_MODES = ("fsdp2", "ddp", "none")
+_FURTHER = tuple(key for key in ParallelismConfig.model_fields if key not in _KEYS)
 
 
 class RankCoords(NamedTuple):
@@ -52,14 +49,15 @@ def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
         conf: a whole config, with `trainer.parallelism` in it.
 
     Returns:
-        A new dict with the keys data, tensor, domain.
+        A new dict with the keys data, tensor, domain, and those of the further keys of
+        `ParallelismConfig` that say something (`cp` is in domain).
 
     Raises:
         ValueError: if there is no block, a degree is no integer of at least 1, the data
-            mode is unknown, or there is another key.
+            mode is unknown, keys do not agree, or there is another key.
     """
     if isinstance(conf, Config):
-        return conf.trainer.parallelism.model_dump()
+        return normalise_parallelism(conf.trainer.parallelism)
     trainer = conf.get("trainer") or {}
     if "parallelism" not in trainer:
         raise ValueError(
@@ -72,63 +70,57 @@ def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
 
 def normalise_parallelism(block: Parallelism) -> dict[str, Any]:
     """The block with its defaults, or the error of its first bad key."""
-    if isinstance(block, ParallelismConfig):
-        return block.model_dump()
-    result = {"data": "none", "tensor": 1, "domain": 1, **block}
-    if result["data"] not in _MODES:
+    if not isinstance(block, ParallelismConfig):
+        block = _parse_block(block)
+    said = block.model_dump(exclude_defaults=True, exclude={"cp"})
+    return {key: getattr(block, key) for key in _KEYS} | said
+
+
+def _parse_block(block: Mapping[str, Any]) -> ParallelismConfig:
+    """A block of CREDIT's, with CREDIT's errors for CREDIT's keys."""
+    data = block.get("data", "none")
+    if data not in DATA_MODES:
         raise ValueError(
-            "trainer.parallelism.data must be 'fsdp2', 'ddp', or 'none', "
-            f"got {result['data']!r}"
+            f"trainer.parallelism.data must be 'fsdp2', 'ddp', or 'none', got {data!r}"
         )
-    for key in ("tensor", "domain"):
-        result[key] = _degree(key, result[key])
-    unknown = sorted(set(result) - set(_KEYS))
+    degrees = {key: block[key] for key in ("tensor", "domain") if key in block}
+    for key, value in degrees.items():
+        degree = whole_number(value)
+        if degree is None or degree < 1:
+            raise ValueError(
+                f"trainer.parallelism.{key} must be an integer >= 1, got {value!r}"
+            )
+        degrees[key] = degree
+    unknown = sorted(set(block) - {*_KEYS, *_FURTHER})
     if unknown:
         raise ValueError(
             f"Unknown trainer.parallelism key(s): {unknown} "
-            "(expected data, tensor, domain)"
+            f"(expected data, tensor, domain, or further {', '.join(_FURTHER)})"
         )
-    return result
-
-
-def _degree(key: str, value: Any) -> int:
-    try:
-        degree = int(value)
-    except (TypeError, ValueError):
-        degree = 0
-    if degree < 1 or (isinstance(value, float) and value != degree):
-        raise ValueError(
-            f"trainer.parallelism.{key} must be an integer >= 1, got {value!r}"
-        )
-    return degree
+    return parse(ParallelismConfig, {**block, **degrees}, "trainer.parallelism")
 
 
 def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:
     """Number of data-parallel replicas: world_size / (tensor * domain).
 
     Args:
-        parallelism_conf: the block {data, tensor, domain}.
+        parallelism_conf: the block {data, tensor, domain}, and further keys.
         world_size: number of devices.
 
     Returns:
-        The number of replicas.
+        The number of replicas; with `data: none` those that would fit.
 
     Raises:
-        ValueError: if world_size is not divisible by tensor * domain.
+        ValueError: if world_size is not divisible by tensor * domain (and ep, pp), or
+            is not the product of the degrees where all are given.
 
     >>> dp_world_size({"data": "fsdp2", "tensor": 2, "domain": 2}, 8)
     2
     """
     block = normalise_parallelism(parallelism_conf)
-    non_dp = block["tensor"] * block["domain"]
-    if world_size % non_dp != 0:
-        fit = [n for n in range(1, world_size + 1) if world_size % n == 0]
-        raise ValueError(
-            f"world_size={world_size} not divisible by tensor*domain={non_dp} "
-            f"(tensor {block['tensor']} x domain {block['domain']}); with {world_size} "
-            f"devices tensor*domain can be {', '.join(map(str, fit))}"
-        )
-    return world_size // non_dp
+    if block["data"] == "none":
+        block["data"] = "fsdp2"
+    return ParallelDims.from_config(block, world_size).dp_size
 
 
 def build_device_mesh(
@@ -136,81 +128,38 @@ def build_device_mesh(
 ) -> tuple[Mesh, dict[str, Mesh]]:
     """Build the mesh of a parallelism block.
 
-    An axis is there if its degree is above 1, outermost first dp_replicate or dp_shard,
-    tp, domain. A mesh of one device has the axis dp_shard.
+    An axis is there if its degree is above 1, outermost first dp_replicate, dp_shard,
+    (ep, pp), tp, domain. A mesh of one device has the axis dp_shard.
 
     Args:
-        parallelism_conf: the block {data, tensor, domain}.
+        parallelism_conf: the block {data, tensor, domain}, and further keys.
         devices: the devices, rank by rank; None takes all of all processes.
 
     Returns:
         mesh: the mesh, of Auto axes.
         submeshes: for "dp", "tp" and "domain", where the degree is above 1, the part of
-            the mesh that shares all other coordinates with this process's first device.
+            the mesh that shares all other coordinates with this process's first device;
+            "dp" has two axes under HSDP.
 
     Raises:
-        ValueError: if the number of devices is not divisible by tensor * domain.
+        ValueError: as `dp_world_size`.
 
     Differs from CREDIT: there is a mesh without parallelism, too; and `data: none` uses
     the first tensor * domain devices rather than replicas that nothing keeps equal.
     """
     block = normalise_parallelism(parallelism_conf)
-    if devices is None:
-        devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
-    dp_size = dp_world_size(block, len(devices))
-    if block["data"] == "none" and dp_size > 1:
-        used = block["tensor"] * block["domain"]
-        idle = len(devices) - used
+    devices = all_devices() if devices is None else devices
+    dims = ParallelDims.from_config(block, len(devices))
+    used, idle = dims.world_size, len(devices) - dims.world_size
+    if idle:
         logger.info("data: none uses %d devices; %d stay idle", used, idle)
-        devices, dp_size = devices[:used], 1
-    dp_axis = DP_REPLICATE if block["data"] == "ddp" else DP_SHARD
-    degrees = {dp_axis: dp_size, TP: block["tensor"], DOMAIN: block["domain"]}
-    mesh = mesh_of_degrees(degrees, devices)
-    names = {dp_axis: "dp", TP: "tp", DOMAIN: "domain"}
-    submeshes = {
-        names[axis]: _submesh(mesh, axis)
-        for axis in mesh.axis_names
-        if mesh.shape[axis] > 1
+    mesh = dims.build_mesh(devices[:used])
+    groups = {
+        "dp": dims.dp if dims.dp_enabled else (),
+        "tp": (TP,) if dims.tp_enabled else (),
+        "domain": (DOMAIN,) if dims.domain_enabled else (),
     }
-    return mesh, submeshes
-
-
-def mesh_of_degrees(degrees: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
-    """The mesh of named degrees over `devices`, row-major in the order of `ORDER`.
-
-    Args:
-        degrees: axis name -> degree; axes of degree 1 are left out.
-        devices: as many as the product of the degrees.
-
-    Returns:
-        The mesh, of Auto axes; the axis dp_shard of size 1 if no degree is above 1.
-
-    Raises:
-        ValueError: if an axis is unknown or the product is not the number of devices.
-    """
-    unknown = sorted(set(degrees) - set(ORDER))
-    if unknown:
-        raise ValueError(f"unknown mesh axes {unknown}; there are: {', '.join(ORDER)}")
-    names = tuple(axis for axis in ORDER if degrees.get(axis, 1) > 1) or (DP_SHARD,)
-    shape = tuple(degrees.get(axis, 1) for axis in names)
-    if np.prod(shape) != len(devices):
-        product = " x ".join(f"{n} {d}" for n, d in zip(names, shape, strict=True))
-        raise ValueError(
-            f"{product} = {np.prod(shape)} devices, but {len(devices)} are given"
-        )
-    grid = np.asarray(devices, dtype=object).reshape(shape)
-    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
-
-
-def _submesh(mesh: Mesh, axis: str) -> Mesh:
-    """The devices along `axis` through this process's first device (or the mesh's)."""
-    own = _local_coords(mesh)
-    coords = own[0] if own else (0,) * mesh.devices.ndim
-    index = tuple(
-        slice(None) if name == axis else coord
-        for name, coord in zip(mesh.axis_names, coords, strict=True)
-    )
-    return Mesh(mesh.devices[index], (axis,), axis_types=(AxisType.Auto,))
+    return mesh, {name: submesh(mesh, axes) for name, axes in groups.items() if axes}
 
 
 def rank_coords(
@@ -223,8 +172,10 @@ def rank_coords(
     """
     block = normalise_parallelism(parallelism_conf)
     dp_size = dp_world_size(block, world_size)
-    shape = (dp_size, block["tensor"], block["domain"])
-    return RankCoords(*(int(i) for i in np.unravel_index(rank, shape)))
+    inner = block.get("ep", 1) * block.get("pp", 1)
+    shape = (dp_size, inner, block["tensor"], block["domain"])
+    dp_rank, _, tp, domain = (int(i) for i in np.unravel_index(rank, shape))
+    return RankCoords(dp_rank, tp, domain)
 
 
 def data_parallel_coords(mesh: Mesh) -> tuple[int, int]:
@@ -263,7 +214,7 @@ def local_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
     Raises:
         ValueError: if this process owns no device of the mesh.
     """
-    coords = _local_coords(mesh)
+    coords = local_coords(mesh)
     if not coords:
         raise ValueError(
             f"process {jax.process_index()} owns none of the {mesh.size} devices of "
@@ -283,13 +234,3 @@ def _dp_rank(mesh: Mesh, coords: Sequence[int]) -> int:
         if axis in DP_AXES:
             rank = rank * mesh.shape[axis] + coord
     return rank
-
-
-def _local_coords(mesh: Mesh) -> list[tuple[int, ...]]:
-    """Mesh coordinates of this process's devices, in rank order."""
-    process = jax.process_index()
-    return [
-        coords
-        for coords, device in np.ndenumerate(mesh.devices)
-        if device.process_index == process
-    ]

@@ -22,6 +22,7 @@ from credit_jax.losses import build_channel_weights, build_loss, read_latitude
 from credit_jax.metrics import NEEDS_CLIMATOLOGY, build_metrics
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.registry import build
+from credit_jax.parallel.dims import ParallelDims
 from credit_jax.parallel.mesh import (
     build_device_mesh,
     data_parallel_coords,
@@ -190,12 +191,9 @@ def prepare(config: Config, devices: Sequence[Any]) -> Setup:
         FileNotFoundError, ValueError: what is wrong, and what would do.
     """
     trainer = config.trainer
-    mesh, _ = build_device_mesh(trainer.parallelism, devices)
     architecture = build(config.model)
-    block = trainer.parallelism
-    problems = architecture.validate(block.tensor, block.domain)
-    if problems:
-        raise ValueError("model:\n  " + "\n  ".join(problems))
+    ParallelDims.from_config(trainer.parallelism, len(devices), model=architecture)
+    mesh, _ = build_device_mesh(trainer.parallelism, devices)
     ranks, (_, dp_size) = local_dp_ranks(mesh), data_parallel_coords(mesh)
     loaders = {
         split: build_loader(config, split=split, local_dp_ranks=ranks, dp_size=dp_size)

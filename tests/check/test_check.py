@@ -86,9 +86,25 @@ def test_problems(changes, devices, message):
 def test_uneven_rows_are_a_note_and_no_problem():
     found = job(trainer__parallelism={"domain": 3})
     assert found.problems == [], found.problems
-    assert found.notes == [
-        "32 rows over domain 3 are uneven (11, 11, 10); exact all the same"
-    ]
+    uneven, idle = found.notes
+    assert uneven == "32 rows over domain 3 are uneven (11, 11, 10); exact all the same"
+    assert "some of the 3 domain shards hold no window of attention" in idle, idle
+
+
+def test_both_data_axes():
+    block = {"data": "fsdp2", "dp_replicate": 2}
+    found = job(num_devices=8, trainer__parallelism=block)
+    assert found.problems == [], found.problems
+    assert found.axes.data == ("dp_replicate", "dp_shard"), found.axes
+    assert (found.axes.num_data, found.axes.num_shard) == (8, 4), found.axes
+
+
+@pytest.mark.parametrize("key", ["pp", "ep"])
+def test_what_the_model_cannot_do_yet(key):
+    found = job(trainer__parallelism={key: 2})
+    assert len(found.problems) == 1, found.problems
+    assert f"{key} is 2, but wxformer has no" in found.problems[0]
+    assert f"not yet there for this model; use {key}: 1" in found.problems[0]
 
 
 def test_missing_files_are_notes():

@@ -67,7 +67,7 @@ def test_validation_inherits_what_it_does_not_give():
         ({"trainer__parallelism": None}, "trainer.parallelism: missing"),
         ({"trainer__parallelism__tensor": 0}, "tensor: must be at least 1, got 0"),
         ({"trainer__parallelism__data": "fsdp"}, "data: must be one of 'fsdp2', 'ddp'"),
-        ({"trainer__parallelism__pp": 2}, "trainer.parallelism.pp: unknown key"),
+        ({"trainer__parallelism__sp": 2}, "trainer.parallelism.sp: unknown key"),
         ({"trainer__ensemble_size": 4}, "trainer.ensemble_size: 4 is not available"),
         ({"trainer__grad_max_norm": "big"}, "at least 0, or 'dynamic', got 'big'"),
         ({"trainer__use_scheduler": True}, "trainer: use_scheduler is true, but there"),

@@ -9,13 +9,13 @@ from jax.sharding import AxisType
 
 from credit_jax.config.trainer import ParallelismConfig
 from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
+from credit_jax.parallel.device_mesh import mesh_of_degrees
 from credit_jax.parallel.devices import ensure_devices, required_devices
 from credit_jax.parallel.mesh import (
     build_device_mesh,
     data_parallel_coords,
     dp_world_size,
     local_dp_ranks,
-    mesh_of_degrees,
     parse_parallelism_conf,
     rank_coords,
 )
@@ -60,8 +60,8 @@ def test_parse_fills_in_the_defaults_and_leaves_the_config_alone():
             "trainer.parallelism.domain must be an integer >= 1, got 1.5",
         ),
         (
-            {"parallelism": {"pp": 2, "ep": 1}},
-            r"Unknown trainer.parallelism key\(s\): \['ep', 'pp'\] \(expected data",
+            {"parallelism": {"sp": 2, "dp": 1}},
+            r"Unknown trainer.parallelism key\(s\): \['dp', 'sp'\] \(expected data",
         ),
     ],
 )
