@@ -1,0 +1,100 @@
+"""A training step compiled for a mesh from shapes alone: no weights, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks.jax_side import build_mesh
+from credit_jax.models.architecture import Architecture
+from credit_jax.models.registry import build
+from credit_jax.parallel.remat import Remat
+from credit_jax.training.batches import batch_spec
+from credit_jax.training.optimisers import AdamW
+from credit_jax.training.state import (
+    Execution,
+    init_state,
+    state_shardings,
+    state_specs,
+)
+from credit_jax.training.step import make_train_step
+
+# A WXFormer whose windows and strides fit 64 rows on up to 8 shards.
+SMALL_MODEL: dict[str, Any] = {
+    "type": "wxformer",
+    "frames": 1,
+    "image_height": 64,
+    "image_width": 64,
+    "levels": 2,
+    "channels": 2,
+    "surface_channels": 1,
+    "input_only_channels": 2,
+    "output_only_channels": 1,
+    "dim": [16, 32, 64, 128],
+    "dim_head": 8,
+    "depth": [1, 1, 1, 1],
+    "global_window_size": [4, 2, 2, 1],
+    "local_window_size": 2,
+    "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
+    "cross_embed_strides": [2, 2, 2, 2],
+    "interp": False,
+}
+
+
+def compile_step(
+    model: Mapping[str, Any], mesh: str, *, batch: int, remat: bool = False
+) -> tuple[Architecture, Any]:
+    """The architecture, and the compiled training step (plain MSE, AdamW, clipping).
+
+    Args:
+        model: the `model:` block.
+        mesh: its name, see `jax_side.parse_mesh`.
+        batch: samples of the global batch.
+        remat: whether blocks recompute their activations in the backward pass.
+    """
+    architecture = build(model)
+    optimiser = AdamW(max_norm=1.0)
+    execution = Execution(build_mesh(mesh), remat=Remat(activations=remat))
+    step = make_train_step(
+        architecture,
+        optimiser,
+        lambda _: jnp.float32(1e-3),
+        lambda pred, target, reducer: reducer.mean(jnp.square(pred - target)),
+        execution,
+    )
+    specs = state_specs(architecture, optimiser, execution)
+    start = partial(init_state, architecture, optimiser, execution)
+    state = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding
+        ),
+        jax.eval_shape(start, jax.random.key(0)),
+        state_shardings(specs, execution.mesh),
+    )
+    return architecture, step.lower(
+        state, _batch(architecture, execution, batch)
+    ).compile()
+
+
+def _batch(
+    architecture: Architecture, execution: Execution, batch: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of one micro-batch; rows filled up as `place_batch` does."""
+    axes = execution.axes
+    blocks = -(-architecture.image_height // axes.num_domain)
+    grid = blocks * axes.num_domain, architecture.image_width
+    spec: PartitionSpec = batch_spec(axes, stacked=True)
+    place = NamedSharding(execution.mesh, spec)
+    channels = {
+        "x": (architecture.input_channels, architecture.frames),
+        "y": (architecture.output_channels, architecture.output_frames),
+    }
+    return {
+        name: jax.ShapeDtypeStruct((1, batch, *c, *grid), jnp.float32, sharding=place)
+        for name, c in channels.items()
+    }

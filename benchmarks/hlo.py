@@ -1,0 +1,136 @@
+"""Collectives of a compiled program, read from its HLO text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_BYTES = {
+    **dict.fromkeys(("pred", "s8", "u8"), 1),
+    **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
+    **dict.fromkeys(("s32", "u32", "f32"), 4),
+    **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
+}
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "collective-permute",
+    "all-to-all",
+)
+# "%name = f32[2,3]{1,0} all-reduce(...)", a tuple of shapes, or an asynchronous start.
+_LINE = re.compile(
+    rf"= (?P<shape>\(.*?\)|\S+) (?P<kind>{'|'.join(KINDS)})(?:-start)?\((?P<rest>.*)"
+)
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[(\d+),(\d+)\])")
+_LOOP = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CALLS = re.compile(r"(?:body|to_apply|calls|branch_computations)=\{?%?([\w.\-]+)")
+_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective instruction.
+
+    Attributes:
+        kind: of `KINDS`.
+        result: bytes of its result on one device.
+        group: devices that take part together.
+        times: how often it runs in one call of the program.
+    """
+
+    kind: str
+    result: int
+    group: int
+    times: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes that one device sends, with the algorithm that sends least.
+
+        all-reduce 2 (n - 1) / n of the array, all-gather and reduce-scatter and
+        all-to-all (n - 1) / n of the whole one, a permute its array.
+        """
+        share = (self.group - 1) / self.group
+        factor = {
+            "all-reduce": 2 * share,
+            "all-gather": share,
+            "reduce-scatter": share * self.group,
+            "all-to-all": share,
+            "collective-permute": 1.0,
+        }[self.kind]
+        return self.times * self.result * factor
+
+
+def collectives(hlo: str) -> list[Collective]:
+    """Every collective of a compiled program, those in loops with their trip counts.
+
+    Args:
+        hlo: `compiled.as_text()`.
+
+    Raises:
+        ValueError: a collective stands in a loop whose trip count XLA does not tell.
+    """
+    bodies = _computations(hlo)
+    found: list[Collective] = []
+    for name, times in _runs(bodies, _entry(hlo)):
+        for line in bodies[name]:
+            match = _LINE.search(line)
+            if match:
+                found.append(_collective(match, times))
+    return found
+
+
+def _collective(match: re.Match[str], times: int) -> Collective:
+    if times < 0:
+        raise ValueError(f"{match[0][:80]} stands in a loop of unknown length")
+    shapes = [_size(*shape) for shape in _SHAPE.findall(match["shape"])]
+    if "-start(" in match[0] and match["kind"] != "all-reduce":
+        shapes = shapes[len(shapes) // 2 :]
+    groups = _GROUPS.search(match["rest"])
+    group = 2
+    if groups:
+        group = int(groups[3]) if groups[3] else len(groups[1].split(","))
+    return Collective(match["kind"], sum(shapes), group, times)
+
+
+def _size(dtype: str, dims: str) -> int:
+    return _BYTES.get(dtype, 0) * math.prod(int(d) for d in dims.split(",") if d)
+
+
+def _computations(hlo: str) -> dict[str, list[str]]:
+    """Lines of every computation, by name."""
+    bodies: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in hlo.splitlines():
+        head = _HEAD.match(line)
+        if head:
+            current = bodies.setdefault(head[1], [])
+        else:
+            current.append(line)
+    return bodies
+
+
+def _entry(hlo: str) -> str:
+    match = re.search(r"^ENTRY %?([\w.\-]+)", hlo, re.MULTILINE)
+    assert match, "the text has no ENTRY computation"
+    return match[1]
+
+
+def _runs(
+    bodies: dict[str, list[str]], name: str, times: int = 1
+) -> Iterator[tuple[str, int]]:
+    """(computation, number of runs) of all that `name` calls; -1 for unknown."""
+    yield name, times
+    for line in bodies.get(name, []):
+        inner = 1
+        if " while(" in line:
+            loop = _LOOP.search(line)
+            inner = int(loop[1]) if loop else -1
+        for called in _CALLS.findall(line):
+            if called in bodies:
+                known = times > 0 and inner > 0
+                yield from _runs(bodies, called, times * inner if known else -1)

@@ -1,0 +1,84 @@
+"""Bytes a device needs for a training step, by XLA's own account of the program.
+
+    python -m benchmarks.memory [--meshes 1 domain2 domain4 domain8] [--remat]
+
+Read from the compiled program of each mesh on simulated devices; nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.compiled_step import SMALL_MODEL, compile_step
+from benchmarks.jax_side import num_devices, parse_mesh
+from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
+from credit_jax.parallel.axes import DOMAIN
+from credit_jax.parallel.devices import ensure_devices
+
+DEFAULT_MESHES = ("1", "domain2", "domain4", "domain8")
+HEADER = ["mesh", "arguments", "temporary", "peak", "temporary x shards / one device"]
+
+_INTRO = (
+    "MB a device. Arguments are state and batch, temporary is what XLA keeps besides "
+    "while the step runs: activations first of all. The last column is 1 where "
+    "activations fall as one over the number of domain shards."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Compiles every mesh, prints the table, writes the report; returns its path."""
+    options = _parse(arguments)
+    ensure_devices(max(map(num_devices, options.meshes)))
+    runs = []
+    for mesh in options.meshes:
+        _, compiled = compile_step(
+            SMALL_MODEL, mesh, batch=options.batch, remat=options.remat
+        )
+        runs.append({"mesh": mesh, **_bytes(compiled.memory_analysis())})
+    rows = [_cells(run, runs[0]) for run in runs]
+    table = Table(title="MB a device")
+    for name in HEADER:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    config = {"batch": options.batch, "remat": options.remat, "model": SMALL_MODEL}
+    data = {"recipe": recipe(config), "runs": runs}
+    sections = ["# Memory of a training step", _INTRO, markdown_table(HEADER, rows)]
+    return write_report("memory", sections, data, options.out)
+
+
+def _bytes(analysis: Any) -> dict[str, int]:
+    """Arguments, temporaries, and the sum of all that is there at once."""
+    arguments = int(analysis.argument_size_in_bytes)
+    temporary = int(analysis.temp_size_in_bytes)
+    outputs = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+    peak = arguments + temporary + max(outputs, 0)
+    return {"arguments": arguments, "temporary": temporary, "peak": peak}
+
+
+def _cells(run: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
+    shards = parse_mesh(run["mesh"]).get(DOMAIN, 1)
+    fall = run["temporary"] * shards / first["temporary"]
+    sizes = [f"{run[name] / 1e6:.2f}" for name in ("arguments", "temporary", "peak")]
+    return [run["mesh"], *sizes, f"{fall:.2f}"]
+
+
+def _parse(arguments: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory")
+    add = parser.add_argument
+    add("--meshes", nargs="+", default=list(DEFAULT_MESHES), metavar="MESH")
+    add("--batch", type=int, default=8, help="samples of a global batch")
+    add("--remat", action="store_true", help="recompute activations")
+    add("--out", type=Path, default=REPORTS, help="folder of the report")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
