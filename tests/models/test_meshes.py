@@ -116,7 +116,8 @@ def _compare(actual: Any, expected: Any, tolerances: tuple[float, float], what: 
         for g in (actual[2], expected[2])
     ]
     assert_close(*flat, gradient, f"{what}: gradient of all parameters")
-    for side in ("u", "v"):
+    assert actual[3].keys() == expected[3].keys(), f"{what}: other vectors"
+    for side in ("u", "v") if expected[3] else ():
         assert_trees_close(
             {path: pair[side] for path, pair in actual[3].items()},
             {path: pair[side] for path, pair in expected[3].items()},
