@@ -49,8 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
         },
         "global_window_size": [4, 2, 4, 1],
     },
-    # reflected poles, no spectral norm, two frames in and out, odd windows, interpolation
-    # from half the grid (strides 4, 2, 2, 2 against a decoder of 16)
+    # reflected poles, no spectral norm, two frames in and out, odd windows, and
+    # interpolation from half the grid (strides 4, 2, 2, 2, a decoder of 16)
     "frames": {
         **BASE,
         "image_height": 88,

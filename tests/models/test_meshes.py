@@ -90,7 +90,7 @@ def _run(name: str, degrees: tuple[int, int, int], dtype: str) -> Any:
 
 @cache
 def _weights(name: str, dtype: str) -> Any:
-    """Random weights, the same for every mesh; none at the zeros it would start from."""
+    """Random weights, the same for every mesh; none at its initial zero or one."""
     architecture = build(CASES[name])
     params, vectors = jax.jit(
         lambda key: (architecture.init(key), architecture.init_vectors(key))
