@@ -6,7 +6,7 @@ be in place before the first import of the package.
 
 import os
 
-# Programs of tests run once: compile them three times as fast and a little less optimised.
+# Programs of tests run once: compile them three times as fast, less optimised.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
