@@ -18,6 +18,8 @@ GEN2_CONFIG = Path(__file__).parents[1] / "tests" / "reference" / "gen2.yml"
 
 # Rows of the padded grid: divisible by all strides and windows, on CREDIT's shards too.
 _PADDED_ROWS = 64
+# Padding at a pole copies rows of the grid: it cannot be higher than the grid.
+_FEWEST_ROWS = 22
 _PAD_LON = 16
 _BATCHES_PER_EPOCH = 5
 
@@ -55,9 +57,9 @@ def case_config(num_rows: int, num_steps: int, batch: int) -> dict[str, Any]:
     Raises:
         ValueError: the rows leave no room for padding.
     """
-    if not 16 <= num_rows <= _PADDED_ROWS - 2:
+    if not _FEWEST_ROWS <= num_rows <= _PADDED_ROWS - 2:
         raise ValueError(
-            f"--rows must be from 16 to {_PADDED_ROWS - 2}, got {num_rows}: "
+            f"--rows must be from {_FEWEST_ROWS} to {_PADDED_ROWS - 2}, got {num_rows}: "
             f"the grid is padded to {_PADDED_ROWS} rows"
         )
     raw = yaml.safe_load(GEN2_CONFIG.read_text())

@@ -19,14 +19,14 @@ def test_names_of_meshes():
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="--rows must be from 16 to 62, got 64"):
+    with pytest.raises(ValueError, match="--rows must be from 22 to 62, got 64"):
         case_config(64, 20, 8)
     with pytest.raises(ValueError, match="must be a multiple of it, got 7"):
         case_config(32, 7, 8)
 
 
 def test_uneven_rows_on_two_shards(tmp_path):
-    arguments = ["--meshes", "1", "domain2", "--rows", "17", "--steps", "2"]
+    arguments = ["--meshes", "1", "domain2", "--rows", "23", "--steps", "2"]
     path = main([*arguments, "--batch", "1", "--no-credit", "--out", str(tmp_path)])
     assert "| credit_jax, domain2 |" in path.read_text()
     report = json.loads(path.with_suffix(".json").read_text())
