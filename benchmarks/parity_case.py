@@ -59,8 +59,8 @@ def case_config(num_rows: int, num_steps: int, batch: int) -> dict[str, Any]:
     """
     if not _FEWEST_ROWS <= num_rows <= _PADDED_ROWS - 2:
         raise ValueError(
-            f"--rows must be from {_FEWEST_ROWS} to {_PADDED_ROWS - 2}, got {num_rows}: "
-            f"the grid is padded to {_PADDED_ROWS} rows"
+            f"--rows must be from {_FEWEST_ROWS} to {_PADDED_ROWS - 2}, "
+            f"got {num_rows}: the grid is padded to {_PADDED_ROWS} rows"
         )
     raw = yaml.safe_load(GEN2_CONFIG.read_text())
     top = (_PADDED_ROWS - num_rows) // 2
