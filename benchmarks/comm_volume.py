@@ -50,9 +50,9 @@ _INTRO = (
     "the algorithm cannot do without: gradients and FSDP gathers, one sum over tp for "
     "every attention and feed-forward block, halos of the convolutions, and two "
     "exchanges for every long attention, forward and backward. Moving rows between "
-    "layouts, norms, losses and the optimiser's norm count as nothing there. FSDP gathers "
-    "for the forward and again for the backward pass; XLA on CPU merges the two outside "
-    "of loops, which gives a ratio below 1 that accelerators do not have."
+    "layouts, norms, losses and the optimiser's norm count as nothing there. FSDP "
+    "gathers for the forward and again for the backward pass; XLA on CPU merges the "
+    "two outside of loops, which makes a ratio below 1."
 )
 
 

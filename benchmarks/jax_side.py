@@ -96,8 +96,9 @@ def run_mesh(config: Mapping[str, Any], case: Case, name: str) -> MeshRun:
     loss = build_loss(job.loss, latitude=case.latitude)
     schedule = build_schedule(trainer, batches_per_epoch=trainer.batches_per_epoch)
     step = make_train_step(architecture, optimiser, schedule, loss, execution)
-    params = jax.tree.map(jnp.asarray, pack(case.params, architecture.declarations))
-    vectors = jax.tree.map(jnp.asarray, dict(case.vectors))
+    # Copies: the step takes its state's memory, and the next mesh needs the case again.
+    params = jax.tree.map(jnp.array, pack(case.params, architecture.declarations))
+    vectors = jax.tree.map(jnp.array, dict(case.vectors))
     state = state_of(params, vectors, optimiser, jax.random.key(0), ema=False)
     specs = state_specs(architecture, optimiser, execution)
     state = place_state(state, specs, execution.mesh)

@@ -24,7 +24,7 @@ def recipe(config: Mapping[str, Any]) -> dict[str, Any]:
     """Date, commit, versions and machine beside the full config of a run."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": _commit(),
+        "commit": _COMMIT,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "machine": _machine(),
@@ -111,3 +111,7 @@ def _machine() -> str:
     if devices[0].platform == "cpu":
         return f"{cores}, JAX on {len(devices)} simulated CPU devices"
     return f"{cores}, JAX on {len(devices)} x {devices[0].device_kind}"
+
+
+# Of the code that was loaded, not of what the checkout has become when a run ends.
+_COMMIT = _commit()
