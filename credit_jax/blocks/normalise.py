@@ -11,6 +11,7 @@ from jaxtyping import Float, Shaped
 
 from credit_jax.blocks.base import Batch, Group, map_fields, variable_of
 from credit_jax.config.base import StrictModel
+from credit_jax.config.files import reading_engine
 
 SMALLEST_STD = 1e-12  # CREDIT's floor of the divisor
 
@@ -134,7 +135,7 @@ def _read(path: str, key: str) -> dict[str, np.ndarray]:
             f"era5_normalizer {key}: no file {path!r}; "
             + (hint or f"the folder {folder!r} is empty or does not exist")
         )
-    with xr.open_dataset(path) as dataset:
+    with xr.open_dataset(path, engine=reading_engine(path)) as dataset:
         values = {
             str(name): np.asarray(variable.values, dtype=np.float32)
             for name, variable in dataset.data_vars.items()

@@ -14,12 +14,15 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from credit_jax.config.files import reading_engine
 from credit_jax.data.calendars import calendar_of, to_labels
 
 CACHE_BYTES = 2**30  # fields kept in memory, so that small data sets are read once
-# The netCDF C library knows no threads: not for two reads, not for a read beside the
-# closing of another file. Reads hold the lock, and what was opened is never closed,
-# since xarray closes files that are garbage-collected at any time, in any thread.
+# Only where a config asks for the engine netcdf4: its C library knows no threads, not
+# for two reads, not for a read beside the closing of another file. Reads hold the lock,
+# and what was opened is never closed, since xarray closes files that are
+# garbage-collected at any time, in any thread. `reading_engine` chooses engines that
+# are safe by themselves.
 _NETCDF_LOCK = threading.RLock()
 _KEPT_OPEN: list[xr.Dataset] = []
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
@@ -135,7 +138,9 @@ def _open(path: str, time_coord: str, engine: str | None) -> OpenFile:
 
 def _open_alone(path: str, time_coord: str, engine: str | None) -> OpenFile:
     try:
-        dataset = xr.open_dataset(path, engine=engine, cache=False)
+        dataset = xr.open_dataset(
+            path, engine=engine or reading_engine(path), cache=False
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "

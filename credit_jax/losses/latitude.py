@@ -9,6 +9,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
+from credit_jax.config.files import reading_engine
+
 LATITUDE_NAMES = ("latitude", "lat")
 
 
@@ -44,7 +46,7 @@ def read_latitude(path: str | Path) -> Float[np.ndarray, " lat"]:
             f"loss.latitude_weights: {place} does not exist; it must be a NetCDF or "
             "Zarr file with a `latitude` coordinate, such as the static fields"
         )
-    with xr.open_dataset(place) as dataset:
+    with xr.open_dataset(place, engine=reading_engine(place)) as dataset:
         for name in LATITUDE_NAMES:
             if name in dataset.variables and dataset[name].ndim == 1:
                 return np.asarray(dataset[name].values, np.float64)
