@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from flax import nnx
 from jax.sharding import PartitionSpec
@@ -18,27 +18,6 @@ from credit_jax.parallel.initialisers import initialise
 from credit_jax.parallel.sharding import Declaration
 
 Weights = dict[str, Array]
-
-
-class ModelConfig(Protocol):
-    """What every model's config class offers besides its own keys."""
-
-    use_spectral_norm: bool
-
-    @property
-    def input_channels(self) -> int: ...
-    @property
-    def output_channels(self) -> int: ...
-    @property
-    def frames(self) -> int: ...
-    @property
-    def output_frames(self) -> int: ...
-    @property
-    def image_height(self) -> int: ...
-    @property
-    def image_width(self) -> int: ...
-    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]: ...
-    def geometry(self) -> Any: ...
 
 
 @dataclass(frozen=True)

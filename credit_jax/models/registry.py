@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from credit_jax.config.base import ConfigError, StrictModel, nearest_key, parse
+from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.wxformer import WXFormer
 from credit_jax.models.wxformer_config import WXFormerConfig
@@ -32,13 +32,7 @@ def parse_model(block: Mapping[str, Any]) -> Any:
     """
     name = block.get("type")
     if name not in MODELS:
-        known = sorted(MODELS)
-        raise ConfigError(
-            [
-                f"model.type is {name!r}; there are: {', '.join(known)}"
-                f"{nearest_key(str(name), known)}"
-            ]
-        )
+        raise ConfigError([str(not_available("model.type", name, sorted(MODELS)))])
     return parse(MODELS[name][0], block, "model")
 
 
