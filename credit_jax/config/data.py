@@ -18,6 +18,9 @@ FIELD_TYPES = ("prognostic", "static", "dynamic_forcing", "diagnostic")
 INPUT_TYPES = ("prognostic", "static", "dynamic_forcing")
 OUTPUT_TYPES = ("prognostic", "diagnostic")
 
+# The engine of xarray that is replaced by those that know threads.
+NETCDF4 = "netcdf4"
+
 Direction = Literal["input", "output"]
 
 DateRange = tuple[str, str]
@@ -126,7 +129,8 @@ class SourceConfig(_Dates):
             all levels of the file.
         level_coord: name of the level coordinate; needed by 3D variables.
         time_coord: name of the time coordinate.
-        engine: xarray's engine; null lets the file's name decide.
+        engine: xarray's engine; null lets the file's content decide, and so does
+            "netcdf4", whose C library cannot read from several threads.
         start_datetime, end_datetime, date_ranges, timestep: of this source, where they
             differ from the data section.
         history_len, forecast_len: as in the data section, if they are repeated.
@@ -151,6 +155,12 @@ class SourceConfig(_Dates):
         "cycle_year": Unavailable("times must match exactly"),
         "grid_type": Unavailable("use a latitude x longitude grid", ("rectilinear",)),
     }
+
+    def without_effect(self) -> dict[str, str]:
+        """See `StrictModel.without_effect`."""
+        if self.engine != NETCDF4:
+            return {}
+        return {"engine": "its C library knows no threads; the same files are read"}
 
     @model_validator(mode="after")
     def _has_levels(self) -> "SourceConfig":

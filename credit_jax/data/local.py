@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.config.data import FIELD_TYPES, FieldConfig, SourceConfig
+from credit_jax.config.data import FIELD_TYPES, NETCDF4, FieldConfig, SourceConfig
 from credit_jax.data.files import FileSet, discover
 from credit_jax.data.reader import OpenFile, Reader
 
@@ -94,8 +94,7 @@ class LocalSource:
             chosen[opened.time_coord] = index
         if dims == "3d" and self.config.levels is not None:
             chosen[self.config.level_coord] = self.level_indices(opened)
-        with opened.lock:
-            values = np.asarray(array.isel(chosen).values, dtype=np.float32)
+        values = np.asarray(array.isel(chosen).values, dtype=np.float32)
         return values if dims == "3d" else values[None]
 
     def level_indices(self, opened: OpenFile) -> list[int]:
@@ -145,7 +144,8 @@ def open_source(name: str, config: SourceConfig) -> LocalSource:
             f"{where}.dataset_type: {config.dataset_type!r} is not available; there "
             "are: local"
         )
-    reader = Reader(config.time_coord, config.engine)
+    engine = None if config.engine == NETCDF4 else config.engine
+    reader = Reader(config.time_coord, engine)
     files = {}
     for kind in FIELD_TYPES:
         field = getattr(config.variables, kind)

@@ -1,13 +1,10 @@
 """Opens NetCDF and Zarr files once, and keeps what was read, for many threads."""
 
 import collections
-import contextlib
 import dataclasses
 import difflib
-import os
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -18,13 +15,6 @@ from credit_jax.config.files import reading_engine
 from credit_jax.data.calendars import calendar_of, to_labels
 
 CACHE_BYTES = 2**30  # fields kept in memory, so that small data sets are read once
-# Only where a config asks for the engine netcdf4: its C library knows no threads, not
-# for two reads, not for a read beside the closing of another file. Reads hold the lock,
-# and what was opened is never closed, since xarray closes files that are
-# garbage-collected at any time, in any thread. `reading_engine` chooses engines that
-# are safe by themselves.
-_NETCDF_LOCK = threading.RLock()
-_KEPT_OPEN: list[xr.Dataset] = []
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
 _LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
 
@@ -49,11 +39,6 @@ class OpenFile:
     time_coord: str
     latitude: xr.DataArray | None
     longitude: xr.DataArray | None
-
-    @property
-    def lock(self) -> AbstractContextManager:
-        """Held while its fields are read: NetCDF from one thread at a time."""
-        return contextlib.nullcontext() if _is_zarr(self.path) else _NETCDF_LOCK
 
     def variable(self, name: str) -> xr.Variable:
         """A variable, or a ValueError with the nearest names that are there."""
@@ -83,7 +68,7 @@ class Reader:
 
     Args:
         time_coord: name of the time coordinate.
-        engine: xarray's engine, or None to go by the file's name.
+        engine: xarray's engine, or None to go by what the file holds.
         cache_bytes: most bytes of fields to keep; CACHE_BYTES by default.
     """
 
@@ -101,7 +86,8 @@ class Reader:
         """The file at a path; it is opened at the first call and stays open."""
         with self._lock:
             if path not in self._files:
-                self._files[path] = _open(path, self._time_coord, self._engine)
+                engine = self._engine or reading_engine(path)
+                self._files[path] = _open(path, self._time_coord, engine)
             return self._files[path]
 
     def field(self, key: tuple, read: Callable[[], np.ndarray]) -> np.ndarray:
@@ -127,27 +113,14 @@ class Reader:
         return array
 
 
-def _is_zarr(path: str) -> bool:
-    return os.path.isdir(path)
-
-
 def _open(path: str, time_coord: str, engine: str | None) -> OpenFile:
-    with contextlib.nullcontext() if _is_zarr(path) else _NETCDF_LOCK:
-        return _open_alone(path, time_coord, engine)
-
-
-def _open_alone(path: str, time_coord: str, engine: str | None) -> OpenFile:
     try:
-        dataset = xr.open_dataset(
-            path, engine=engine or reading_engine(path), cache=False
-        )
+        dataset = xr.open_dataset(path, engine=engine, cache=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "
             f"{error}); is it complete?"
         ) from error
-    if not _is_zarr(path):
-        _KEPT_OPEN.append(dataset)
     times, calendar = None, "standard"
     if time_coord in dataset.dims and time_coord in dataset.coords:
         decoded = dataset[time_coord].values
