@@ -8,6 +8,7 @@ backward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Float
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
+AnyPadding = Padding | str
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 NO_PADDING: Padding = ((0, 0), (0, 0))
@@ -27,7 +29,7 @@ def conv2d(
     kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
     *,
     stride: Pair = (1, 1),
-    padding: Padding = NO_PADDING,
+    padding: AnyPadding = NO_PADDING,
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
@@ -39,20 +41,25 @@ def conv2d(
         x: (batch, height, width, channel_in).
         kernel: (kernel_h, kernel_w, channel_in / groups, channel_out).
         stride: of height and width.
-        padding: zero rows (low, high) and columns (low, high).
+        padding: zero rows (low, high) and columns (low, high); or "same", as torch's:
+            as many rows out as in, an odd zero at the end, stride 1 only.
         dilation: spacing of the kernel's taps.
         groups: number of channel groups.
+
+    Raises:
+        ValueError: "same" with a stride, or another word.
     """
+    pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
     if _has_fast_gradient(x, kernel, stride, dilation, groups):
-        widths = ((0, 0), *padding, (0, 0))
+        widths = ((0, 0), *pads, (0, 0))
         return _strided_conv(
-            jnp.pad(x, widths) if any(map(any, padding)) else x, kernel, stride
+            jnp.pad(x, widths) if any(map(any, pads)) else x, kernel, stride
         )
     return lax.conv_general_dilated(
         x,
         kernel,
         stride,
-        padding,
+        pads,
         rhs_dilation=dilation,
         dimension_numbers=LAYOUT,
         feature_group_count=groups,
@@ -124,3 +131,49 @@ def conv_out_size(
     180
     """
     return (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def explicit_padding(
+    padding: Sequence[Pair] | str,
+    kernel: Sequence[int],
+    *,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[Pair, ...]:
+    """The zeros (low, high) of every spatial dim that an argument `padding` means.
+
+    "same": dilation * (kernel - 1) zeros in all, the smaller half in front.
+
+    Args:
+        padding: pairs, or "same".
+        kernel, stride, dilation: of every spatial dim.
+
+    Raises:
+        ValueError: "same" with a stride, as in torch, or another word.
+    """
+    if not isinstance(padding, str):
+        return tuple(padding)
+    if padding != "same":
+        raise ValueError(
+            f"padding is {padding!r}; expected 'same', or a pair (low, high) for each "
+            f"of the {len(kernel)} spatial dims"
+        )
+    if any(step != 1 for step in stride):
+        raise ValueError(
+            f"padding is 'same' and stride {tuple(stride)}; 'same' needs stride 1. For "
+            "a strided convolution give a pair (low, high) for each spatial dim"
+        )
+    return tuple(
+        same_padding(size, spacing)
+        for size, spacing in zip(kernel, dilation, strict=True)
+    )
+
+
+def same_padding(kernel: int, dilation: int = 1) -> Pair:
+    """Zeros (low, high) that keep the length: dilation * (kernel - 1) in all.
+
+    >>> same_padding(4)
+    (1, 2)
+    """
+    total = dilation * (kernel - 1)
+    return total // 2, total - total // 2

@@ -63,16 +63,24 @@ CASES = {
         (2, 2, 4),
         {"groups": 4, "stride": (2, 2)},
     ),
+    "same": ((6, 7, 2), (3, 5, 3), {"padding": "same"}),
+    "same, even kernel": ((6, 7, 2), (4, 2, 3), {"padding": "same"}),
+    "same, dilation": ((6, 7, 2), (4, 3, 3), {"padding": "same", "dilation": (3, 2)}),
 }
 
 
 def torch_conv(x, kernel, *, stride=(1, 1), padding=((0, 0), (0, 0)), **keywords):
     x, kernel = x.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1)
-    x = torch.nn.functional.pad(x, (*padding[1], *padding[0]))
+    if padding == "same":
+        keywords["padding"] = padding
+    else:
+        x = torch.nn.functional.pad(x, (*padding[1], *padding[0]))
     out = torch.nn.functional.conv2d(x, kernel, stride=stride, **keywords)
     return out.permute(0, 2, 3, 1)
 
 
+# torch says on even kernels with "same" that it copies the input.
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", CASES)
 def test_convolution_is_that_of_torch(name):
     size, (kernel_h, kernel_w, channel_out), keywords = CASES[name]
@@ -119,3 +127,19 @@ def test_output_size(size, kernel, stride, padding, dilation):
     )
     size = conv.conv_out_size(size, kernel, stride, padding, dilation)
     assert size == out.shape[2]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        (
+            {"padding": "same", "stride": (2, 1)},
+            r"stride \(2, 1\); 'same' needs stride 1",
+        ),
+        ({"padding": "reflect"}, "padding is 'reflect'; expected 'same'"),
+    ],
+)
+def test_padding_in_words_is_checked(keywords, message):
+    x, kernel = jnp.zeros((1, 6, 6, 1)), jnp.zeros((3, 3, 1, 1))
+    with pytest.raises(ValueError, match=message):
+        conv.conv2d(x, kernel, **keywords)

@@ -20,6 +20,8 @@ from credit_jax.parallel.domain.windows import (
 )
 from credit_jax.parallel.layouts import Field, Layout
 from credit_jax.parallel.rows import fetch
+from tests.parallel.convolution_cases import CONVOLUTION_CASES
+from tests.parallel.field_cases import FIELD_OPERATIONS
 from tests.support.sharded import Case
 
 
@@ -284,4 +286,6 @@ CASES: dict[str, Case] = {
     **RESIZES,
     **MOVES,
     **OTHERS,
+    **FIELD_OPERATIONS,
+    **CONVOLUTION_CASES,
 }

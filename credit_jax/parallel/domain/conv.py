@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from credit_jax.ops.conv import Padding, Pair, conv2d, conv_out_size
+from credit_jax.ops.conv import (
+    NO_PADDING,
+    AnyPadding,
+    Pair,
+    conv2d,
+    conv_out_size,
+    explicit_padding,
+)
+from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple, conv3d
+from credit_jax.parallel.domain.targets import (
+    deliver,
+    on_one_stretch,
+    spatial_dim,
+    whole_rows,
+)
 from credit_jax.parallel.layouts import FILLER, Field, Layout
 from credit_jax.parallel.rows import fetch
 
@@ -28,7 +42,7 @@ def conv2d_field(
     kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
     *,
     stride: Pair = (1, 1),
-    padding: Padding = ((0, 0), (0, 0)),
+    padding: AnyPadding = NO_PADDING,
     dilation: Pair = (1, 1),
     groups: int = 1,
     out: Layout | None = None,
@@ -39,34 +53,88 @@ def conv2d_field(
         field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
         kernel: (kernel_h, kernel_w, channel_in / groups, channel_out).
         stride, padding, dilation, groups: as for `ops.conv.conv2d`.
-        out: layout of the output rows, ascending on every shard; default equal blocks.
+        out: layout of the output rows; default equal blocks.
 
     Returns:
         Field on layout `out`.
     """
-    layout = field.layout
-    taps = Taps(
-        size=kernel.shape[layout.dim - 1],
-        stride=stride[layout.dim - 1],
-        padding=padding[layout.dim - 1],
-        dilation=dilation[layout.dim - 1],
-    )
-    rows = conv_out_size(
-        layout.size, taps.size, taps.stride, taps.padding, taps.dilation
-    )
-    target = layout.home(rows) if out is None else out
-    if layout.num_shards > 1:
-        field = fetch(field, conv_rows(layout, target, taps))
-        padding = _without(padding, layout.dim - 1)
-    data = conv2d(
-        field.data,
+    return _conv_field(
+        conv2d,
+        field,
         kernel,
         stride=stride,
         padding=padding,
         dilation=dilation,
         groups=groups,
+        out=out,
     )
-    return Field(data, target)
+
+
+def conv3d_field(
+    field: Field,
+    kernel: Float[Array, "kernel_d kernel_h kernel_w group_in channel_out"],
+    *,
+    stride: Triple = (1, 1, 1),
+    padding: AnyPadding3d = NO_PADDING_3D,
+    dilation: Triple = (1, 1, 1),
+    groups: int = 1,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.conv3d.conv3d` on a field: each shard fetches the rows its output rows read.
+
+    Args:
+        field: (batch, depth, lat, lon, channel_in), rows split along dim 1, 2 or 3.
+        kernel: (kernel_d, kernel_h, kernel_w, channel_in / groups, channel_out).
+        stride, padding, dilation, groups: as for `ops.conv3d.conv3d`.
+        out: layout of the output rows; default equal blocks.
+
+    Returns:
+        Field on layout `out`.
+    """
+    return _conv_field(
+        conv3d,
+        field,
+        kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        out=out,
+    )
+
+
+def _conv_field(
+    conv: Callable[..., Array],
+    field: Field,
+    kernel: Array,
+    *,
+    stride: tuple[int, ...],
+    padding: Sequence[Pair] | str,
+    dilation: tuple[int, ...],
+    groups: int,
+    out: Layout | None,
+) -> Field:
+    layout, at = field.layout, spatial_dim(field.layout, len(stride))
+    pads = explicit_padding(
+        padding, kernel.shape[:-2], stride=stride, dilation=dilation
+    )
+    taps = Taps(kernel.shape[at], stride[at], pads[at], dilation[at])
+    rows = conv_out_size(
+        layout.size, taps.size, taps.stride, taps.padding, taps.dilation
+    )
+    target = on_one_stretch(layout, rows, out)
+    if layout.num_shards > 1:
+        field = fetch(field, conv_rows(layout, target, taps))
+        pads = without(pads, at)
+    data = conv(
+        whole_rows(field).data,
+        kernel,
+        stride=stride,
+        padding=pads,
+        dilation=dilation,
+        groups=groups,
+    )
+    return deliver(Field(data, target), out)
 
 
 def conv2d_scales(
@@ -138,8 +206,6 @@ def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
     return layout.with_rows(held, layout.size)
 
 
-def _without(padding: Padding, index: int) -> Padding:
+def without(padding: Sequence[Pair], index: int) -> tuple[Pair, ...]:
     """The padding with nothing along one dim."""
-    pads = list(padding)
-    pads[index] = (0, 0)
-    return pads[0], pads[1]
+    return tuple((0, 0) if i == index else pair for i, pair in enumerate(padding))

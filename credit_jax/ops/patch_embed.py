@@ -1,0 +1,47 @@
+"""Patch embeddings: every patch of a field becomes one vector."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float
+
+from credit_jax.ops.conv import conv2d
+from credit_jax.ops.conv3d import conv3d
+
+
+def patch_embed2d(
+    x: Float[Array, "batch lat lon channel_in"],
+    kernel: Float[Array, "patch_h patch_w channel_in embed"],
+    bias: Float[Array, " embed"] | None = None,
+) -> Float[Array, "batch patches_h patches_w embed"]:
+    """A linear map of each patch: the projection of CREDIT's Swin PatchEmbed.
+
+    The convolution whose stride is its kernel. Rows and columns at the end that fill no
+    patch are left out, as in torch. The norm that may follow is
+    `credit_jax.ops.norm.layer_norm`.
+
+    Args:
+        x: (batch, lat, lon, channel_in).
+        kernel: (patch_h, patch_w, channel_in, embed).
+        bias: (embed,), or none.
+    """
+    y = conv2d(x, kernel, stride=(kernel.shape[0], kernel.shape[1]))
+    return y if bias is None else y + bias.reshape(1, 1, 1, -1)
+
+
+def patch_embed3d(
+    x: Float[Array, "batch time lat lon channel_in"],
+    kernel: Float[Array, "patch_t patch_h patch_w channel_in embed"],
+    bias: Float[Array, " embed"] | None = None,
+) -> Float[Array, "batch patches_t patches_h patches_w embed"]:
+    """A linear map of each cube: the projection of CREDIT's CubeEmbedding (FuXi).
+
+    What fills no cube is left out, as in torch; norm as for `patch_embed2d`.
+
+    Args:
+        x: (batch, time or level, lat, lon, channel_in).
+        kernel: (patch_t, patch_h, patch_w, channel_in, embed).
+        bias: (embed,), or none.
+    """
+    patch = (kernel.shape[0], kernel.shape[1], kernel.shape[2])
+    y = conv3d(x, kernel, stride=patch)
+    return y if bias is None else y + bias.reshape(1, 1, 1, 1, -1)

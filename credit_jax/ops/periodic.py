@@ -1,0 +1,55 @@
+"""CREDIT's PeriodicConv2d: convolution on the globe without seams."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from credit_jax.ops.conv import conv2d
+
+
+def periodic_conv2d(
+    x: Float[Array, "batch lat lon channel_in"],
+    kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
+    *,
+    padding: int = 1,
+) -> Float[Array, "batch lat_out lon_out channel_out"]:
+    """Pads longitude with its other end and latitude with its mirror, then convolves.
+
+    The mirror leaves out the pole row itself: row -1 is row 1. Neither padding is of
+    zeros, and the convolution adds none. Both paddings commute, so that a corner is the
+    mirrored row of the column around the globe.
+
+    Args:
+        x: (batch, lat, lon, channel_in).
+        kernel: (kernel_h, kernel_w, channel_in, channel_out).
+        padding: rows and columns to add on every side; (kernel - 1) / 2 keeps the size.
+
+    Returns:
+        (batch, lat + 2 * padding - kernel_h + 1, lon + 2 * padding - kernel_w + 1,
+        channel_out).
+
+    Raises:
+        ValueError: more padding than there are rows or columns to take it from.
+    """
+    check_periodic(padding, x.shape[1], x.shape[2])
+    if padding:
+        x = jnp.pad(x, pads(padding, dim=2), mode="wrap")
+        x = jnp.pad(x, pads(padding, dim=1), mode="reflect")
+    return conv2d(x, kernel)
+
+
+def check_periodic(padding: int, rows: int, columns: int) -> None:
+    """Raise ValueError where the padding cannot be made from the field."""
+    most = min(rows - 1, columns)
+    if not 0 <= padding <= most:
+        raise ValueError(
+            f"padding is {padding}; {rows} rows and {columns} columns can be padded "
+            f"with 0 to {most}: latitude is mirrored without the pole row, longitude "
+            "goes around once"
+        )
+
+
+def pads(padding: int, *, dim: int) -> list[tuple[int, int]]:
+    """Widths for jnp.pad of an NHWC array."""
+    return [(padding, padding) if d == dim else (0, 0) for d in range(4)]

@@ -1,0 +1,276 @@
+"""Average and maximum over windows of NHWC arrays, as torch.nn.functional has them.
+
+All of them work along one dim after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from credit_jax.ops.conv import NO_PADDING, Padding, Pair
+
+HEIGHT, WIDTH = 1, 2
+
+
+def avg_pool2d(
+    x: Float[Array, "batch height width channel"],
+    kernel: Pair,
+    *,
+    stride: Pair | None = None,
+    padding: Padding = NO_PADDING,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Float[Array, "batch height_out width_out channel"]:
+    """Mean of each window, as torch.nn.functional.avg_pool2d.
+
+    Args:
+        x: (batch, height, width, channel).
+        kernel: height and width of a window.
+        stride: of height and width; default the kernel.
+        padding: zero rows (low, high) and columns (low, high), at most half a window;
+            torch's `padding=p` is ((p, p), (p, p)).
+        ceil_mode: keep a last window that is not full, if it starts before the end.
+        count_include_pad: whether the zeros of `padding` count in the mean. What a last
+            window lacks beyond them never counts.
+
+    Raises:
+        ValueError: padding above half a window, or there is no window.
+    """
+    windows = pool_windows(kernel, stride, padding, ceil_mode=ceil_mode)
+    sums = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    for dim, window in zip((HEIGHT, WIDTH), windows, strict=True):
+        num = window.count(x.shape[dim])
+        points = window.points(x.shape[dim], include_padding=count_include_pad)
+        sums = window_sum(sums, window, num, dim, low=window.padding[0])
+        sums = sums / along(jnp.asarray(points, sums.dtype), dim, 4)
+    return sums.astype(x.dtype)
+
+
+def max_pool2d(
+    x: Float[Array, "batch height width channel"],
+    kernel: Pair,
+    *,
+    stride: Pair | None = None,
+    padding: Padding = NO_PADDING,
+    dilation: Pair = (1, 1),
+    ceil_mode: bool = False,
+) -> Float[Array, "batch height_out width_out channel"]:
+    """Maximum of each window, as torch.nn.functional.max_pool2d.
+
+    The gradient goes to the first maximum of a window, row by row; NaN wins.
+
+    Args:
+        x: (batch, height, width, channel).
+        kernel, stride, padding, ceil_mode: as for `avg_pool2d`; padding never wins.
+        dilation: spacing of the points of a window.
+
+    Raises:
+        ValueError: as for `avg_pool2d`.
+    """
+    windows = pool_windows(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+    # Columns first: then the first row of those that share the maximum wins.
+    for dim in (WIDTH, HEIGHT):
+        window = windows[dim - 1]
+        num = window.count(x.shape[dim])
+        x = window_max(x, window, num, dim, low=window.padding[0])
+    return x
+
+
+def adaptive_avg_pool2d(
+    x: Float[Array, "batch height width channel"], size: tuple[int | None, int | None]
+) -> Float[Array, "batch height_out width_out channel"]:
+    """Means that make `size` points, as torch.nn.functional.adaptive_avg_pool2d.
+
+    Point i is the mean from floor(i * in / out) to before ceil((i + 1) * in / out).
+
+    Args:
+        x: (batch, height, width, channel).
+        size: output height and width; None keeps that of `x`.
+    """
+    for dim in (HEIGHT, WIDTH):
+        x = adaptive_means(x, size[dim - 1], dim)
+    return x
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Equal windows along one dim.
+
+    Attributes:
+        size: points of a window.
+        stride: from one window to the next.
+        padding: points to add (low, high).
+        dilation: spacing of the points of a window.
+        ceil_mode: keep a last window that is not full.
+    """
+
+    size: int
+    stride: int
+    padding: Pair
+    dilation: int
+    ceil_mode: bool
+
+    @property
+    def reach(self) -> int:
+        """From the first to the last point of a window."""
+        return self.dilation * (self.size - 1) + 1
+
+    def count(self, length: int) -> int:
+        """The number of windows of `length` points.
+
+        Raises:
+            ValueError: there is none.
+        """
+        low, high = self.padding
+        over = length + low + high - self.reach
+        num = (-(-over // self.stride) if self.ceil_mode else over // self.stride) + 1
+        if self.ceil_mode and (num - 1) * self.stride >= length + low:
+            num -= 1
+        if num < 1:
+            raise ValueError(
+                f"a window reaches over {self.reach} points, but there are {length} "
+                f"and {low} + {high} of padding; make the window smaller"
+            )
+        return num
+
+    def points(self, length: int, *, include_padding: bool) -> np.ndarray:
+        """How many points of each window count."""
+        low, high = self.padding
+        start = np.arange(self.count(length)) * self.stride - low
+        end = np.minimum(start + self.size, length + high)
+        if include_padding:
+            return end - start
+        return np.minimum(end, length) - np.maximum(start, 0)
+
+
+def pool_windows(
+    kernel: Pair,
+    stride: Pair | None,
+    padding: Padding,
+    dilation: Pair = (1, 1),
+    *,
+    ceil_mode: bool,
+) -> tuple[Windows, Windows]:
+    """Windows of height and width.
+
+    Raises:
+        ValueError: a window of no point, or padding above half a window.
+    """
+    stride = kernel if stride is None else stride
+    if min(*kernel, *stride, *dilation) < 1:
+        raise ValueError(
+            f"kernel is {kernel}, stride {stride}, dilation {dilation}; expected 1 or "
+            "more"
+        )
+    for size, pair in zip(kernel, padding, strict=True):
+        if not 0 <= min(pair) <= max(pair) <= size // 2:
+            raise ValueError(
+                f"padding is {pair} for windows of {size} points; expected 0 to "
+                f"{size // 2}: at most half a window"
+            )
+    height, width = (
+        Windows(kernel[i], stride[i], padding[i], dilation[i], ceil_mode)
+        for i in range(2)
+    )
+    return height, width
+
+
+def window_sum(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Array:
+    """Sums of `num` windows along `dim`, with `low` zeros before the first point."""
+    x = _fit(x, window, num, dim, low=low, value=0.0)
+    if window.size == window.stride:
+        shape = (*x.shape[:dim], num, window.size, *x.shape[dim + 1 :])
+        return x.reshape(shape).sum(dim + 1)
+    size, stride = [1] * x.ndim, [1] * x.ndim
+    size[dim], stride[dim] = window.size, window.stride
+    return lax.reduce_window(x, 0.0, lax.add, size, stride, "VALID")
+
+
+def window_max(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Array:
+    """Maxima of `num` windows along `dim`; of equal ones the first has the gradient."""
+    x = _fit(x, window, num, dim, low=low, value=-jnp.inf)
+    best = None
+    for point in range(window.size):
+        start = point * window.dilation
+        end = start + (num - 1) * window.stride + 1
+        new = lax.slice_in_dim(x, start, end, window.stride, dim)
+        if best is None:
+            best = new
+        else:
+            best = jnp.where((new > best) | jnp.isnan(new), new, best)
+    assert best is not None
+    return best
+
+
+def _fit(
+    x: Array, window: Windows, num: int, dim: int, *, low: int, value: float
+) -> Array:
+    """Just the points that `num` windows read, `value` where there are none."""
+    length = (num - 1) * window.stride + window.reach
+    size = x.shape[dim]
+    if low + size > length:
+        x = lax.slice_in_dim(x, 0, length - low, axis=dim)
+    high = max(length - low - size, 0)
+    if not low and not high:
+        return x
+    widths = [(0, 0)] * x.ndim
+    widths[dim] = (low, high)
+    return jnp.pad(x, widths, constant_values=value)
+
+
+def adaptive_windows(size: int, out: int) -> list[range]:
+    """The points that each of `out` points averages.
+
+    >>> adaptive_windows(5, 2)
+    [range(0, 3), range(2, 5)]
+    """
+    if out < 1:
+        raise ValueError(f"the output size is {out}; expected 1 or more points")
+    return [range(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
+
+
+def adaptive_means(x: Array, out: int | None, dim: int) -> Array:
+    """Adaptive average pooling along one dim; None keeps the points as they are."""
+    size = x.shape[dim]
+    if out is None or out == size:
+        return x
+    windows = adaptive_windows(size, out)
+    longest = max(map(len, windows))
+    if longest * out != size:
+        index = padded_windows(windows, longest)
+        x = jnp.where(
+            along(jnp.asarray(index >= 0), dim, x.ndim),
+            jnp.take(x, np.maximum(index, 0), dim),
+            jnp.zeros((), x.dtype),
+        )
+    return mean_of_windows(x, jnp.asarray([len(w) for w in windows]), dim)
+
+
+def padded_windows(windows: Sequence[Sequence[int]], longest: int) -> np.ndarray:
+    """The points of all windows one after the other, each filled up with -1."""
+    return np.asarray([[*w, *[-1] * (longest - len(w))] for w in windows]).reshape(-1)
+
+
+def mean_of_windows(x: Array, points: Array, dim: int) -> Array:
+    """Means of windows that lie one after the other, zeros where they are shorter.
+
+    Args:
+        x: windows along `dim`, all of one length.
+        points: (windows,) how many points each has.
+        dim: array dim.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    shape = (*x.shape[:dim], points.shape[0], -1, *x.shape[dim + 1 :])
+    sums = wide.reshape(shape).sum(dim + 1)
+    return (sums / along(points.astype(sums.dtype), dim, x.ndim)).astype(x.dtype)
+
+
+def along(values: Array, dim: int, ndim: int) -> Array:
+    """A vector shaped to broadcast along one dim."""
+    return values.reshape([-1 if d == dim else 1 for d in range(ndim)])

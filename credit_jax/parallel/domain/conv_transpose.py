@@ -1,0 +1,193 @@
+"""Transposed convolution of fields whose rows are split over shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from credit_jax.ops.conv import NO_PADDING, Padding, Pair
+from credit_jax.ops.conv3d import NO_PADDING_3D, Padding3d, Triple
+from credit_jax.ops.conv_transpose import (
+    check_transposed,
+    conv_transpose2d,
+    conv_transpose3d,
+)
+from credit_jax.parallel.domain.targets import (
+    deliver,
+    on_one_stretch,
+    spatial_dim,
+    whole_rows,
+)
+from credit_jax.parallel.layouts import FILLER, Field, Layout
+from credit_jax.parallel.rows import fetch
+from credit_jax.parallel.take import take_rows
+
+
+def conv_transpose2d_field(
+    field: Field,
+    kernel: Float[Array, "kernel_h kernel_w channel_in group_out"],
+    *,
+    stride: Pair = (1, 1),
+    padding: Padding = NO_PADDING,
+    output_padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.conv_transpose.conv_transpose2d` on a field.
+
+    Each shard fetches the rows that its output rows are made of. Where the kernel is
+    the stride and the equal blocks of input and output rows agree, none move.
+
+    Args:
+        field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
+        kernel: (kernel_h, kernel_w, channel_in, channel_out / groups).
+        stride, padding, output_padding, dilation, groups: as for the function on
+            arrays.
+        out: layout of the output rows; default equal blocks.
+
+    Returns:
+        Field on layout `out`.
+    """
+    return _conv_transpose_field(
+        conv_transpose2d,
+        field,
+        kernel,
+        stride=stride,
+        padding=padding,
+        output_padding=output_padding,
+        dilation=dilation,
+        groups=groups,
+        out=out,
+    )
+
+
+def conv_transpose3d_field(
+    field: Field,
+    kernel: Float[Array, "kernel_d kernel_h kernel_w channel_in group_out"],
+    *,
+    stride: Triple = (1, 1, 1),
+    padding: Padding3d = NO_PADDING_3D,
+    output_padding: Triple = (0, 0, 0),
+    dilation: Triple = (1, 1, 1),
+    groups: int = 1,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.conv_transpose.conv_transpose3d` on a field.
+
+    Args:
+        field: (batch, depth, lat, lon, channel_in), rows split along dim 1, 2 or 3.
+        kernel: (kernel_d, kernel_h, kernel_w, channel_in, channel_out / groups).
+        stride, padding, output_padding, dilation, groups, out: as for
+            `conv_transpose2d_field`.
+
+    Returns:
+        Field on layout `out`.
+    """
+    return _conv_transpose_field(
+        conv_transpose3d,
+        field,
+        kernel,
+        stride=stride,
+        padding=padding,
+        output_padding=output_padding,
+        dilation=dilation,
+        groups=groups,
+        out=out,
+    )
+
+
+def _conv_transpose_field(
+    op: Callable[..., Array],
+    field: Field,
+    kernel: Array,
+    *,
+    stride: tuple[int, ...],
+    padding: tuple[Pair, ...],
+    output_padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    out: Layout | None,
+) -> Field:
+    layout, at = field.layout, spatial_dim(field.layout, len(stride))
+    rows = check_transposed(
+        layout.size,
+        kernel.shape[at],
+        stride=stride[at],
+        padding=padding[at],
+        output_padding=output_padding[at],
+        dilation=dilation[at],
+    )
+    target = on_one_stretch(layout, rows, out)
+    more = {"stride": stride, "dilation": dilation, "groups": groups}
+    if layout.num_shards == 1:
+        data = op(
+            whole_rows(field).data,
+            kernel,
+            padding=padding,
+            output_padding=output_padding,
+            **more,
+        )
+        return deliver(Field(data, target), out)
+    extent, step = dilation[at] * (kernel.shape[at] - 1) + 1, stride[at]
+    need, phase = transposed_rows(
+        layout, target, extent=extent, stride=step, low=padding[at][0]
+    )
+    ends, after = list(padding), list(output_padding)
+    ends[at] = (_reach(extent, step) * step, max(extent - step, 0))
+    after[at] = max(step - extent, 0)
+    data = op(
+        fetch(field, need).data,
+        kernel,
+        padding=tuple(ends),
+        output_padding=tuple(after),
+        **more,
+    )
+    index = phase[:, None] + np.arange(target.length)
+    data = take_rows(data, index, target.axis, target.dim)
+    return deliver(Field(data, target), out)
+
+
+def transposed_rows(
+    layout: Layout, out: Layout, *, extent: int, stride: int, low: int
+) -> tuple[Layout, np.ndarray]:
+    """Row plan: the input rows whose kernels touch each shard's output rows.
+
+    Output row o takes its part of input row i from tap o + low - i * stride, if that is
+    between 0 and extent - 1: from floor((o + low) / stride) and the rows before it.
+
+    Args:
+        layout: rows that are there.
+        out: output rows wanted, ascending one by one on every shard.
+        extent: dilation * (kernel - 1) + 1 along the split dim.
+        stride: along the split dim.
+        low: output rows that are cut off in front.
+
+    Returns:
+        The rows needed, and for each shard the phase (0 to stride - 1) of its first
+        output row.
+    """
+    reach = _reach(extent, stride)
+    firsts = [
+        next((row - i for i, row in enumerate(rows) if row >= 0), None)
+        for rows in out.held
+    ]
+    idle = next(first for first in firsts if first is not None)
+    starts = np.asarray([idle if first is None else first for first in firsts]) + low
+    phase = starts % stride
+    length = reach + 1 + (int(phase.max()) + out.length - 1) // stride
+    held = [
+        [
+            g if first is not None and 0 <= g < layout.size else FILLER
+            for g in range(start - reach, start - reach + length)
+        ]
+        for first, start in zip(firsts, (starts // stride).tolist(), strict=True)
+    ]
+    return layout.with_rows(held, layout.size), phase
+
+
+def _reach(extent: int, stride: int) -> int:
+    """How many input rows before the one at its own place an output row reads."""
+    return -(-extent // stride) - 1

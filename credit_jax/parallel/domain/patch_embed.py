@@ -1,0 +1,59 @@
+"""Patch embeddings of fields whose rows are split over shards."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float
+
+from credit_jax.parallel.domain.conv import conv2d_field, conv3d_field
+from credit_jax.parallel.layouts import Field, Layout
+
+
+def patch_embed2d_field(
+    field: Field,
+    kernel: Float[Array, "patch_h patch_w channel_in embed"],
+    bias: Float[Array, " embed"] | None = None,
+    *,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.patch_embed.patch_embed2d` on a field: a patch lies whole on one shard.
+
+    No row moves where every shard's rows are whole patches. Rows at the end of the
+    field that fill no patch are left out; those at the end of a shard are not.
+
+    Args:
+        field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
+        kernel: (patch_h, patch_w, channel_in, embed).
+        bias: (embed,), or none.
+        out: layout of the rows of patches; default equal blocks.
+    """
+    patch = (kernel.shape[0], kernel.shape[1])
+    patches = conv2d_field(field, kernel, stride=patch, out=out)
+    return _add(patches, bias)
+
+
+def patch_embed3d_field(
+    field: Field,
+    kernel: Float[Array, "patch_t patch_h patch_w channel_in embed"],
+    bias: Float[Array, " embed"] | None = None,
+    *,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.patch_embed.patch_embed3d` on a field: a cube lies whole on one shard.
+
+    Args:
+        field: (batch, time or level, lat, lon, channel_in), rows split along dim 1, 2
+            or 3.
+        kernel: (patch_t, patch_h, patch_w, channel_in, embed).
+        bias: (embed,), or none.
+        out: layout of the rows of patches; default equal blocks.
+    """
+    patch = (kernel.shape[0], kernel.shape[1], kernel.shape[2])
+    patches = conv3d_field(field, kernel, stride=patch, out=out)
+    return _add(patches, bias)
+
+
+def _add(field: Field, bias: Array | None) -> Field:
+    if bias is None:
+        return field
+    lead = (1,) * (field.data.ndim - 1)
+    return field.like(field.data + bias.reshape(*lead, -1))

@@ -1,0 +1,71 @@
+"""CREDIT's PeriodicConv2d on fields whose rows are split over shards."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from credit_jax.ops.conv import conv2d
+from credit_jax.ops.periodic import check_periodic, pads, periodic_conv2d
+from credit_jax.parallel.domain.conv import Taps, conv_rows
+from credit_jax.parallel.domain.targets import (
+    deliver,
+    on_one_stretch,
+    spatial_dim,
+    whole_rows,
+)
+from credit_jax.parallel.layouts import FILLER, Field, Layout
+from credit_jax.parallel.rows import fetch
+
+
+def periodic_conv2d_field(
+    field: Field,
+    kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
+    *,
+    padding: int = 1,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.periodic.periodic_conv2d` on a field: rows are mirrored at the true poles.
+
+    Args:
+        field: (batch, lat, lon, channel_in), rows split along dim 1 (mirrored at both
+            ends) or dim 2 (longitude, around the globe).
+        kernel: (kernel_h, kernel_w, channel_in, channel_out).
+        padding: rows and columns to add on every side.
+        out: layout of the output rows; default equal blocks.
+
+    Returns:
+        Field on layout `out`.
+
+    Raises:
+        ValueError: more padding than there are rows or columns to take it from.
+
+    Differs from CREDIT: DomainParallelPeriodicConv2d has zeros beyond the poles, where
+    the PeriodicConv2d that it replaces has the mirror.
+    """
+    layout, at = field.layout, spatial_dim(field.layout, 2)
+    sizes = [layout.size if d == at else field.data.shape[1 + d] for d in range(2)]
+    check_periodic(padding, *sizes)
+    padded = layout.size + 2 * padding
+    target = on_one_stretch(layout, padded - kernel.shape[at] + 1, out)
+    if layout.num_shards == 1:
+        data = periodic_conv2d(whole_rows(field).data, kernel, padding=padding)
+        return deliver(Field(data, target), out)
+    data = fetch(field, _periodic_rows(layout, target, kernel.shape[at], padding)).data
+    if padding:
+        mode = "wrap" if layout.dim == 1 else "reflect"
+        data = jnp.pad(data, pads(padding, dim=3 - layout.dim), mode=mode)
+    return deliver(Field(conv2d(data, kernel), target), out)
+
+
+def _periodic_rows(layout: Layout, out: Layout, size: int, padding: int) -> Layout:
+    """Row plan: the rows of the padded globe, each by the row that it is a copy of."""
+    rows = range(-padding, layout.size + padding)
+    if layout.dim == 1:
+        last = layout.size - 1
+        source = [last - abs(last - abs(row)) for row in rows]
+    else:
+        source = [row % layout.size for row in rows]
+    padded = conv_rows(layout.home(len(source)), out, Taps(size, 1, (0, 0), 1))
+    held = [[source[g] if g >= 0 else FILLER for g in need] for need in padded.held]
+    return layout.with_rows(held, layout.size)

@@ -1,0 +1,200 @@
+"""Average and maximum pooling of fields whose rows are split over shards."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from credit_jax.ops.conv import NO_PADDING, Padding, Pair
+from credit_jax.ops.pool import (
+    HEIGHT,
+    WIDTH,
+    Windows,
+    adaptive_means,
+    adaptive_windows,
+    along,
+    mean_of_windows,
+    padded_windows,
+    pool_windows,
+    window_max,
+    window_sum,
+)
+from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.domain.conv import Taps, conv_rows
+from credit_jax.parallel.domain.targets import (
+    deliver,
+    on_one_stretch,
+    spatial_dim,
+    whole_rows,
+)
+from credit_jax.parallel.layouts import Field, Layout
+from credit_jax.parallel.rows import fetch
+
+
+def avg_pool2d_field(
+    field: Field,
+    kernel: Pair,
+    *,
+    stride: Pair | None = None,
+    padding: Padding = NO_PADDING,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.pool.avg_pool2d` on a field: each shard fetches the rows of its windows.
+
+    Args:
+        field: (batch, lat, lon, channel), rows split along dim 1 or 2.
+        kernel, stride, padding, ceil_mode, count_include_pad: as for the function on
+            arrays.
+        out: layout of the output rows; default equal blocks.
+
+    Returns:
+        Field on layout `out`.
+    """
+    windows = pool_windows(kernel, stride, padding, ceil_mode=ceil_mode)
+    local, target = _rows_of_windows(field, windows, out)
+    sums = local.data.astype(jnp.promote_types(local.data.dtype, jnp.float32))
+    for dim, window in zip((HEIGHT, WIDTH), windows, strict=True):
+        size = _size(field, dim)
+        points = window.points(size, include_padding=count_include_pad)
+        num, low = _span(local, target, window, dim)
+        sums = window_sum(sums, window, num, dim, low=low)
+        mine = target.local(points, fill=1) if dim == target.dim else points
+        sums = sums / along(jnp.asarray(mine, sums.dtype), dim, 4)
+    return deliver(Field(sums.astype(field.data.dtype), target), out)
+
+
+def max_pool2d_field(
+    field: Field,
+    kernel: Pair,
+    *,
+    stride: Pair | None = None,
+    padding: Padding = NO_PADDING,
+    dilation: Pair = (1, 1),
+    ceil_mode: bool = False,
+    out: Layout | None = None,
+) -> Field:
+    """`ops.pool.max_pool2d` on a field: each shard fetches the rows of its windows.
+
+    Args:
+        field: (batch, lat, lon, channel), rows split along dim 1 or 2.
+        kernel, stride, padding, dilation, ceil_mode: as for the function on arrays.
+        out: layout of the output rows; default equal blocks.
+
+    Returns:
+        Field on layout `out`.
+    """
+    windows = pool_windows(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+    local, target = _rows_of_windows(field, windows, out)
+    data = local.data
+    if local.layout.has_filler:
+        # A row beyond the pole must lose against every number.
+        data = jnp.where(local.mask(), data, jnp.asarray(-jnp.inf, data.dtype))
+    for dim in (WIDTH, HEIGHT):
+        num, low = _span(local, target, windows[dim - 1], dim)
+        data = window_max(data, windows[dim - 1], num, dim, low=low)
+    made = Field(data, target)
+    if target.has_filler:
+        made = made.like(jnp.where(made.mask(), data, jnp.zeros((), data.dtype)))
+    return deliver(made, out)
+
+
+def _rows_of_windows(
+    field: Field, windows: tuple[Windows, Windows], out: Layout | None
+) -> tuple[Field, Layout]:
+    """The rows that each shard's windows read, and the layout of its output rows."""
+    layout = field.layout
+    window = windows[spatial_dim(layout, 2)]
+    target = on_one_stretch(layout, window.count(layout.size), out)
+    if layout.num_shards == 1:
+        return whole_rows(field), target
+    taps = Taps(window.size, window.stride, window.padding, window.dilation)
+    return fetch(field, conv_rows(layout, target, taps)), target
+
+
+def _span(local: Field, target: Layout, window: Windows, dim: int) -> tuple[int, int]:
+    """How many windows there are along `dim`, and the points to add in front."""
+    if dim != target.dim or target.num_shards == 1:
+        return window.count(local.data.shape[dim]), window.padding[0]
+    return target.length, 0
+
+
+def _size(field: Field, dim: int) -> int:
+    return field.layout.size if dim == field.layout.dim else field.data.shape[dim]
+
+
+def adaptive_avg_pool2d_field(
+    field: Field, size: tuple[int | None, int | None], *, out: Layout | None = None
+) -> Field:
+    """`ops.pool.adaptive_avg_pool2d` on a field.
+
+    Windows of more rows than a shard has are summed where the rows lie, and the sums
+    are added up and dealt out by one `psum_scatter`; for smaller windows each shard
+    fetches the rows of its own.
+
+    Args:
+        field: (batch, lat, lon, channel), rows split along dim 1 or 2.
+        size: output height and width; None keeps that of the field.
+        out: layout of the output rows; default equal blocks.
+
+    Returns:
+        Field on layout `out`.
+    """
+    at = spatial_dim(field.layout, 2)
+    other = WIDTH if field.layout.dim == HEIGHT else HEIGHT
+    field = field.like(adaptive_means(field.data, size[other - 1], other))
+    rows = size[at]
+    if rows is None or rows == field.layout.size:
+        return deliver(field, out)
+    windows = adaptive_windows(field.layout.size, rows)
+    target = on_one_stretch(field.layout, rows, out)
+    if field.layout.num_shards == 1:
+        data = adaptive_means(whole_rows(field).data, rows, target.dim)
+        return deliver(Field(data, target), out)
+    wide = max(map(len, windows)) > field.layout.length
+    means = _scattered_means if wide else _fetched_means
+    return deliver(means(field, windows, target), out)
+
+
+def _fetched_means(field: Field, windows: list[range], target: Layout) -> Field:
+    """Each shard fetches the windows of its output rows, one after the other."""
+    longest = max(map(len, windows))
+    held = [
+        padded_windows([windows[g] if g >= 0 else () for g in rows], longest).tolist()
+        for rows in target.held
+    ]
+    local = fetch(field, field.layout.with_rows(held, field.layout.size))
+    points = target.local(np.asarray([len(w) for w in windows]), fill=1)
+    return Field(mean_of_windows(local.data, points, target.dim), target)
+
+
+def _scattered_means(field: Field, windows: list[range], target: Layout) -> Field:
+    """Each shard sums its own rows for every output row; the sums are added up."""
+    layout = field.layout
+    if not layout.is_block:
+        field, layout = fetch(field, layout.home()), layout.home()
+    wide = field.data.astype(jnp.promote_types(field.data.dtype, jnp.float32))
+    if layout.has_filler:
+        wide = jnp.where(field.mask(), wide, jnp.zeros((), wide.dtype))
+    shares = jnp.asarray(_shares(layout, windows, target), wide.dtype)
+    mine = shares[axis_index(layout.axis)]
+    sums = jnp.tensordot(mine, wide, (1, layout.dim), precision="highest")
+    sums = jnp.moveaxis(sums, 0, layout.dim)
+    assert layout.axis, "rows are split over an axis"
+    sums = lax.psum_scatter(sums, layout.axis, scatter_dimension=layout.dim, tiled=True)
+    return Field(sums.astype(field.data.dtype), target)
+
+
+def _shares(layout: Layout, windows: list[range], target: Layout) -> np.ndarray:
+    """(shards, output rows of all shards, local rows): weight of a row in a mean."""
+    wanted = [row for rows in target.held for row in rows]
+    shares = np.zeros((layout.num_shards, len(wanted), layout.length))
+    held = np.asarray(layout.held)
+    for position, row in enumerate(wanted):
+        if row >= 0:
+            window = windows[row]
+            inside = (held >= window.start) & (held < window.stop)
+            shares[:, position] = inside / len(window)
+    return shares

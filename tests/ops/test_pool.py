@@ -1,0 +1,163 @@
+"""Pooling against torch: values and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from tests.support.gradients import assert_same, draw, jax_values, torch_values
+
+torch = pytest.importorskip("torch")
+
+# name: height, width, kernel, torch's keywords.
+AVERAGES = {
+    "kernel 2": (8, 6, (2, 2), {}),
+    "kernel 2, row over": (9, 7, (2, 2), {}),
+    "kernel 2, row over, ceil": (9, 7, (2, 2), {"ceil_mode": True}),
+    "unlike kernel": (9, 8, (3, 2), {}),
+    "stride 1": (9, 8, (3, 2), {"stride": (1, 1)}),
+    "stride 2, kernel 3": (9, 8, (3, 3), {"stride": (2, 2), "padding": (1, 1)}),
+    "zeros do not count": (
+        9,
+        8,
+        (3, 4),
+        {"stride": (2, 3), "padding": (1, 2), "count_include_pad": False},
+    ),
+    "ceil, padding": (
+        10,
+        12,
+        (3, 4),
+        {"stride": (2, 3), "padding": (1, 2), "ceil_mode": True},
+    ),
+    "ceil, zeros do not count": (
+        10,
+        12,
+        (3, 4),
+        {
+            "stride": (2, 3),
+            "padding": (1, 2),
+            "ceil_mode": True,
+            "count_include_pad": False,
+        },
+    ),
+    "ceil, last window in the padding": (
+        7,
+        6,
+        (2, 2),
+        {"stride": (4, 3), "padding": (1, 1), "ceil_mode": True},
+    ),
+    "stride above the kernel": (11, 9, (2, 1), {"stride": (4, 3)}),
+    "whole field": (6, 5, (6, 5), {}),
+    "kernel above the field": (2, 2, (4, 4), {"padding": (2, 2)}),
+}
+MAXIMA = {
+    **{
+        name: (*rest, {k: v for k, v in keywords.items() if k != "count_include_pad"})
+        for name, (*rest, keywords) in AVERAGES.items()
+    },
+    "dilation": (11, 9, (3, 2), {"dilation": (2, 3), "stride": (2, 1)}),
+    "dilation, ceil": (
+        11,
+        9,
+        (3, 2),
+        {
+            "dilation": (2, 3),
+            "stride": (3, 2),
+            "padding": (1, 1),
+            "ceil_mode": True,
+        },
+    ),
+}
+ADAPTIVE = {
+    "to one": (7, 5, (1, 1)),
+    "divides": (8, 6, (4, 3)),
+    "does not divide": (9, 7, (4, 3)),
+    "one less": (9, 7, (8, 6)),
+    "more than there are": (5, 4, (8, 7)),
+    "rows only": (9, 7, (2, None)),
+    "columns only": (9, 7, (None, 1)),
+    "same": (5, 4, (5, 4)),
+}
+
+
+def check(op, reference, what, x):
+    """`op` on NHWC is torch's `reference` on NCHW."""
+    expected = torch_values(
+        lambda x: reference(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1), x
+    )
+    assert_same(jax_values(op, x), expected, what)
+
+
+def both_sides(keywords):
+    pads = tuple((p, p) for p in keywords.get("padding", (0, 0)))
+    return {**keywords, "padding": pads}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_are_those_of_torch(name):
+    height, width, kernel, keywords = AVERAGES[name]
+    ours = both_sides(keywords)
+    check(
+        lambda x: avg_pool2d(x, kernel, **ours),
+        lambda x: torch.nn.functional.avg_pool2d(x, kernel, **keywords),
+        name,
+        draw((2, height, width, 3)),
+    )
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("name", MAXIMA)
+def test_maxima_are_those_of_torch(name, ties):
+    height, width, kernel, keywords = MAXIMA[name]
+    ours = both_sides(keywords)
+    x = draw((2, height, width, 3))
+    check(
+        lambda x: max_pool2d(x, kernel, **ours),
+        lambda x: torch.nn.functional.max_pool2d(x, kernel, **keywords),
+        f"{name}, ties {ties}",
+        np.round(x) if ties else x,
+    )
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_adaptive_averages_are_those_of_torch(name):
+    height, width, size = ADAPTIVE[name]
+    check(
+        lambda x: adaptive_avg_pool2d(x, size),
+        lambda x: torch.nn.functional.adaptive_avg_pool2d(x, size),
+        name,
+        draw((2, height, width, 3)),
+    )
+
+
+def test_not_a_number_wins():
+    x = np.asarray([[1.0, np.nan, 2.0, 3.0, 4.0, -np.inf]], np.float32)
+    out = max_pool2d(jnp.asarray(x[..., None, None]), (3, 1))
+    theirs = torch.nn.functional.max_pool2d(
+        torch.from_numpy(x)[:, None, :, None], (3, 1)
+    )
+    np.testing.assert_array_equal(out.reshape(-1), theirs.reshape(-1).numpy())
+
+
+def test_sums_of_bfloat16_are_wide():
+    x = jnp.ones((1, 512, 1, 1), jnp.bfloat16)
+    for out in (avg_pool2d(x, (512, 1)), adaptive_avg_pool2d(x, (1, 1))):
+        assert out.dtype == jnp.bfloat16
+        assert out.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (lambda x: avg_pool2d(x, (3, 3), padding=((2, 0), (0, 0))), "at most half"),
+        (lambda x: max_pool2d(x, (2, 2), padding=((0, -1), (0, 0))), "at most half"),
+        (lambda x: avg_pool2d(x, (5, 1)), "reaches over 5 points, but there are 4"),
+        (lambda x: max_pool2d(x, (3, 3), dilation=(2, 1)), "reaches over 5 points"),
+        (lambda x: avg_pool2d(x, (2, 2), stride=(0, 1)), "expected 1 or more"),
+        (lambda x: adaptive_avg_pool2d(x, (0, 1)), "output size is 0"),
+    ],
+)
+def test_arguments_that_make_no_pooling_are_refused(op, message):
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(op, jnp.zeros((1, 4, 4, 1)))
