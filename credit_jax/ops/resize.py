@@ -22,6 +22,11 @@ class Taps:
     high: np.ndarray
     weight: np.ndarray
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether every output point is one input point (mode nearest)."""
+        return bool((self.low == self.high).all() and not self.weight.any())
+
 
 def linear_taps(
     size_in: int,

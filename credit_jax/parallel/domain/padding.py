@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from credit_jax.ops.conv import Pair
 from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.domain.select import dim_size, lat_lon_dims, select
 from credit_jax.parallel.layouts import Field, Layout
-from credit_jax.parallel.rows import fetch
-from credit_jax.parallel.take import take_static
 
 
 def pad_globe(
@@ -23,26 +24,28 @@ def pad_globe(
     periodic.
 
     Args:
-        field: (batch, lat, lon, channel), rows split along dim 1.
+        field: (batch, lat, lon, channel), or with further spatial dims in front of lat;
+            split along any of them.
         mode: "earth" or "mirror".
         lat: rows to add (north, south).
         lon: columns to add (west, east).
-        out: layout of the padded rows; default equal blocks.
+        out: layout of the padded rows of the split dim; default equal blocks.
 
     Raises:
         ValueError: another mode, or more rows or columns than there are.
     """
-    rows, columns = field.layout.size, field.data.shape[2]
+    lat_dim, lon_dim = lat_lon_dims(field)
+    rows, columns = dim_size(field, lat_dim), dim_size(field, lon_dim)
     check_padding(mode, lat, lon, rows, columns)
     source = _source_rows(mode, lat, rows)
-    size = len(source)
-    target = field.layout.home(size) if out is None else out
-    need = [[source[g] if g >= 0 else -1 for g in held] for held in target.held]
-    data = fetch(field, target.with_rows(need, rows)).data
-    if mode == "earth" and any(lat):
-        data = _turn_beyond_poles(data, target, lat, rows)
+    if lat_dim == field.layout.dim:
+        field = select(field, lat_dim, source, out=out)
+        if mode == "earth" and any(lat):
+            field = field.like(_turn_beyond_poles(field.data, field.layout, lat, rows))
+    elif any(lat):
+        field = _pad_whole_columns(field, mode, lat, source)
     index = [i % columns for i in range(-lon[0], columns + lon[1])]
-    return Field(take_static(data, index, 2), target)
+    return select(field, lon_dim, index, out=out)
 
 
 def check_padding(mode: str, lat: Pair, lon: Pair, rows: int, columns: int) -> None:
@@ -74,9 +77,32 @@ def _turn_beyond_poles(data: Array, target: Layout, lat: Pair, rows: int) -> Arr
     """Half a turn in longitude for the rows beyond the poles."""
     held = np.asarray(target.held)
     beyond = (held >= 0) & ((held < lat[0]) | (held >= lat[0] + rows))
-    turned = jnp.roll(data, data.shape[2] // 2, 2)
-    mine = jnp.asarray(beyond)[axis_index(target.axis)].reshape(1, -1, 1, 1)
+    lon_dim = target.dim + 1
+    turned = jnp.roll(data, data.shape[lon_dim] // 2, lon_dim)
+    shape = (-1,) + (1,) * (data.ndim - 1 - target.dim)
+    mine = jnp.asarray(beyond)[axis_index(target.axis)]
+    mine = mine.reshape((1,) * target.dim + shape)
     return jnp.where(mine, turned, data)
+
+
+def _pad_whole_columns(
+    field: Field, mode: str, lat: Pair, source: Sequence[int]
+) -> Field:
+    """Rows beyond the poles where every shard holds all rows of its columns."""
+    lat_dim, lon_dim = lat_lon_dims(field)
+    rows = field.data.shape[lat_dim]
+    beyond = [*source[: lat[0]], *source[lat[0] + rows :]]
+    added = select(field, lat_dim, beyond)
+    if mode == "earth":
+        columns = dim_size(field, lon_dim)
+        turned = [(i - columns // 2) % columns for i in range(columns)]
+        added = select(added, lon_dim, turned, out=_split_along(lon_dim, field.layout))
+    north, south = jnp.split(added.data, [lat[0]], lat_dim)
+    return field.like(jnp.concatenate([north, field.data, south], lat_dim))
+
+
+def _split_along(dim: int, layout: Layout) -> Layout | None:
+    return layout if layout.dim == dim else None
 
 
 def crop_globe(
@@ -85,13 +111,11 @@ def crop_globe(
     """Remove rows (north, south) and columns (west, east): the inverse of `pad_globe`.
 
     Args:
-        field: (batch, lat, lon, channel).
+        field: (batch, lat, lon, channel), or with further spatial dims in front of lat.
         lat, lon: how many to remove at each end.
-        out: layout of the remaining rows; default equal blocks.
+        out: layout of the remaining rows of the split dim; default equal blocks.
     """
-    size = field.layout.size - sum(lat)
-    target = field.layout.home(size) if out is None else out
-    need = [[g + lat[0] if g >= 0 else -1 for g in held] for held in target.held]
-    data = fetch(field, target.with_rows(need, field.layout.size)).data
-    width = data.shape[2]
-    return Field(data[:, :, lon[0] : width - lon[1]], target)
+    for dim, (low, high) in zip(lat_lon_dims(field), (lat, lon), strict=True):
+        index = range(low, dim_size(field, dim) - high)
+        field = select(field, dim, index, out=out)
+    return field

@@ -1,13 +1,16 @@
-"""Bilinear interpolation of fields, as torch.nn.functional.interpolate."""
+"""Interpolation of fields, as torch.nn.functional.interpolate."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from credit_jax.ops.resize import Taps, linear_taps
+from credit_jax.ops.resize import Taps, linear_taps, nearest_taps
 from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.domain.select import dim_size
 from credit_jax.parallel.layouts import FILLER, Field, Layout
 from credit_jax.parallel.rows import fetch
 from credit_jax.parallel.take import take_rows
@@ -15,7 +18,7 @@ from credit_jax.parallel.take import take_rows
 
 def resize_bilinear(
     field: Field,
-    size: tuple[int, int],
+    size: Sequence[int],
     *,
     align_corners: bool = False,
     out: Layout | None = None,
@@ -23,30 +26,63 @@ def resize_bilinear(
     """Interpolate to `size` (lat, lon) points; the same size is the identity.
 
     Args:
-        field: (batch, lat, lon, channel), rows split along dim 1.
-        size: output rows and columns.
+        field: (batch, lat, lon, channel), or with further spatial dims (trilinear);
+            split along any of them.
+        size: output points of every spatial dim.
         align_corners: as in torch.
-        out: layout of the output rows; default equal blocks.
+        out: layout of the output rows of the split dim; default equal blocks.
     """
     dtype = np.float64 if field.data.dtype == jnp.float64 else np.float32
-    rows, columns = size
-    if rows != field.layout.size or out is not None:
-        taps = linear_taps(
-            field.layout.size, rows, align_corners=align_corners, dtype=dtype
+
+    def taps(size_in: int, size_out: int) -> Taps:
+        return linear_taps(size_in, size_out, align_corners=align_corners, dtype=dtype)
+
+    return _resize(field, size, taps, out)
+
+
+def resize_nearest(
+    field: Field, size: Sequence[int], *, out: Layout | None = None
+) -> Field:
+    """Mode nearest of torch: output i is input floor(i * size_in / size_out).
+
+    Args:
+        field: (batch, lat, lon, channel), or with further spatial dims; split along any
+            of them.
+        size: output points of every spatial dim.
+        out: layout of the output rows of the split dim; default equal blocks.
+    """
+
+    def taps(size_in: int, size_out: int) -> Taps:
+        low = nearest_taps(size_in, size_out)
+        return Taps(low, low, np.zeros(size_out))
+
+    return _resize(field, size, taps, out)
+
+
+def _resize(
+    field: Field,
+    size: Sequence[int],
+    make_taps: Callable[[int, int], Taps],
+    out: Layout | None,
+) -> Field:
+    """The split dim first, then the others."""
+    split = field.layout.dim
+    spatial = field.data.ndim - 2
+    if len(size) != spatial:
+        raise ValueError(
+            f"size is {tuple(size)}; expected {spatial} numbers, one for each spatial "
+            f"dim of the field {field.data.shape}"
         )
-        field = _resize_rows(
-            field, taps, field.layout.home(rows) if out is None else out
-        )
-    if columns != field.data.shape[2]:
-        taps = linear_taps(
-            field.data.shape[2], columns, align_corners=align_corners, dtype=dtype
-        )
-        data = _blend(
-            field.data[:, :, taps.low],
-            field.data[:, :, taps.high],
-            jnp.asarray(taps.weight).reshape(1, 1, -1, 1),
-        )
-        field = field.like(data)
+    dims = range(1, spatial + 1)
+    for dim in sorted(dims, key=lambda dim: dim != split):
+        points = size[dim - 1]
+        before = dim_size(field, dim)
+        if dim == split and (points != before or out is not None):
+            target = field.layout.home(points) if out is None else out
+            field = _resize_rows(field, make_taps(before, points), target)
+        elif points != before:
+            data = _resize_whole(field.data, make_taps(before, points), dim)
+            field = field.like(data)
     return field
 
 
@@ -60,12 +96,38 @@ def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
     local = fetch(field, need).data
     low, high = _local_taps(target, taps, spans)
     axis, dim = target.axis, target.dim
+    if taps.is_copy:
+        return Field(_take_nearest(local, low, axis, dim), target)
     weight = np.asarray([[taps.weight[max(g, 0)] for g in h] for h in target.held])
-    mine = jnp.asarray(weight)[axis_index(axis)].reshape(1, -1, 1, 1)
+    mine = _along(jnp.asarray(weight)[axis_index(axis)], local.ndim, dim)
     data = _blend(
         take_rows(local, low, axis, dim), take_rows(local, high, axis, dim), mine
     )
     return Field(data, target)
+
+
+def _resize_whole(data: Array, taps: Taps, dim: int) -> Array:
+    """Interpolate along a dim that every shard has whole."""
+    if taps.is_copy:
+        return _take_nearest(data, taps.low[None], None, dim)
+    lead = (slice(None),) * dim
+    return _blend(
+        data[(*lead, taps.low)],
+        data[(*lead, taps.high)],
+        _along(jnp.asarray(taps.weight), data.ndim, dim),
+    )
+
+
+def _take_nearest(data: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
+    """`take_rows`, but without a gather where every row is repeated alike."""
+    rows, count = data.shape[dim], index.shape[1]
+    times = count // rows
+    if times < 2 or (index != np.arange(count) // times).any():
+        return take_rows(data, index, axis, dim)
+    shape = data.shape
+    apart = data.reshape(*shape[: dim + 1], 1, *shape[dim + 1 :])
+    wide = (*shape[: dim + 1], times, *shape[dim + 1 :])
+    return jnp.broadcast_to(apart, wide).reshape(*shape[:dim], count, *shape[dim + 1 :])
 
 
 def _span(held: tuple[int, ...], taps: Taps) -> tuple[int, int]:
@@ -87,6 +149,11 @@ def _local_taps(
             if g >= 0:
                 low[d, i], high[d, i] = taps.low[g] - first, taps.high[g] - first
     return low, high
+
+
+def _along(values: Array, num_dims: int, dim: int) -> Array:
+    """A vector, shaped to broadcast along one of `num_dims` dims."""
+    return values.reshape((1,) * dim + (-1,) + (1,) * (num_dims - dim - 1))
 
 
 def _blend(low: Array, high: Array, weight: Array) -> Array:

@@ -1,5 +1,6 @@
 """Windows of attention on split rows: neighbouring (short) and dilated (long).
 
+Rows may be split along latitude (dim 1) or longitude (dim 2): "rows" are then columns.
 Short windows hold w x w neighbouring points. Long windows hold the w x w points that
 are H / w rows and W / w columns apart, so that they span the globe: group j of rows is
 j, j + H/w, j + 2H/w, ...; each shard gets whole windows, or whole groups.
@@ -86,17 +87,20 @@ def merge(
 def _split(field: Field, kind: Kind, window: int) -> tuple[int, int, int, int]:
     """Rows and columns as two dims each, in the order in which they lie in memory."""
     rows, columns = field.data.shape[1:3]
-    if kind == "short":
-        return rows // window, window, columns // window, window
-    if field.layout.num_shards == 1:
-        return window, rows // window, window, columns // window
-    return rows // window, window, window, columns // window
+    row, column, _, _ = _order(field.layout, kind)
+    high = (rows // window, window) if row == 1 else (window, rows // window)
+    low = (columns // window, window) if column == 3 else (window, columns // window)
+    return *high, *low
 
 
 def _order(layout: Layout, kind: Kind) -> tuple[int, int, int, int]:
-    """Dims of `_split` as (window row, window column, token row, token column)."""
-    if kind == "short":
-        return 1, 3, 2, 4
-    if layout.num_shards == 1:
-        return 2, 4, 1, 3
-    return 1, 4, 2, 3
+    """Dims of `_split` as (window row, window column, token row, token column).
+
+    Points of short windows lie window after window; those of long windows group after
+    group along a dim that is split over shards, and as on the globe along one that is
+    not.
+    """
+    grouped = layout.dim if layout.num_shards > 1 else None
+    row = 1 if kind == "short" or grouped == 1 else 2
+    column = 3 if kind == "short" or grouped == 2 else 4
+    return row, column, 3 - row, 7 - column

@@ -1,0 +1,148 @@
+"""Channel attention on fields: gates from means over the globe of all shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from credit_jax.ops.gates import neighbour_gate, squeeze_gate
+from credit_jax.ops.norm import RunningStatistics
+from credit_jax.parallel.domain.global_pool import (
+    global_mean_pool,
+    mean_over_lat,
+    mean_over_lon,
+)
+from credit_jax.parallel.domain.norm import batch_norm_field
+from credit_jax.parallel.layouts import Field, home_layout
+from credit_jax.parallel.placement import gather_rows
+
+
+def squeeze_excite(
+    field: Field,
+    squeeze: Float[Array, "channel hidden"],
+    expand: Float[Array, "hidden channel"],
+    *,
+    squeeze_bias: Float[Array, " hidden"] | None = None,
+    expand_bias: Float[Array, " channel"] | None = None,
+) -> Field:
+    """Every channel times a gate of all channels' global means.
+
+    torchvision's SqueezeExcitation; without biases the channel part of CREDIT's
+    SCSEAttention.
+
+    Args:
+        field: (batch, lat, lon, channel), or with further spatial dims.
+        squeeze, expand, squeeze_bias, expand_bias: as for `ops.gates.squeeze_gate`.
+    """
+    gate = squeeze_gate(
+        global_mean_pool(field),
+        squeeze,
+        expand,
+        squeeze_bias=squeeze_bias,
+        expand_bias=expand_bias,
+    )
+    return _times(field, gate)
+
+
+def efficient_channel_attention(field: Field, kernel: Float[Array, " taps"]) -> Field:
+    """CREDIT's ECABlock: every channel times a gate of its neighbours' global means.
+
+    Args:
+        field: (batch, lat, lon, channel), or with further spatial dims.
+        kernel: over channels; `ops.gates.neighbour_taps` gives CREDIT's size.
+    """
+    return _times(field, neighbour_gate(global_mean_pool(field), kernel))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CoordinateWeights:
+    """Weights of `coordinate_attention`.
+
+    Attributes:
+        squeeze, squeeze_bias: channels to hidden ones.
+        norm_scale, norm_bias: of the batch normalisation.
+        lat, lat_bias: hidden channels to the gate of each row.
+        lon, lon_bias: hidden channels to the gate of each column.
+    """
+
+    squeeze: Float[Array, "channel hidden"]
+    squeeze_bias: Float[Array, " hidden"]
+    norm_scale: Float[Array, " hidden"]
+    norm_bias: Float[Array, " hidden"]
+    lat: Float[Array, "hidden channel"]
+    lat_bias: Float[Array, " channel"]
+    lon: Float[Array, "hidden channel"]
+    lon_bias: Float[Array, " channel"]
+
+
+def coordinate_attention(
+    field: Field,
+    weights: CoordinateWeights,
+    running: RunningStatistics | None = None,
+    *,
+    training: bool,
+    momentum: float | None = 0.1,
+    epsilon: float = 1e-5,
+    axes: Sequence[str] = (),
+) -> tuple[Field, RunningStatistics | None]:
+    """CREDIT's CoordinateAttention: gates of rows and of columns from their means.
+
+    The batch normalisation goes over rows and columns together, each counted once
+    whatever the number of shards. Only squeezed means are sent.
+
+    Args:
+        field: (batch, lat, lon, channel).
+        weights: see `CoordinateWeights`.
+        running, training, momentum, epsilon, axes: as for `batch_norm_field`.
+
+    Returns:
+        The field times both gates, and `running` after this batch.
+    """
+    lat = _squeezed(mean_over_lon(field), field, weights, dim=1)[:, :, 0]
+    lon = _squeezed(mean_over_lat(field), field, weights, dim=2)[:, 0]
+    joint = jnp.concatenate([lat, lon], 1)
+    normal, running = batch_norm_field(
+        Field(joint, home_layout(joint.shape[1])),
+        weights.norm_scale,
+        weights.norm_bias,
+        running,
+        training=training,
+        momentum=momentum,
+        epsilon=epsilon,
+        axes=axes,
+    )
+    lat, lon = jnp.split(jax.nn.silu(normal.data), [lat.shape[1]], 1)
+    by_row = _linear(_local(lat[:, :, None], field, 1), weights.lat, weights.lat_bias)
+    by_column = _linear(_local(lon[:, None], field, 2), weights.lon, weights.lon_bias)
+    gate = jax.nn.sigmoid(by_row) * jax.nn.sigmoid(by_column)
+    return field.like(field.data * gate), running
+
+
+def _squeezed(
+    mean: Array, field: Field, weights: CoordinateWeights, *, dim: int
+) -> Array:
+    """Means in hidden channels; all of them on every shard."""
+    hidden = _linear(mean, weights.squeeze, weights.squeeze_bias)
+    return gather_rows(field.like(hidden)) if dim == field.layout.dim else hidden
+
+
+def _local(whole: Array, field: Field, dim: int) -> Array:
+    """This shard's rows of an array that every shard has whole."""
+    if dim != field.layout.dim:
+        return whole
+    return jnp.moveaxis(field.layout.local(jnp.moveaxis(whole, dim, 0)), 0, dim)
+
+
+def _linear(x: Array, kernel: Array, bias: Array) -> Array:
+    return jnp.matmul(x, kernel) + bias.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def _times(field: Field, gate: Float[Array, "batch channel"]) -> Field:
+    batch, channels = gate.shape
+    shape = (batch, *(1,) * (field.data.ndim - 2), channels)
+    return field.like(field.data * gate.reshape(shape))

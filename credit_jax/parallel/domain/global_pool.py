@@ -1,0 +1,113 @@
+"""Means and maxima over the globe, or over one of its dims, of fields on all shards."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from credit_jax.parallel.collectives import psum, vary
+from credit_jax.parallel.domain.norm import num_points
+from credit_jax.parallel.domain.select import dim_size, lat_lon_dims
+from credit_jax.parallel.layouts import Field
+
+
+def global_mean_pool(field: Field) -> Float[Array, "batch channel"]:
+    """Mean over all points of the globe: torch.nn.AdaptiveAvgPool2d(1).
+
+    Filler rows count for nothing; the sum is float32 or wider.
+
+    Args:
+        field: (batch, lat, lon, channel), or with further spatial dims.
+
+    Returns:
+        (batch, channel), the same on all shards.
+    """
+    dims = tuple(range(1, field.data.ndim - 1))
+    total = _shard_sum(field, dims, field.layout.axis)
+    return (total / num_points(field)).astype(field.data.dtype)
+
+
+def mean_over_lat(field: Field) -> Float[Array, "batch *spatial lon channel"]:
+    """Mean over latitude: torch.nn.AdaptiveAvgPool2d((1, None)).
+
+    Returns:
+        (batch, 1, lon, channel), which broadcasts against `field.data`: this shard's
+        columns where longitude is split, else the same on all shards.
+    """
+    return _mean_along(field, lat_lon_dims(field)[0])
+
+
+def mean_over_lon(field: Field) -> Float[Array, "batch *spatial lat 1 channel"]:
+    """Mean over longitude: torch.nn.AdaptiveAvgPool2d((None, 1)).
+
+    Returns:
+        (batch, lat, 1, channel), which broadcasts against `field.data`: this shard's
+        rows where latitude is split, else the same on all shards.
+    """
+    return _mean_along(field, lat_lon_dims(field)[1])
+
+
+def global_max_pool(field: Field) -> Float[Array, "batch channel"]:
+    """Maximum over all points of the globe: torch.nn.AdaptiveMaxPool2d(1).
+
+    The gradient goes to the first of equal maxima in the order of global positions, as
+    torch's does, on every number of shards.
+
+    Args:
+        field: (batch, lat, lon, channel), or with further spatial dims.
+
+    Returns:
+        (batch, channel), the same on all shards.
+    """
+    x, axis = field.data, field.layout.axis
+    dims = tuple(range(1, x.ndim - 1))
+    seen = lax.stop_gradient(x)
+    seen = jnp.where(jnp.isnan(seen), jnp.inf, seen)
+    seen = jnp.where(field.mask(), seen, -jnp.inf)
+    largest = seen.max(dims, keepdims=True)
+    if axis:
+        largest = lax.pmax(vary(largest, (axis,)), axis)
+    position = _positions(field)
+    last = np.iinfo(np.int32).max
+    where = jnp.where((seen == largest) & field.mask(), position, last)
+    first = where.min(dims, keepdims=True)
+    if axis:
+        first = lax.pmin(vary(first, (axis,)), axis)
+    chosen = jnp.where(where == first, x, jnp.zeros((), x.dtype)).sum(dims)
+    return psum(vary(chosen, (axis,)), axis) if axis else chosen
+
+
+def _positions(field: Field) -> Array:
+    """Row-major number of every local point on the globe, (1, lat, lon, 1)."""
+    dims = range(1, field.data.ndim - 1)
+    sizes = [dim_size(field, dim) for dim in dims]
+    assert math.prod(sizes) < 2**31, f"{sizes} points are too many to be numbered"
+    position = jnp.zeros((1,) * field.data.ndim, jnp.int32)
+    for dim, size in zip(dims, sizes, strict=True):
+        shape = [1] * field.data.ndim
+        shape[dim] = -1
+        split = dim == field.layout.dim
+        rows = field.layout.global_rows() if split else jnp.arange(size)
+        position = position * size + rows.astype(jnp.int32).reshape(shape)
+    return position
+
+
+def _mean_along(field: Field, dim: int) -> Array:
+    axis = field.layout.axis if dim == field.layout.dim else None
+    total = _shard_sum(field, (dim,), axis, keepdims=True)
+    return (total / dim_size(field, dim)).astype(field.data.dtype)
+
+
+def _shard_sum(
+    field: Field, dims: tuple[int, ...], axis: str | None, *, keepdims: bool = False
+) -> Array:
+    """Sum over dims, and over the shards where an axis is given, without filler."""
+    values = field.data.astype(jnp.promote_types(field.data.dtype, jnp.float32))
+    if field.layout.has_filler and field.layout.dim in dims:
+        values = jnp.where(field.mask(), values, jnp.zeros((), values.dtype))
+    total = values.sum(dims, keepdims=keepdims)
+    return psum(vary(total, (axis,)), axis) if axis else total

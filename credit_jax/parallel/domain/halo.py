@@ -1,0 +1,148 @@
+"""Halo exchange as a step of its own: a block with rows of its neighbours.
+
+Operations on fields state the rows that they need and have no use for this. It is for
+code that works on local arrays: exchange, apply any stencil, trim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from credit_jax.parallel.axes import DOMAIN
+from credit_jax.parallel.layouts import FILLER, Field, Layout, home_layout
+from credit_jax.parallel.rows import fetch
+
+
+def halo_exchange(
+    x: Field | Shaped[Array, "*shape"],
+    halo_width: int,
+    *,
+    dim: int = -2,
+    axis: str | None = DOMAIN,
+    size: int | None = None,
+    periodic: bool = False,
+) -> Shaped[Array, "*wider"]:
+    """The local block with `halo_width` rows of its neighbours on each side.
+
+    Rows beyond the poles are zeros, or with `periodic` those of the other end. The halo
+    may be wider than a shard. On uneven rows, what follows the last real row stands
+    right behind it, where its filler was. The gradient is the transpose: every shard
+    gets back what its rows were used for elsewhere.
+
+    Args:
+        x: field in equal blocks, or inside `shard_map` the local array of one, rows
+            along `dim`.
+        halo_width: rows to add on each side.
+        dim: array dim of the rows; default lat of (batch, channel, lat, lon). This and
+            the next two are for arrays; a field knows them.
+        axis: mesh axis the rows are split over; None on one device.
+        size: number of global rows; default all rows of all blocks.
+        periodic: whether the first row follows the last one.
+
+    Returns:
+        The local array with 2 * halo_width more rows.
+
+    Raises:
+        ValueError: a negative width, or blocks that are not those of `size` rows.
+
+    Differs from CREDIT: also pads on one device, where CREDIT gives back `x`, so that
+    one program serves any number of shards.
+    """
+    if halo_width < 0:
+        raise ValueError(f"halo_width is {halo_width}; expected 0 or more rows")
+    field = x if isinstance(x, Field) else _as_field(x, dim, axis, size)
+    layout = field.layout
+    if not layout.is_block:
+        raise ValueError(
+            "the rows of the field are not in equal blocks; "
+            "fetch(field, field.layout.home()) puts them there"
+        )
+    return fetch(field, _halo_layout(layout, halo_width, periodic)).data
+
+
+def trim(
+    x: Shaped[Array, "*shape"], before: int, after: int, dim: int = -2
+) -> Shaped[Array, "*narrower"]:
+    """Remove rows at both ends, as after a stencil on rows with a halo.
+
+    Args:
+        x: local array.
+        before, after: rows to remove at the start and the end of `dim`.
+        dim: array dim of the rows.
+
+    Raises:
+        ValueError: negative numbers, or more rows than there are.
+    """
+    rows = x.shape[dim]
+    if min(before, after) < 0 or before + after > rows:
+        raise ValueError(
+            f"cannot trim {before} and {after} rows of {rows}; expected 0 or more, "
+            f"{rows} at most in all"
+        )
+    return lax.slice_in_dim(x, before, rows - after, axis=dim % x.ndim)
+
+
+@dataclass(frozen=True)
+class HaloExchange:
+    """`halo_exchange` with its settings, called like CREDIT's layer.
+
+    Attributes:
+        halo_width, dim, axis, periodic: as for `halo_exchange`.
+    """
+
+    halo_width: int
+    dim: int = -2
+    axis: str | None = DOMAIN
+    periodic: bool = False
+
+    def __call__(
+        self, x: Field | Shaped[Array, "*shape"], *, size: int | None = None
+    ) -> Shaped[Array, "*wider"]:
+        """The local block with its halo."""
+        return halo_exchange(
+            x,
+            self.halo_width,
+            dim=self.dim,
+            axis=self.axis,
+            size=size,
+            periodic=self.periodic,
+        )
+
+    @staticmethod
+    def trim(
+        x: Shaped[Array, "*shape"], halo_before: int, halo_after: int, dim: int = -2
+    ) -> Shaped[Array, "*narrower"]:
+        """See `credit_jax.parallel.domain.halo.trim`."""
+        return trim(x, halo_before, halo_after, dim)
+
+
+def _as_field(x: Array, dim: int, axis: str | None, size: int | None) -> Field:
+    num_shards = lax.axis_size(axis) if axis else 1
+    length = x.shape[dim]
+    rows = num_shards * length if size is None else size
+    layout = home_layout(rows, num_shards, axis, dim % x.ndim)
+    if layout.length != length:
+        raise ValueError(
+            f"{rows} rows over {num_shards} shards are blocks of {layout.length}, but "
+            f"dim {dim} of the local array {x.shape} has {length}"
+        )
+    return Field(x, layout)
+
+
+def _halo_layout(layout: Layout, width: int, periodic: bool) -> Layout:
+    """Row numbers from `width` before each block to `width` behind it."""
+    size, length = layout.size, layout.length
+    held = []
+    for shard in range(layout.num_shards):
+        first = shard * length
+        rows = range(first - width, first + length + width)
+        if first >= size:
+            held.append([FILLER] * len(rows))
+        elif periodic:
+            held.append([row % size for row in rows])
+        else:
+            held.append([row if 0 <= row < size else FILLER for row in rows])
+    return layout.with_rows(held, size)

@@ -1,0 +1,27 @@
+"""Cyclic shifts of fields, as Swin's shifted windows need them."""
+
+from __future__ import annotations
+
+from credit_jax.parallel.domain.select import dim_size, lat_lon_dims, select
+from credit_jax.parallel.layouts import Field, Layout
+
+
+def roll_field(
+    field: Field, shift: tuple[int, int], *, out: Layout | None = None
+) -> Field:
+    """torch.roll over latitude and longitude: out[i] = x[(i - shift) mod size].
+
+    Rows that leave the globe at one pole come back at the other, as columns do around
+    it.
+
+    Args:
+        field: (batch, lat, lon, channel), or with further spatial dims in front of lat.
+        shift: rows and columns to shift by; any integers, also more than one turn.
+        out: layout of the shifted rows of the split dim; default equal blocks.
+    """
+    for dim, by in zip(lat_lon_dims(field), shift, strict=True):
+        size = dim_size(field, dim)
+        if by % size or (dim == field.layout.dim and out is not None):
+            index = [(i - by) % size for i in range(size)]
+            field = select(field, dim, index, out=out)
+    return field

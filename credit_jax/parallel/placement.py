@@ -1,0 +1,275 @@
+"""Arrays on their way to the mesh and back: rows over domain, samples over dp.
+
+A split array has equal blocks of rows on all shards; blocks are filled up with copies
+of the last row. Functions that take a `Mesh` work on whole arrays, outside of
+`shard_map`; with the `MeshAxes` of a step they work on local ones, inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Shaped
+
+from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.layouts import Field, home_layout
+from credit_jax.parallel.take import take_rows, take_static
+
+ROW_DIM = -2
+
+
+def batch_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
+    """Spec of (batch, channel, time, lat, lon), or of micro-batches stacked on it."""
+    return array_spec(axes, 6 if stacked else 5, sample_dim=1 if stacked else 0)
+
+
+def place_batch(
+    arrays: Mapping[str, np.ndarray],
+    mesh: Mesh,
+    *,
+    local_dp_ranks: Sequence[int] | None = None,
+) -> dict[str, Array]:
+    """Split arrays over the mesh; rows are filled up to equal blocks with the last row.
+
+    Args:
+        arrays: (batch, channel, time, lat, lon), or with micro-batches stacked in
+            front; the samples of this process's dp ranks, rank after rank.
+        mesh: the device mesh.
+        local_dp_ranks: the dp ranks this process loads samples for; default all.
+
+    Raises:
+        ValueError: the number of samples is no multiple of the number of ranks.
+    """
+    return {
+        name: place_samples(
+            x,
+            mesh,
+            sample_dim=1 if x.ndim == 6 else 0,
+            local_dp_ranks=local_dp_ranks,
+        )
+        for name, x in arrays.items()
+    }
+
+
+def shard_tensor(
+    x: Shaped[np.ndarray | Array, "*shape"],
+    mesh: Mesh | MeshAxes,
+    *,
+    dim: int = ROW_DIM,
+) -> Shaped[Array, "*blocks"]:
+    """Split an array along `dim` over the domain axis.
+
+    Args:
+        x: whole array, on the host or on devices; inside `shard_map` the same on all
+            shards.
+        mesh: the device mesh: `x` becomes an array on all of it, split along `dim`
+            alone. Or, inside `shard_map`, the mesh axes: the result is the local block.
+        dim: array dim to split; default lat of (batch, channel, time, lat, lon).
+
+    Returns:
+        Equal blocks of ceil(size / n) rows, the last ones filled up with the last row.
+
+    Differs from CREDIT: the number of rows need not divide.
+    """
+    if isinstance(mesh, MeshAxes):
+        return _local_block(jnp.asarray(x), mesh, dim)
+    axes = MeshAxes.from_mesh(mesh)
+    spec = array_spec(axes, x.ndim, sample_dim=None, row_dim=dim)
+    x = fill_rows(x, axes.num_domain, dim)
+    sharding = NamedSharding(mesh, spec)
+    if isinstance(x, jax.Array):
+        return jax.device_put(x, sharding)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def gather_tensor(
+    x: Shaped[np.ndarray | Array, "*blocks"],
+    mesh: Mesh | MeshAxes,
+    *,
+    dim: int = ROW_DIM,
+    size: int | None = None,
+) -> Shaped[Array, "*shape"]:
+    """The whole rows of a split array: the inverse of `shard_tensor`.
+
+    Args:
+        x: array split along `dim` over the domain axis; inside `shard_map` the local
+            block of it.
+        mesh: the device mesh, or, inside `shard_map`, the mesh axes.
+        dim: the split array dim.
+        size: number of real rows; default all, filler included.
+
+    Returns:
+        The array with `size` rows, the same on all domain shards. How other dims are
+        split stays.
+
+    Raises:
+        ValueError: `size` rows are not in blocks like these.
+    """
+    axes = mesh if isinstance(mesh, MeshAxes) else MeshAxes.from_mesh(mesh)
+    dim = dim % x.ndim
+    inside = isinstance(mesh, MeshAxes)
+    total = x.shape[dim] * (axes.num_domain if inside else 1)
+    rows = total if size is None else size
+    blocks = home_layout(rows, axes.num_domain, axes.domain, dim)
+    if rows > total or blocks.length * axes.num_domain != total:
+        raise ValueError(
+            f"size is {rows}, which is {blocks.length} rows on each of "
+            f"{axes.num_domain} domain shards, but there are {total} rows in all"
+        )
+    if isinstance(mesh, MeshAxes):
+        return gather_rows(Field(jnp.asarray(x), blocks))
+    whole = _without_domain(jnp.asarray(x), mesh, axes)
+    return lax.slice_in_dim(whole, 0, rows, axis=dim)
+
+
+def gather_rows(field: Field) -> Shaped[Array, "*shape"]:
+    """All rows of a field in global order, the same on all shards: one all-gather.
+
+    Returns:
+        Array with `layout.size` rows along the split dim.
+    """
+    layout, x = field.layout, field.data
+    if layout.axis is not None:
+        x = lax.all_gather(x, layout.axis, axis=layout.dim, tiled=True, to="invarying")
+    held = [row for rows in layout.held for row in rows]
+    where = {row: i for i, row in enumerate(held)}
+    return take_static(x, [where[row] for row in range(layout.size)], layout.dim)
+
+
+def shard_batch(
+    batch: Mapping[str, Any],
+    mesh: Mesh,
+    *,
+    spatial_dims_5d: int = ROW_DIM,
+    spatial_dims_4d: int = ROW_DIM,
+    local_dp_ranks: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Split every array of 4 or 5 dims of a batch; other entries stay as they are.
+
+    Args:
+        batch: host arrays (batch, channel, time, lat, lon) or (batch, channel, lat,
+            lon), and anything else.
+        mesh: the device mesh; rows are split over domain and samples over dp.
+        spatial_dims_5d, spatial_dims_4d: array dim of the rows.
+        local_dp_ranks: as for `place_samples`.
+
+    Differs from CREDIT: splits the samples, too, which CREDIT's loader does; and the
+    number of rows need not divide.
+    """
+    dims = {5: spatial_dims_5d, 4: spatial_dims_4d}
+    placed = {}
+    for name, x in batch.items():
+        is_array = isinstance(x, np.ndarray | jax.Array)
+        if is_array and x.ndim in dims:
+            placed[name] = place_samples(
+                np.asarray(x),
+                mesh,
+                row_dim=dims[x.ndim],
+                local_dp_ranks=local_dp_ranks,
+            )
+        else:
+            placed[name] = x
+    return placed
+
+
+def place_samples(
+    x: Shaped[np.ndarray, "*shape"],
+    mesh: Mesh,
+    *,
+    sample_dim: int = 0,
+    row_dim: int = ROW_DIM,
+    local_dp_ranks: Sequence[int] | None = None,
+) -> Shaped[Array, "*blocks"]:
+    """Split one host array: samples over dp, rows over domain.
+
+    Args:
+        x: the samples of this process's dp ranks, rank after rank.
+        mesh: the device mesh.
+        sample_dim, row_dim: array dims of samples and rows.
+        local_dp_ranks: the dp ranks this process loads samples for; default all.
+
+    Raises:
+        ValueError: the number of samples is no multiple of the number of ranks.
+    """
+    axes = MeshAxes.from_mesh(mesh)
+    ranks = tuple(range(axes.num_data)) if local_dp_ranks is None else local_dp_ranks
+    samples = x.shape[sample_dim]
+    if samples % len(ranks):
+        raise ValueError(
+            f"a batch of {samples} samples cannot be split over {len(ranks)} "
+            "data-parallel ranks; choose a multiple"
+        )
+    per_rank = samples // len(ranks)
+    x = fill_rows(x, axes.num_domain, row_dim)
+    shape = list(x.shape)
+    shape[sample_dim] = per_rank * axes.num_data
+    spec = array_spec(axes, x.ndim, sample_dim=sample_dim, row_dim=row_dim)
+
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None, "the shape is not that of a scalar"
+        start, stop, _ = index[sample_dim].indices(shape[sample_dim])
+        first = ranks.index(start // per_rank) * per_rank
+        local = list(index)
+        local[sample_dim] = slice(first, first + stop - start)
+        return x[tuple(local)]
+
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(tuple(shape), sharding, shard)
+
+
+def array_spec(
+    axes: MeshAxes, num_dims: int, *, sample_dim: int | None = 0, row_dim: int = ROW_DIM
+) -> PartitionSpec:
+    """Spec of an array with samples over dp (None: not split) and rows over domain."""
+    parts: list[Any] = [None] * num_dims
+    if sample_dim is not None:
+        parts[sample_dim] = axes.data or None
+    parts[row_dim] = axes.domain
+    return PartitionSpec(*parts)
+
+
+def fill_rows(x: Any, num_domain: int, dim: int = ROW_DIM) -> Any:
+    """Repeat the last row until the rows make `num_domain` equal blocks.
+
+    Args:
+        x: array of numpy or JAX; the result is of the same kind.
+        num_domain: number of blocks.
+        dim: array dim of the rows.
+    """
+    rows = x.shape[dim]
+    missing = max(-(-rows // num_domain), 1) * num_domain - rows
+    if not missing:
+        return x
+    numpy = jnp if isinstance(x, jax.Array) else np
+    last = numpy.take(x, np.full(missing, rows - 1), axis=dim)
+    return numpy.concatenate([x, last], axis=dim)
+
+
+def _local_block(x: Array, axes: MeshAxes, dim: int) -> Array:
+    """This shard's rows of an array that every shard has whole."""
+    dim = dim % x.ndim
+    size = x.shape[dim]
+    held = np.asarray(home_layout(size, axes.num_domain, axes.domain, dim).held)
+    index = np.where(held < 0, size - 1, held)
+    return take_rows(x, index, axes.domain, dim)
+
+
+def _without_domain(x: Array, mesh: Mesh, axes: MeshAxes) -> Array:
+    """The array with no dim split over the domain axis."""
+    sharding = x.sharding
+    if not isinstance(sharding, NamedSharding) or axes.domain is None:
+        return x
+    spec = PartitionSpec(*(_drop_axis(part, axes.domain) for part in sharding.spec))
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def _drop_axis(part: Any, axis: str) -> Any:
+    if isinstance(part, tuple):
+        return tuple(name for name in part if name != axis) or None
+    return None if part == axis else part
