@@ -12,16 +12,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.jax_side import build_mesh
 from credit_jax.models.architecture import Architecture
-from credit_jax.models.registry import build
-from credit_jax.parallel.remat import Remat
-from credit_jax.training.batches import batch_spec
+from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.parallel.execution import Execution
+from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.optimisers import AdamW
-from credit_jax.training.state import (
-    Execution,
-    init_state,
-    state_shardings,
-    state_specs,
-)
+from credit_jax.training.state import init_state, state_shardings, state_specs
 from credit_jax.training.step import make_train_step
 
 # A WXFormer whose windows and strides fit 64 rows on up to 8 shards.
@@ -47,7 +42,7 @@ SMALL_MODEL: dict[str, Any] = {
 
 
 def compile_step(
-    model: Mapping[str, Any], mesh: str, *, batch: int, remat: bool = False
+    model: Mapping[str, Any], mesh: str, *, batch: int, remat: str = "none"
 ) -> tuple[Architecture, Any]:
     """The architecture, and the compiled training step (plain MSE, AdamW, clipping).
 
@@ -55,20 +50,19 @@ def compile_step(
         model: the `model:` block.
         mesh: its name, see `jax_side.parse_mesh`.
         batch: samples of the global batch.
-        remat: whether blocks recompute their activations in the backward pass.
+        remat: activation checkpointing, "none", "full" or "selective".
     """
-    architecture = build(model)
+    parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat)
+    architecture, execution = parallel.architecture, parallel.execution
     optimiser = AdamW(max_norm=1.0)
-    execution = Execution(build_mesh(mesh), remat=Remat(activations=remat))
     step = make_train_step(
-        architecture,
+        parallel,
         optimiser,
         lambda _: jnp.float32(1e-3),
         lambda pred, target, reducer: reducer.mean(jnp.square(pred - target)),
-        execution,
     )
-    specs = state_specs(architecture, optimiser, execution)
-    start = partial(init_state, architecture, optimiser, execution)
+    specs = state_specs(parallel, optimiser)
+    start = partial(init_state, parallel, optimiser)
     state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=sharding

@@ -18,15 +18,15 @@ from jax.sharding import Mesh
 from benchmarks.parity_case import Case
 from credit_jax.config import Config, build_config
 from credit_jax.losses import build_loss
-from credit_jax.models.registry import build
+from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.parallel.device_mesh import mesh_of_degrees
 from credit_jax.parallel.packing import pack
-from credit_jax.training.batches import place_batch
+from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimisers import build_optimiser
 from credit_jax.training.schedules import build_schedule
-from credit_jax.training.state import Execution, place_state, state_of, state_specs
-from credit_jax.training.step import make_forecast_step, make_train_step
+from credit_jax.training.state import place_state, state_of, state_specs
+from credit_jax.training.step import make_train_step
 
 _AXES = {"dp": DP_SHARD, "ddp": DP_REPLICATE, "tp": TP, "domain": DOMAIN}
 _FACTOR = re.compile(r"(dp|ddp|tp|domain)(\d+)")
@@ -90,30 +90,27 @@ def run_mesh(config: Mapping[str, Any], case: Case, name: str) -> MeshRun:
     """
     begin = time.monotonic()
     job = _job(config)
-    architecture, trainer = build(job.model), job.trainer
+    trainer, mesh = job.trainer, build_mesh(name)
+    model = build_parallel_model(job.model, mesh)
+    architecture = model.architecture
     optimiser = build_optimiser(trainer)
-    execution = Execution(build_mesh(name))
     loss = build_loss(job.loss, latitude=case.latitude)
     schedule = build_schedule(trainer, batches_per_epoch=trainer.batches_per_epoch)
-    step = make_train_step(architecture, optimiser, schedule, loss, execution)
+    step = make_train_step(model, optimiser, schedule, loss)
     # Copies: the step takes its state's memory, and the next mesh needs the case again.
     params = jax.tree.map(jnp.array, pack(case.params, architecture.declarations))
     vectors = jax.tree.map(jnp.array, dict(case.vectors))
     state = state_of(params, vectors, optimiser, jax.random.key(0), ema=False)
-    specs = state_specs(architecture, optimiser, execution)
-    state = place_state(state, specs, execution.mesh)
+    state = place_state(state, state_specs(model, optimiser), mesh)
     losses, norms, prediction = [], [], np.zeros(())
     for index, (x, y) in enumerate(zip(case.x, case.y, strict=True)):
-        state, info = step(
-            state, place_batch({"x": x[None], "y": y[None]}, execution.mesh)
-        )
+        state, info = step(state, place_batch({"x": x[None], "y": y[None]}, mesh))
         losses.append(float(info["loss"][0]))
         norms.append(float(info["grad_norm"]))
         if index == 0:
             # The rate was 0: weights as given, vectors after one power iteration.
-            forecast = make_forecast_step(architecture, execution)
-            placed = place_batch({"x": x}, execution.mesh)["x"]
-            rows = np.asarray(forecast(state.params, state.vectors, placed))
+            placed = place_batch({"x": x}, mesh)["x"]
+            rows = np.asarray(model.apply(state.params, state.vectors, placed))
             prediction = rows[:, :, 0, : architecture.image_height]
     seconds = time.monotonic() - begin
     return MeshRun(np.asarray(losses), np.asarray(norms), prediction, seconds)

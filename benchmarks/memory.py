@@ -1,6 +1,6 @@
 """Bytes a device needs for a training step, by XLA's own account of the program.
 
-    python -m benchmarks.memory [--meshes 1 domain2 domain4 domain8] [--remat]
+    python -m benchmarks.memory [--meshes 1 domain2 domain4 domain8] [--remat full]
 
 Read from the compiled program of each mesh on simulated devices; nothing is run.
 """
@@ -75,7 +75,12 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add = parser.add_argument
     add("--meshes", nargs="+", default=list(DEFAULT_MESHES), metavar="MESH")
     add("--batch", type=int, default=8, help="samples of a global batch")
-    add("--remat", action="store_true", help="recompute activations")
+    add(
+        "--remat",
+        choices=ACTIVATIONS,
+        default="none",
+        help="activation checkpointing",
+    )
     add("--out", type=Path, default=REPORTS, help="folder of the report")
     return parser.parse_args(arguments)
 

@@ -168,8 +168,8 @@ def header(source: str, setup: Setup) -> list[str]:
     """What a run is, in a few lines."""
     model, schema, loader = setup.architecture, setup.schema, setup.train_loader
     devices = setup.mesh.devices.reshape(-1)
-    axes = setup.execution.axes
-    precision = setup.execution.precision.compute.name
+    axes = setup.model.axes
+    precision = setup.model.execution.precision.compute.name
     valid = setup.valid_loader
     held_out = "" if valid is None else f", {len(valid.dataset)} held out"
     return [

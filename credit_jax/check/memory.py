@@ -14,7 +14,7 @@ from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxe
 from credit_jax.parallel.sharding import Declaration, ShardingRules
 
 FLOAT32 = 4
-BFLOAT16 = 2
+HALF = 2
 # XLA's temporary memory over what is counted here: 1.2 to 2.5 for the gradient of
 # configs/demo.yaml, depth 1 to 4, with and without rematerialisation (CPU, jax 0.10.2).
 WORKSPACE = 1.6
@@ -59,7 +59,7 @@ def estimate_memory(
         "optimiser (AdamW)": 2 * own,
         "EMA": own if trainer.use_ema else 0,
         "spectral norm": normalised,
-        "gathered block (FSDP)": _largest_gathered(declarations, axes),
+        "gathered blocks (FSDP)": _gathered(config, declarations, axes),
         "activations (estimate)": _activations(config, architecture, axes),
         "batch": _batch(config, architecture, axes),
     }
@@ -82,8 +82,10 @@ def local_size(declaration: Declaration, axes: MeshAxes) -> int:
     )
 
 
-def _largest_gathered(declarations: dict[str, Declaration], axes: MeshAxes) -> int:
-    """Bytes of the largest group of parameters that FSDP gathers at a time."""
+def _gathered(
+    config: Config, declarations: dict[str, Declaration], axes: MeshAxes
+) -> int:
+    """Bytes of the parameters that FSDP holds gathered at a time."""
     if axes.num_shard == 1:
         return 0
     groups: dict[str, int] = {}
@@ -94,7 +96,11 @@ def _largest_gathered(declarations: dict[str, Declaration], axes: MeshAxes) -> i
         if ShardingRules().shard_dim(one, axes) is not None:
             whole *= axes.num_shard
         groups[name] = groups.get(name, 0) + whole
-    return FLOAT32 * max(groups.values(), default=0)
+    reshard = config.trainer.fsdp.reshard_after_forward
+    if reshard is False:
+        return FLOAT32 * sum(groups.values())
+    largest = sorted(groups.values(), reverse=True)
+    return FLOAT32 * sum(largest[: 1 + (0 if reshard is True else reshard)])
 
 
 def _batch(config: Config, architecture: Architecture, axes: MeshAxes) -> int:
@@ -112,19 +118,23 @@ def _activations(config: Config, architecture: Architecture, axes: MeshAxes) -> 
     if not hasattr(model, "geometry"):
         return 0
     geometry = model.geometry()
-    remat = config.trainer.activation_checkpoint != "none"
+    mode = config.trainer.activation_checkpoint
     kept, largest = 0, 0
     for index, stage in enumerate(geometry.stages):
         points = local_rows(stage, axes.num_domain) * stage.width
-        block = points * _block_width(stage, model.dim_head, axes.num_tensor)
-        largest = max(largest, block)
+        block, attention = (
+            points * width
+            for width in _block_widths(stage, model.dim_head, axes.num_tensor)
+        )
         between = points * stage.channels
-        kept += 2 * between + model.depth[index] * (between if remat else block)
-    kept += largest if remat else 0
+        again = {"none": 0, "selective": attention - 2 * between, "full": block}[mode]
+        largest = max(largest, again)
+        rest = between if mode == "full" else block - again
+        kept += 2 * between + model.depth[index] * rest
+    kept += largest
     kept += _edges(architecture, geometry, axes)
-    item = FLOAT32
-    if config.trainer.amp and config.trainer.fsdp2_mp_policy.param_dtype == "bfloat16":
-        item = BFLOAT16
+    policy = config.trainer.mp_policy
+    item = FLOAT32 if policy is None or policy.param_dtype == "float32" else HALF
     return int(WORKSPACE * item * config.trainer.train_batch_size * kept)
 
 
@@ -134,8 +144,8 @@ def local_rows(stage: Any, domain: int) -> int:
     return min(stage.height, -(-(stage.height // window) // domain) * window)
 
 
-def _block_width(stage: Any, dim_head: int, tensor: int) -> int:
-    """Numbers that one transformer block keeps a point.
+def _block_widths(stage: Any, dim_head: int, tensor: int) -> tuple[int, int]:
+    """Numbers that one transformer block, and its attention alone, keep a point.
 
     Attention: the normalised input, q, k, v, scores and weights (one per key), the
     heads' output, the sum; feed-forward: the normalised input, the hidden units before
@@ -146,7 +156,7 @@ def _block_width(stage: Any, dim_head: int, tensor: int) -> int:
     keys = stage.local_window**2 + stage.global_window**2
     attention = 2 * (2 * channels + 4 * inner // tensor) + 2 * heads * keys // tensor
     feed_forward = 2 * (2 * channels + 8 * channels // tensor)
-    return attention + feed_forward
+    return attention + feed_forward, attention
 
 
 def _edges(architecture: Architecture, geometry: Any, axes: MeshAxes) -> int:

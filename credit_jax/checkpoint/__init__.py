@@ -8,6 +8,7 @@
             ema/                {path: array}; only with `trainer.use_ema`
             optimiser/          {"opt_state": {"count", "mu", "nu"},
                                 "micro_step", "update_step", "key"}
+            loss_scale/         {"scale", "good_updates"}; only in float16
             progress/           `Progress` as JSON
 
 Every array is stored whole, by its path, whatever mesh wrote it (Orbax, OCDBT). A
@@ -20,10 +21,19 @@ is removed at the next start. A checkpoint converted from elsewhere needs `weigh
 from credit_jax.checkpoint.progress import Progress
 from credit_jax.checkpoint.store import (
     EMA,
+    LOSS_SCALE,
     OPTIMISER,
     WEIGHTS,
     CheckpointStore,
     set_aside,
 )
 
-__all__ = ["EMA", "OPTIMISER", "WEIGHTS", "CheckpointStore", "Progress", "set_aside"]
+__all__ = [
+    "EMA",
+    "LOSS_SCALE",
+    "OPTIMISER",
+    "WEIGHTS",
+    "CheckpointStore",
+    "Progress",
+    "set_aside",
+]

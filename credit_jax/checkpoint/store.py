@@ -22,7 +22,8 @@ from credit_jax.checkpoint.trees import (
 
 FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMISER, PROGRESS = "weights", "ema", "optimiser", "progress"
-ITEMS = (WEIGHTS, EMA, OPTIMISER)
+LOSS_SCALE = "loss_scale"
+ITEMS = (WEIGHTS, EMA, OPTIMISER, LOSS_SCALE)
 
 
 class _Kept:
@@ -116,7 +117,8 @@ class CheckpointStore:
 
         Args:
             step: its name: micro-batches seen.
-            items: `weights`, `optimiser` and perhaps `ema`, see the package.
+            items: `weights`, `optimiser`, perhaps `ema` and `loss_scale`, see the
+                package.
             progress: where the run stands.
         """
         manager = self._open()
@@ -154,7 +156,7 @@ class CheckpointStore:
         return Progress.from_json(manager.restore(step, args=args)[PROGRESS])
 
     def item_names(self, step: int) -> list[str]:
-        """Which of `weights`, `ema`, `optimiser` a checkpoint holds."""
+        """Which of its items a checkpoint holds."""
         self._manager_with(step)
         return [name for name in ITEMS if (self.path(step) / name).is_dir()]
 

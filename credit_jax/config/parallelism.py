@@ -1,7 +1,7 @@
 """`trainer.parallelism`: how the devices are used, and what its keys must agree on."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,6 +9,23 @@ from credit_jax.config.base import StrictModel
 from credit_jax.config.messages import divisors, got
 
 DATA_MODES = ("fsdp2", "ddp", "none")
+
+
+class FsdpConfig(StrictModel):
+    """How parameters are split over the replicas of `data: fsdp2`.
+
+    Attributes:
+        reshard_after_forward: whether a block's parameters are gathered again in the
+            backward pass: true, false, or the number of blocks that stay gathered.
+        min_shard_size: parameters with fewer elements stay whole on every device.
+        keep_whole: patterns of parameter paths that stay whole ("stages/0/embed/*").
+
+    Differs from CREDIT: it has no such section and passes over it.
+    """
+
+    reshard_after_forward: bool | Annotated[int, Field(ge=0)] = True
+    min_shard_size: int = Field(1024, ge=0)
+    keep_whole: tuple[str, ...] = ()
 
 
 class ParallelismConfig(StrictModel):

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from credit_jax.config.base import StrictModel, Unavailable
 from credit_jax.config.messages import got
-from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import Schedule
 
 _GEN1 = "gen1 only; trainer.parallelism says it"
@@ -15,15 +15,17 @@ _GEN1 = "gen1 only; trainer.parallelism says it"
 class PrecisionPolicy(StrictModel):
     """Number formats of a run with `amp: true`; parameters are stored in float32.
 
+    It applies where it is given, and with `parallelism.data: fsdp2`.
+
     Attributes:
-        param_dtype: format of the computation.
+        param_dtype: format of the computation; float16 comes with loss scaling.
         reduce_dtype: format in which gradients are summed.
         output_dtype: format of the model's output.
     """
 
-    param_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    param_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    output_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    output_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
 
 
 class TrainerConfig(StrictModel):
@@ -32,12 +34,16 @@ class TrainerConfig(StrictModel):
     Attributes:
         type: "gen2" or its other name "era5-gen2".
         parallelism: see `ParallelismConfig`.
+        fsdp: see `FsdpConfig`.
         num_devices: devices that the job is made for; null takes all of the machine.
             CREDIT has no such key and passes over it: there the launcher says it.
         learning_rate, weight_decay: of AdamW; decay applies to every parameter.
-        amp: compute in the formats of `fsdp2_mp_policy` (bfloat16) instead of float32.
-        activation_checkpoint: "none", "full" or "selective" (true is "full"): whether a
-            block's activations are computed again in the backward pass.
+        amp: compute in 16 bits: in the formats of `fsdp2_mp_policy` where that is given
+            or `parallelism.data` is "fsdp2" (bfloat16), else in float16 with dynamic
+            loss scaling.
+        activation_checkpoint: "none", "full" or "selective" (true is "full"): whether
+            a block's activations are computed again in the backward pass; "selective"
+            computes those of attention again.
         train_batch_size, valid_batch_size: samples of one data-parallel rank.
         batches_per_epoch, valid_batches_per_epoch: at most so many; 0 is all.
         epochs, num_epoch, start_epoch: an invocation trains the epochs from
@@ -62,13 +68,14 @@ class TrainerConfig(StrictModel):
         thread_workers, valid_thread_workers: threads that read samples.
         prefetch_factor: batches that are read ahead, per thread.
 
-    Differs from CREDIT: with `amp: true` CREDIT computes in float16 with loss scaling
-    unless fsdp2 is on; here it is bfloat16 always. `grad_max_norm: dynamic` never clips
-    in CREDIT; it is accepted with a warning.
+    Differs from CREDIT: `fsdp2_mp_policy` also applies without fsdp2, and by default
+    with spectral norm, too; `amp` also works on a CPU. `grad_max_norm: dynamic` never
+    clips in CREDIT; it is accepted with a warning.
     """
 
     type: Literal["gen2", "era5-gen2"]
     parallelism: ParallelismConfig
+    fsdp: FsdpConfig = FsdpConfig()
     num_devices: int | None = Field(None, ge=1)
     learning_rate: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
@@ -158,6 +165,16 @@ class TrainerConfig(StrictModel):
                 "write use_scheduler: true (or false)"
             )
         return self
+
+    @property
+    def mp_policy(self) -> PrecisionPolicy | None:
+        """The number formats that `amp` asks for; None is float32."""
+        if not self.amp:
+            return None
+        given = "fsdp2_mp_policy" in self.model_fields_set
+        if given or self.parallelism.data == "fsdp2":
+            return self.fsdp2_mp_policy
+        return PrecisionPolicy(param_dtype="float16", output_dtype="float16")
 
     @property
     def clip_norm(self) -> float:

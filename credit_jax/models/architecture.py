@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.context import Context
+from credit_jax.nn.context import BlockCount, Context
 from credit_jax.nn.parameters import declaration_of, named_parameters
+from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.initialisers import initialise
 from credit_jax.parallel.sharding import Declaration
 
@@ -30,14 +34,21 @@ class Architecture:
     Attributes:
         config: its validated `model:` block.
         make: builds the NNX module.
+        keep_whole: patterns of parameter paths that FSDP never splits.
     """
 
     config: Any
     make: Callable[[Any], nnx.Module]
+    keep_whole: tuple[str, ...] = ()
 
     @cached_property
     def _abstract(self) -> nnx.Module:
-        return self.make(self.config)
+        module = apply_tensor_parallel(self.make(self.config))
+        for path, variable in named_parameters(module):
+            if any(fnmatch(path, pattern) for pattern in self.keep_whole):
+                kept = replace(declaration_of(variable), keep_whole=True)
+                variable.set_metadata(declaration=kept)
+        return module
 
     @cached_property
     def _split(self) -> tuple[Any, Any]:
@@ -91,6 +102,28 @@ class Architecture:
         """All that keeps the model from running on a mesh, one readable line each."""
         return self.config.problems(tensor, domain)
 
+    def unmatched(self) -> list[str]:
+        """The patterns of `keep_whole` that no parameter matches, one line each."""
+        return [
+            f"keep_whole has {pattern!r}, which matches no parameter; there are "
+            f"{', '.join(sorted(self.declarations)[:3])}, ..."
+            for pattern in self.keep_whole
+            if not any(fnmatch(path, pattern) for path in self.declarations)
+        ]
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Blocks of one forward pass, counted by tracing it; nothing is compiled."""
+        blocks = BlockCount()
+        shape = (1, self.input_channels, self.frames)
+        shaped = jax.ShapeDtypeStruct
+        x = shaped((*shape, self.image_height, self.image_width), jnp.float32)
+        weights = {p: shaped(d.shape, d.dtype) for p, d in self.declarations.items()}
+        jax.eval_shape(
+            lambda w, x: self.apply(w, x, Context(blocks=blocks)), weights, x
+        )
+        return blocks.seen
+
     def init(
         self,
         key: Array,
@@ -139,6 +172,8 @@ class Architecture:
             for name, (path, variable) in zip(paths, flat, strict=True)
         ]
         module: Any = nnx.merge(graph, nnx.from_flat_state(filled))
+        if context.remat.counts_blocks:
+            context = replace(context, blocks=BlockCount(self.num_blocks))
         return module(x, context)
 
 

@@ -83,15 +83,10 @@ class OutProjection(nnx.Module):
             "bghsd,hdc->bgsc",
             x,
             self.kernel[...],
-            preferred_element_type=_wide(context),
+            preferred_element_type=context.precision.wide,
         )
         whole = psum(partial, context.axes.tensor).astype(x.dtype)
         return whole + self.bias[...].reshape(1, 1, 1, -1)
-
-
-def _wide(context: Context) -> jnp.dtype:
-    """Dtype of sums over tp."""
-    return jnp.promote_types(context.precision.reduce, context.precision.compute)
 
 
 class WindowAttention(nnx.Module):
@@ -133,13 +128,20 @@ class WindowAttention(nnx.Module):
 
     def __call__(self, field: Field, context: Context) -> Field:
         """Attend within the windows of a field that lies on `self.layout`."""
+
+        def attend(data: Array) -> Array:
+            return self._attend(field.like(data), context).data
+
+        return field.like(context.remat.attention(attend)(field.data))
+
+    def _attend(self, field: Field, context: Context) -> Field:
         x = partition(field.like(self.norm(field.data)), self.kind, self.window)
         q, k, v = self.to_qkv(x)
         logits = jnp.einsum(
             "bghid,bghjd->bghij",
             q * self.scale,
             k,
-            preferred_element_type=_wide(context),
+            preferred_element_type=context.precision.wide,
         )
         bias = self.position_bias(self.window).astype(logits.dtype)
         weights = jax.nn.softmax(logits + bias[None, None, None], -1).astype(v.dtype)

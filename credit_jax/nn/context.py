@@ -20,6 +20,24 @@ from credit_jax.parallel.remat import Remat
 from credit_jax.parallel.sharding import ShardingRules
 
 
+@dataclass
+class BlockCount:
+    """Numbers the blocks of one forward pass as it is traced.
+
+    Attributes:
+        total: how many there are, if that is known already.
+        seen: how many have been met.
+    """
+
+    total: int = 0
+    seen: int = 0
+
+    def take(self, num: int) -> int:
+        """The number of the first of `num` further blocks."""
+        self.seen += num
+        return self.seen - num
+
+
 @dataclass(frozen=True)
 class Context:
     """The static surroundings of one forward pass.
@@ -27,8 +45,9 @@ class Context:
     Attributes:
         axes: mesh axes inside `shard_map`; `MeshAxes()` on one device.
         rules: how parameters are laid out.
-        precision: compute dtype.
+        precision: dtypes of the forward and of gradient sums.
         remat: what a block keeps for the backward pass.
+        blocks: numbers the blocks, where the policy depends on it.
         key: dropout key of this forward, equal on all devices; None in evaluation.
         first_sample, sample_stride: the local samples are number first_sample,
             first_sample + sample_stride, ... of the global batch as sampled.
@@ -38,6 +57,7 @@ class Context:
     rules: ShardingRules = field(default_factory=ShardingRules)
     precision: Precision = field(default_factory=Precision)
     remat: Remat = field(default_factory=Remat)
+    blocks: BlockCount | None = None
     key: Array | None = None
     first_sample: Array | int = 0
     sample_stride: int = 1
@@ -64,7 +84,8 @@ class Context:
             merged = self._merge(graph, state)
             return merged(*args, replace(self, key=key), **static)
 
-        return self._remat(body)(state, self.key, *args)
+        keep = self._num_kept(1) == 1
+        return self.remat.block(body, keep=keep)(state, self.key, *args)
 
     def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
         """Run `num` stacked blocks one after the other: carry = block(carry, context).
@@ -82,22 +103,35 @@ class Context:
             block = self._merge(graph, jax.tree.unflatten(tree, leaves))
             return block(carry, self.fold(index)), None
 
-        inputs = (jnp.arange(num), leaves)
-        return jax.lax.scan(self._remat(body, in_loop=num > 1), carry, inputs)[0]
+        gathered_again = num - self._num_kept(num)
+        for part, keep in (
+            (slice(0, gathered_again), False),
+            (slice(gathered_again, num), True),
+        ):
+            turns = part.stop - part.start
+            if turns:
+                run = self.remat.block(body, keep=keep, in_loop=turns > 1)
+                mine = leaves if turns == num else [leaf[part] for leaf in leaves]
+                inputs = (jnp.arange(part.start, part.stop), mine)
+                carry = jax.lax.scan(run, carry, inputs)[0]
+        return carry
 
-    def _remat(
-        self, body: Callable[..., Any], *, in_loop: bool = False
-    ) -> Callable[..., Any]:
-        gathers = self.rules.shard and self.axes.num_shard > 1
-        return self.remat.apply(body, gathers=gathers, in_loop=in_loop)
+    def _num_kept(self, num: int) -> int:
+        """How many of the next `num` blocks gather nothing in the backward pass."""
+        first = self.blocks.take(num) if self.blocks else 0
+        if not self.rules.shard or self.axes.num_shard == 1:
+            return num
+        return self.remat.kept_of(first, num, self.blocks.total if self.blocks else 0)
 
     def _merge(self, graph: Any, state: Any) -> Callable[..., Any]:
         """The block with every parameter gathered and in the compute dtype."""
 
         def prepare(variable: nnx.Variable) -> nnx.Variable:
             declaration = declaration_of(variable).unstack()
-            whole = gather(variable[...], declaration, self.rules, self.axes)
-            return variable.replace(self.precision.cast(whole))
+            weight = variable[...]
+            return variable.replace(
+                gather(weight, declaration, self.rules, self.axes, self.precision)
+            )
 
         state = jax.tree.map(
             prepare, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)

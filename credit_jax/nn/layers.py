@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.conv import Padding
 from credit_jax.ops.norm import layer_norm
+from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.initialisers import Initialiser, constant, torch_uniform
 from credit_jax.parallel.layouts import Field, Layout
+
+# Which dim of its kernel a layer splits over tp.
+Split = Literal["column", "row"] | None
 
 
 class LayerNorm(nnx.Module):
@@ -44,24 +51,49 @@ class GroupNorm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x @ kernel + bias over the last dim; the same on every device."""
+    """x @ kernel + bias over the last dim; the same on every device, or split over tp.
+
+    `nn.tensor_parallel` sets `split`: "column", and each tp device makes its own
+    outputs; "row", and each takes its own inputs: one `psum`, then the bias, once.
+    """
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
         init = torch_uniform(channel_in)
+        self.split: Split = None
         self.kernel = parameter(
             init, (channel_in, channel_out), ("embed", "embed"), matrix_out=(1,)
         )
         self.bias = parameter(init, (channel_out,), ("embed",))
 
     def __call__(
-        self, x: Float[Array, "*batch channel_in"]
+        self, x: Float[Array, "*batch channel_in"], context: Context | None = None
     ) -> Float[Array, "*batch channel_out"]:
-        bias = self.bias[...]
-        return x @ self.kernel[...] + bias.reshape((1,) * (x.ndim - 1) + bias.shape)
+        """Apply; a layer that is split by rows needs the context, others ignore it."""
+        bias = self.bias[...].reshape((1,) * (x.ndim - 1) + (-1,))
+        if self.split == "row":
+            return sum_over_tensor(x, self.kernel[...], context) + bias
+        return x @ self.kernel[...] + bias
+
+
+def sum_over_tensor(
+    x: Float[Array, "*batch channel_in"],
+    kernel: Float[Array, "channel_in channel_out"],
+    context: Context | None,
+) -> Float[Array, "*batch channel_out"]:
+    """X @ kernel, each tp device with its own rows of the kernel, summed over them.
+
+    The sum is in float32 or wider.
+    """
+    assert context is not None, "a block passes its context to a row layer"
+    partial = jnp.matmul(x, kernel, preferred_element_type=context.precision.wide)
+    return psum(partial, context.axes.tensor).astype(x.dtype)
 
 
 class Conv(nnx.Module):
-    """Two-dimensional convolution of a field, NHWC, with bias."""
+    """Two-dimensional convolution of a field, NHWC, with bias.
+
+    One of kernel 1 may be split over tp, as `Linear` may.
+    """
 
     def __init__(
         self,
@@ -76,6 +108,7 @@ class Conv(nnx.Module):
     ) -> None:
         shape = (kernel_size, kernel_size, channel_in, channel_out)
         default = torch_uniform(math.prod(shape[:3]))
+        self.split: Split = None
         self.stride = (stride, stride)
         side = (padding, padding) if isinstance(padding, int) else None
         self.padding: Padding = (side, side) if side else padding  # pyright: ignore
@@ -87,8 +120,18 @@ class Conv(nnx.Module):
         )
         self.bias = parameter(bias_init or default, (channel_out,), ("conv_out",))
 
-    def __call__(self, field: Field, out: Layout | None = None) -> Field:
+    def __call__(
+        self,
+        field: Field,
+        out: Layout | None = None,
+        context: Context | None = None,
+    ) -> Field:
+        """Convolve; a layer that is split by rows needs the context."""
+        bias = self.bias[...].reshape(1, 1, 1, -1)
+        if self.split == "row":
+            kernel = self.kernel[...][0, 0]
+            return field.like(sum_over_tensor(field.data, kernel, context) + bias)
         field = conv2d_field(
             field, self.kernel[...], stride=self.stride, padding=self.padding, out=out
         )
-        return field.like(field.data + self.bias[...].reshape(1, 1, 1, -1))
+        return field.like(field.data + bias)

@@ -37,10 +37,11 @@ def parameter(
         dims: dim names, see `parallel.sharding`.
         matrix_out: the output dims if spectral norm applies to the parameter.
     """
-    return _abstract(Declaration(shape, dims, init, matrix_out))
+    return redeclare(Declaration(shape, dims, init, matrix_out))
 
 
-def _abstract(declaration: Declaration) -> Parameter:
+def redeclare(declaration: Declaration) -> Parameter:
+    """A parameter with this declaration, without a value."""
     value = jax.ShapeDtypeStruct(declaration.shape, declaration.dtype)
     return Parameter(value, declaration=declaration)
 
@@ -54,7 +55,7 @@ def stack_blocks(make: Callable[[], Block], num: int) -> Block:
     """`num` equal blocks as one module, parameters stacked on a leading dim."""
     graph, state = nnx.split(make())
     stacked = jax.tree.map(
-        lambda variable: _abstract(declaration_of(variable).stack(num)),
+        lambda variable: redeclare(declaration_of(variable).stack(num)),
         state,
         is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
     )

@@ -1,4 +1,4 @@
-"""Compute precision: the dtype of the forward; parameters, reductions stay float32."""
+"""Compute precision: the dtype of the forward; parameters and reductions stay wide."""
 
 from __future__ import annotations
 
@@ -8,35 +8,86 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
+FLOAT32 = jnp.dtype("float32")
+COMPUTE = ("float32", "bfloat16", "float16", "float64")
+REDUCE = ("float32", "bfloat16", "float64")
+
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtypes of a step.
+    """Dtypes of a step; parameters are stored in float32 (float64 where that computes).
+
+    Inputs of the model are cast to `compute`, and so is every weight, before it is
+    gathered. Statistics, softmax, losses and sums over tensor-parallel devices are in
+    float32 or wider whatever is chosen.
 
     Attributes:
         compute: dtype of activations and of the weights that meet them.
-        reduce: dtype of sums across devices, statistics and losses.
+        reduce: dtype in which gradients are summed over devices.
+        output: dtype that the model's output is rounded to; None leaves it.
     """
 
-    compute: Any = jnp.float32
-    reduce: Any = jnp.float32
+    compute: Any = FLOAT32
+    reduce: Any = FLOAT32
+    output: Any = None
 
     @classmethod
     def of(cls, name: str) -> Precision:
-        """From "float32", "bfloat16" or "float64"; float64 reduces in it, too.
+        """From "float32", "bfloat16", "float16" or "float64"; the last reduces in it.
 
         Raises:
             ValueError: another name.
         """
-        known = {"float32", "bfloat16", "float64"}
-        if name not in known:
-            raise ValueError(
-                f"precision is {name!r}; expected one of {sorted(known)}; set "
-                "trainer.amp: true for bfloat16"
-            )
-        wide = jnp.float64 if name == "float64" else jnp.float32
-        return cls(compute=jnp.dtype(name), reduce=wide)
+        wide = "float64" if name == "float64" else "float32"
+        return cls(compute=_dtype(name, COMPUTE), reduce=_dtype(wide, REDUCE))
+
+    @property
+    def wide(self) -> Any:
+        """Dtype of sums inside the model: float32, or wider if that computes."""
+        return jnp.promote_types(self.compute, jnp.float32)
+
+    @property
+    def needs_scaling(self) -> bool:
+        """Whether gradients underflow without loss scaling: in float16 they do."""
+        return self.compute == jnp.float16
 
     def cast(self, x: Array) -> Array:
         """`x` in the compute dtype."""
         return x.astype(self.compute)
+
+    def cast_output(self, x: Array) -> Array:
+        """`x` rounded to the output dtype."""
+        return x if self.output is None else x.astype(self.output)
+
+
+def default_mp_policy(
+    param_dtype: str = "bfloat16",
+    *,
+    reduce_dtype: str = "float32",
+    output_dtype: str | None = None,
+) -> Precision:
+    """Mixed precision: `param_dtype` in the forward, gradients summed in float32.
+
+    Args:
+        param_dtype: dtype that weights and inputs are cast to.
+        reduce_dtype: dtype in which gradients are summed over devices.
+        output_dtype: dtype that the output is rounded to; None leaves it.
+
+    Raises:
+        ValueError: another dtype.
+
+    >>> default_mp_policy().compute.name
+    'bfloat16'
+    """
+    output = None if output_dtype is None else _dtype(output_dtype, COMPUTE)
+    return Precision(_dtype(param_dtype, COMPUTE), _dtype(reduce_dtype, REDUCE), output)
+
+
+def _dtype(name: Any, known: tuple[str, ...]) -> Any:
+    text = name if isinstance(name, str) else jnp.dtype(name).name
+    if text not in known:
+        raise ValueError(
+            f"precision is {text!r}; expected one of {', '.join(known)}; in a config, "
+            "trainer.amp: true with trainer.fsdp2_mp_policy says it"
+        )
+    return jnp.dtype(text)

@@ -8,7 +8,7 @@ Dim names:
     embed       channels of a stage
     heads       attention heads; split over tp
     head_dim    channels of a head
-    mlp         hidden units of a feed-forward block; split over tp
+    mlp         hidden units between a column and a row layer; split over tp
     conv_in, conv_out   channels of a convolution
     None        everything else (kernel height and width, q/k/v)
 """
@@ -48,6 +48,7 @@ class Declaration:
         matrix_out: dims that form the rows of the matrix whose largest singular value
             spectral norm divides by; None for what is no such matrix (biases, scales).
         dtype: storage dtype.
+        keep_whole: never split over dp_shard, whatever its size.
     """
 
     shape: tuple[int, ...]
@@ -55,6 +56,7 @@ class Declaration:
     init: Initialiser = ZEROS
     matrix_out: tuple[int, ...] | None = None
     dtype: Any = jnp.float32
+    keep_whole: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.dims), f"{self.shape} against {self.dims}"
@@ -114,16 +116,21 @@ class ShardingRules:
     Attributes:
         tensor: dim names split over tp.
         shard: whether large parameters are split over dp_shard along one further dim.
+        min_shard_size: parameters with fewer elements (of one block, where blocks are
+            stacked) stay whole, and so do those with no dim that the degree divides.
     """
 
     tensor: tuple[str, ...] = TENSOR_DIMS
     shard: bool = True
+    min_shard_size: int = MIN_SHARD_SIZE
 
     def shard_dim(self, declaration: Declaration, axes: MeshAxes) -> int | None:
         """The dim split over dp_shard: the longest that the degree divides, or None."""
         if not (self.shard and axes.shard) or axes.num_shard == 1:
             return None
-        if declaration.is_minor:
+        if declaration.is_minor or declaration.keep_whole:
+            return None
+        if declaration.unstack().size < self.min_shard_size:
             return None
         fit = [
             (length, -dim)

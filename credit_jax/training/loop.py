@@ -173,7 +173,8 @@ class TrainingLoop:
         """Waits for an update, checks it, and shows it."""
         losses = np.asarray(info["loss"], np.float64).reshape(-1)
         norm = float(info["grad_norm"])
-        self._check_finite(epoch, losses, norm, group)
+        skipped = bool(info.get("skipped", False))
+        self._check_finite(epoch, losses, 0.0 if skipped else norm, group)
         self._micro_step += len(group)
         self._progress = dataclasses.replace(
             self._progress,
@@ -188,8 +189,22 @@ class TrainingLoop:
                 "loss": float(losses.mean()),
                 "lr": float(info["learning_rate"]),
                 "grad norm": norm,
+                **self._scaling(info, skipped=skipped),
             },
         )
+
+    def _scaling(self, info: dict[str, Any], *, skipped: bool) -> dict[str, float]:
+        """What is shown of float16's loss scaling."""
+        if "loss_scale" not in info:
+            return {}
+        scale = float(info["loss_scale"])
+        if skipped and scale <= 1:
+            self.sinks.display.message(
+                f"The gradient overflowed float16 though the loss scale is {scale:g}; "
+                "the update is left out. bfloat16 (trainer.fsdp2_mp_policy) has "
+                "the range of float32."
+            )
+        return {"loss scale": scale}
 
     def _check_finite(
         self, epoch: int, losses: np.ndarray, norm: float, group: Sequence[Batch]

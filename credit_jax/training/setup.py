@@ -16,11 +16,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from credit_jax.config import Config
+from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, ChannelSchema, Loader, build_loader
 from credit_jax.data.climatology import build_climatology
 from credit_jax.losses import build_channel_weights, build_loss, read_latitude
 from credit_jax.metrics import NEEDS_CLIMATOLOGY, build_metrics
 from credit_jax.models.architecture import Architecture
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.dims import ParallelDims
 from credit_jax.parallel.mesh import (
@@ -28,17 +30,15 @@ from credit_jax.parallel.mesh import (
     data_parallel_coords,
     local_dp_ranks,
 )
-from credit_jax.parallel.precision import Precision
+from credit_jax.parallel.placement import place_batch
+from credit_jax.parallel.precision import Precision, default_mp_policy
 from credit_jax.parallel.reductions import FieldReducer
-from credit_jax.parallel.remat import Remat
-from credit_jax.training.batches import place_batch
 from credit_jax.training.loop import Steps, num_batches
 from credit_jax.training.optimisers import AdamW, build_optimiser
 from credit_jax.training.schedules import Schedule, build_schedule
-from credit_jax.training.state import Execution, TrainState, init_state
+from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import (
     make_eval_step,
-    make_forecast_step,
     make_train_step,
 )
 
@@ -49,8 +49,7 @@ class Setup:
 
     Attributes:
         config: the whole config.
-        execution: mesh, precision, rematerialisation.
-        architecture: the model.
+        model: on its mesh, with its precision and rematerialisation.
         train_loader: batches of the training period.
         valid_loader: those of the held-out period; None with `skip_validation`.
         climatology: (C_out, H, W) normalised mean state of the training period; None
@@ -58,15 +57,18 @@ class Setup:
     """
 
     config: Config
-    execution: Execution
-    architecture: Architecture
+    model: ParallelModel
     train_loader: Loader
     valid_loader: Loader | None
     climatology: np.ndarray | None
 
     @property
     def mesh(self) -> Mesh:
-        return self.execution.mesh
+        return self.model.execution.mesh
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.model.architecture
 
     @property
     def schema(self) -> ChannelSchema:
@@ -123,15 +125,14 @@ class Setup:
         """The functions of the loop; each is compiled at its first call."""
         trainer = self.config.trainer
         train = make_train_step(
-            self.architecture,
+            self.model,
             self.optimiser,
             self.schedule,
             self.loss(),
-            self.execution,
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
         )
-        evaluate = make_eval_step(self.architecture, self.execution, self.metrics())
+        evaluate = make_eval_step(self.model, self.metrics())
         schedule = jax.jit(self.schedule)
         return Steps(
             train=train,
@@ -159,23 +160,23 @@ class Setup:
     def fresh_state(self) -> TrainState:
         """New weights, from `seed`."""
         return init_state(
-            self.architecture,
+            self.model,
             self.optimiser,
-            self.execution,
             jax.random.key(self.config.seed),
             ema=self.config.trainer.use_ema,
         )
 
     def forecaster(self, params: Any, vectors: Any) -> Callable[..., np.ndarray]:
         """Host input of a whole batch (b, C, T, H, W) -> host prediction."""
-        forecast = make_forecast_step(self.architecture, self.execution)
         ranks, size = local_dp_ranks(self.mesh), data_parallel_coords(self.mesh)[1]
         height = self.architecture.image_height
 
         def run(x: np.ndarray) -> np.ndarray:
             own = np.concatenate([np.split(x, size)[rank] for rank in ranks])
             placed = place_batch({"x": own}, self.mesh, local_dp_ranks=ranks)
-            return to_host(forecast(params, vectors, placed["x"]))[..., :height, :]
+            return to_host(self.model.apply(params, vectors, placed["x"]))[
+                ..., :height, :
+            ]
 
         return run
 
@@ -199,22 +200,36 @@ def prepare(config: Config, devices: Sequence[Any]) -> Setup:
         split: build_loader(config, split=split, local_dp_ranks=ranks, dp_size=dp_size)
         for split in (("train",) if trainer.skip_validation else ("train", "valid"))
     }
-    wide = trainer.fsdp2_mp_policy.param_dtype if trainer.amp else "float32"
-    execution = Execution(
+    model = build_parallel_model(
+        architecture,
         mesh,
-        precision=Precision.of(wide),
-        remat=Remat(activations=trainer.activation_checkpoint != "none"),
+        ac_mode=trainer.activation_checkpoint,
+        mp_policy=_mp_policy(trainer),
+        reshard_after_forward=trainer.fsdp.reshard_after_forward,
+        min_shard_size=trainer.fsdp.min_shard_size,
+        keep_whole=trainer.fsdp.keep_whole,
     )
     setup = Setup(
         config,
-        execution,
-        architecture,
+        model,
         loaders["train"],
         loaders.get("valid"),
         _mean_state(config, loaders["train"]),
     )
     _check_metric(setup)
     return setup
+
+
+def _mp_policy(trainer: TrainerConfig) -> Precision:
+    """The dtypes that `trainer.amp` asks for."""
+    policy = trainer.mp_policy
+    if policy is None:
+        return Precision()
+    return default_mp_policy(
+        policy.param_dtype,
+        reduce_dtype=policy.reduce_dtype,
+        output_dtype=policy.output_dtype,
+    )
 
 
 def _mean_state(config: Config, loader: Loader) -> np.ndarray | None:

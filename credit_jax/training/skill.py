@@ -65,10 +65,12 @@ class Skill:
     example: Example
 
     def wins(self, variable: int) -> bool:
-        """Whether the forecast is better than both of the others."""
-        errors = {name: values[variable] for name, values in self.normalised.items()}
-        own = errors.pop(FORECAST)
-        return bool(all(own < other for other in errors.values()))
+        """Whether the forecast is better than both others, in both kinds of units."""
+        return all(
+            bool(errors[FORECAST][variable] < errors[other][variable])
+            for errors in (self.normalised, self.physical)
+            for other in (PERSISTENCE, CLIMATOLOGY)
+        )
 
 
 def measure_skill(

@@ -13,10 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from credit_jax.checkpoint import EMA, OPTIMISER, WEIGHTS, CheckpointStore, Progress
+from credit_jax.checkpoint import (
+    EMA,
+    LOSS_SCALE,
+    OPTIMISER,
+    WEIGHTS,
+    CheckpointStore,
+    Progress,
+)
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.parallel.packing import PACKED, packed_paths
 from credit_jax.parallel.sharding import Declaration
+from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.state import TrainState
 
 _OPTIMISER_FIELDS = ("opt_state", "micro_step", "update_step", "key")
@@ -49,6 +57,8 @@ class RunStore:
         }
         if state.ema is not None:
             items[EMA] = state.ema
+        if state.loss_scale is not None:
+            items[LOSS_SCALE] = dict(vars(state.loss_scale))
         return _on_packed(self._spread, items)
 
     def check_fits(self, step: int, state: TrainState, *, resume: bool) -> None:
@@ -60,7 +70,8 @@ class RunStore:
             resume: whether the optimiser is restored, too.
         """
         wanted = self.items_of(state)
-        wanted.pop(EMA, None)
+        for optional in (EMA, LOSS_SCALE):
+            wanted.pop(optional, None)
         if not resume:
             del wanted[OPTIMISER]
         self.checkpoints.check_fits(step, wanted)
@@ -82,17 +93,24 @@ class RunStore:
         self, step: int, state: TrainState, *, with_optimiser: bool
     ) -> TrainState:
         wanted = self.items_of(state)
-        has_ema = EMA in self.checkpoints.item_names(step)
+        there = self.checkpoints.item_names(step)
         if not with_optimiser:
             del wanted[OPTIMISER]
-        if not has_ema:
-            wanted.pop(EMA, None)
+            wanted.pop(LOSS_SCALE, None)
+        for optional in {EMA, LOSS_SCALE}.difference(there):
+            wanted.pop(optional, None)
         found = self.checkpoints.restore(step, wanted)
         average = found.pop(EMA, None)
+        if LOSS_SCALE in found:
+            # A run that begins to scale its loss starts from a fresh scale.
+            state = dataclasses.replace(
+                state, loss_scale=LossScale(**found[LOSS_SCALE])
+            )
         changes: dict[str, Any] = dict(found[WEIGHTS]) | found.get(OPTIMISER, {})
         if state.ema is not None:
             # A run that begins to average starts from the weights that it has.
             begin = found[WEIGHTS]["params"]
+            has_ema = EMA in there
             changes["ema"] = jax.tree.map(jnp.copy, begin) if not has_ema else average
         like = {name: getattr(state, name) for name in changes}
         packed = _on_packed(self._packed, like, changes)

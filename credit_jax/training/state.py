@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,35 +12,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.models.architecture import Architecture, Weights
+from credit_jax.models.architecture import Weights
+from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.spectral_norm import Vectors
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.packing import pack, packed_declarations
-from credit_jax.parallel.precision import Precision
-from credit_jax.parallel.remat import Remat
-from credit_jax.parallel.sharding import ShardingRules, matrix_specs
+from credit_jax.parallel.packing import packed_declarations
+from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.optimisers import AdamW
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How steps run: where, in what precision, keeping what.
-
-    Attributes:
-        mesh: the device mesh.
-        rules: how parameters are laid out on it.
-        precision: compute dtype.
-        remat: what blocks keep for the backward pass.
-    """
-
-    mesh: Mesh
-    rules: ShardingRules = field(default_factory=ShardingRules)
-    precision: Precision = field(default_factory=Precision)
-    remat: Remat = field(default_factory=Remat)
-
-    @property
-    def axes(self) -> MeshAxes:
-        return MeshAxes.from_mesh(self.mesh)
 
 
 @jax.tree_util.register_dataclass
@@ -58,6 +35,7 @@ class TrainState:
         vectors: spectral norm vectors by path.
         opt_state: of the optimiser, like params.
         ema: averaged parameters, like params, or None.
+        loss_scale: of float16, see `training.loss_scale`, or None.
         key: of dropout; each micro-batch folds its number into it.
     """
 
@@ -67,37 +45,31 @@ class TrainState:
     vectors: Any
     opt_state: Any
     ema: Any
+    loss_scale: Any
     key: Any
 
 
 def state_specs(
-    architecture: Architecture,
-    optimiser: AdamW,
-    execution: Execution,
-    *,
-    ema: bool = False,
+    model: ParallelModel, optimiser: AdamW, *, ema: bool = False
 ) -> TrainState:
     """PartitionSpec of every leaf of the state."""
-    declarations = packed_declarations(architecture.declarations)
-    params = execution.rules.specs(declarations, execution.axes)
-    whole = PartitionSpec()
-    vectors = {
-        path: matrix_specs(declaration, params.get(path, whole))
-        for path, declaration in architecture.matrices.items()
-    }
+    declarations = packed_declarations(model.architecture.declarations)
+    params, whole = model.packed_specs, PartitionSpec()
     shapes = {
         path: jax.ShapeDtypeStruct(d.shape, d.dtype) for path, d in declarations.items()
     }
     opt_state = jax.tree_util.tree_map_with_path(
         partial(_spec_of_moment, params), jax.eval_shape(optimiser.init, shapes)
     )
+    scaled = model.execution.precision.needs_scaling
     return TrainState(
         micro_step=whole,
         update_step=whole,
         params=params,
-        vectors=vectors,
+        vectors=model.vector_specs,
         opt_state=opt_state,
         ema=params if ema else None,
+        loss_scale=LossScale(whole, whole) if scaled else None,
         key=whole,
     )
 
@@ -120,42 +92,41 @@ def state_shardings(specs: TrainState, mesh: Mesh) -> TrainState:
 
 
 def init_state(
-    architecture: Architecture,
-    optimiser: AdamW,
-    execution: Execution,
-    key: Array,
-    *,
-    ema: bool = False,
+    model: ParallelModel, optimiser: AdamW, key: Array, *, ema: bool = False
 ) -> TrainState:
     """A fresh state; every device makes its own shards and nothing else.
 
     Args:
-        architecture: the model.
+        model: the model on its mesh.
         optimiser: makes its state from local parameters.
-        execution: mesh and rules.
         key: typed PRNG key; the same key gives the same state on every mesh.
         ema: whether to keep averaged parameters.
     """
-    specs = state_specs(architecture, optimiser, execution, ema=ema)
-    degrees = dict(execution.mesh.shape)
-
-    layout = execution.rules.specs(architecture.declarations, execution.axes)
 
     def init(key: Array) -> TrainState:
-        weights_key, vectors_key, noise_key = jax.random.split(key, 3)
-        params = architecture.init(weights_key, layout, degrees)
-        vectors = architecture.init_vectors(vectors_key, layout, degrees)
-        params = pack(params, architecture.declarations)
-        return state_of(params, vectors, optimiser, noise_key, ema=ema)
+        params, vectors, noise_key = model.local_init(key)
+        scaled = model.execution.precision.needs_scaling
+        return state_of(
+            params, vectors, optimiser, noise_key, ema=ema, loss_scaling=scaled
+        )
 
     body = jax.shard_map(
-        init, mesh=execution.mesh, in_specs=PartitionSpec(), out_specs=specs
+        init,
+        mesh=model.execution.mesh,
+        in_specs=PartitionSpec(),
+        out_specs=state_specs(model, optimiser, ema=ema),
     )
     return jax.jit(body)(key)
 
 
 def state_of(
-    params: Weights, vectors: Vectors, optimiser: AdamW, key: Array, *, ema: bool
+    params: Weights,
+    vectors: Vectors,
+    optimiser: AdamW,
+    key: Array,
+    *,
+    ema: bool,
+    loss_scaling: bool = False,
 ) -> TrainState:
     """The state before the first step of a run from given (packed) parameters."""
     return TrainState(
@@ -165,6 +136,7 @@ def state_of(
         vectors=vectors,
         opt_state=optimiser.init(params),
         ema=jax.tree.map(jnp.copy, params) if ema else None,
+        loss_scale=LossScale.fresh() if loss_scaling else None,
         key=key,
     )
 

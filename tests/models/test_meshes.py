@@ -16,10 +16,10 @@ from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.parallel.axes import MeshAxes
 from credit_jax.parallel.layouts import home_layout
+from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.precision import Precision
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.sharding import ShardingRules, matrix_specs
-from credit_jax.training.batches import batch_spec, place_batch
 from tests.models.cases import CASES
 from tests.support import assert_close, assert_trees_close, make_mesh
 

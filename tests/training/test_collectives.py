@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
+from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.sharding import ShardingRules
-from credit_jax.training.batches import place_batch
 from credit_jax.training.optimisers import AdamW
-from credit_jax.training.state import Execution, init_state
-from credit_jax.training.step import make_forecast_step, make_train_step
+from credit_jax.training.state import init_state
+from credit_jax.training.step import make_train_step
 from tests.models.cases import CASES
 from tests.support import make_mesh
 
@@ -48,22 +50,20 @@ def _compiled(
     kind: str, **degrees: int
 ) -> tuple[dict[str, list[tuple[int, ...]]], int]:
     """Collectives of a compiled step, and the gathers of the program before XLA."""
-    architecture = build(BLOCK)
-    execution = Execution(make_mesh(**degrees))
+    mesh = make_mesh(**degrees)
+    model = build_parallel_model(BLOCK, mesh)
+    architecture = model.architecture
     optimiser = AdamW(max_norm=1.0)
-    state = init_state(architecture, optimiser, execution, jax.random.key(0))
+    state = init_state(model, optimiser, jax.random.key(0))
     grid = architecture.image_height, architecture.image_width
     x = np.zeros((4, architecture.input_channels, 1, *grid), np.float32)
     y = np.zeros((4, architecture.output_channels, 1, *grid), np.float32)
     if kind == "forecast":
-        step = make_forecast_step(architecture, execution)
-        batch = place_batch({"x": x}, execution.mesh)["x"]
-        lowered = step.lower(state.params, state.vectors, batch)  # pyright: ignore
+        batch = place_batch({"x": x}, mesh)["x"]
+        lowered = model.apply.lower(state.params, state.vectors, batch)  # pyright: ignore
     else:
-        train = make_train_step(
-            architecture, optimiser, lambda _: jnp.float32(1e-3), _loss, execution
-        )
-        batch = place_batch({"x": x[None], "y": y[None]}, execution.mesh)
+        train = make_train_step(model, optimiser, lambda _: jnp.float32(1e-3), _loss)
+        batch = place_batch({"x": x[None], "y": y[None]}, mesh)
         lowered = train.lower(state, batch)  # pyright: ignore
     found = _collectives(lowered.compile().as_text())
     print(kind, degrees, {name: len(shapes) for name, shapes in found.items()})
@@ -100,11 +100,11 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     """
     found, num_gathers = _compiled("train", dp=4)
     architecture = build(BLOCK)
-    execution = Execution(make_mesh(dp=4))
+    axes = MeshAxes.from_mesh(make_mesh(dp=4))
     split = {
         path: declaration.unstack().shape
         for path, declaration in architecture.declarations.items()
-        if ShardingRules().shard_dim(declaration, execution.axes) is not None
+        if ShardingRules().shard_dim(declaration, axes) is not None
     }
     shapes = {tuple(sorted(shape)) for shape in split.values()}
     gathered = [tuple(sorted(n for n in s if n > 1)) for s in found["all-gather"]]

@@ -38,7 +38,7 @@ def _start(setup: Setup, initial: dict[str, np.ndarray]) -> TrainState:
     params, vectors = jax.device_put(from_state_dict(architecture, initial))
     packed = pack(params, architecture.declarations)
     state = state_of(packed, vectors, setup.optimiser, jax.random.key(0), ema=True)
-    specs = state_specs(architecture, setup.optimiser, setup.execution, ema=True)
+    specs = state_specs(setup.model, setup.optimiser, ema=True)
     return place_state(state, specs, setup.mesh)
 
 

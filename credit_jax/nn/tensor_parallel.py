@@ -1,0 +1,138 @@
+"""Tensor parallelism of any block that names its pairs of layers.
+
+A block declares `tp_plan`, pairs of dotted paths below itself:
+
+    class MyBlock(nnx.Module):
+        tp_plan = (("proj_up", "proj_out"), ("layers.0", "layers.2"))
+
+The first layer of a pair is split by columns: each tp device makes its own channels,
+and what stands between the two acts on each channel alone. The second is split by rows:
+each device takes its own channels, one `psum` makes the sum whole, and then the bias is
+added, once. A layer is a `Linear`, or a `Conv` of one grid point. Gradients need
+nothing: under `shard_map` a parameter that is whole on all tp devices gets the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flax import nnx
+
+from credit_jax.nn.layers import Conv, Linear
+from credit_jax.nn.parameters import declaration_of, redeclare
+
+# Dim name of the channels between a column and a row layer.
+HIDDEN = "mlp"
+
+
+def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
+    """Declare the layers that the blocks of a module name as split over tp.
+
+    To be called before anything is laid out. Nothing changes on a mesh without tp.
+
+    Args:
+        module: without values; changed in place.
+
+    Returns:
+        The same module.
+
+    Raises:
+        ValueError: a `tp_plan` names what is not there or cannot be split.
+    """
+    for _, block in nnx.iter_modules(module):
+        for pair in getattr(block, "tp_plan", ()):
+            column, row = _pair(block, pair)
+            _check_widths(block, pair, column, row)
+            _split_columns(column)
+            _split_rows(row)
+    return module
+
+
+def _pair(block: nnx.Module, pair: Any) -> tuple[Linear | Conv, Linear | Conv]:
+    what = f"{type(block).__name__}.tp_plan"
+    is_pair = isinstance(pair, tuple) and len(pair) == 2
+    if not is_pair or not all(isinstance(path, str) for path in pair):
+        raise ValueError(
+            f"{what} has the entry {pair!r}; expected a pair of dotted paths, "
+            "(column layer, row layer)"
+        )
+    return _layer(block, pair[0], what), _layer(block, pair[1], what)
+
+
+def _layer(block: nnx.Module, path: str, what: str) -> Linear | Conv:
+    """The layer at a dotted path, if it can be split."""
+    found: Any = block
+    for part in path.split("."):
+        children = _children(found)
+        if part not in children:
+            raise ValueError(
+                f"{what} names {path!r}, but {type(found).__name__} has no {part!r}; "
+                f"there are: {', '.join(children) or 'none'}"
+            )
+        found = children[part]
+    problem = _why_not(found)
+    if problem:
+        raise ValueError(
+            f"{what} names {path!r}, {problem}; expected a Linear, or a Conv of kernel "
+            "1 and stride 1 without padding, that no other pair names"
+        )
+    return found
+
+
+def _children(module: Any) -> dict[str, Any]:
+    if isinstance(module, nnx.List):
+        return {str(index): child for index, child in enumerate(module)}
+    return {
+        name: child
+        for name, child in vars(module).items()
+        if isinstance(child, nnx.Module)
+    }
+
+
+def _why_not(layer: Any) -> str | None:
+    """Why a layer cannot be split, or None."""
+    if not isinstance(layer, Linear | Conv):
+        return f"which is a {type(layer).__name__}"
+    if layer.split:
+        return f"which is split by {layer.split}s already"
+    if isinstance(layer, Linear):
+        return None
+    kernel = declaration_of(layer.kernel).unstack().shape[:2]
+    if kernel != (1, 1) or layer.stride != (1, 1) or any(map(any, layer.padding)):
+        return (
+            f"a Conv of kernel {list(kernel)}, stride {list(layer.stride)}, padding "
+            f"{[list(pad) for pad in layer.padding]}"
+        )
+    return None
+
+
+def _check_widths(
+    block: nnx.Module, pair: tuple[str, str], column: Any, row: Any
+) -> None:
+    made = declaration_of(column.kernel).shape[-1]
+    taken = declaration_of(row.kernel).shape[-2]
+    if made != taken:
+        raise ValueError(
+            f"{type(block).__name__}.tp_plan: {pair[0]!r} makes {made} channels, but "
+            f"{pair[1]!r} takes {taken}; a pair shares its hidden channels"
+        )
+
+
+def _split_columns(layer: Any) -> None:
+    layer.split = "column"
+    layer.kernel = _named(layer.kernel, -1)
+    layer.bias = _named(layer.bias, -1)
+
+
+def _split_rows(layer: Any) -> None:
+    layer.split = "row"
+    layer.kernel = _named(layer.kernel, -2)
+
+
+def _named(variable: Any, dim: int) -> Any:
+    """The parameter with one dim declared as hidden channels."""
+    declaration = declaration_of(variable)
+    dims = list(declaration.dims)
+    dims[dim] = HIDDEN
+    return redeclare(replace(declaration, dims=tuple(dims)))
