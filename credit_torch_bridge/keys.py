@@ -2,18 +2,21 @@
 
 A model's table is a tuple of `Rule`s. `make_plan` lays it over the declarations of an
 architecture: every parameter is filled by exactly one rule, from exactly the PyTorch
-    keys
-that the rule names. The resulting `Plan` reads a PyTorch state dict and writes one;
-what does not fit is reported all at once.
+keys that the rule names. The resulting `Plan` reads a PyTorch state dict and writes
+one; what does not fit is reported all at once.
+
+The order of a table is that in which CREDIT's modules make their layers: PyTorch
+numbers the parameters in an optimiser's state in that order.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +26,8 @@ from credit_torch_bridge.report import Shape, compare_shapes, raise_problems
 
 State = dict[str, np.ndarray]
 Vectors = dict[str, dict[str, np.ndarray]]
+# Makes an array to be filled: (shape, dtype) -> array.
+Allocate = Callable[..., np.ndarray]
 
 # The index of a block within its stage: a part of PyTorch's key, our leading dim.
 STACKED = "{d}"
@@ -105,15 +110,32 @@ class Plan:
     """A key table laid over one architecture.
 
     Attributes:
-        pieces: every PyTorch array and its place; blocks of one array in order.
+        pieces: every PyTorch array and its place, in the order of PyTorch's state dict.
         ignored: PyTorch keys that may be there and are not used.
     """
 
     pieces: tuple[Piece, ...]
     ignored: tuple[Ignore, ...] = ()
 
-    def read(self, state: Mapping[str, np.ndarray]) -> tuple[State, Vectors]:
+    @property
+    def keys(self) -> list[str]:
+        """PyTorch's keys, in its order."""
+        return [piece.key for piece in self.pieces]
+
+    @property
+    def parameters(self) -> Plan:
+        """The plan of what has a value for every parameter: moments, averages."""
+        pieces = tuple(piece for piece in self.pieces if piece.role == PARAMETER)
+        return replace(self, pieces=pieces)
+
+    def read(
+        self, state: Mapping[str, np.ndarray], allocate: Allocate = np.empty
+    ) -> tuple[State, Vectors]:
         """Our parameters and spectral-norm vectors from PyTorch's state dict.
+
+        Args:
+            state: PyTorch's arrays by key.
+            allocate: makes the arrays that are filled.
 
         Returns:
             path -> array, and path -> {"u", "v"} of every matrix under spectral norm.
@@ -121,27 +143,31 @@ class Plan:
         Raises:
             ValueError: keys or shapes do not fit; lists every one of them.
         """
-        given = {k: np.shape(v) for k, v in state.items() if not self._is_ignored(k)}
-        wanted = {p.key: p.arrangement.torch_shape(p.shape) for p in self.pieces}
-        raise_problems(
-            compare_shapes(given, wanted),
-            "the PyTorch state dict does not fit the architecture",
-        )
+        self.check(state)
         params: State = {}
         vectors: Vectors = {}
         for (path, role), pieces in self._arrays.items():
-            blocks = [p.arrangement.to_ours(state[p.key], p.shape) for p in pieces]
-            array = blocks[0] if pieces[0].block is None else np.stack(blocks)
+            array = _filled(pieces, state, allocate)
             if role == PARAMETER:
                 params[path] = array
             else:
                 vectors.setdefault(path, {})[role] = array
         return params, vectors
 
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raises the error that `read` would, looking at shapes alone."""
+        given = {k: np.shape(v) for k, v in state.items() if not self._is_ignored(k)}
+        wanted = {p.key: p.arrangement.torch_shape(p.shape) for p in self.pieces}
+        raise_problems(
+            compare_shapes(given, wanted),
+            "the PyTorch state dict does not fit the architecture",
+        )
+
     def write(
         self,
         params: Mapping[str, np.ndarray],
         vectors: Mapping[str, Mapping[str, np.ndarray]],
+        allocate: Allocate = np.empty,
     ) -> State:
         """PyTorch's state dict from ours: the inverse of `read`, bit for bit.
 
@@ -158,7 +184,10 @@ class Plan:
         for piece in self.pieces:
             array = arrays[piece.name]
             block = array if piece.block is None else array[piece.block]
-            state[piece.key] = piece.arrangement.to_torch(block)
+            source = piece.arrangement.to_torch(block)
+            target = allocate(source.shape, source.dtype)
+            target[...] = source
+            state[piece.key] = target
         return state
 
     @cached_property
@@ -193,6 +222,7 @@ def make_plan(
     entries = tuple(table)
     rules = [entry for entry in entries if isinstance(entry, Rule)]
     pieces: list[Piece] = []
+    order = _Order(rules)
     problems = []
     for path, declaration in declarations.items():
         found = [(rule, at) for rule in rules if (at := rule.match(path)) is not None]
@@ -210,7 +240,49 @@ def make_plan(
     problems += [f"{k}: fills {n} arrays, expected 1" for k, n in uses.items() if n > 1]
     raise_problems(problems, "the key table does not fit the architecture")
     ignored = tuple(entry for entry in entries if isinstance(entry, Ignore))
+    pieces.sort(key=lambda piece: order.place(piece.key))
     return Plan(tuple(pieces), ignored)
+
+
+class _Order:
+    """Where PyTorch has a key: modules in the order of the table, layers by number.
+
+    A module's own parameters come before those of the modules in it; its vectors of
+    spectral norm come after its parameters, and a parameter under spectral norm, which
+    is registered anew, after the others.
+    """
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.ranks: dict[tuple[str, str], int] = {}
+        for rule in rules:
+            for parent, name in _steps(rule.torch):
+                self.ranks.setdefault((parent, name), len(self.ranks))
+
+    def place(self, key: str) -> list[tuple[bool, int, int]]:
+        """What keys sort by."""
+        steps = list(_steps(key))
+        return [
+            (i < len(steps) - 1, *self._rank(parent, name, part))
+            for i, ((parent, name), part) in enumerate(
+                zip(steps, key.split("."), strict=True)
+            )
+        ]
+
+    def _rank(self, parent: str, name: str, part: str) -> tuple[int, int]:
+        if part.isdigit():
+            return 0, int(part)
+        for late, suffix in enumerate(("_orig", "_u", "_v"), start=1):
+            plain = name.removesuffix(suffix)
+            if plain != name and (parent, plain) in self.ranks:
+                return late, self.ranks[parent, plain]
+        return 0, self.ranks[parent, name]
+
+
+def _steps(key: str) -> Iterator[tuple[str, str]]:
+    """(parent, name) of each component of a key or template, every index a star."""
+    parts = ["*" if re.fullmatch(r"\d+|\{\w+\}", p) else p for p in key.split(".")]
+    for i, part in enumerate(parts):
+        yield ".".join(parts[:i]), part
 
 
 def _pieces(
@@ -233,6 +305,20 @@ def _pieces(
         for role, vector in zip((U, V), arrangement.vectors(), strict=True):
             dims = tuple(sizes[letter] for letter in vector.letters)
             yield Piece(f"{key}_{role}", role, path, block, vector, dims)
+
+
+def _filled(
+    pieces: list[Piece], state: Mapping[str, np.ndarray], allocate: Allocate
+) -> np.ndarray:
+    """Our array of these pieces."""
+    array: np.ndarray | None = None
+    for block, piece in enumerate(pieces):
+        source = piece.arrangement.to_ours(np.asarray(state[piece.key]), piece.shape)
+        if array is None:
+            array = allocate(_whole(pieces), source.dtype)
+        array[... if piece.block is None else block] = source
+    assert array is not None, "an array has pieces"
+    return array
 
 
 def _named(

@@ -33,6 +33,19 @@ def plan_for(architecture: Architecture) -> Plan:
     return make_plan(TABLES[name], architecture.declarations, architecture.matrices)
 
 
+def idle_keys(architecture: Architecture) -> list[str]:
+    """CREDIT's keys of parameters that no output depends on.
+
+    CREDIT builds the patch embedding of a crossformer always, and uses it only where a
+    patch is more than one point.
+    """
+    config = architecture.config
+    if getattr(config, "patch_height", 1) > 1 and getattr(config, "patch_width", 1) > 1:
+        return []
+    keys = plan_for(architecture).parameters.keys
+    return [key for key in keys if key.startswith("cube_embedding.")]
+
+
 def from_state_dict(
     architecture: Architecture, state_dict: Mapping[str, np.ndarray]
 ) -> tuple[State, Vectors]:

@@ -1,0 +1,178 @@
+"""The folder of a run of credit_jax: `model.yml` and Orbax checkpoints, and snapshots.
+
+The items of a checkpoint are those that `credit_jax.checkpoint` describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import yaml
+from jaxtyping import PyTree
+
+from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMISER, WEIGHTS, CheckpointStore
+from credit_jax.models.architecture import Architecture
+from credit_jax.nn.spectral_norm import vector_shapes
+from credit_torch_bridge.job import CONFIG_FILE, Job
+from credit_torch_bridge.snapshot import Moments, Snapshot
+
+_SCALE, _TRACKER = "scale", "_growth_tracker"
+# What torch.amp.GradScaler writes besides, with CREDIT's settings.
+_SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
+
+
+def write_run(folder: Path, job: Job, snapshots: Sequence[Snapshot]) -> None:
+    """Writes a config and its checkpoints.
+
+    Args:
+        folder: of the run.
+        job: its config becomes `model.yml`.
+        snapshots: the newest last; each has its own `micro_step`.
+    """
+    write_yaml(folder / CONFIG_FILE, job.written)
+    store = CheckpointStore(folder, keep_all=True)
+    try:
+        for snapshot in snapshots:
+            items = items_of(snapshot, job.seed)
+            store.save(snapshot.micro_step, items, snapshot.progress)
+            store.wait()
+    finally:
+        store.close()
+
+
+def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
+    """Writes a config as CREDIT and we read it."""
+    text = yaml.safe_dump(dict(mapping), sort_keys=False, width=88)
+    path.write_text(text, encoding="utf-8")
+
+
+def items_of(snapshot: Snapshot, seed: int) -> dict[str, PyTree]:
+    """What a checkpoint of Orbax holds of a snapshot.
+
+    Args:
+        snapshot: host arrays.
+        seed: of the config; PyTorch has no key for dropout, and gets that of a fresh
+            run with this seed.
+    """
+    weights = {"params": snapshot.params, "vectors": snapshot.vectors}
+    items: dict[str, PyTree] = {WEIGHTS: weights}
+    if snapshot.ema is not None:
+        items[EMA] = snapshot.ema
+    if snapshot.moments is not None:
+        moments = snapshot.moments
+        state = optax.ScaleByAdamState(
+            _int(moments.count),
+            moments.mu,
+            moments.nu,  # pyright: ignore
+        )
+        items[OPTIMISER] = {
+            "opt_state": state,
+            "micro_step": _int(snapshot.micro_step),
+            "update_step": _int(snapshot.update_step),
+            "key": dropout_key(seed),
+        }
+    if _SCALE in snapshot.loss_scale:
+        items[LOSS_SCALE] = {
+            "scale": np.asarray(snapshot.loss_scale[_SCALE], np.float32),
+            "good_updates": _int(snapshot.loss_scale.get(_TRACKER, 0)),
+        }
+    return items
+
+
+def _int(value: Any) -> np.ndarray:
+    return np.asarray(value, np.int32)
+
+
+def dropout_key(seed: int) -> jax.Array:
+    """The key that a fresh run with this seed gives to dropout."""
+    return jax.random.split(jax.random.key(seed), 3)[2]
+
+
+def read_run(
+    folder: Path, architecture: Architecture, step: int | None = None
+) -> Snapshot:
+    """A checkpoint of a run.
+
+    Args:
+        folder: of the run, its `save_loc`.
+        architecture: the model of its config.
+        step: which checkpoint; None is the newest.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is of another model.
+    """
+    store = CheckpointStore(folder, num_latest=10**9, keep_best=False)
+    try:
+        chosen = store.latest_step() if step is None else step
+        if chosen is None:
+            raise FileNotFoundError(f"{folder}: no checkpoint in {store.folder}")
+        progress = store.progress(chosen)
+        targets = _targets(architecture, store.item_names(chosen))
+        found = store.restore(chosen, targets)
+    finally:
+        store.close()
+    snapshot = Snapshot(
+        found[WEIGHTS]["params"],
+        found[WEIGHTS]["vectors"],
+        ema=found.get(EMA),
+        micro_step=chosen,
+        progress=progress,
+    )
+    return _with_optimiser(snapshot, found)
+
+
+def _with_optimiser(snapshot: Snapshot, found: Mapping[str, Any]) -> Snapshot:
+    scaler: dict[str, Any] = {}
+    if LOSS_SCALE in found:
+        scaler = {
+            _SCALE: float(found[LOSS_SCALE]["scale"]),
+            **_SCALER,
+            _TRACKER: int(found[LOSS_SCALE]["good_updates"]),
+        }
+    snapshot = replace(snapshot, loss_scale=scaler)
+    if OPTIMISER not in found:
+        return snapshot
+    optimiser = found[OPTIMISER]
+    state = optimiser["opt_state"]
+    return replace(
+        snapshot,
+        moments=Moments(state.mu, state.nu, int(state.count)),
+        micro_step=int(optimiser["micro_step"]),
+        update_step=int(optimiser["update_step"]),
+    )
+
+
+def _targets(architecture: Architecture, items: Sequence[str]) -> dict[str, PyTree]:
+    """Host arrays like those of a checkpoint of this model."""
+    params = {k: _like(d.shape) for k, d in architecture.declarations.items()}
+    vectors = {
+        path: {side: _like(shape) for side, shape in vector_shapes(matrix).items()}
+        for path, matrix in architecture.matrices.items()
+    }
+    count = np.zeros((), np.int32)
+    state = optax.ScaleByAdamState(count, params, params)  # pyright: ignore
+    optimiser = {
+        "opt_state": state,
+        "micro_step": count,
+        "update_step": count,
+        "key": dropout_key(0),
+    }
+    targets: dict[str, PyTree] = {
+        WEIGHTS: {"params": params, "vectors": vectors},
+        EMA: params,
+        OPTIMISER: optimiser,
+        LOSS_SCALE: {"scale": np.zeros((), np.float32), "good_updates": count},
+    }
+    return {name: targets[name] for name in items}
+
+
+def _like(shape: tuple[int, ...]) -> np.ndarray:
+    """An array of a shape that takes no memory."""
+    return np.broadcast_to(np.float32(0), shape)

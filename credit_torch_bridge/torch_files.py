@@ -1,0 +1,155 @@
+"""Single files of PyTorch: torch.save and safetensors, also those of strangers.
+
+`torch.load(weights_only=True)` is the only loader. What a file holds besides tensors
+and plain values would need code to be run; such a file is refused by the name of what
+it asks for. Files are mapped, not read: tensors stay on disk until they are converted.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+SAFETENSORS = ".safetensors"
+# The header is JSON that lists the tensors; safetensors itself stops at this size.
+MAX_HEADER = 100_000_000
+
+_ASKED = re.compile(r"GLOBAL (\S+)|function (<[^>]+>)|but got (\S+)")
+
+
+def load_file(path: Path) -> Any:
+    """What is in a file of torch.save or safetensors, its tensors mapped from disk.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is neither, it is broken, or it needs code to be loaded.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: the file is empty")
+    if path.suffix == SAFETENSORS:
+        return load_safetensors(path)
+    return load_torch(path)
+
+
+def load_torch(path: Path) -> Any:
+    """What torch.save wrote to a file; see `load_file`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(
+                os.fspath(path),
+                map_location="cpu",
+                weights_only=True,
+                mmap=zipfile.is_zipfile(path),
+            )
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path}: {_refusal(str(error))}") from None
+    except Exception as error:
+        # A broken file fails wherever torch first stumbles over it.
+        text = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{path}: not a whole file of torch.save ({text}); it may be truncated, "
+            "download or copy it again"
+        ) from None
+
+
+def _refusal(message: str) -> str:
+    """What a file asked for, from the message of torch's loader."""
+    found = _ASKED.search(message)
+    if found is None:
+        first = message.split("\n")[0]
+        return f"the file cannot be read as weights ({first})"
+    what = next(group for group in found.groups() if group)
+    return (
+        f"the file asks for {what}, which is code and not weights; it was not loaded, "
+        "and nothing of it was run. Save the state dicts alone with torch.save"
+    )
+
+
+def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, mapped from disk.
+
+    Raises:
+        ValueError: the file is broken.
+    """
+    _check_header(path)
+    try:
+        with safe_open(os.fspath(path), framework="pt", device="cpu") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
+
+
+def _check_header(path: Path) -> None:
+    """The size that the header claims must be possible, before memory is taken."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+    if len(start) < 8:
+        raise ValueError(f"{path}: {size} bytes are no safetensors file")
+    claimed = struct.unpack("<Q", start)[0]
+    if claimed > min(MAX_HEADER, size - 8):
+        raise ValueError(
+            f"{path}: not a whole safetensors file: its header claims {claimed:,} "
+            f"bytes, the file has {size:,}; it is truncated or made to harm"
+        )
+
+
+def as_tensors(state: Any, what: str) -> dict[str, torch.Tensor]:
+    """A state dict, checked: texts to plain floating-point tensors.
+
+    Args:
+        state: what should be one.
+        what: its name in an error.
+
+    Raises:
+        ValueError: it is none; lists the first entries that are wrong.
+    """
+    if not isinstance(state, Mapping) or not state:
+        raise ValueError(
+            f"{what}: expected a state dict (name -> tensor), got {_kind(state)}"
+        )
+    wrong = [
+        f"  {key!r}: {_kind(value)}"
+        for key, value in state.items()
+        if not (isinstance(key, str) and _is_plain(value))
+    ]
+    if wrong:
+        more = [f"  and {len(wrong) - 8} more"] if len(wrong) > 8 else []
+        lines = "\n".join(wrong[:8] + more)
+        raise ValueError(
+            f"{what}: {len(wrong)} of {len(state)} entries are not floating-point "
+            f"tensors of 16 or 32 bits by name:\n{lines}"
+        )
+    return {key: value.detach() for key, value in state.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and not value.is_meta
+        and not value.is_quantized
+        and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"tensor of {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, Mapping):
+        names = ", ".join(map(repr, list(value)[:4]))
+        return f"dict of {len(value)} entries ({names})" if value else "an empty dict"
+    return type(value).__name__
