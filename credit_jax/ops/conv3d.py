@@ -1,22 +1,30 @@
 """Three-dimensional convolution of NDHWC arrays.
 
-Patches that do not overlap (the kernel is the stride) are a matrix product, which every
-backend runs fast in both directions.
+With a stride it runs on CPU from all phases of the input (`ops.phases`), for the sake
+of its gradients. Where the kernel is the stride (patches) that is a matrix product, and
+is what every backend runs.
 """
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+import jax
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.conv import Pair, explicit_padding
+from credit_jax.ops.conv import Pair, conv_out_size, explicit_padding
+from credit_jax.ops.phases import (
+    LAYOUTS,
+    dense_taps,
+    fit,
+    split_taps,
+    to_phases,
+    unit_stride_conv,
+)
 
 Triple = tuple[int, int, int]
 Padding3d = tuple[Pair, Pair, Pair]
 AnyPadding3d = Padding3d | str
 
-LAYOUT = ("NDHWC", "DHWIO", "NDHWC")
 NO_PADDING_3D: Padding3d = ((0, 0), (0, 0), (0, 0))
 
 
@@ -46,27 +54,34 @@ def conv3d(
         ValueError: "same" with a stride, or another word.
     """
     pads = explicit_padding(padding, kernel.shape[:3], stride=stride, dilation=dilation)
-    if kernel.shape[:3] == stride and dilation == (1, 1, 1) and groups == 1:
-        widths = ((0, 0), *pads, (0, 0))
-        return _patches(jnp.pad(x, widths) if any(map(any, pads)) else x, kernel)
+    patches = kernel.shape[:3] == stride and dilation == (1, 1, 1) and groups == 1
+    if patches or (stride != (1, 1, 1) and jax.default_backend() == "cpu"):
+        x = fit(x, [(0, 0), *pads, (0, 0)])
+        return _phased(x, kernel, stride=stride, dilation=dilation, groups=groups)
     return lax.conv_general_dilated(
         x,
         kernel,
         stride,
         pads,
         rhs_dilation=dilation,
-        dimension_numbers=LAYOUT,
+        dimension_numbers=LAYOUTS[3],
         feature_group_count=groups,
     )
 
 
-def _patches(x: Array, kernel: Array) -> Array:
-    """Patches that touch but do not overlap; what fills no patch is left out."""
-    batch, *sizes, channel_in = x.shape
-    kd, kh, kw = kernel.shape[:3]
-    depth, height, width = sizes[0] // kd, sizes[1] // kh, sizes[2] // kw
-    x = x[:, : depth * kd, : height * kh, : width * kw]
-    x = x.reshape(batch, depth, kd, height, kh, width, kw, channel_in)
-    x = x.transpose(0, 1, 3, 5, 2, 4, 6, 7)
-    x = x.reshape(batch, depth, height, width, -1)
-    return jnp.tensordot(x, kernel.reshape(-1, kernel.shape[-1]), 1)
+def _phased(
+    x: Array, kernel: Array, *, stride: Triple, dilation: Triple, groups: int
+) -> Array:
+    """The convolution from all phases of the input, with stride 1."""
+    kernel, spacing = dense_taps(kernel, stride, dilation)
+    sizes = [
+        conv_out_size(x.shape[1 + d], kernel.shape[d], stride[d], (0, 0), spacing[d])
+        for d in range(3)
+    ]
+    kernel, taps = split_taps(kernel, stride)
+    kernel = kernel.transpose(0, 2, 4, 1, 3, 5, 6, 7)
+    kernel = kernel.reshape(*taps, -1, kernel.shape[-1])
+    points = [sizes[d] + spacing[d] * (taps[d] - 1) for d in range(3)]
+    ends = [(0, points[d] * stride[d] - x.shape[1 + d]) for d in range(3)]
+    x = to_phases(fit(x, [(0, 0), *ends, (0, 0)]), stride, groups)
+    return unit_stride_conv(x, kernel, dilation=spacing, groups=groups)

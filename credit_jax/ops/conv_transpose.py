@@ -1,25 +1,26 @@
 """Transposed convolutions of NHWC and NDHWC arrays.
 
-A transposed convolution of stride s is a convolution of stride 1 that makes s outputs
-for every input point (the *phases*), which then lie next to one another. No zeros are
-put between input points, so the forward and both gradients are dense and fast on every
-backend; where the kernel is the stride they are one matrix product.
+They run as convolutions of stride 1 to all phases of the output (`ops.phases`), on
+every backend; where the kernel is the stride that is one matrix product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops import conv, conv3d
 from credit_jax.ops.conv import NO_PADDING, Padding, Pair
 from credit_jax.ops.conv3d import NO_PADDING_3D, Padding3d, Triple
-
-LAYOUTS = {2: conv.LAYOUT, 3: conv3d.LAYOUT}
+from credit_jax.ops.phases import (
+    dense_taps,
+    fit,
+    from_phases,
+    split_taps,
+    unit_stride_conv,
+)
 
 
 def conv_transpose2d(
@@ -167,89 +168,32 @@ def _conv_transpose(
         )
         for d in spatial
     ]
-    kernel, spacing = _dense_taps(kernel, stride, dilation)
+    kernel, spacing = dense_taps(kernel, stride, dilation)
     phases = _phase_kernel(kernel, stride, groups)
     # Output o of dim d is phase o % stride of point o // stride: from first to last.
     first = [padding[d][0] // stride[d] for d in spatial]
     last = [(padding[d][0] + out[d] - 1) // stride[d] for d in spatial]
     reach = [spacing[d] * (phases.shape[d] - 1) for d in spatial]
     ends = [(reach[d] - first[d], last[d] + 1 - x.shape[1 + d]) for d in spatial]
-    y = _convolve(x, phases, ends, spacing, groups)
-    y = _interleave(y, stride, groups)
+    x = fit(x, [(0, 0), *ends, (0, 0)])
+    y = unit_stride_conv(x, phases, dilation=spacing, groups=groups)
+    y = from_phases(y, stride, groups)
     for d in spatial:
         start = padding[d][0] - first[d] * stride[d]
         y = lax.slice_in_dim(y, start, start + out[d], axis=1 + d)
     return y
 
 
-def _dense_taps(
-    kernel: Array, stride: Sequence[int], dilation: Sequence[int]
-) -> tuple[Array, list[int]]:
-    """Zeros between dilated taps of dims with a stride; the dilation that is left."""
-    wide = [s > 1 and d > 1 for s, d in zip(stride, dilation, strict=True)]
-    if not any(wide):
-        return kernel, list(dilation)
-    pairs = list(zip(wide, dilation, strict=True))
-    between = [(0, 0, d - 1 if w else 0) for w, d in pairs]
-    zero = jnp.zeros((), kernel.dtype)
-    kernel = lax.pad(kernel, zero, [*between, (0, 0, 0), (0, 0, 0)])
-    return kernel, [1 if w else d for w, d in pairs]
-
-
 def _phase_kernel(kernel: Array, stride: Sequence[int], groups: int) -> Array:
-    """The kernel of all phases at once: (taps, ..., group_in, groups * phases * out).
+    """The kernel to all phases: (taps..., group_in, groups * phases * group_out).
 
-    Tap t * stride + p of the kernel is tap t of phase p; taps come in reversed order.
+    The taps are in reversed order.
     """
-    *sizes, channel_in, group_out = kernel.shape
-    num = len(sizes)
-    taps = [-(-size // s) for size, s in zip(sizes, stride, strict=True)]
-    missing = [(0, t * s - n) for t, s, n in zip(taps, stride, sizes, strict=True)]
-    if any(map(any, missing)):
-        kernel = jnp.pad(kernel, [*missing, (0, 0), (0, 0)])
-    split = [n for pair in zip(taps, stride, strict=True) for n in pair]
-    kernel = kernel.reshape(*split, groups, channel_in // groups, group_out)
+    num, channel_in = len(stride), kernel.shape[-2]
+    kernel, taps = split_taps(kernel, stride)
+    group_in = channel_in // groups
+    kernel = kernel.reshape(*kernel.shape[:-2], groups, group_in, kernel.shape[-1])
     order = [*range(0, 2 * num, 2), 2 * num + 1, 2 * num]
     order += [*range(1, 2 * num, 2), 2 * num + 2]
     kernel = jnp.flip(kernel.transpose(order), range(num))
-    return kernel.reshape(*taps, channel_in // groups, -1)
-
-
-def _convolve(
-    x: Array,
-    kernel: Array,
-    ends: Sequence[Pair],
-    dilation: Sequence[int],
-    groups: int,
-) -> Array:
-    """Stride 1; `ends` (low, high) are zeros to add, or points to leave out if < 0."""
-    sizes = kernel.shape[:-2]
-    if prod(sizes) > 1 or groups > 1:
-        return lax.conv_general_dilated(
-            x,
-            kernel,
-            (1,) * len(sizes),
-            ends,
-            rhs_dilation=dilation,
-            dimension_numbers=LAYOUTS[len(sizes)],
-            feature_group_count=groups,
-        )
-    zero = jnp.zeros((), x.dtype)
-    widths = [(low, high, 0) for low, high in ends]
-    if any(low or high for low, high in ends):
-        x = lax.pad(x, zero, [(0, 0, 0), *widths, (0, 0, 0)])
-    return jnp.tensordot(x, kernel.reshape(kernel.shape[-2:]), 1)
-
-
-def _interleave(y: Array, stride: Sequence[int], groups: int) -> Array:
-    """Phases, which lie in channels (group, phases, out), to where they belong."""
-    num = len(stride)
-    batch, *sizes, channels = y.shape
-    per_group = channels // groups // prod(stride)
-    y = y.reshape(batch, *sizes, groups, *stride, per_group)
-    order = [0]
-    for d in range(num):
-        order += [1 + d, 2 + num + d]
-    y = y.transpose(*order, 1 + num, 2 + 2 * num)
-    sizes = [n * s for n, s in zip(sizes, stride, strict=True)]
-    return y.reshape(batch, *sizes, groups * per_group)
+    return kernel.reshape(*taps, group_in, -1)
