@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 
 def layer_norm(
@@ -36,16 +37,17 @@ def layer_norm(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RunningStatistics:
-    """What batch normalisation remembers for evaluation.
+    """What batch normalisation remembers for evaluation; a tree of arrays.
 
     Attributes:
-        mean, variance: (channel,); the variance is unbiased, as torch stores it.
-        count: number of training batches seen (torch's num_batches_tracked).
+        mean, variance: (channel,) float; the variance is unbiased, as torch stores it.
+        count: () integer, the training batches seen (torch's num_batches_tracked).
     """
 
-    mean: Float[Array, " channel"]
-    variance: Float[Array, " channel"]
-    count: Int[Array, ""]
+    # Any: trees of the same form hold specs and shapes.
+    mean: Any
+    variance: Any
+    count: Any
 
     @classmethod
     def fresh(cls, channels: int, dtype: DTypeLike = jnp.float32) -> RunningStatistics:

@@ -1,6 +1,6 @@
 """What a model says to the degrees of parallelism, and what is good to know of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from credit_jax.config.messages import divisors
@@ -72,6 +72,84 @@ def model_notes(model: Any, domain: int) -> list[str]:
             f"{'; '.join(idle)}; exact all the same"
         )
     return notes
+
+
+def validate_sharding_constraints(
+    model: Any,
+    local_h: int,
+    window_sizes: Sequence[int | Sequence[int]] | None = None,
+) -> list[str]:
+    """What is uneven or idle with `local_h` rows a domain shard.
+
+    Nothing has to divide: every message is about waiting, none about wrong numbers.
+
+    Args:
+        model: an architecture, or the config of one. None, or a model that does not
+            say its `image_height`: only `window_sizes` are looked at.
+        local_h: rows of a shard at the model's input.
+        window_sizes: rows of a window at each level, or (rows, columns); each level has
+            half the rows of the one before, as CREDIT assumes. None: the short windows
+            of the model's stages, with the rows that they really have.
+
+    Returns:
+        One readable line each; empty if all shards work alike.
+
+    Raises:
+        ValueError: `local_h` is below 1.
+
+    Differs from CREDIT: windows that do not divide the rows work, so the messages say
+    what they cost; and without `window_sizes` the model is asked, where CREDIT checks
+    nothing.
+    """
+    if local_h < 1:
+        raise ValueError(f"local_h is {local_h}; expected at least 1 row a shard")
+    config = getattr(model, "config", model)
+    height = getattr(config, "image_height", None)
+    found, levels = [], []
+    if height:
+        domain = -(-height // local_h)
+        found += [*_block_notes(height, local_h, domain), *model_notes(model, domain)]
+        levels = _stage_rows(config, domain)
+    if window_sizes is not None:
+        levels = _halved(local_h, window_sizes)
+    for level, (rows, window) in enumerate(levels):
+        if window > 1 and rows % window:
+            found.append(
+                f"level {level}: {rows} rows a shard are no whole windows of {window}; "
+                "rows move to neighbours before the attention and back after it; "
+                "exact all the same"
+            )
+    return found
+
+
+def _block_notes(height: int, local_h: int, domain: int) -> Iterator[str]:
+    block = -(-height // domain)
+    if block != local_h:
+        yield (
+            f"{height} rows over domain {domain} are {block} a shard, not {local_h}: "
+            "equal blocks are as small as they can be"
+        )
+
+
+def _halved(
+    local_h: int, window_sizes: Sequence[int | Sequence[int]]
+) -> list[tuple[int, int]]:
+    """(rows a shard, rows of a window) of each level, half the rows at each."""
+    return [
+        (local_h // 2**level, size if isinstance(size, int) else size[0])
+        for level, size in enumerate(window_sizes)
+    ]
+
+
+def _stage_rows(config: Any, domain: int) -> list[tuple[int, int]]:
+    """The same of the stages that a model has; 1 where a stage has no attention."""
+    geometry = getattr(config, "geometry", None)
+    if domain == 1 or geometry is None:
+        return []
+    return [
+        (-(-stage.height // domain), stage.local_window if depth else 1)
+        for stage, depth in zip(geometry().stages, config.depth, strict=True)
+    ]
 
 
 def _idle(config: Any, domain: int) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,23 +62,24 @@ def efficient_channel_attention(field: Field, kernel: Float[Array, " taps"]) -> 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CoordinateWeights:
-    """Weights of `coordinate_attention`.
+    """Weights of `coordinate_attention`; a tree of arrays.
 
     Attributes:
-        squeeze, squeeze_bias: channels to hidden ones.
-        norm_scale, norm_bias: of the batch normalisation.
-        lat, lat_bias: hidden channels to the gate of each row.
-        lon, lon_bias: hidden channels to the gate of each column.
+        squeeze, squeeze_bias: (channel, hidden), (hidden,).
+        norm_scale, norm_bias: (hidden,) of the batch normalisation.
+        lat, lat_bias: (hidden, channel), (channel,): to the gate of each row.
+        lon, lon_bias: the same to the gate of each column.
     """
 
-    squeeze: Float[Array, "channel hidden"]
-    squeeze_bias: Float[Array, " hidden"]
-    norm_scale: Float[Array, " hidden"]
-    norm_bias: Float[Array, " hidden"]
-    lat: Float[Array, "hidden channel"]
-    lat_bias: Float[Array, " channel"]
-    lon: Float[Array, "hidden channel"]
-    lon_bias: Float[Array, " channel"]
+    # Any: trees of the same form hold specs and shapes.
+    squeeze: Any
+    squeeze_bias: Any
+    norm_scale: Any
+    norm_bias: Any
+    lat: Any
+    lat_bias: Any
+    lon: Any
+    lon_bias: Any
 
 
 def coordinate_attention(

@@ -1,0 +1,175 @@
+"""Arrays to the mesh and back: outside of `shard_map` and inside of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from credit_jax.parallel.axes import DOMAIN, DP_SHARD, MeshAxes
+from credit_jax.parallel.placement import (
+    batch_spec,
+    fill_rows,
+    gather_tensor,
+    place_batch,
+    shard_batch,
+    shard_tensor,
+)
+from tests.support import assert_close, make_mesh
+from tests.support.gradients import cotangent, draw
+
+ROWS = pytest.mark.parametrize("rows", [8, 13, 3])
+DIMS = pytest.mark.parametrize("dim", [-2, -1, 1])
+
+
+def array(rows, dim, num_dims=5):
+    shape = [2] * num_dims
+    shape[dim] = rows
+    return draw(shape)
+
+
+@ROWS
+@DIMS
+@pytest.mark.parametrize("on_device", [False, True])
+def test_there_and_back(rows, dim, on_device):
+    mesh, x = make_mesh(domain=4), array(rows, dim)
+    split = shard_tensor(jnp.asarray(x) if on_device else x, mesh, dim=dim)
+    length = -(-rows // 4)
+    for shard in split.addressable_shards:
+        assert shard.data.shape[dim] == length
+    last = np.take(np.asarray(split), range(rows, 4 * length), dim)
+    expected = np.take(x, [rows - 1] * (4 * length - rows), dim)
+    assert np.array_equal(last, expected), "filler is the last row"
+    whole = gather_tensor(split, mesh, dim=dim, size=rows)
+    assert isinstance(whole, jax.Array)
+    assert whole.sharding.is_fully_replicated
+    assert np.array_equal(whole, x)
+
+
+def test_without_a_domain_axis_nothing_happens():
+    mesh, x = make_mesh(dp=2), array(5, -2)
+    split = shard_tensor(x, mesh)
+    assert np.array_equal(split, x)
+    assert np.array_equal(gather_tensor(split, mesh), x)
+    assert np.array_equal(shard_tensor(jnp.asarray(x), MeshAxes()), x)
+    assert np.array_equal(gather_tensor(jnp.asarray(x), MeshAxes()), x)
+
+
+def test_gathering_leaves_the_samples_split():
+    mesh = make_mesh(dp=2, domain=3)
+    x = array(7, -2)
+    placed = place_batch({"x": x}, mesh)["x"]
+    whole = gather_tensor(placed, mesh, size=7)
+    assert np.array_equal(whole, x)
+    assert {shard.data.shape[0] for shard in whole.addressable_shards} == {1}
+
+
+@ROWS
+@DIMS
+def test_inside_of_shard_map(rows, dim):
+    """There and back with a nonlinear step between: values and gradient."""
+    mesh, x = make_mesh(domain=4), array(rows, dim)
+    axes = MeshAxes.from_mesh(mesh)
+    weight = cotangent(x.shape)
+
+    def there_and_back(x):
+        local = jnp.sin(shard_tensor(x, axes, dim=dim))
+        assert local.shape[dim] == -(-rows // 4)
+        return gather_tensor(local, axes, dim=dim, size=rows)
+
+    @jax.jit
+    def run(x):
+        sharded = jax.shard_map(there_and_back, mesh=mesh, in_specs=P(), out_specs=P())
+        out, pullback = jax.vjp(sharded, x)
+        return out, pullback(jnp.asarray(weight))[0]
+
+    value, gradient = run(x)
+    assert_close(value, np.sin(x), 1e-6, "value")
+    assert_close(gradient, np.cos(x) * weight, 1e-5, "gradient")
+
+
+def test_the_blocks_are_those_of_the_outside():
+    mesh, x = make_mesh(domain=4), array(13, -2)
+    axes = MeshAxes.from_mesh(mesh)
+    inside = jax.jit(
+        jax.shard_map(
+            lambda x: shard_tensor(x, axes),
+            mesh=mesh,
+            in_specs=P(),
+            out_specs=P(None, None, None, DOMAIN),
+        )
+    )(x)
+    assert np.array_equal(inside, shard_tensor(x, mesh)), "filler included"
+
+
+@pytest.mark.parametrize("size", [17, 12, 3])
+def test_a_size_that_the_blocks_do_not_have(size):
+    mesh = make_mesh(domain=4)
+    split = shard_tensor(array(13, -2), mesh)
+    with pytest.raises(ValueError, match=rf"size is {size}, .* there are 16 rows"):
+        gather_tensor(split, mesh, size=size)
+
+
+def test_a_batch_of_anything():
+    mesh = make_mesh(dp=2, domain=3)
+    batch = {
+        "x": draw((4, 2, 1, 7, 5)),
+        "surface": draw((4, 2, 7, 5)),
+        "times": np.arange(4),
+        "mean": draw((7, 5)),
+        "name": "era5",
+        "stop": True,
+    }
+    placed = shard_batch(batch, mesh)
+    assert list(placed) == list(batch)
+    for name in ("times", "mean", "name", "stop"):
+        assert placed[name] is batch[name], f"{name} has changed"
+    for name in ("x", "surface"):
+        shape = placed[name].sharding.shard_shape(placed[name].shape)
+        assert shape[0] == 2, "samples over dp"
+        assert shape[-2] == 3, "rows over domain"
+        whole = gather_tensor(placed[name], mesh, size=7)
+        assert np.array_equal(whole, batch[name])
+    assert np.array_equal(placed["x"], place_batch({"x": batch["x"]}, mesh)["x"])
+
+
+def test_a_batch_split_along_other_dims():
+    mesh = make_mesh(domain=2)
+    batch = {"x": draw((2, 3, 1, 7, 5)), "y": draw((2, 3, 7, 5))}
+    placed = shard_batch(batch, mesh, spatial_dims_5d=-1, spatial_dims_4d=2)
+    assert placed["x"].shape == (2, 3, 1, 7, 6)
+    assert placed["y"].shape == (2, 3, 8, 5)
+
+
+def test_samples_that_the_ranks_do_not_divide():
+    with pytest.raises(ValueError, match="3 samples cannot be split over 2"):
+        shard_batch({"x": draw((3, 2, 1, 4, 4))}, make_mesh(dp=2))
+
+
+def test_samples_of_some_ranks_are_those_of_the_whole_batch():
+    """A process that loads ranks 2 and 3 puts its samples where they belong."""
+    mesh = make_mesh(dp=4)
+    x = draw((8, 1, 1, 3, 2))
+    whole = place_batch({"x": x}, mesh)["x"]
+    own = {s.device: s.data for s in whole.addressable_shards if s.index[0].start >= 4}
+    assert len(own) == 2
+    for device, data in own.items():
+        index = next(s.index for s in whole.addressable_shards if s.device == device)
+        assert np.array_equal(data, x[index])
+
+
+def test_specs():
+    axes = MeshAxes.from_mesh(make_mesh(dp=2, domain=2))
+    data = (DP_SHARD,)
+    assert batch_spec(axes) == P(data, None, None, DOMAIN, None)
+    assert batch_spec(axes, stacked=True) == P(None, data, None, None, DOMAIN, None)
+    assert batch_spec(MeshAxes()) == P(None, None, None, None, None)
+
+
+def test_filling():
+    x = draw((1, 3, 2))
+    assert fill_rows(x, 1) is x
+    assert fill_rows(x, 3) is x
+    assert isinstance(fill_rows(x, 2), np.ndarray)
+    assert isinstance(fill_rows(jnp.asarray(x), 2), jax.Array)
+    assert fill_rows(x, 8).shape == (1, 8, 2)
