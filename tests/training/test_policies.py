@@ -1,0 +1,268 @@
+"""What a step may keep, gather, cast or skip without changing what is learnt."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.parallel.dims import ParallelDims
+from credit_jax.parallel.placement import place_batch
+from credit_jax.parallel.precision import Precision, default_mp_policy
+from credit_jax.training.loss_scale import INITIAL_SCALE, LossScale
+from credit_jax.training.optimisers import AdamW
+from credit_jax.training.state import init_state
+from credit_jax.training.step import make_train_step
+from tests.models.cases import CASES
+from tests.support import assert_close
+
+# Spectral norm, whose vectors are far from converged in the first steps; two blocks in
+# stage 2, so that a policy can part them.
+BLOCK = {**CASES["earth"], "depth": [1, 1, 2, 1]}
+HSDP = {"dp_replicate": 2, "dp_shard": 2}
+STEPS, BATCH = 20, 4
+LOSS, NORM = 1e-4, 1e-3
+
+
+def _data(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    grid = model.architecture.image_height, model.architecture.image_width
+    x = rng.normal(size=(STEPS, BATCH, model.architecture.input_channels, 1, *grid))
+    y = rng.normal(size=(STEPS, BATCH, model.architecture.output_channels, 1, *grid))
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def _build(
+    degrees: dict[str, int], *, shapes_only: bool = False, **policies: Any
+) -> tuple[Any, Any, Any]:
+    """The model on its mesh, its training step, and a fresh state or its shapes."""
+    devices = jax.devices()[: int(np.prod([1, *degrees.values()]))]
+    mesh = ParallelDims(**degrees, world_size=len(devices)).build_mesh(devices)
+    model = build_parallel_model(BLOCK, mesh, **policies)
+    optimiser = AdamW(weight_decay=1e-3, max_norm=1.0)
+    step = make_train_step(model, optimiser, lambda _: jnp.float32(1e-3), _mse)
+    start = partial(init_state, model, optimiser)
+    key = jax.random.key(0)
+    return model, step, jax.eval_shape(start, key) if shapes_only else start(key)
+
+
+def _mse(prediction: Any, target: Any, reducer: Any) -> Any:
+    return reducer.mean((prediction - target) ** 2)
+
+
+@cache
+def _run(
+    degrees: tuple[tuple[str, int], ...], policies: tuple[tuple[str, Any], ...]
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Loss and gradient norm of every step, and the bytes that a device works in."""
+    model, step, state = _build(dict(degrees), **dict(policies))
+    mesh = model.execution.mesh
+    xs, ys = _data(model)
+    batches = [
+        place_batch({"x": x[None], "y": y[None]}, mesh)
+        for x, y in zip(xs, ys, strict=True)
+    ]
+    compiled = step.lower(state, batches[0]).compile()  # pyright: ignore
+    losses, norms = [], []
+    for batch in batches:
+        state, info = compiled(state, batch)
+        losses.append(float(info["loss"][0]))
+        norms.append(float(info["grad_norm"]))
+    memory = compiled.memory_analysis().temp_size_in_bytes
+    return np.asarray(losses), np.asarray(norms), memory
+
+
+def _curve(degrees: dict[str, int], **policies: Any) -> Any:
+    return _run(tuple(degrees.items()), tuple(policies.items()))
+
+
+POLICIES = [
+    {"ac_mode": "none", "reshard_after_forward": True},
+    {"ac_mode": "full", "reshard_after_forward": True},
+    {"ac_mode": "selective", "reshard_after_forward": True},
+    {"ac_mode": "none", "reshard_after_forward": False},
+    {"ac_mode": "full", "reshard_after_forward": 3, "keep_whole": ("head/*",)},
+]
+
+
+@pytest.mark.parametrize(
+    "policy", POLICIES, ids=lambda p: "-".join(map(str, p.values()))
+)
+def test_hsdp_under_every_policy_learns_what_one_device_learns(policy: Any) -> None:
+    losses, norms, _ = _curve(HSDP, **policy)
+    expected, expected_norms, _ = _curve({})
+    assert expected[-1] < expected[0], "nothing was learnt"
+    assert_close(losses, expected, LOSS, f"losses of {policy}")
+    assert_close(norms, expected_norms, NORM, f"gradient norms of {policy}")
+
+
+def test_remat_saves_memory_in_its_order() -> None:
+    """Full keeps least; selective keeps all but attention."""
+    memory = {
+        mode: _curve(HSDP, ac_mode=mode, reshard_after_forward=True)[2]
+        for mode in ("none", "selective", "full")
+    }
+    print("bytes a device works in", memory)
+    assert memory["full"] < memory["selective"] < memory["none"]
+
+
+def _program(degrees: dict[str, int], **policies: Any) -> str:
+    """The step as XLA is given it; nothing is compiled."""
+    model, step, state = _build(degrees, shapes_only=True, **policies)
+    x, y = _data(model)
+    batch = place_batch({"x": x[:1], "y": y[:1]}, model.execution.mesh)
+    return step.lower(state, batch).as_text()  # pyright: ignore
+
+
+def _gathers(**policies: Any) -> int:
+    """Gathers of parameters in the program."""
+    return _program({"dp_shard": 4}, **policies).count("stablehlo.all_gather")
+
+
+def test_a_number_of_blocks_stays_gathered() -> None:
+    """The more blocks stay, the fewer gathers there are."""
+    counts = [_gathers(reshard_after_forward=n) for n in (True, 5, 100, False)]
+    print("gathers", counts)
+    again, five, all_blocks, kept = counts
+    assert again > five > all_blocks == kept
+
+
+def test_parameters_that_stay_whole_are_not_gathered() -> None:
+    everything = _gathers(min_shard_size=10**9)
+    some = _gathers(keep_whole=("stages/*",), reshard_after_forward=False)
+    assert everything == 0, "nothing is split"
+    assert some > 0, "decoder and head are still split"
+    assert some < 20, f"{some} gathers, though the stages stay whole"
+
+
+def _types(text: str, collective: str) -> list[str]:
+    """The types of operand and result of each of a kind of collective."""
+    parts = text.split(f"stablehlo.{collective}")[1:]
+    return [part[part.index(" : (") :].splitlines()[0] for part in parts]
+
+
+def test_weights_travel_in_bfloat16_and_gradients_in_float32() -> None:
+    text = _program({"dp_shard": 4}, mp_policy=default_mp_policy())
+    gathers, scatters = (_types(text, k) for k in ("all_gather", "reduce_scatter"))
+    assert gathers
+    assert all("bf16" in types for types in gathers), "weights are cast, then gathered"
+    assert scatters
+    assert not any("bf16" in types for types in scatters), "gradients are summed wide"
+
+
+def test_bfloat16_stays_near_float32_with_gradients_summed_in_it() -> None:
+    policy = default_mp_policy(reduce_dtype="bfloat16", output_dtype="bfloat16")
+    model, step, state = _build(HSDP, mp_policy=policy)
+    x, y = _data(model)
+    batch = place_batch({"x": x[:1], "y": y[:1]}, model.execution.mesh)
+    lowered = step.lower(state, batch)  # pyright: ignore
+    scatters = _types(lowered.as_text(), "reduce_scatter")
+    assert scatters
+    assert all("bf16" in types for types in scatters)
+    new, info = lowered.compile()(state, batch)
+    losses, norms, _ = _curve({})
+    assert_close(info["loss"][0], losses[0], 2e-2, "bfloat16 loss")
+    assert_close(info["grad_norm"], norms[0], 5e-2, "norm, summed in bfloat16")
+    assert all(p.dtype == jnp.float32 for p in new.params.values())
+
+
+# ------------------------------------------------------------- float16
+
+
+def test_loss_scale_follows_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL_SCALE)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimiser = torch.optim.SGD([weight], lr=0.0)
+    ours = LossScale.fresh()
+    after = jax.jit(LossScale.after)
+    rng = np.random.default_rng(0)
+    finite = [True] * 2001 + (rng.random(60) > 0.4).tolist() + [True] * 2100
+    for number, good in enumerate(finite):
+        scaler.scale(weight.sum()).backward()
+        weight.grad[:] = 1.0 if good else float("inf")
+        scaler.step(optimiser)
+        scaler.update()
+        optimiser.zero_grad()
+        ours = after(ours, good)
+        assert float(ours.scale) == scaler.get_scale(), f"after update {number}"
+    assert float(ours.scale) != INITIAL_SCALE
+
+
+@pytest.fixture(scope="module")
+def float16() -> Any:
+    """The model, its step and a fresh state on the host: a step takes its state."""
+    model, step, state = _build({"dp_shard": 2}, mp_policy=default_mp_policy("float16"))
+    return model, step, lambda: jax.tree.map(jnp.copy, state)
+
+
+def test_float16_leaves_out_updates_that_overflow(float16: Any) -> None:
+    """A target of 1e5 sends its gradient beyond float16 at the first scale."""
+    model, step, fresh = float16
+    x, y = _data(model)
+    batch = place_batch({"x": x[:1], "y": 1e5 * y[:1]}, model.execution.mesh)
+    state, scales, skipped, moved = fresh(), [], [], []
+    for _ in range(12):
+        before = jax.device_get(state.params)
+        state, info = step(state, batch)
+        assert np.isfinite(info["loss"]).all()
+        scales.append(float(info["loss_scale"]))
+        skipped.append(bool(info["skipped"]))
+        after = jax.device_get(state.params)
+        moved.append(any((after[p] != before[p]).any() for p in before))
+    print("scales", scales, "skipped", skipped)
+    assert skipped[0]
+    assert not skipped[-1], "the scale fell until the gradient was finite"
+    assert moved == [not s for s in skipped], "updates are left out whole"
+    count = int(state.opt_state.count)
+    assert count == skipped.count(False), "Adam counts the updates that were made"
+    assert int(state.update_step) == 12, "the average and the schedule go on"
+    halved = [s for s, left_out in zip(scales, skipped, strict=True) if left_out]
+    assert halved == [INITIAL_SCALE / 2**n for n in range(len(halved))]
+
+
+def test_float16_trains_near_float32(float16: Any) -> None:
+    model, step, fresh = float16
+    x, y = _data(model)
+    state, losses = fresh(), []
+    for pair in zip(x, y, strict=True):
+        batch = {name: part[None] for name, part in zip("xy", pair, strict=True)}
+        state, info = step(state, place_batch(batch, model.execution.mesh))
+        losses.append(float(info["loss"][0]))
+    assert_close(np.asarray(losses), _curve({})[0], 2e-3, "float16 losses")
+
+
+# ---------------------------------------------------------- mistakes of users
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"ac_mode": "some"}, "'some'; expected one of none, full, selective"),
+        ({"reshard_after_forward": -1}, "reshard_after_forward is -1"),
+        ({"keep_whole": ("nowhere/*",)}, "'nowhere/*', which matches no parameter"),
+    ],
+)
+def test_policies_that_do_not_exist(arguments: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        _build({}, **arguments)
+    assert words in str(error.value)
+
+
+def test_a_model_that_does_not_fit_the_mesh() -> None:
+    mesh = ParallelDims(tp=8, world_size=8).build_mesh(jax.devices())
+    with pytest.raises(ValueError, match="heads"):
+        build_parallel_model({**BLOCK, "dim_head": 8}, mesh)
+
+
+@pytest.mark.parametrize("name", ["float8", "int8"])
+def test_unknown_dtypes(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}'; expected one of float32"):
+        default_mp_policy(name)
+    with pytest.raises(ValueError, match=f"'{name}'"):
+        Precision.of(name)
