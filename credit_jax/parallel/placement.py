@@ -154,7 +154,7 @@ def shard_batch(
 
     Args:
         batch: host arrays (batch, channel, time, lat, lon) or (batch, channel, lat,
-            lon), and anything else.
+            lon), of numpy or whatever numpy reads, and anything else.
         mesh: the device mesh; rows are split over domain and samples over dp.
         spatial_dims_5d, spatial_dims_4d: array dim of the rows.
         local_dp_ranks: as for `place_samples`.
@@ -165,12 +165,11 @@ def shard_batch(
     dims = {5: spatial_dims_5d, 4: spatial_dims_4d}
     placed = {}
     for name, x in batch.items():
-        is_array = isinstance(x, np.ndarray | jax.Array)
-        if is_array and x.ndim in dims:
+        if hasattr(x, "__array__") and np.ndim(x) in dims:
             placed[name] = place_samples(
                 np.asarray(x),
                 mesh,
-                row_dim=dims[x.ndim],
+                row_dim=dims[np.ndim(x)],
                 local_dp_ranks=local_dp_ranks,
             )
         else:

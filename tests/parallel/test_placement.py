@@ -141,6 +141,14 @@ def test_a_batch_split_along_other_dims():
     assert placed["y"].shape == (2, 3, 8, 5)
 
 
+def test_a_batch_of_torch():
+    torch = pytest.importorskip("torch")
+    batch = {"x": torch.from_numpy(draw((2, 3, 1, 7, 5))), "index": torch.arange(2)}
+    placed = shard_batch(batch, make_mesh(domain=2))
+    assert np.array_equal(placed["x"][..., :7, :], batch["x"].numpy())
+    assert placed["index"] is batch["index"]
+
+
 def test_samples_that_the_ranks_do_not_divide():
     with pytest.raises(ValueError, match="3 samples cannot be split over 2"):
         shard_batch({"x": draw((3, 2, 1, 4, 4))}, make_mesh(dp=2))
