@@ -129,12 +129,12 @@ class Plan:
         return replace(self, pieces=pieces)
 
     def read(
-        self, state: Mapping[str, np.ndarray], allocate: Allocate = np.empty
+        self, state: Mapping[str, Any], allocate: Allocate = np.empty
     ) -> tuple[State, Vectors]:
         """Our parameters and spectral-norm vectors from PyTorch's state dict.
 
         Args:
-            state: PyTorch's arrays by key.
+            state: PyTorch's arrays by key, or what numpy reads as arrays.
             allocate: makes the arrays that are filled.
 
         Returns:
@@ -308,7 +308,7 @@ def _pieces(
 
 
 def _filled(
-    pieces: list[Piece], state: Mapping[str, np.ndarray], allocate: Allocate
+    pieces: list[Piece], state: Mapping[str, Any], allocate: Allocate
 ) -> np.ndarray:
     """Our array of these pieces."""
     array: np.ndarray | None = None

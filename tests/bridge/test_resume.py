@@ -1,0 +1,112 @@
+"""A run that began in PyTorch goes on in JAX, and the other way round."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.config import load_config
+from credit_jax.training.setup import prepare
+from credit_jax.training.snapshots import RunStore, start_of_run
+from credit_torch_bridge import Moments, Snapshot, from_state_dict
+from credit_torch_bridge.job import read_job
+from credit_torch_bridge.run_folder import write_run
+
+pytestmark = pytest.mark.reference
+
+LOSS = 1e-3
+NUM_STEPS = 20
+
+
+@dataclass
+class JaxRun:
+    """The training step of the config, compiled once for both directions."""
+
+    folder: Path
+
+    def __post_init__(self):
+        self.setup = prepare(load_config(self.folder / "model.yml"), jax.devices()[:1])
+        self.steps = self.setup.steps()
+
+    def start(self, folder):
+        """What `--resume` begins with."""
+        self.store = CheckpointStore(folder)
+        runs = RunStore(self.store, self.setup.architecture.declarations)
+        fresh = self.setup.fresh_state()
+        return start_of_run(self.setup.config.trainer, runs, fresh, resume=True)
+
+    def train(self, state, epoch, run):
+        """Losses of an epoch, whose batches are CREDIT's, and the state after it."""
+        losses = []
+        for batch, x in zip(self.setup.train_loader.epoch(epoch), run.x, strict=False):
+            assert np.array_equal(batch.x, x), "another batch than CREDIT's"
+            state, info = self.steps.train(state, self.steps.place_train([batch]))
+            losses.append(float(info["loss"][0]))
+        return np.array(losses), state
+
+    def save(self, folder, state, progress):
+        """A checkpoint, as the loop writes it."""
+        store = CheckpointStore(folder)
+        runs = RunStore(store, self.setup.architecture.declarations)
+        runs.save(int(state.micro_step), state, progress)
+        store.close()
+
+
+def follow(losses, expected, what):
+    """Every loss within `LOSS` of CREDIT's."""
+    assert len(losses) == len(expected) == NUM_STEPS
+    errors = abs(losses - expected) / expected
+    print(f"{what}: largest of {NUM_STEPS} relative errors {errors.max():.1e}")
+    assert errors.max() < LOSS, f"{what}: {losses} against {expected}"
+
+
+def begin(folder, job, initial):
+    """A checkpoint of before the first step, with CREDIT's weights."""
+    params, vectors = from_state_dict(job.architecture, initial)
+    zeros = {path: np.zeros_like(array) for path, array in params.items()}
+    folder.mkdir()
+    snapshot = Snapshot(params, vectors, moments=Moments(zeros, zeros, 0))
+    write_run(folder, job, [snapshot])
+
+
+def test_runs_go_on_in_both_directions(
+    credit_run,
+    credit_folder,
+    resumed_credit,
+    continue_credit,
+    bridge,
+    tmp_path,
+    monkeypatch,
+):
+    data, first = credit_run
+    monkeypatch.chdir(data)
+    given = "--to", "jax", "--checkpoint", credit_folder, "--out", tmp_path / "jax"
+    code, text = bridge("convert", *given)
+    assert code == 0, text
+    assert "--resume goes on with epoch 2" in text
+    run = JaxRun(tmp_path / "jax")
+    start = run.start(tmp_path / "jax")
+    state = start.state
+    assert start.progress.epoch == 1
+    assert start.progress.best_step == NUM_STEPS
+    counts = state.micro_step, state.update_step, state.opt_state.count
+    assert [int(count) for count in counts] == [NUM_STEPS] * 3
+    losses, _ = run.train(state, 1, resumed_credit)
+    follow(losses, resumed_credit.loss, "PyTorch, then JAX")
+
+    begin(tmp_path / "ours", read_job(tmp_path / "jax" / "model.yml"), first.initial)
+    _, state = run.train(run.start(tmp_path / "ours").state, 0, first)
+    run.save(tmp_path / "ours", state, Progress(epoch=1))
+    given = "--to", "torch", "--checkpoint", tmp_path / "ours", "--out"
+    code, text = bridge("convert", *given, tmp_path / "torch")
+    assert code == 0, text
+    there, printed = continue_credit(tmp_path / "torch")
+    follow(there.loss, resumed_credit.loss, "JAX, then PyTorch")
+    assert "All keys matched successfully" in printed
+    assert f"Resumed EMA from {tmp_path}/torch/checkpoint_ema.pt (step 20)" in printed
+    for line in printed.splitlines():
+        assert not line.startswith("WARNING"), line
+        assert "checkpoint" not in line.lower() or "warn" not in line.lower(), line
