@@ -23,6 +23,10 @@ from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.resize import resize_bilinear, resize_nearest
 from credit_jax.parallel.domain.roll import roll_field
+from credit_jax.parallel.domain.spatial_attention import (
+    spatial_attention,
+    squeeze_excite_both,
+)
 from credit_jax.parallel.domain.windows import (
     Kind,
     group_layout,
@@ -101,6 +105,17 @@ def excite(rows: int, dim: int = 1) -> Case:
 
 def channels(rows: int, dim: int = 1) -> Case:
     return Case(efficient_channel_attention, (grid(rows, 5, 6, dim),), ((3,),), dim)
+
+
+def points(rows: int, kernel: Pair, dim: int = 1) -> Case:
+    """Gates of points, alone and together with those of channels."""
+
+    def op(field: Field, kernel: Any, squeeze: Any, expand: Any, own: Any) -> Field:
+        gated = spatial_attention(field, kernel)
+        return squeeze_excite_both(gated, squeeze, expand, own)
+
+    weights = ((*kernel, 2, 1), (4, 3), (3, 4), (4,))
+    return Case(op, (grid(rows, 5, 4, dim),), weights, dim)
 
 
 def coordinates(rows: int, dim: int = 1, *, training: bool = True) -> Case:
@@ -248,6 +263,9 @@ POOLS = {
     "coordinate attention, even": coordinates(24),
     "coordinate attention, evaluation": coordinates(13, training=False),
     "coordinate attention, longitude split": coordinates(13, 2),
+    "spatial attention": points(24, (3, 5)),
+    "spatial attention, uneven": points(13, (7, 7)),
+    "spatial attention, longitude split": points(13, (3, 3), 2),
     "gathered rows": gathered(13),
     "gathered rows, longitude split": gathered(4, 2),
 }

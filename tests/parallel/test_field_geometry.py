@@ -22,6 +22,10 @@ from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.resize import resize_bilinear, resize_nearest
 from credit_jax.parallel.domain.roll import roll_field
+from credit_jax.parallel.domain.spatial_attention import (
+    spatial_attention,
+    squeeze_excite_both,
+)
 from credit_jax.parallel.domain.windows import (
     group_layout,
     merge,
@@ -270,3 +274,38 @@ def test_coordinate_attention_is_that_of_credit(credit, training, dim):
     seen = module.bn1.running_mean.numpy(), module.bn1.running_var.numpy()
     assert_close(running.mean, seen[0], 1e-6, "running mean")
     assert_close(running.variance, seen[1], 1e-6, "running variance")
+
+
+@DIMS
+def test_spatial_attention_is_that_of_credit(credit, dim):
+    block = credit_attribute("models.unet_attention_modules", "LightSpatialAttention")
+    x = np.maximum(draw((2, 9, 8, 6)), -0.5)
+    values, expected = module_values(block(7), x)
+
+    def ours(field, kernel):
+        return spatial_attention(field, kernel.transpose(2, 3, 1, 0))
+
+    actual = jax_values(on_field(ours, dim), x, *values)
+    assert_same(actual, expected, f"LightSpatialAttention, dim {dim}")
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_channels_and_points_are_those_of_credit(credit, depthwise):
+    block = credit_attribute("models.unet_attention_modules", "SCSEAttention")
+    x = 1 + draw((2, 5, 4, 6))
+    values, expected = module_values(block(6, 2, use_depthwise=depthwise), x)
+
+    def ours(field, squeeze, expand, *points):
+        own = points[-1].reshape(-1)
+        if depthwise:
+            own = own * points[0].reshape(-1)
+        return squeeze_excite_both(field, matrix(squeeze), matrix(expand), own)
+
+    actual = jax_values(on_field(ours), x, *values)
+    assert_same(actual, expected, f"SCSEAttention, depthwise {depthwise}")
+
+
+def test_an_even_kernel_of_spatial_attention():
+    field = Field(jnp.zeros((1, 4, 5, 2)), home_layout(4))
+    with pytest.raises(ValueError, match="is 3 x 2; expected odd"):
+        spatial_attention(field, jnp.zeros((3, 2, 2, 1)))
