@@ -14,12 +14,13 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
+from credit_jax.config.messages import divisors
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import BlockCount, Context
 from credit_jax.nn.parameters import declaration_of, named_parameters
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.initialisers import initialise
-from credit_jax.parallel.sharding import Declaration
+from credit_jax.parallel.sharding import TENSOR_DIMS, Declaration
 
 Weights = dict[str, Array]
 
@@ -100,7 +101,18 @@ class Architecture:
 
     def validate(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """All that keeps the model from running on a mesh, one readable line each."""
-        return self.config.problems(tensor, domain)
+        found = self.config.problems(tensor, domain)
+        return found or self._indivisible(tensor)
+
+    def _indivisible(self, tensor: int) -> list[str]:
+        """The dims that tp would split, and cannot."""
+        return [
+            f"{path}: {length} {name} are not divisible by tensor {tensor}; would fit: "
+            f"{divisors(length)}"
+            for path, declaration in self.declarations.items()
+            for length, name in zip(declaration.shape, declaration.dims, strict=True)
+            if name in TENSOR_DIMS and length % tensor
+        ]
 
     def unmatched(self) -> list[str]:
         """The patterns of `keep_whole` that no parameter matches, one line each."""
