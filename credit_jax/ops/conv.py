@@ -47,9 +47,10 @@ def conv2d(
         groups: number of channel groups.
 
     Raises:
-        ValueError: "same" with a stride, or another word.
+        ValueError: "same" with a stride, another word, or too large a kernel.
     """
     pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
+    check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
     if _has_fast_gradient(x, kernel, stride, dilation, groups):
         widths = ((0, 0), *pads, (0, 0))
         return _strided_conv(
@@ -177,3 +178,21 @@ def same_padding(kernel: int, dilation: int = 1) -> Pair:
     """
     total = dilation * (kernel - 1)
     return total // 2, total - total // 2
+
+
+def check_kernel_fits(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    *,
+    padding: Sequence[Pair],
+    dilation: Sequence[int],
+) -> None:
+    """Raise ValueError where the kernel reaches over more points than there are."""
+    for i, (size, taps) in enumerate(zip(sizes, kernel, strict=True)):
+        reach = dilation[i] * (taps - 1) + 1
+        if size + sum(padding[i]) < reach:
+            raise ValueError(
+                f"the kernel reaches over {reach} points of spatial dim {i}, but there "
+                f"are {size} and {padding[i][0]} + {padding[i][1]} of padding; add "
+                "padding or make the kernel smaller"
+            )

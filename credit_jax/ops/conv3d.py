@@ -11,7 +11,12 @@ import jax
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.conv import Pair, conv_out_size, explicit_padding
+from credit_jax.ops.conv import (
+    Pair,
+    check_kernel_fits,
+    conv_out_size,
+    explicit_padding,
+)
 from credit_jax.ops.phases import (
     LAYOUTS,
     dense_taps,
@@ -51,9 +56,10 @@ def conv3d(
         groups: number of channel groups.
 
     Raises:
-        ValueError: "same" with a stride, or another word.
+        ValueError: "same" with a stride, another word, or too large a kernel.
     """
     pads = explicit_padding(padding, kernel.shape[:3], stride=stride, dilation=dilation)
+    check_kernel_fits(x.shape[1:4], kernel.shape[:3], padding=pads, dilation=dilation)
     patches = kernel.shape[:3] == stride and dilation == (1, 1, 1) and groups == 1
     if patches or (stride != (1, 1, 1) and jax.default_backend() == "cpu"):
         x = fit(x, [(0, 0), *pads, (0, 0)])

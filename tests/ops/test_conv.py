@@ -137,9 +137,10 @@ def test_output_size(size, kernel, stride, padding, dilation):
             r"stride \(2, 1\); 'same' needs stride 1",
         ),
         ({"padding": "reflect"}, "padding is 'reflect'; expected 'same'"),
+        ({"dilation": (3, 4)}, "over 7 points of spatial dim 0, but there are 6"),
     ],
 )
-def test_padding_in_words_is_checked(keywords, message):
+def test_arguments_that_make_no_convolution_are_refused(keywords, message):
     x, kernel = jnp.zeros((1, 6, 6, 1)), jnp.zeros((3, 3, 1, 1))
     with pytest.raises(ValueError, match=message):
         conv.conv2d(x, kernel, **keywords)

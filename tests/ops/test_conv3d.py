@@ -71,3 +71,9 @@ def test_same_padding_needs_stride_one():
     x, kernel = jnp.zeros((1, 4, 4, 4, 1)), jnp.zeros((2, 2, 2, 1, 1))
     with pytest.raises(ValueError, match="'same' needs stride 1"):
         conv3d(x, kernel, padding="same", stride=(1, 1, 2))
+
+
+def test_a_kernel_above_the_field_is_refused():
+    x, kernel = jnp.zeros((1, 4, 4, 4, 1)), jnp.zeros((2, 4, 2, 1, 1))
+    with pytest.raises(ValueError, match="over 7 points of spatial dim 1, but there"):
+        conv3d(x, kernel, dilation=(1, 2, 1), padding=((0, 0), (1, 1), (0, 0)))

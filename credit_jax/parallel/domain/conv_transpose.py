@@ -132,11 +132,11 @@ def _conv_transpose_field(
         )
         return deliver(Field(data, target), out)
     extent, step = dilation[at] * (kernel.shape[at] - 1) + 1, stride[at]
-    need, phase = transposed_rows(
+    need, phase, before = transposed_rows(
         layout, target, extent=extent, stride=step, low=padding[at][0]
     )
     ends, after = list(padding), list(output_padding)
-    ends[at] = (_reach(extent, step) * step, max(extent - step, 0))
+    ends[at] = (before * step, max(extent - step, 0))
     after[at] = max(step - extent, 0)
     data = op(
         fetch(field, need).data,
@@ -152,7 +152,7 @@ def _conv_transpose_field(
 
 def transposed_rows(
     layout: Layout, out: Layout, *, extent: int, stride: int, low: int
-) -> tuple[Layout, np.ndarray]:
+) -> tuple[Layout, np.ndarray, int]:
     """Row plan: the input rows whose kernels touch each shard's output rows.
 
     Output row o takes its part of input row i from tap o + low - i * stride, if that is
@@ -166,10 +166,9 @@ def transposed_rows(
         low: output rows that are cut off in front.
 
     Returns:
-        The rows needed, and for each shard the phase (0 to stride - 1) of its first
-        output row.
+        The rows needed; for each shard the phase (0 to stride - 1) of its first output
+        row; and how many of its rows come before the one at the place of that row.
     """
-    reach = _reach(extent, stride)
     firsts = [
         next((row - i for i, row in enumerate(rows) if row >= 0), None)
         for rows in out.held
@@ -177,17 +176,13 @@ def transposed_rows(
     idle = next(first for first in firsts if first is not None)
     starts = np.asarray([idle if first is None else first for first in firsts]) + low
     phase = starts % stride
-    length = reach + 1 + (int(phase.max()) + out.length - 1) // stride
+    before = max((extent - 1 - int(phase.min())) // stride, 0)
+    length = before + 1 + (int(phase.max()) + out.length - 1) // stride
     held = [
         [
             g if first is not None and 0 <= g < layout.size else FILLER
-            for g in range(start - reach, start - reach + length)
+            for g in range(start - before, start - before + length)
         ]
         for first, start in zip(firsts, (starts // stride).tolist(), strict=True)
     ]
-    return layout.with_rows(held, layout.size), phase
-
-
-def _reach(extent: int, stride: int) -> int:
-    """How many input rows before the one at its own place an output row reads."""
-    return -(-extent // stride) - 1
+    return layout.with_rows(held, layout.size), phase, before
