@@ -23,6 +23,7 @@ from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.resize import resize_bilinear, resize_nearest
 from credit_jax.parallel.domain.roll import roll_field
+from credit_jax.parallel.domain.shuffle import pixel_shuffle_field
 from credit_jax.parallel.domain.spatial_attention import (
     spatial_attention,
     squeeze_excite_both,
@@ -214,18 +215,22 @@ def cropped(columns: int, lat: Pair, lon: Pair) -> Case:
     )
 
 
-def windows(columns: int, rows: int, kind: Kind, window: int) -> Case:
-    """Attention's way over fields split along longitude."""
+def windows(
+    columns: int, rows: int, kind: Kind, window: int | Pair, dim: int = 2
+) -> Case:
+    """Attention's way over fields split along `dim`, rows and columns by that dim."""
+    sides = (window, window) if isinstance(window, int) else window
+    tokens = sides[0] * sides[1]
 
     def op(field: Field, mix: jax.Array) -> Field:
         whole = window_layout if kind == "short" else group_layout
-        field = fetch(field, whole(field.layout, columns, window))
-        tokens = jnp.tanh(partition(field, kind, window))
-        mixed = jnp.einsum("bwtc,ts->bwsc", tokens, mix)
+        field = fetch(field, whole(field.layout, columns, sides[dim - 1]))
+        values = jnp.tanh(partition(field, kind, window))
+        mixed = jnp.einsum("bwtc,ts->bwsc", values, mix)
         field = merge(mixed, field, kind, window)
         return fetch(field, field.layout.home())
 
-    return Case(op, (grid(columns, rows, 2, 2),), ((window**2, window**2),), 2)
+    return Case(op, (grid(columns, rows, 2, dim),), ((tokens, tokens),), dim)
 
 
 BATCH_NORMS = {
@@ -325,6 +330,13 @@ LONGITUDE = {
     "long windows, longitude split": windows(24, 4, "long", 2),
     "long windows, longitude split, uneven": windows(15, 6, "long", 3),
     "one long window, longitude split": windows(4, 4, "long", 4),
+    "short windows of 3 x 2": windows(15, 4, "short", (3, 2), 1),
+    "long windows of 3 x 2": windows(15, 4, "long", (3, 2), 1),
+    "short windows of 2 x 3, longitude split": windows(15, 4, "short", (2, 3)),
+    "long windows of 2 x 3, longitude split": windows(15, 4, "long", (2, 3)),
+    "pixel shuffle, longitude split": Case(
+        lambda f: pixel_shuffle_field(f, 2), (grid(13, 3, 8, 2),), (), 2
+    ),
 }
 
 FIELD_OPERATIONS: dict[str, Case] = {

@@ -173,17 +173,23 @@ def test_padding_of_split_longitude_is_that_of_split_latitude(mode):
     assert np.array_equal(crop(jnp.asarray(second[0])), x), "crop undoes pad"
 
 
+@pytest.mark.parametrize("window", [3, (2, 3)])
 @pytest.mark.parametrize("kind", ["short", "long"])
-def test_windows_of_split_longitude_are_those_of_split_latitude(kind):
-    x = jnp.asarray(draw((2, 6, 9, 3)))
+def test_windows_of_split_longitude_are_those_of_split_latitude(kind, window):
+    rearrange = pytest.importorskip("einops").rearrange
+    x = draw((2, 6, 9, 3))
+    sides = (window, window) if isinstance(window, int) else window
     layout = window_layout if kind == "short" else group_layout
-    first, second = (
-        Field(x, layout(home_layout(x.shape[dim], dim=dim), x.shape[dim], 3))
-        for dim in (1, 2)
-    )
-    windows = partition(second, kind, 3)
-    assert jnp.array_equal(windows, partition(first, kind, 3))
-    assert jnp.array_equal(merge(windows, second, kind, 3).data, x)
+    pattern = "b (h s1) (w s2) d -> b (h w) (s1 s2) d"
+    if kind == "long":
+        pattern = "b (s1 h) (s2 w) d -> b (h w) (s1 s2) d"
+    expected = rearrange(x, pattern, s1=sides[0], s2=sides[1])
+    for dim in (1, 2):
+        home = home_layout(x.shape[dim], dim=dim)
+        field = Field(jnp.asarray(x), layout(home, x.shape[dim], sides[dim - 1]))
+        tokens = partition(field, kind, window)
+        assert np.array_equal(tokens, expected), f"dim {dim}"
+        assert np.array_equal(merge(tokens, field, kind, window).data, x), f"dim {dim}"
 
 
 def module_values(module, x):

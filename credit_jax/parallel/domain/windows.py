@@ -12,6 +12,7 @@ from typing import Literal
 
 from jaxtyping import Array, Float
 
+from credit_jax.ops.conv import Pair
 from credit_jax.parallel.layouts import Field, Layout
 
 Kind = Literal["short", "long"]
@@ -23,7 +24,7 @@ def window_layout(layout: Layout, size: int, window: int) -> Layout:
     Args:
         layout: gives the shards, axis and dim.
         size: number of rows.
-        window: rows of a window; divides `size`.
+        window: rows of a window along the split dim; divides `size`.
     """
     per_shard = -(-(size // window) // layout.num_shards)
     return layout.with_rows(_stretches(size, window * per_shard, layout), size)
@@ -54,25 +55,31 @@ def _stretches(size: int, length: int, layout: Layout) -> list[range]:
 
 
 def partition(
-    field: Field, kind: Kind, window: int
+    field: Field, kind: Kind, window: int | Pair
 ) -> Float[Array, "batch windows tokens channel"]:
     """Windows of a field that lies on `window_layout` or `group_layout`.
 
+    Args:
+        field: (batch, lat, lon, channel).
+        kind: "short" or "long".
+        window: points along each side, or (rows, columns).
+
     Returns:
-        (batch, local windows, window * window, channel); tokens row-major.
+        (batch, local windows, rows * columns of a window, channel); tokens row-major.
     """
     batch, _, _, channels = field.data.shape
     order = _order(field.layout, kind)
+    height, width = _sides(window)
     x = field.data.reshape(batch, *_split(field, kind, window), channels)
     x = x.transpose(0, *order, 5)
-    return x.reshape(batch, -1, window * window, channels)
+    return x.reshape(batch, -1, height * width, channels)
 
 
 def merge(
     windows: Float[Array, "batch windows tokens channel"],
     field: Field,
     kind: Kind,
-    window: int,
+    window: int | Pair,
 ) -> Field:
     """The inverse of `partition`, on the layout of `field`."""
     batch, channels = windows.shape[0], windows.shape[-1]
@@ -84,12 +91,18 @@ def merge(
     return field.like(x.reshape(batch, *field.data.shape[1:3], channels))
 
 
-def _split(field: Field, kind: Kind, window: int) -> tuple[int, int, int, int]:
+def _sides(window: int | Pair) -> Pair:
+    """Rows and columns of a window."""
+    return (window, window) if isinstance(window, int) else window
+
+
+def _split(field: Field, kind: Kind, window: int | Pair) -> tuple[int, int, int, int]:
     """Rows and columns as two dims each, in the order in which they lie in memory."""
     rows, columns = field.data.shape[1:3]
+    height, width = _sides(window)
     row, column, _, _ = _order(field.layout, kind)
-    high = (rows // window, window) if row == 1 else (window, rows // window)
-    low = (columns // window, window) if column == 3 else (window, columns // window)
+    high = (rows // height, height) if row == 1 else (height, rows // height)
+    low = (columns // width, width) if column == 3 else (width, columns // width)
     return *high, *low
 
 
