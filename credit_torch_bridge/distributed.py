@@ -22,7 +22,7 @@ from credit_torch_bridge.inert_pickle import Record, read_inert
 INDEX = ".metadata"
 _PACKAGE = "torch.distributed.checkpoint"
 _METADATA = f"{_PACKAGE}.metadata"
-_MAX_INDEX = 1_000_000_000
+_MAX_INDEX = 200_000_000
 ALLOWED = frozenset(
     {
         f"{_METADATA}.{name}"

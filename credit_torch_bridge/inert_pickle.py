@@ -8,9 +8,9 @@ expected; any other name is refused.
 
 from __future__ import annotations
 
-import pickletools
 from collections.abc import Collection
 from dataclasses import dataclass
+from pickletools import genops
 from typing import Any
 
 
@@ -71,13 +71,20 @@ def read_inert(data: bytes, allowed: Collection[str]) -> Any:
     """
     reader = _Reader(allowed)
     try:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                return reader.stack.pop()
-            reader.step(opcode.name, argument)
+        for opcode, argument in _instructions(data):
+            reader.step(opcode, argument)
+        return reader.stack.pop()
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"broken pickle: {error!r}") from None
-    raise ValueError("broken pickle: it has no end")
+
+
+def _instructions(data: bytes) -> list[tuple[str, Any]]:
+    """Names and arguments of the instructions before the last, which is STOP."""
+    try:
+        found = [(opcode.name, argument) for opcode, argument, _ in genops(data)]
+    except ValueError as error:
+        raise ValueError(f"broken pickle: {error}") from None
+    return found[:-1]
 
 
 class _Reader:

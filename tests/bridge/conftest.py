@@ -76,6 +76,7 @@ def bridge(capsys):
     from credit_torch_bridge.__main__ import main
 
     def run(*arguments):
+        capsys.readouterr()
         code = main([str(argument) for argument in arguments])
         seen = capsys.readouterr()
         return code, seen.out + seen.err
