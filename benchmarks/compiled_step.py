@@ -16,7 +16,7 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.execution import Execution
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.optimisers import AdamW
-from credit_jax.training.state import init_state, state_shardings, state_specs
+from credit_jax.training.state import init_state, shardings, state_specs
 from credit_jax.training.step import make_train_step
 
 # A WXFormer whose windows and strides fit 64 rows on up to 8 shards.
@@ -68,7 +68,7 @@ def compile_step(
             leaf.shape, leaf.dtype, sharding=sharding
         ),
         jax.eval_shape(start, jax.random.key(0)),
-        state_shardings(specs, execution.mesh),
+        shardings(specs, execution.mesh),
     )
     return architecture, step.lower(
         state, _batch(architecture, execution, batch)

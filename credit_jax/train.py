@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 from rich.console import Console
@@ -21,6 +19,7 @@ from credit_jax.check.job import inspect_job
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, ConfigError, load_config
 from credit_jax.data.demo import ensure_demo_data
+from credit_jax.parallel.compiler import CACHE_HELP, use_cache
 from credit_jax.parallel.devices import job_devices
 from credit_jax.training.display import Display
 from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError
@@ -28,7 +27,6 @@ from credit_jax.training.run import evaluate, train
 from credit_jax.training.setup import Setup, check_writable, prepare
 from credit_jax.training.snapshots import asked_by, required_step
 
-CACHE_VARIABLE = "CREDIT_JAX_CACHE"
 USER_ERROR, DIVERGED, INTERRUPTED = 2, 3, 130
 
 
@@ -87,12 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of the run, instead of save_loc",
     )
-    add(
-        "--cache",
-        metavar="DIR",
-        help="folder of compiled programs, kept between runs; 'none' for no cache "
-        f"(default: ${CACHE_VARIABLE}, or credit_jax in the user's cache folder)",
-    )
+    add("--cache", metavar="DIR", help=CACHE_HELP)
     add(
         "--distributed",
         action="store_true",
@@ -144,24 +137,6 @@ def _check_job(config: Config, num_devices: int) -> None:
     missing = [note for note in job.notes if "does not exist" in note]
     if job.problems or missing:
         raise ConfigError(job.problems + missing, "this job cannot run")
-
-
-def use_cache(folder: str | None) -> None:
-    """Keep compiled programs between runs.
-
-    Args:
-        folder: where; None takes the environment's or the default, "none" is no cache.
-    """
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "credit_jax"
-    chosen = folder or os.environ.get(CACHE_VARIABLE) or str(default)
-    if chosen == "none":
-        return
-    path = Path(chosen).expanduser()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return
-    jax.config.update("jax_compilation_cache_dir", str(path))
 
 
 def header(source: str, setup: Setup) -> list[str]:

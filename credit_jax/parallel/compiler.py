@@ -1,8 +1,17 @@
-"""Compiler options of whole steps."""
+"""Compiler options of whole steps, and the cache of compiled programs."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import jax
+
+CACHE_VARIABLE = "CREDIT_JAX_CACHE"
+CACHE_HELP = (
+    "folder of compiled programs, kept between runs; 'none' for no cache "
+    f"(default: ${CACHE_VARIABLE}, or credit_jax in the user's cache folder)"
+)
 
 # XLA on CPU compiles each of a step's thousands of small kernels through its fusion
 # emitters and LLVM's costly passes; without them a WXFormer step compiles in about half
@@ -16,3 +25,21 @@ _CPU = {
 def compiler_options() -> dict[str, bool]:
     """Options for `jax.jit` of a step on the default backend."""
     return dict(_CPU) if jax.default_backend() == "cpu" else {}
+
+
+def use_cache(folder: str | None) -> None:
+    """Keep compiled programs between runs.
+
+    Args:
+        folder: where; None takes the environment's or the default, "none" is no cache.
+    """
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "credit_jax"
+    chosen = folder or os.environ.get(CACHE_VARIABLE) or str(default)
+    if chosen == "none":
+        return
+    path = Path(chosen).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path))

@@ -22,10 +22,13 @@ from credit_jax.checkpoint import (
     Progress,
 )
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.models.architecture import Weights
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.spectral_norm import Vectors
 from credit_jax.parallel.packing import PACKED, packed_paths
 from credit_jax.parallel.sharding import Declaration
 from credit_jax.training.loss_scale import LossScale
-from credit_jax.training.state import TrainState
+from credit_jax.training.state import TrainState, shardings
 
 _OPTIMISER_FIELDS = ("opt_state", "micro_step", "update_step", "key")
 
@@ -89,6 +92,37 @@ class RunStore:
         """`state` with the weights of a checkpoint, its optimiser as it is."""
         return self._restore(step, state, with_optimiser=False)
 
+    def restore_model(
+        self, step: int, model: ParallelModel, *, average: bool = False
+    ) -> tuple[Weights, Vectors]:
+        """The weights of a checkpoint on the mesh of a model, for a forward pass.
+
+        Args:
+            step: which checkpoint.
+            model: its mesh may be another one than that which wrote the checkpoint.
+            average: the moving average of the weights instead of the last ones.
+
+        Raises:
+            FileNotFoundError, ValueError: see `CheckpointStore.restore`.
+        """
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        specs = (model.packed_specs, model.vector_specs)
+        params, vectors = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=place
+            ),
+            shapes,
+            shardings(specs, model.execution.mesh),
+        )
+        like = {WEIGHTS: {"params": params, "vectors": vectors}}
+        if average:
+            like[EMA] = params
+        wanted = _on_packed(self._spread_on_host, like)
+        found = self.checkpoints.restore(step, wanted)
+        packed = _on_packed(self._packed, like, found)
+        weights = packed[WEIGHTS]
+        return packed[EMA] if average else weights["params"], weights["vectors"]
+
     def _restore(
         self, step: int, state: TrainState, *, with_optimiser: bool
     ) -> TrainState:
@@ -131,6 +165,12 @@ class RunStore:
         for path, shape, part in zip(paths, shapes, parts, strict=True):
             spread[path] = part.reshape(shape)
         return spread
+
+    def _spread_on_host(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """`_spread` of shapes; those of the vector become host arrays to be read."""
+        vector = params[PACKED]
+        zeros = np.zeros(vector.shape, vector.dtype)
+        return self._spread({**params, PACKED: zeros})
 
     def _packed(
         self, like: Mapping[str, Any], spread: Mapping[str, Any]

@@ -82,8 +82,8 @@ def _spec_of_moment(
     return params.get(keys[-1], PartitionSpec()) if keys else PartitionSpec()
 
 
-def state_shardings(specs: TrainState, mesh: Mesh) -> TrainState:
-    """NamedSharding of every leaf, for restoring a checkpoint onto `mesh`."""
+def shardings(specs: Any, mesh: Mesh) -> Any:
+    """NamedSharding of every leaf of a tree of specs, for placing it on `mesh`."""
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
         specs,
@@ -143,4 +143,4 @@ def state_of(
 
 def place_state(state: TrainState, specs: TrainState, mesh: Mesh) -> TrainState:
     """A state of whole host arrays, split over `mesh`; for weights from elsewhere."""
-    return jax.tree.map(jax.device_put, state, state_shardings(specs, mesh))
+    return jax.tree.map(jax.device_put, state, shardings(specs, mesh))

@@ -1,0 +1,237 @@
+"""One forward pass: `python -m credit_jax.predict --config F --checkpoint DIR ...`.
+
+Evaluation mode: no dropout, spectral norm with the stored vectors. The input is what
+the model sees: normalised channels in its order, on its grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from credit_jax.checkpoint import CheckpointStore
+from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.models.architecture import Architecture
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.models.registry import build
+from credit_jax.parallel.compiler import CACHE_HELP, use_cache
+from credit_jax.parallel.devices import ensure_devices
+from credit_jax.parallel.dims import ParallelDims
+from credit_jax.parallel.mesh import build_device_mesh
+from credit_jax.parallel.placement import place_batch
+from credit_jax.parallel.precision import default_mp_policy
+from credit_jax.training.snapshots import RunStore
+
+USER_ERROR, INTERRUPTED = 2, 130
+INPUT = "(batch, channel, time, lat, lon)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line.
+
+    Args:
+        argv: arguments without the program; None takes those of the process.
+
+    Returns:
+        0, or 2 for an error of the user: no output is written then.
+    """
+    # Orbax and JAX speak of their own affairs there.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    args = _parser().parse_args(argv)
+    try:
+        print(run(args))
+    except (ValueError, OSError) as error:
+        if args.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m credit_jax.predict",
+        description="One forward pass of a trained or converted model.",
+    )
+    add = parser.add_argument
+    add("--config", "-c", required=True, help="the YAML file; its model section counts")
+    add("--checkpoint", required=True, metavar="DIR", help="folder of the run")
+    add("--input", required=True, metavar="NPY", help=f"x {INPUT}, float32")
+    add("--output", required=True, metavar="NPY", help=f"y {INPUT}, float32")
+    add(
+        "--parallelism",
+        default="data=none",
+        metavar="KEY=N,...",
+        help="the mesh: data=none,tensor=2,domain=2 (default: one device)",
+    )
+    add("--devices", type=int, help="devices to use; simulated on a CPU-only machine")
+    add("--step", type=int, help="which checkpoint (default: the newest)")
+    add("--ema", action="store_true", help="use the moving average of the weights")
+    add(
+        "--precision",
+        default="float32",
+        help="float32 (default), bfloat16 or float16",
+    )
+    add("--cache", metavar="DIR", help=CACHE_HELP)
+    add("--debug", action="store_true", help="show where an error comes from")
+    return parser
+
+
+def run(args: argparse.Namespace) -> str:
+    """Predict; the line that says what was done."""
+    architecture = read_architecture(args.config)
+    x = read_input(args.input, architecture)
+    parallelism = parse_parallelism(args.parallelism)
+    output = Path(args.output)
+    if not output.parent.is_dir():
+        raise ValueError(f"--output: there is no folder {output.parent}")
+    use_cache(args.cache)
+    ensure_devices(parallelism if args.devices is None else args.devices)
+    devices = jax.devices()[: args.devices]
+    ParallelDims.from_config(parallelism, len(devices), model=architecture)
+    mesh, _ = build_device_mesh(parallelism, devices)
+    policy = default_mp_policy(args.precision)
+    model = build_parallel_model(architecture, mesh, mp_policy=policy)
+    store = open_store(args.checkpoint)
+    step = store.latest_step() if args.step is None else args.step
+    if step is None:
+        raise FileNotFoundError(f"there is no checkpoint in {store.folder}")
+    weights = RunStore(store, architecture.declarations).restore_model(
+        step, model, average=args.ema
+    )
+    y = predict(model, *weights, x)
+    write_output(output, y)
+    return f"{args.input} {x.shape} -> {args.output} {y.shape}, checkpoint {step}"
+
+
+def predict(model: ParallelModel, params: Any, vectors: Any, x: np.ndarray) -> Any:
+    """Prediction of host input.
+
+    Args:
+        model: on its mesh.
+        params, vectors: weights on that mesh.
+        x: (batch, channel, time, lat, lon) float32; the data-parallel degree divides
+            the batch.
+
+    Returns:
+        (batch, channel_out, time_out, lat, lon) float32.
+    """
+    size = model.axes.num_data
+    if len(x) % size:
+        raise ValueError(
+            f"the input has {len(x)} samples, which {size} data-parallel devices "
+            "cannot share alike; use data=none, or a multiple"
+        )
+    placed = place_batch({"x": x}, model.execution.mesh)["x"]
+    y = np.asarray(model.apply(params, vectors, placed), np.float32)
+    return y[..., : model.architecture.image_height, :]
+
+
+def read_architecture(path: str) -> Architecture:
+    """The model of a config file.
+
+    Raises:
+        ValueError: there is no model section, or it does not parse.
+    """
+    block = read_yaml(path).get("model")
+    if not isinstance(block, Mapping):
+        raise ConfigError(["model: missing; this section is required"], path)
+    return build(block)
+
+
+def parse_parallelism(text: str) -> ParallelismConfig:
+    """The parallelism block of "data=none,tensor=2,domain=2".
+
+    Raises:
+        ValueError: an entry is no KEY=VALUE, or not understood.
+    """
+    entries = [entry.partition("=") for entry in text.split(",") if entry.strip()]
+    wrong = ["".join(entry) for entry in entries if not (entry[1] and entry[2].strip())]
+    if wrong:
+        raise ValueError(
+            f"--parallelism: got {', '.join(map(repr, wrong))}, expected KEY=VALUE "
+            "pairs such as data=none,tensor=2,domain=2"
+        )
+    block: dict[str, Any] = {}
+    for key, _, value in entries:
+        block[key.strip()] = _number(value.strip())
+    return parse(ParallelismConfig, block, "--parallelism")
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def read_input(path: str, architecture: Architecture) -> np.ndarray:
+    """The model's input from a .npy file.
+
+    Raises:
+        ValueError: it is no array of numbers that the model takes.
+    """
+    try:
+        x = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(
+            f"--input: {path} is no .npy file of numbers: {error}"
+        ) from None
+    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+        raise ValueError(
+            f"--input: {path} holds {getattr(x, 'dtype', 'several arrays')}, expected "
+            "one array of float32"
+        )
+    grid = architecture.image_height, architecture.image_width
+    shape = (architecture.input_channels, architecture.frames, *grid)
+    if x.ndim != 5 or x.shape[1:] != shape or not len(x):
+        raise ValueError(
+            f"--input: {path} has shape {x.shape}, expected {INPUT} = "
+            f"(1 or more, {', '.join(map(str, shape))})"
+        )
+    if not np.isfinite(x).all():
+        raise ValueError(f"--input: {path} has values that are not finite")
+    return np.asarray(x, np.float32)
+
+
+def open_store(folder: str) -> CheckpointStore:
+    """The checkpoints of a run, by its folder or by the folder of its checkpoints.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    path = Path(folder)
+    if path.name == "checkpoints" and not (path / "checkpoints").exists():
+        path = path.parent
+    store = CheckpointStore(path)
+    if store.latest_step() is None:
+        raise FileNotFoundError(
+            f"--checkpoint: there is no checkpoint in {store.folder}; give the folder "
+            "of a run, or convert one: python -m credit_torch_bridge convert --to jax"
+        )
+    return store
+
+
+def write_output(path: Path, y: np.ndarray) -> None:
+    """Write a .npy file that appears whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.save(file, y)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
