@@ -8,14 +8,18 @@ from types import MappingProxyType
 import numpy as np
 
 from credit_jax.models.architecture import Architecture
-from credit_torch_bridge import wxformer
+from credit_torch_bridge import crossformer, wxformer
 from credit_torch_bridge.keys import Ignore, Plan, Rule, State, Vectors, make_plan
 
 Table = tuple[Rule | Ignore, ...]
 
 # The key table of every `model.type` that converts.
 TABLES: Mapping[str, Table] = MappingProxyType(
-    {"wxformer": wxformer.TABLE, "wxformer_base": wxformer.TABLE}
+    {
+        "crossformer": crossformer.TABLE,
+        "wxformer": wxformer.TABLE,
+        "wxformer_base": wxformer.TABLE,
+    }
 )
 
 

@@ -20,7 +20,7 @@ from credit_jax.parallel.axes import MeshAxes
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.compiler import compiler_options
 from credit_jax.parallel.execution import Execution
-from credit_jax.parallel.layouts import home_layout
+from credit_jax.parallel.layouts import Field, home_layout
 from credit_jax.parallel.packing import pack, packed_declarations, unpack
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.parallel.precision import Precision
@@ -94,7 +94,13 @@ class ParallelModel:
         return pack(params, self.architecture.declarations), vectors, noise_key
 
     def local_forward(
-        self, params: Weights, vectors: Vectors, x: Array, key: Array | None = None
+        self,
+        params: Weights,
+        vectors: Vectors,
+        x: Array,
+        key: Array | None = None,
+        *,
+        watch: list[Field] | None = None,
     ) -> Array:
         """Prediction of local samples and rows, inside `shard_map`.
 
@@ -103,6 +109,7 @@ class ParallelModel:
             vectors: of spectral norm, as they are to be used.
             x: (batch, channel, time, rows, lon).
             key: of dropout, equal on all devices; None in evaluation.
+            watch: gets the output of every block, where it is given.
 
         Returns:
             (batch, channel_out, time_out, rows, lon), float32 or wider.
@@ -116,6 +123,7 @@ class ParallelModel:
             precision=self.execution.precision,
             remat=self.execution.remat,
             key=key,
+            watch=watch,
             first_sample=self._data_rank(),
             sample_stride=self.axes.num_data,
         )

@@ -9,10 +9,13 @@ from flax import nnx
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
 from credit_jax.models.architecture import Architecture
+from credit_jax.models.crossformer import CrossFormer
+from credit_jax.models.crossformer_config import CrossFormerConfig
 from credit_jax.models.wxformer import WXFormer
 from credit_jax.models.wxformer_config import WXFormerConfig
 
 MODELS: dict[str, tuple[type[StrictModel], Callable[[Any], nnx.Module]]] = {
+    "crossformer": (CrossFormerConfig, CrossFormer),
     "wxformer": (WXFormerConfig, WXFormer),
     "wxformer_base": (WXFormerConfig, WXFormer),
 }

@@ -1,4 +1,4 @@
-"""Blocks of the WXFormer family: embeddings, transformer block, upsampling."""
+"""Blocks of the CrossFormer family: embeddings, transformer, pixel-shuffle decoder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.feed_forward import FeedForward
 from credit_jax.nn.layers import Conv, GroupNorm, LayerNorm
 from credit_jax.nn.parameters import parameter
-from credit_jax.ops.conv import Pair
-from credit_jax.parallel.domain.conv import conv2d_field, conv2d_scales
+from credit_jax.ops.conv import Pair, conv_out_size
+from credit_jax.parallel.domain.conv import (
+    conv2d_field,
+    conv2d_scales,
+    scale_padding,
+)
 from credit_jax.parallel.domain.shuffle import add, pixel_shuffle_field
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.initialisers import (
@@ -29,8 +33,8 @@ from credit_jax.parallel.rows import fetch
 class CrossEmbed(nnx.Module):
     """Convolutions of several kernel sizes and one stride, joined along channels.
 
-    Kernel k pads k - stride zeros in all, the smaller half in front; the i-th smallest
-    kernel makes channel_out / 2**(i + 1) channels and the largest the rest.
+    Each kernel pads as `parallel.domain.conv.scale_padding` says; the i-th smallest
+    makes channel_out / 2**(i + 1) channels and the largest the rest.
     """
 
     def __init__(
@@ -39,11 +43,14 @@ class CrossEmbed(nnx.Module):
         channel_out: int,
         kernel_sizes: Sequence[int],
         stride: int,
+        *,
+        symmetric: bool = False,
     ) -> None:
         sizes = sorted(kernel_sizes)
         widths = [channel_out // 2**i for i in range(1, len(sizes))]
         widths.append(channel_out - sum(widths))
         self.stride = stride
+        self.symmetric = symmetric
         self.convs = nnx.List(
             Conv(channel_in, width, size, stride=stride)
             for size, width in zip(sizes, widths, strict=True)
@@ -51,14 +58,17 @@ class CrossEmbed(nnx.Module):
 
     def __call__(self, field: Field, context: Context, *, window: int) -> Field:
         """Embed; the output rows lie as short windows of `window` rows need them."""
-        rows = field.layout.size // self.stride
-        out = window_layout(field.layout, rows, window)
+        kernels = [conv.kernel[...] for conv in self.convs]
+        size = kernels[-1].shape[0]
+        pad = scale_padding(size, self.stride, symmetric=self.symmetric)
+        rows = conv_out_size(field.layout.size, size, self.stride, pad)
         return conv2d_scales(
             field,
-            [conv.kernel[...] for conv in self.convs],
+            kernels,
             [conv.bias[...] for conv in self.convs],
             stride=self.stride,
-            out=out,
+            out=window_layout(field.layout, rows, window),
+            symmetric=self.symmetric,
         )
 
 

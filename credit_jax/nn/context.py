@@ -14,7 +14,7 @@ from jaxtyping import Array
 from credit_jax.nn.parameters import declaration_of
 from credit_jax.parallel.axes import MeshAxes
 from credit_jax.parallel.fsdp import gather
-from credit_jax.parallel.layouts import Layout, home_layout
+from credit_jax.parallel.layouts import Field, Layout, home_layout
 from credit_jax.parallel.precision import Precision
 from credit_jax.parallel.remat import Remat
 from credit_jax.parallel.sharding import ShardingRules
@@ -48,6 +48,7 @@ class Context:
         precision: dtypes of the forward and of gradient sums.
         remat: what a block keeps for the backward pass.
         blocks: numbers the blocks, where the policy depends on it.
+        watch: gets the output of every block in order, where somebody looks on.
         key: dropout key of this forward, equal on all devices; None in evaluation.
         first_sample, sample_stride: the local samples are number first_sample,
             first_sample + sample_stride, ... of the global batch as sampled.
@@ -58,6 +59,7 @@ class Context:
     precision: Precision = field(default_factory=Precision)
     remat: Remat = field(default_factory=Remat)
     blocks: BlockCount | None = None
+    watch: list[Field] | None = None
     key: Array | None = None
     first_sample: Array | int = 0
     sample_stride: int = 1
@@ -85,7 +87,7 @@ class Context:
             return merged(*args, replace(self, key=key), **static)
 
         keep = self._num_kept(1) == 1
-        return self.remat.block(body, keep=keep)(state, self.key, *args)
+        return self._seen(self.remat.block(body, keep=keep)(state, self.key, *args))
 
     def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
         """Run `num` stacked blocks one after the other: carry = block(carry, context).
@@ -114,7 +116,12 @@ class Context:
                 mine = leaves if turns == num else [leaf[part] for leaf in leaves]
                 inputs = (jnp.arange(part.start, part.stop), mine)
                 carry = jax.lax.scan(run, carry, inputs)[0]
-        return carry
+        return self._seen(carry)
+
+    def _seen(self, output: Any) -> Any:
+        if self.watch is not None and isinstance(output, Field):
+            self.watch.append(output)
+        return output
 
     def _num_kept(self, num: int) -> int:
         """How many of the next `num` blocks gather nothing in the backward pass."""

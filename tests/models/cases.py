@@ -1,4 +1,4 @@
-"""Small `model:` blocks that between them use every constructor key of WXFormer."""
+"""Small `model:` blocks that between them use every constructor key of each model."""
 
 from __future__ import annotations
 
@@ -89,5 +89,69 @@ CASES: dict[str, dict[str, Any]] = {
         "interp": False,
         "padding_conf": None,
         "depth": [1, 1, 1, 1],
+    },
+}
+
+_OLDER = {**BASE, "type": "crossformer"}
+
+# The same for `crossformer`, every kind of attention and both decoders.
+CROSSFORMER_CASES: dict[str, dict[str, Any]] = {
+    # the released weights in small: transposed convolutions, reflected poles, spectral
+    # norm; 45 rows, a stage of two blocks
+    "mirror": {
+        **_OLDER,
+        "image_height": 45,
+        "image_width": 56,
+        "depth": [1, 1, 2, 1],
+        "cross_embed_kernel_sizes": [[4, 8, 16], [2, 4], [2], [2, 4]],
+        "padding_conf": {
+            "activate": True,
+            "mode": "mirror",
+            "pad_lat": [9, 10],
+            "pad_lon": [3, 5],
+        },
+        "global_window_size": [4, 2, 4, 1],
+    },
+    # the other decoder, attention of channels and of points, two frames in and out,
+    # interpolation from half the grid
+    "interpolating": {
+        **_OLDER,
+        "image_height": 60,
+        "image_width": 64,
+        "frames": 2,
+        "output_frames": 2,
+        "depth": [1, 1, 0, 1],
+        "cross_embed_strides": [4, 2, 2, 2],
+        "global_window_size": [4, 2, 2, 1],
+        "padding_conf": {
+            "activate": True,
+            "mode": "earth",
+            "pad_lat": [2, 2],
+            "pad_lon": [0, 0],
+        },
+        "upsample_v_conv": True,
+        "attention_type": "mixed",
+    },
+    # patches, gates with a depthwise layer under spectral norm
+    "patches": {
+        **_OLDER,
+        "image_height": 64,
+        "image_width": 64,
+        "patch_height": 2,
+        "patch_width": 2,
+        "depth": [1, 0, 1, 1],
+        "padding_conf": None,
+        "attention_type": "scse_optimized",
+    },
+    # odd kernels with an even stride cost a row and a column: 34 -> 16, not 17
+    "odd": {
+        **_OLDER,
+        "image_height": 34,
+        "image_width": 34,
+        "depth": [1, 1, 1, 1],
+        "cross_embed_kernel_sizes": [[3, 5], [2, 4], [2, 4], [2, 4]],
+        "padding_conf": None,
+        "use_spectral_norm": False,
+        "attention_type": "SCSE_standard",
     },
 }

@@ -144,11 +144,12 @@ def conv2d_scales(
     *,
     stride: int,
     out: Layout,
+    symmetric: bool = False,
 ) -> Field:
     """Square convolutions of several sizes and one stride, joined along channels.
 
-    Each pads kernel - stride zeros in all, the smaller half in front. The rows of the
-    largest kernel are fetched once; the smaller ones read a part of them.
+    Each pads as `scale_padding` says. The rows of the largest kernel are fetched once;
+    the smaller ones read a part of them.
 
     Args:
         field: (batch, lat, lon, channel_in).
@@ -156,8 +157,10 @@ def conv2d_scales(
         biases: (channel_out,) of each.
         stride: of both dims.
         out: layout of the output rows.
+        symmetric: see `scale_padding`.
     """
-    pads = [_same_padding(kernel.shape[0], stride) for kernel in kernels]
+    sizes = [kernel.shape[0] for kernel in kernels]
+    pads = [scale_padding(size, stride, symmetric=symmetric) for size in sizes]
     shards = field.layout.num_shards
     low, largest = pads[-1][0], kernels[-1].shape[0]
     if shards > 1:
@@ -176,9 +179,18 @@ def conv2d_scales(
     return Field(jnp.concatenate(parts, -1), out)
 
 
-def _same_padding(kernel: int, stride: int) -> Pair:
+def scale_padding(kernel: int, stride: int, *, symmetric: bool = False) -> Pair:
+    """Zeros in front and at the end that one of `conv2d_scales` pads.
+
+    kernel - stride in all, the smaller half in front; symmetric: the smaller half at
+    both ends, so that an odd difference may cost the last output row.
+
+    >>> scale_padding(5, 2), scale_padding(5, 2, symmetric=True)
+    ((1, 2), (1, 1))
+    """
     total = kernel - stride
-    return total // 2, total - total // 2
+    front = total // 2
+    return front, front if symmetric else total - front
 
 
 def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:

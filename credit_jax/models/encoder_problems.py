@@ -1,0 +1,193 @@
+"""What keeps a model of the CrossFormer family from running: sizes that do not fit.
+
+Each function takes an `EncoderConfig` and returns one readable line a problem.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from credit_jax.config.messages import divisors
+from credit_jax.parallel.domain.padding import check_padding
+
+
+def shape_problems(config: Any) -> list[str]:
+    """Keys that are wrong whatever the grid."""
+    found = []
+    if len(config.cross_embed_kernel_sizes) != 4:
+        found.append(
+            "model.cross_embed_kernel_sizes has "
+            f"{len(config.cross_embed_kernel_sizes)} entries; expected 4, one list "
+            "of kernel sizes a stage"
+        )
+    empty = [i for i, sizes in enumerate(config.cross_embed_kernel_sizes) if not sizes]
+    for index in empty:
+        found.append(
+            f"model.cross_embed_kernel_sizes[{index}] is empty; expected at least one "
+            "kernel size"
+        )
+    if min(config.depth) < 0:
+        found.append(f"model.depth is {list(config.depth)}; expected no negative entry")
+    if config.input_channels < 1 or config.output_channels < 1:
+        found.append(
+            f"model has {config.input_channels} input and {config.output_channels} "
+            "output channels; expected at least 1 of each: channels * levels + "
+            "surface_channels + input_only_channels or output_only_channels"
+        )
+    if (config.patch_height == 1) != (config.patch_width == 1):
+        found.append(
+            f"model.patch_height is {config.patch_height} and model.patch_width is "
+            f"{config.patch_width}; expected both 1 or both above 1 (CREDIT embeds "
+            "patches only then)"
+        )
+    if config.patch != (1, 1) and config.frames > 1:
+        found.append(
+            f"model.frames is {config.frames} with patches of {config.patch_height} x "
+            f"{config.patch_width}; expected frames: 1 (CREDIT's patch embedding "
+            "cannot take more), or patch_height: 1 and patch_width: 1"
+        )
+    for index, channels in enumerate(config.dim):
+        if channels < config.dim_head:
+            found.append(
+                f"model.dim[{index}] is {channels}, smaller than dim_head "
+                f"{config.dim_head}; set dim_head to at most {min(config.dim)}"
+            )
+    for name in ("attn_dropout", "ff_dropout"):
+        rate = getattr(config, name)
+        if not 0.0 <= rate < 1.0:
+            found.append(f"model.{name} is {rate}; expected 0 <= {name} < 1")
+    return found
+
+
+def padding_problems(config: Any) -> list[str]:
+    """Padding that the field has not the points for."""
+    pad = config.padding
+    if pad is None:
+        return []
+    try:
+        check_padding(
+            pad.mode, pad.pad_lat, pad.pad_lon, config.image_height, config.image_width
+        )
+    except ValueError as error:
+        return [f"model.{error}"]
+    return []
+
+
+def stage_problems(config: Any) -> list[str]:
+    """Kernels that fit no field or no channels, windows that divide no stage."""
+    found = []
+    geometry = config.geometry()
+    above = geometry.patched
+    for index, stage in enumerate(geometry.stages):
+        found += _embed_problems(config, index, above)
+        above = stage.height, stage.width
+        if config.depth[index]:
+            found += _window_problems(config, index, stage)
+    return found
+
+
+def _window_problems(config: Any, index: int, stage: Any) -> list[str]:
+    """Windows that do not divide the height or width of a stage."""
+    return [
+        f"model.{kind}_window_size[{index}] is {window}, which does not divide the "
+        f"{name} {size} of stage {index} ({_trail(config, name, index)}); would fit: "
+        f"{divisors(size)}"
+        for name, size in (("height", stage.height), ("width", stage.width))
+        for kind in ("local", "global")
+        for window in [getattr(stage, f"{kind}_window")]
+        if size < 1 or size % window
+    ]
+
+
+def _embed_problems(config: Any, index: int, above: tuple[int, int]) -> list[str]:
+    """Kernels that do not fit into the padded field of the stage above."""
+    found = []
+    kernels = sorted(config.cross_embed_kernel_sizes[index])
+    stride = config.cross_embed_strides[index]
+    where = f"model.cross_embed_kernel_sizes[{index}]"
+    for points in above:
+        sizes = config.scale_sizes(index, points)
+        found += [
+            f"{where} has {kernel}, but stage {index} gets {above[0]} x {above[1]} "
+            f"points and its stride is {stride}: no output point is left; use a larger "
+            "grid or padding"
+            for kernel, size in zip(kernels, sizes, strict=True)
+            if size < 1
+        ]
+        if len(set(sizes)) > 1:
+            found.append(
+                f"{where} is {kernels}, which make {sizes} of {points} points with "
+                f"stride {stride}; they are joined, so they must make the same: choose "
+                f"kernels that are all odd or all even"
+            )
+    if config.dim[index] < 2 ** len(kernels) // 2:
+        found.append(
+            f"{where} has {len(kernels)} kernels for {config.dim[index]} channels; "
+            f"expected 1 to {config.dim[index].bit_length()}"
+        )
+    return list(dict.fromkeys(found))
+
+
+def decoder_problems(config: Any) -> list[str]:
+    """Skip connections, groups and cropping that do not fit."""
+    found = []
+    stages = config.geometry().stages
+    for index in (1, 2, 3):
+        small, large = stages[index], stages[index - 1]
+        if (small.height * 2, small.width * 2) != (large.height, large.width):
+            found.append(
+                f"stage {index} has {small.height} x {small.width} points; the "
+                f"decoder doubles it to {small.height * 2} x {small.width * 2}, "
+                f"but stage {index - 1}, which it is joined with, has "
+                f"{large.height} x {large.width}; "
+                f"model.cross_embed_strides[{index}] must be 2 and height and "
+                "width of the stage above even: change the padding"
+            )
+    for index in range(3):
+        channels = config.dim[3] // 2 ** (index + 1)
+        if not channels or channels % config.dim[0]:
+            found.append(
+                f"decoder block {index + 1} has dim[3] / {2 ** (index + 1)} = "
+                f"{channels} channels, which the {config.dim[0]} groups "
+                "(model.dim[0]) of its GroupNorm do not divide; choose dim[3] a "
+                f"multiple of {8 * config.dim[0]}"
+            )
+    pad, decoded = config.padding, config.geometry().decoded
+    if pad and (decoded[0] <= sum(pad.pad_lat) or decoded[1] <= sum(pad.pad_lon)):
+        found.append(
+            f"the decoder gives {decoded[0]} x {decoded[1]} points and the padding "
+            f"to remove is {sum(pad.pad_lat)} x {sum(pad.pad_lon)}: nothing is "
+            "left; use less padding or smaller strides"
+        )
+    return found
+
+
+def tensor_problems(config: Any, tensor: int) -> list[str]:
+    """Heads and hidden units that the tensor axis cannot split."""
+    found = []
+    for index, channels in enumerate(config.dim):
+        heads, hidden = channels // config.dim_head, 4 * channels
+        if config.depth[index] and heads % tensor:
+            found.append(
+                f"stage {index} has {channels} // {config.dim_head} = {heads} heads, "
+                f"which trainer.parallelism.tensor = {tensor} does not divide; "
+                f"would fit: {divisors(heads)}, or a smaller model.dim_head"
+            )
+        elif config.depth[index] and hidden % tensor:
+            found.append(
+                f"stage {index} has 4 * {channels} = {hidden} feed-forward units, "
+                f"which trainer.parallelism.tensor = {tensor} does not divide"
+            )
+    return found
+
+
+def _trail(config: Any, name: str, index: int) -> str:
+    """How a stage comes to its size: "45 + 19 padding, / 2 / 2"."""
+    size = config.image_height if name == "height" else config.image_width
+    pad = config.padding
+    added = sum(pad.pad_lat if name == "height" else pad.pad_lon) if pad else 0
+    patch = config.patch_height if name == "height" else config.patch_width
+    steps = [f"{size} + {added} padding" if added else str(size)]
+    steps += [f"/ patch {patch}"] if patch > 1 else []
+    steps += [f"/ {stride}" for stride in config.cross_embed_strides[: index + 1]]
+    return " ".join(steps)

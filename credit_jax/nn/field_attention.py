@@ -1,0 +1,119 @@
+"""Attention at the end of CREDIT's UNet blocks (models/unet_attention_modules.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+
+from credit_jax.nn.context import Context
+from credit_jax.nn.parameters import Parameter, parameter
+from credit_jax.ops.gates import neighbour_taps
+from credit_jax.parallel.domain.channel_attention import efficient_channel_attention
+from credit_jax.parallel.domain.spatial_attention import (
+    spatial_attention,
+    squeeze_excite_both,
+)
+from credit_jax.parallel.initialisers import torch_uniform
+from credit_jax.parallel.layouts import Field
+
+# CREDIT's factory is called with these by the blocks of its crossformer.
+REDUCTION = 32
+SPATIAL_KERNEL = 7
+
+
+class ChannelAttention(nnx.Module):
+    """CREDIT's ECABlock; spectral norm leaves its 1-D convolution alone."""
+
+    def __init__(self, channels: int) -> None:
+        num_taps = neighbour_taps(channels)
+        self.taps = parameter(torch_uniform(num_taps), (num_taps,), (None,))
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        return efficient_channel_attention(field, self.taps[...])
+
+
+class SpatialAttention(nnx.Module):
+    """CREDIT's LightSpatialAttention."""
+
+    def __init__(self, channels: int) -> None:
+        size = SPATIAL_KERNEL
+        self.kernel = parameter(
+            torch_uniform(2 * size**2),
+            (size, size, 2, 1),
+            (None, None, None, None),
+            matrix_out=(3,),
+        )
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        return spatial_attention(field, self.kernel[...])
+
+
+class MixedAttention(nnx.Module):
+    """CREDIT's EfficientMixedAttention: of channels, then of points."""
+
+    def __init__(self, channels: int) -> None:
+        self.channels = ChannelAttention(channels)
+        self.points = SpatialAttention(channels)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        return self.points(self.channels(field, context), context)
+
+
+class ExciteBoth(nnx.Module):
+    """CREDIT's SCSEAttention: gates of channels and of points, added.
+
+    Args of the constructor:
+        channels: of the field.
+        depthwise: whether the gate of points weights each channel once more.
+    """
+
+    def __init__(self, channels: int, *, depthwise: bool) -> None:
+        hidden = max(channels // REDUCTION, 8)
+        self.depthwise = depthwise
+        self.squeeze = _matrix(channels, hidden)
+        self.expand = _matrix(hidden, channels)
+        if depthwise:
+            self.scale = _matrix(1, channels)
+            self.scaled_points = _matrix(channels, 1)
+        else:
+            self.points = _matrix(channels, 1)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        if self.depthwise:
+            points = self.scaled_points[...][:, 0] * self.scale[...][0]
+        else:
+            points = self.points[...][:, 0]
+        return squeeze_excite_both(field, self.squeeze[...], self.expand[...], points)
+
+
+def _matrix(channel_in: int, channel_out: int) -> Parameter:
+    """Kernel of a convolution of one grid point, under spectral norm."""
+    return parameter(
+        torch_uniform(channel_in),
+        (channel_in, channel_out),
+        ("embed", "embed"),
+        matrix_out=(1,),
+    )
+
+
+_KINDS: dict[str, Callable[[int], Any]] = {
+    "eca": ChannelAttention,
+    "spatial": SpatialAttention,
+    "mixed": MixedAttention,
+    "scse_standard": lambda channels: ExciteBoth(channels, depthwise=False),
+    "scse_optimized": lambda channels: ExciteBoth(channels, depthwise=True),
+}
+
+KINDS = tuple(_KINDS)
+
+
+def field_attention(kind: str, channels: int) -> Any:
+    """The attention module of a kind: `module(field, context) -> field`.
+
+    Args:
+        kind: CREDIT's `attention_type`, one of `KINDS`.
+        channels: of the field.
+    """
+    return _KINDS[kind](channels)
