@@ -177,11 +177,11 @@ def _to_torch(
     scratch: Scratch,
     args: argparse.Namespace,
 ) -> Iterator[str]:
-    newest = read_run(path, job.architecture, args.step)
+    newest = read_run(path, job.architecture, args.step, scratch.allocate)
     chosen = [("", newest)]
     best = newest.progress.best_step
     if best is not None and args.step is None:
-        found = newest if best == newest.micro_step else _best(job, path, best)
+        found = newest if best == newest.micro_step else _best(job, path, best, scratch)
         chosen += [(BEST, found)] if found is not None else []
     for prefix, snapshot in chosen:
         if args.weights_only:
@@ -204,9 +204,9 @@ def _to_torch(
     yield f"credit train -c {out / CONFIG_FILE} goes on from it"
 
 
-def _best(job: Job, path: Path, step: int) -> Snapshot | None:
+def _best(job: Job, path: Path, step: int, scratch: Scratch) -> Snapshot | None:
     """The best checkpoint; None where it was not kept."""
     try:
-        return read_run(path, job.architecture, step)
+        return read_run(path, job.architecture, step, scratch.allocate)
     except FileNotFoundError:
         return None

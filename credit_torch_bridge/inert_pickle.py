@@ -170,7 +170,8 @@ class _Reader:
 
     def _extend(self, items: list[Any]) -> None:
         target: Any = self.stack[-1]
-        if isinstance(target, Record) and target.name == "collections.OrderedDict":
+        if isinstance(target, Record):
+            # An OrderedDict's items; no other record of the index is filled this way.
             target.state = target.state or {}
             target = target.state
         if isinstance(target, dict):

@@ -48,10 +48,10 @@ def _umask() -> int:
     return mask
 
 
-class _OnDisk(np.ndarray):
+class OnDisk(np.ndarray):
     """An array in a file of its own. Nobody else has it, so a copy would be waste."""
 
-    def __deepcopy__(self, memo: dict[int, Any] | None) -> _OnDisk:
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> OnDisk:
         return self
 
 
@@ -81,4 +81,4 @@ class Scratch:
         self._count += 1
         path = self.folder / str(self._count)
         mapped = np.memmap(path, dtype=dtype, mode="w+", shape=tuple(shape))
-        return mapped.view(_OnDisk)
+        return mapped.view(OnDisk)

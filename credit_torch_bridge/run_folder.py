@@ -20,7 +20,9 @@ from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMISER, WEIGHTS, Checkpoin
 from credit_jax.models.architecture import Architecture
 from credit_jax.nn.spectral_norm import vector_shapes
 from credit_torch_bridge.job import CONFIG_FILE, Job
+from credit_torch_bridge.keys import Allocate
 from credit_torch_bridge.snapshot import Moments, Snapshot
+from credit_torch_bridge.streaming import one_by_one, read_item
 
 _SCALE, _TRACKER = "scale", "_growth_tracker"
 # What torch.amp.GradScaler writes besides, with CREDIT's settings.
@@ -31,17 +33,19 @@ def write_run(folder: Path, job: Job, snapshots: Sequence[Snapshot]) -> None:
     """Writes a config and its checkpoints.
 
     Args:
-        folder: of the run.
+        folder: of the run; made if it is not there.
         job: its config becomes `model.yml`.
         snapshots: the newest last; each has its own `micro_step`.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / CONFIG_FILE, job.written)
     store = CheckpointStore(folder, keep_all=True)
     try:
         for snapshot in snapshots:
             items = items_of(snapshot, job.seed)
-            store.save(snapshot.micro_step, items, snapshot.progress)
-            store.wait()
+            with one_by_one():
+                store.save(snapshot.micro_step, items, snapshot.progress)
+                store.wait()
     finally:
         store.close()
 
@@ -95,7 +99,10 @@ def dropout_key(seed: int) -> jax.Array:
 
 
 def read_run(
-    folder: Path, architecture: Architecture, step: int | None = None
+    folder: Path,
+    architecture: Architecture,
+    step: int | None = None,
+    allocate: Allocate = np.empty,
 ) -> Snapshot:
     """A checkpoint of a run.
 
@@ -103,6 +110,7 @@ def read_run(
         folder: of the run, its `save_loc`.
         architecture: the model of its config.
         step: which checkpoint; None is the newest.
+        allocate: makes the arrays that are filled.
 
     Raises:
         FileNotFoundError: there is none.
@@ -115,9 +123,11 @@ def read_run(
             raise FileNotFoundError(f"{folder}: no checkpoint in {store.folder}")
         progress = store.progress(chosen)
         targets = _targets(architecture, store.item_names(chosen))
-        found = store.restore(chosen, targets)
+        store.check_fits(chosen, targets)
+        path = store.path(chosen)
     finally:
         store.close()
+    found = {k: read_item(path / k, tree, allocate) for k, tree in targets.items()}
     snapshot = Snapshot(
         found[WEIGHTS]["params"],
         found[WEIGHTS]["vectors"],
@@ -143,7 +153,7 @@ def _with_optimiser(snapshot: Snapshot, found: Mapping[str, Any]) -> Snapshot:
     state = optimiser["opt_state"]
     return replace(
         snapshot,
-        moments=Moments(state.mu, state.nu, int(state.count)),
+        moments=Moments(state["mu"], state["nu"], int(state["count"])),
         micro_step=int(optimiser["micro_step"]),
         update_step=int(optimiser["update_step"]),
     )
@@ -157,12 +167,11 @@ def _targets(architecture: Architecture, items: Sequence[str]) -> dict[str, PyTr
         for path, matrix in architecture.matrices.items()
     }
     count = np.zeros((), np.int32)
-    state = optax.ScaleByAdamState(count, params, params)  # pyright: ignore
     optimiser = {
-        "opt_state": state,
+        "opt_state": {"count": count, "mu": params, "nu": params},
         "micro_step": count,
         "update_step": count,
-        "key": dropout_key(0),
+        "key": np.asarray(jax.random.key_data(dropout_key(0))),
     }
     targets: dict[str, PyTree] = {
         WEIGHTS: {"params": params, "vectors": vectors},

@@ -1,5 +1,7 @@
 """Runs of CREDIT for the bridge: the shared one, and those that go on from a folder."""
 
+import contextlib
+import io
 import os
 import shutil
 import subprocess
@@ -71,14 +73,14 @@ def resumed_credit(credit_folder, continue_credit, tmp_path_factory):
 
 
 @pytest.fixture
-def bridge(capsys):
+def bridge():
     """`bridge("convert", ...)` -> exit code and all that was printed."""
     from credit_torch_bridge.__main__ import main
 
     def run(*arguments):
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        seen = capsys.readouterr()
-        return code, seen.out + seen.err
+        seen = io.StringIO()
+        with contextlib.redirect_stdout(seen), contextlib.redirect_stderr(seen):
+            code = main([str(argument) for argument in arguments])
+        return code, seen.getvalue()
 
     return run

@@ -40,8 +40,9 @@ def by_name(content):
 
 def _renaming(change):
     def write(source, target, model):
+        name_of = change(model)
         for name in (MAIN, AVERAGE):
-            torch.save(renamed(load(source, name), change(model)), target / name)
+            torch.save(renamed(load(source, name), name_of), target / name)
         return target
 
     return write
