@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.reference.torchvision_ops import import_torchvision
+from credit_torch_bridge.credit_import import import_torchvision
 
 # Standard deviation of what is added to every parameter before training, so that none
 # stands at a one or a zero, where a fresh model has its norms and biases.

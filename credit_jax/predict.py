@@ -14,18 +14,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from credit_jax.checkpoint import CheckpointStore
-from credit_jax.config.base import ConfigError, parse
-from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.config.base import ConfigError
+from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.compiler import CACHE_HELP, use_cache
-from credit_jax.parallel.devices import ensure_devices
+from credit_jax.parallel.devices import model_devices
 from credit_jax.parallel.dims import ParallelDims
 from credit_jax.parallel.mesh import build_device_mesh
 from credit_jax.parallel.placement import place_batch
@@ -99,8 +98,7 @@ def run(args: argparse.Namespace) -> str:
     if not output.parent.is_dir():
         raise ValueError(f"--output: there is no folder {output.parent}")
     use_cache(args.cache)
-    ensure_devices(parallelism if args.devices is None else args.devices)
-    devices = jax.devices()[: args.devices]
+    devices = model_devices(parallelism, args.devices)
     ParallelDims.from_config(parallelism, len(devices), model=architecture)
     mesh, _ = build_device_mesh(parallelism, devices)
     policy = default_mp_policy(args.precision)
@@ -150,29 +148,6 @@ def read_architecture(path: str) -> Architecture:
     if not isinstance(block, Mapping):
         raise ConfigError(["model: missing; this section is required"], path)
     return build(block)
-
-
-def parse_parallelism(text: str) -> ParallelismConfig:
-    """The parallelism block of "data=none,tensor=2,domain=2".
-
-    Raises:
-        ValueError: an entry is no KEY=VALUE, or not understood.
-    """
-    entries = [entry.partition("=") for entry in text.split(",") if entry.strip()]
-    wrong = ["".join(entry) for entry in entries if not (entry[1] and entry[2].strip())]
-    if wrong:
-        raise ValueError(
-            f"--parallelism: got {', '.join(map(repr, wrong))}, expected KEY=VALUE "
-            "pairs such as data=none,tensor=2,domain=2"
-        )
-    block: dict[str, Any] = {}
-    for key, _, value in entries:
-        block[key.strip()] = _number(value.strip())
-    return parse(ParallelismConfig, block, "--parallelism")
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def read_input(path: str, architecture: Architecture) -> np.ndarray:

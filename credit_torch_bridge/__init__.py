@@ -1,5 +1,7 @@
 """CREDIT's PyTorch checkpoints to credit_jax and back, nothing lost."""
 
+from credit_torch_bridge.compare import Comparison as Comparison
+from credit_torch_bridge.compare import compare as compare
 from credit_torch_bridge.reading import from_torch as from_torch
 from credit_torch_bridge.snapshot import Moments as Moments
 from credit_torch_bridge.snapshot import Snapshot as Snapshot

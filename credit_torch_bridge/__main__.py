@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from credit_torch_bridge.report import ToleranceError
+
 # Converting needs no accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -18,9 +20,10 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "convert": "credit_torch_bridge.convert_command",
         "inspect": "credit_torch_bridge.inspect_command",
+        "compare": "credit_torch_bridge.compare_command",
     }
 )
-USER_ERROR, INTERRUPTED = 2, 130
+DIFFERENT, USER_ERROR, INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program; None takes those of the process.
 
     Returns:
-        0, or 2 for an error of the user or of a file: nothing was written then.
+        0; 1 if `compare` finds a difference; 2 for an error of the user or of a file:
+        nothing was written then.
     """
     # Orbax and JAX speak of their own affairs there.
     logging.getLogger("absl").setLevel(logging.ERROR)
@@ -39,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for line in modules[args.command].run(args):
             print(line)
+    except ToleranceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return DIFFERENT
     except (ValueError, OSError, MemoryError) as error:
         if args.debug:
             raise

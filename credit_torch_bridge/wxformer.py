@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from credit_torch_bridge.arrangement import (
     CHANNELS_OF_FIELD,
@@ -73,6 +74,14 @@ def up_block(torch: str, ours: str) -> Iterator[Rule]:
         convolution, norm = f"{torch}.b.{3 * i}", f"{torch}.b.{3 * i + 1}"
         yield from weight_and_bias(convolution, f"{ours}/residual_conv_{i}", CONV_2D)
         yield from scale_and_bias(norm, f"{ours}/residual_norm_{i}")
+
+
+def block_names(config: Any) -> list[str]:
+    """CREDIT's modules whose outputs are those of our blocks, in order."""
+    names = [] if config.patch == (1, 1) else ["cube_embedding"]
+    for stage, depth in enumerate(config.depth):
+        names += [f"layers.{stage}.0"] + ([f"layers.{stage}.1"] if depth else [])
+    return [*names, *(f"up_block{number}" for number in (1, 2, 3, 4))]
 
 
 def _rules() -> Iterator[Rule]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.messages import divisors, got
 
 DATA_MODES = ("fsdp2", "ddp", "none")
@@ -104,6 +104,27 @@ class ParallelismConfig(StrictModel):
         if self.etp is not None and self.ep == 1:
             lines["etp"] = "ep is 1, there are no experts"
         return lines
+
+
+def parse_parallelism(text: str) -> ParallelismConfig:
+    """The parallelism block of a command line, "data=none,tensor=2,domain=2".
+
+    Raises:
+        ValueError: an entry is no KEY=VALUE, or not understood.
+    """
+    entries = [entry.partition("=") for entry in text.split(",") if entry.strip()]
+    wrong = ["".join(entry) for entry in entries if not (entry[1] and entry[2].strip())]
+    if wrong:
+        raise ValueError(
+            f"--parallelism: got {', '.join(map(repr, wrong))}, expected KEY=VALUE "
+            "pairs such as data=none,tensor=2,domain=2"
+        )
+    block = {key.strip(): _number(value.strip()) for key, _, value in entries}
+    return parse(ParallelismConfig, block, "--parallelism")
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def data_problems(

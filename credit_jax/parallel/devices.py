@@ -50,6 +50,25 @@ def job_devices(trainer: TrainerConfig, num_devices: int | None = None) -> list[
     return all_devices()[:wanted]
 
 
+def model_devices(
+    parallelism_conf: Parallelism, num_devices: int | None = None
+) -> list[Any]:
+    """The devices of one forward pass: with `data: none` no more than it needs.
+
+    Args:
+        parallelism_conf: the block.
+        num_devices: how many to take; None is for it to say.
+
+    Raises:
+        ValueError: as `ensure_devices`.
+    """
+    ensure_devices(parallelism_conf if num_devices is None else num_devices)
+    alone = normalise_parallelism(parallelism_conf)["data"] == "none"
+    if num_devices is None and alone:
+        num_devices = required_devices(parallelism_conf)
+    return all_devices()[:num_devices]
+
+
 def ensure_devices(wanted: int | Parallelism) -> None:
     """Make sure that there are enough devices, before JAX is used for the first time.
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from tests.reference.torchvision_ops import import_torchvision
+from credit_torch_bridge.credit_import import import_torchvision
 
 
 def credit_loader(

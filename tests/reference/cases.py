@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tests.reference.torchvision_ops import import_torchvision
+from credit_torch_bridge.credit_import import import_torchvision
 
 _SETTLING_FORWARDS = 5
 _SPREAD = 0.1

@@ -1,15 +1,21 @@
-"""Lets a CUDA build of torchvision import beside CPU torch.
+"""Imports CREDIT itself, which only comparisons with it need.
 
-CREDIT imports timm, timm imports torchvision, and the torchvision of the package index
-is compiled for CUDA: beside CPU torch its operators cannot load, and the import
-then fails where it attaches Python rules to them by name. No test calls one, so a
-name is all that is missing.
+It lets a CUDA build of torchvision import beside CPU torch. CREDIT imports timm, timm
+imports torchvision, and the torchvision of the package index is compiled for CUDA:
+beside CPU torch its operators cannot load, and the import then fails where it attaches
+Python rules to them by name. No model calls one, so a name is all that is missing.
 """
+
+from __future__ import annotations
 
 import importlib
 import sys
+import warnings
+from types import ModuleType
 
 import torch
+
+HOW_TO_INSTALL = "pip install miles-credit"
 
 # The operators that torchvision 0.28 attaches a rule to when it is imported.
 _NAMES = (
@@ -29,6 +35,25 @@ _NAMES = (
 
 # torch forgets a library's declarations when the library object is collected.
 _KEPT: list[torch.library.Library] = []
+
+
+def import_credit(name: str = "") -> ModuleType:
+    """The module `credit.<name>`.
+
+    Raises:
+        ValueError: CREDIT is not installed.
+    """
+    # CREDIT and its libraries warn of their own affairs.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import_torchvision()
+            return importlib.import_module(f"credit.{name}" if name else "credit")
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"CREDIT is needed, and cannot be imported ({error}); install it with: "
+                f"{HOW_TO_INSTALL}"
+            ) from None
 
 
 def import_torchvision() -> None:
