@@ -1,0 +1,99 @@
+"""The parallel toolkit: meshes, layouts, operations on split fields, policies.
+
+What is here is what a user needs; each name's module says more. Definitions on one
+device are in `credit_jax.ops`. What needs a model is above: `build_parallel_model` in
+`credit_jax.models.parallel_model`, `apply_tensor_parallel` in
+`credit_jax.nn.tensor_parallel`.
+"""
+
+from credit_jax.parallel.axes import MeshAxes as MeshAxes
+from credit_jax.parallel.device_mesh import get_dp_mesh as get_dp_mesh
+from credit_jax.parallel.device_mesh import has_dp_mesh as has_dp_mesh
+from credit_jax.parallel.device_mesh import mesh_of_degrees as mesh_of_degrees
+from credit_jax.parallel.devices import ensure_devices as ensure_devices
+from credit_jax.parallel.dims import ParallelDims as ParallelDims
+from credit_jax.parallel.domain.channel_attention import (
+    coordinate_attention as coordinate_attention,
+)
+from credit_jax.parallel.domain.channel_attention import (
+    efficient_channel_attention as efficient_channel_attention,
+)
+from credit_jax.parallel.domain.channel_attention import (
+    squeeze_excite as squeeze_excite,
+)
+from credit_jax.parallel.domain.conv import conv2d_field as conv2d_field
+from credit_jax.parallel.domain.conv import conv3d_field as conv3d_field
+from credit_jax.parallel.domain.conv_transpose import (
+    conv_transpose2d_field as conv_transpose2d_field,
+)
+from credit_jax.parallel.domain.conv_transpose import (
+    conv_transpose3d_field as conv_transpose3d_field,
+)
+from credit_jax.parallel.domain.global_pool import global_max_pool as global_max_pool
+from credit_jax.parallel.domain.global_pool import global_mean_pool as global_mean_pool
+from credit_jax.parallel.domain.global_pool import mean_over_lat as mean_over_lat
+from credit_jax.parallel.domain.global_pool import mean_over_lon as mean_over_lon
+from credit_jax.parallel.domain.halo import HaloExchange as HaloExchange
+from credit_jax.parallel.domain.halo import halo_exchange as halo_exchange
+from credit_jax.parallel.domain.halo import trim as trim
+from credit_jax.parallel.domain.norm import batch_norm_field as batch_norm_field
+from credit_jax.parallel.domain.norm import group_norm as group_norm
+from credit_jax.parallel.domain.padding import crop_globe as crop_globe
+from credit_jax.parallel.domain.padding import pad_globe as pad_globe
+from credit_jax.parallel.domain.patch_embed import (
+    patch_embed2d_field as patch_embed2d_field,
+)
+from credit_jax.parallel.domain.patch_embed import (
+    patch_embed3d_field as patch_embed3d_field,
+)
+from credit_jax.parallel.domain.periodic import (
+    periodic_conv2d_field as periodic_conv2d_field,
+)
+from credit_jax.parallel.domain.pool import (
+    adaptive_avg_pool2d_field as adaptive_avg_pool2d_field,
+)
+from credit_jax.parallel.domain.pool import avg_pool2d_field as avg_pool2d_field
+from credit_jax.parallel.domain.pool import max_pool2d_field as max_pool2d_field
+from credit_jax.parallel.domain.resize import resize_bilinear as resize_bilinear
+from credit_jax.parallel.domain.resize import resize_nearest as resize_nearest
+from credit_jax.parallel.domain.roll import roll_field as roll_field
+from credit_jax.parallel.domain.shuffle import add as add
+from credit_jax.parallel.domain.shuffle import join as join
+from credit_jax.parallel.domain.shuffle import (
+    pixel_shuffle_field as pixel_shuffle_field,
+)
+from credit_jax.parallel.domain.spatial_attention import (
+    spatial_attention as spatial_attention,
+)
+from credit_jax.parallel.domain.spatial_attention import (
+    squeeze_excite_both as squeeze_excite_both,
+)
+from credit_jax.parallel.domain.windows import group_layout as group_layout
+from credit_jax.parallel.domain.windows import merge as merge
+from credit_jax.parallel.domain.windows import partition as partition
+from credit_jax.parallel.domain.windows import window_layout as window_layout
+from credit_jax.parallel.execution import Execution as Execution
+from credit_jax.parallel.fsdp import gather as gather
+from credit_jax.parallel.fsdp import spread as spread
+from credit_jax.parallel.layouts import Field as Field
+from credit_jax.parallel.layouts import Layout as Layout
+from credit_jax.parallel.layouts import home_layout as home_layout
+from credit_jax.parallel.mesh import build_device_mesh as build_device_mesh
+from credit_jax.parallel.mesh import data_parallel_coords as data_parallel_coords
+from credit_jax.parallel.mesh import dp_world_size as dp_world_size
+from credit_jax.parallel.mesh import local_dp_ranks as local_dp_ranks
+from credit_jax.parallel.mesh import parse_parallelism_conf as parse_parallelism_conf
+from credit_jax.parallel.model_fit import (
+    validate_sharding_constraints as validate_sharding_constraints,
+)
+from credit_jax.parallel.placement import gather_tensor as gather_tensor
+from credit_jax.parallel.placement import place_batch as place_batch
+from credit_jax.parallel.placement import shard_batch as shard_batch
+from credit_jax.parallel.placement import shard_tensor as shard_tensor
+from credit_jax.parallel.precision import Precision as Precision
+from credit_jax.parallel.precision import default_mp_policy as default_mp_policy
+from credit_jax.parallel.reductions import FieldReducer as FieldReducer
+from credit_jax.parallel.remat import Remat as Remat
+from credit_jax.parallel.rows import fetch as fetch
+from credit_jax.parallel.sharding import Declaration as Declaration
+from credit_jax.parallel.sharding import ShardingRules as ShardingRules
