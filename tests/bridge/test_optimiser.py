@@ -17,6 +17,9 @@ BLOCKS = {
     "spectral norm": MODEL,
     "no spectral norm": MODEL | {"use_spectral_norm": False},
     "deep": MODEL | {"depth": [2, 1, 11, 1]},
+    "crossformer": MODEL | {"type": "crossformer"},
+    "crossformer, interpolating": MODEL
+    | {"type": "crossformer", "upsample_v_conv": True, "attention_type": "mixed"},
 }
 PLAN = plan_for(build(MODEL)).parameters
 
