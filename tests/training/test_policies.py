@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from functools import cache, partial
 from typing import Any
 
@@ -169,6 +171,30 @@ def test_bfloat16_stays_near_float32_with_gradients_summed_in_it() -> None:
     assert_close(info["loss"][0], losses[0], 2e-2, "bfloat16 loss")
     assert_close(info["grad_norm"], norms[0], 5e-2, "norm, summed in bfloat16")
     assert all(p.dtype == jnp.float32 for p in new.params.values())
+
+
+def test_a_fresh_state_is_made_in_shards() -> None:
+    """No split parameter or moment stands whole anywhere in the compiled start."""
+    model, _, state = _build({"dp_shard": 8}, shapes_only=True)
+    start = jax.jit(partial(init_state, model, AdamW()))
+    text = start.lower(jax.random.key(0)).compile().as_text()
+    made = {
+        tuple(int(n) for n in shape.split(","))
+        for shape in re.findall(r"[a-z]+\d+\[([\d,]+)\]", text)
+    }
+    split = {path for path, spec in model.packed_specs.items() if "dp_shard" in spec}
+    whole = {state.params[path].shape for path in split}
+    local = sum(
+        leaf.size // (8 if path in split else 1) for path, leaf in state.params.items()
+    )
+    largest = max(math.prod(shape) for shape in made)
+    total = sum(leaf.size for leaf in state.params.values())
+    print(f"{total} numbers, {local} on a device, largest array {largest}")
+    assert len(split) > 20
+    assert not whole & made, f"whole on one device: {whole & made}"
+    # Values are drawn for all shards of a device at once.
+    assert largest <= local < total / 4
+    assert "all-gather" not in text
 
 
 # ------------------------------------------------------------- float16
