@@ -12,7 +12,7 @@ import torch
 
 from credit_jax.training.records import LOG_NAME
 from credit_torch_bridge.job import CONFIG_FILE, Job, read_job
-from credit_torch_bridge.output import Scratch, new_folder
+from credit_torch_bridge.output import Scratch, new_folder, writing
 from credit_torch_bridge.reading import read_snapshot
 from credit_torch_bridge.run_folder import read_run, write_run, write_yaml
 from credit_torch_bridge.snapshot import Snapshot
@@ -119,7 +119,8 @@ def _to_jax(
     if newest.moments is None and job.written.get("trainer"):
         settings["trainer.load_weights"] = True
     snapshots = [earlier[step] for step in sorted(earlier)]
-    write_run(folder, job.changed(settings), [*snapshots, newest])
+    with writing(out):
+        write_run(folder, job.changed(settings), [*snapshots, newest])
     _copy_log(path, folder)
     yield from _notes_to_jax(job, newest, out)
 
@@ -193,7 +194,8 @@ def _to_torch(
             allocate=scratch.allocate,
         )
         for name, content in files.items():
-            torch.save(content, folder / f"{prefix}{name}")
+            with writing(out / f"{prefix}{name}"):
+                torch.save(content, folder / f"{prefix}{name}")
     if args.weights_only:
         newest = replace(newest, moments=None)
     credit = credits_config(job, out, newest)

@@ -54,7 +54,14 @@ def load_folder(folder: Path) -> dict[str, Any]:
         return _load(folder, index)
     except ValueError as error:
         raise ValueError(f"{index_file}: {error}") from None
-    except (AttributeError, KeyError, TypeError, IndexError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        IndexError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
         raise ValueError(
             f"{index_file}: not an index that is known ({error!r})"
         ) from None

@@ -42,6 +42,15 @@ def new_folder(target: str | Path) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def writing(what: Path) -> Iterator[None]:
+    """Turns what torch and Orbax raise on a full disk into an OSError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(f"{what}: could not be written: {error}") from error
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

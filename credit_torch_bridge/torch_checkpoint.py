@@ -197,7 +197,8 @@ def _progress_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     epoch = content.get("epoch")
     if isinstance(epoch, torch.Tensor) and epoch.numel() == 1:
         epoch = int(epoch)
-    if not (epoch is None or (isinstance(epoch, int) and epoch >= 0)):
+    # -1: no epoch is finished.
+    if not (epoch is None or (isinstance(epoch, int) and epoch >= -1)):
         raise ValueError(f"{path}: epoch is {epoch!r}, expected a number from 0 on")
     states = {}
     for name in (_SCHEDULER, _SCALER):

@@ -109,7 +109,8 @@ def credits_config(job: Job, save_loc: Path, snapshot: Snapshot) -> Job:
     """The config with which CREDIT goes on from the files.
 
     Besides `save_loc` and the `load_*` keys it says what CREDIT needs to be said, and
-    asks for no tensor or domain parallelism: CREDIT cannot resume such a run.
+    asks for no tensor or domain parallelism, which CREDIT cannot resume, nor for
+    torch.compile, which gives every parameter another name.
     """
     trainer = job.trainer
     resumes = snapshot.moments is not None
@@ -120,6 +121,7 @@ def credits_config(job: Job, save_loc: Path, snapshot: Snapshot) -> Job:
             "tensor": 1,
             "domain": 1,
         },
+        "trainer.compile": False,
         "trainer.activation_checkpoint": trainer.activation_checkpoint != "none",
         "trainer.use_scheduler": kind_of(trainer) is not None,
         "trainer.start_epoch": max(snapshot.progress.epoch, 0) if resumes else 0,
@@ -149,5 +151,10 @@ def cautions(job: Job, snapshot: Snapshot) -> list[str]:
     if parallel.tensor * parallel.domain > 1:
         notes.append(
             "model.yml asks for tensor: 1 and domain: 1; CREDIT cannot resume others"
+        )
+    if (job.written.get("trainer") or {}).get("compile"):
+        notes.append(
+            "model.yml says compile: false; with torch.compile CREDIT expects every "
+            "name behind _orig_mod."
         )
     return notes

@@ -171,6 +171,7 @@ def test_what_the_checkpoint_says_is_put_into_the_config(
 def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, snapshot, tmp_path):
     parallel = {"data": "fsdp2", "tensor": 2, "domain": 2}
     job = Job(CONFIG).changed({"trainer.parallelism": parallel})
+    job = job.changed({"trainer.compile": True})
     stopped = replace(snapshot, progress=Progress(epoch=2, batches=5))
     write_run(tmp_path / "run", job, [stopped])
     given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
@@ -182,6 +183,8 @@ def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, snapshot, tmp_path):
     trainer = written["trainer"]
     assert trainer["parallelism"] == {"data": "fsdp2", "tensor": 1, "domain": 1}
     assert trainer["reload_epoch"] is trainer["load_optimizer"] is True
+    assert trainer["compile"] is False
+    assert "model.yml says compile: false" in text
     content = torch.load(tmp_path / "torch" / "checkpoint.pt", weights_only=True)
     assert content["epoch"] == 1
     assert "up_block4.2.bias" in content["optimizer_state_dict"]["state"]
