@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.config.messages import divisors
 from credit_jax.nn import spectral_norm
+from credit_jax.nn.batch_norm import Running, fresh_state, named_norms, running_of
 from credit_jax.nn.context import BlockCount, Context
 from credit_jax.nn.parameters import declaration_of, named_parameters
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
@@ -68,6 +69,11 @@ class Architecture:
             return {}
         named = self.declarations.items()
         return {path: d for path, d in named if d.matrix_out is not None}
+
+    @cached_property
+    def norms(self) -> dict[str, int]:
+        """Channels of every batch norm, by path."""
+        return dict(named_norms(self._abstract))
 
     @property
     def num_parameters(self) -> int:
@@ -131,9 +137,8 @@ class Architecture:
         shaped = jax.ShapeDtypeStruct
         x = shaped((*shape, self.image_height, self.image_width), jnp.float32)
         weights = {p: shaped(d.shape, d.dtype) for p, d in self.declarations.items()}
-        jax.eval_shape(
-            lambda w, x: self.apply(w, x, Context(blocks=blocks)), weights, x
-        )
+        context = Context(blocks=blocks, running=self.running(fresh_state(self.norms)))
+        jax.eval_shape(lambda w, x: self.apply(w, x, context), weights, x)
         return blocks.seen
 
     def init(
@@ -157,8 +162,17 @@ class Architecture:
         specs: Mapping[str, PartitionSpec] | None = None,
         degrees: Mapping[str, int] | None = None,
     ) -> spectral_norm.Vectors:
-        """Fresh spectral norm vectors, empty without spectral norm; args as `init`."""
-        return spectral_norm.init_vectors(key, self.matrices, specs, degrees)
+        """Fresh state beside the parameters; args as `init`.
+
+        Spectral norm vectors, and running statistics of batch norms; empty without
+        either.
+        """
+        vectors = spectral_norm.init_vectors(key, self.matrices, specs, degrees)
+        return vectors | fresh_state(self.norms)
+
+    def running(self, vectors: Mapping[str, Mapping[str, Array]]) -> Running | None:
+        """What `Context.running` is to be; None without batch norms."""
+        return running_of(vectors, self.norms) if self.norms else None
 
     def apply(
         self,
@@ -175,7 +189,22 @@ class Architecture:
 
         Returns:
             Local prediction in the same layout.
+
+        Raises:
+            ValueError: the model has batch norms, the context no running statistics.
         """
+        if self.norms and context.running is None:
+            raise ValueError(
+                f"the model has {len(self.norms)} batch norms; give the context their "
+                "statistics: Context(running=architecture.running(vectors))"
+            )
+        module = self.bind(weights)
+        if context.remat.counts_blocks:
+            context = replace(context, blocks=BlockCount(self.num_blocks))
+        return module(x, context)
+
+    def bind(self, weights: Mapping[str, Array]) -> Any:
+        """The module with these weights, by path; its parts can be called alone."""
         graph, state = self._split
         flat = nnx.to_flat_state(state)
         paths = ["/".join(map(str, path)) for path, _ in flat]
@@ -183,10 +212,7 @@ class Architecture:
             (path, variable.replace(weights[name]))
             for name, (path, variable) in zip(paths, flat, strict=True)
         ]
-        module: Any = nnx.merge(graph, nnx.from_flat_state(filled))
-        if context.remat.counts_blocks:
-            context = replace(context, blocks=BlockCount(self.num_blocks))
-        return module(x, context)
+        return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
 def parameter_count(architecture: Architecture) -> dict[str, int]:
