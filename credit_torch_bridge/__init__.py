@@ -2,6 +2,8 @@
 
 from credit_torch_bridge.compare import Comparison as Comparison
 from credit_torch_bridge.compare import compare as compare
+from credit_torch_bridge.config_convert import convert_config as convert_config
+from credit_torch_bridge.config_ledger import ConfigReport as ConfigReport
 from credit_torch_bridge.reading import from_torch as from_torch
 from credit_torch_bridge.snapshot import Moments as Moments
 from credit_torch_bridge.snapshot import Snapshot as Snapshot

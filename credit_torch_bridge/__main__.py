@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "convert": "credit_torch_bridge.convert_command",
         "inspect": "credit_torch_bridge.inspect_command",
         "compare": "credit_torch_bridge.compare_command",
+        "config": "credit_torch_bridge.config_command",
     }
 )
 DIFFERENT, USER_ERROR, INTERRUPTED = 1, 2, 130

@@ -1,0 +1,406 @@
+"""gen1's flat `data:` section as gen2's sources, dates and normaliser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from credit_torch_bridge.config_ledger import Ledger
+from credit_torch_bridge.config_times import template_of, year_ranges
+
+MAIN, SURFACE, FORCING, STATIC = "ERA5", "SURFACE", "FORCING", "STATIC"
+BATCHER = "ERA5_MultiStep_Batcher"
+# What a nanosecond clock reaches.
+FIRST_YEAR, LAST_YEAR = 1678, 2262
+ONE_SAMPLE, SINGLE = "ERA5_and_Forcing_MultiStep", "ERA5_and_Forcing_SingleStep"
+DATASETS = (
+    BATCHER,
+    "MultiprocessingBatcher",
+    "MultiprocessingBatcherPrefetch",
+    ONE_SAMPLE,
+    SINGLE,
+)
+
+_APART = "one a year: gen1 pairs no times of two files"
+_PARSED = "CREDIT's parser makes it from the other keys"
+_UNREAD = {
+    "one_shot": "it changes nothing with this data set and these steps",
+    "skip_periods": "1 is the only step of gen2",
+    "static_first": "the order of gen2's sources says it",
+    "dataset_type": "gen2's sources say how they are read",
+    "scaler_type": "the preblocks say it",
+    "max_forecast_len": "no data set of gen1 that is left uses it",
+    "total_time_steps": "no data set of gen1 that is left uses it",
+    "retain_graph": "false is the only way of gen2",
+    "sst_forcing": "it is not active",
+    "levels": "model.levels says it",
+    "save_loc_physics": "model.post_conf alone reads it, and it is not active",
+    "all_varnames": _PARSED,
+    "flag_surface": _PARSED,
+    "flag_dyn_forcing": _PARSED,
+    "flag_diagnostic": _PARSED,
+    "flag_forcing": _PARSED,
+    "flag_static": _PARSED,
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One of gen1's lists of variables.
+
+    Attributes:
+        role: what this program calls it.
+        key, path_key: of the list, and of its files, in `data`.
+        field_type, vars_key: where it goes in a source of gen2.
+        rank: place among the input channels of a source of gen2.
+    """
+
+    role: str
+    key: str
+    path_key: str
+    field_type: str
+    vars_key: str
+    rank: int
+
+
+GROUPS = {
+    group.role: group
+    for group in (
+        Group("upper", "variables", "save_loc", "prognostic", "vars_3D", 0),
+        Group(
+            "surface",
+            "surface_variables",
+            "save_loc_surface",
+            "prognostic",
+            "vars_2D",
+            0,
+        ),
+        Group("static", "static_variables", "save_loc_static", "static", "vars_2D", 1),
+        Group(
+            "dynamic",
+            "dynamic_forcing_variables",
+            "save_loc_dynamic_forcing",
+            "dynamic_forcing",
+            "vars_2D",
+            2,
+        ),
+        Group(
+            "forcing",
+            "forcing_variables",
+            "save_loc_forcing",
+            "dynamic_forcing",
+            "vars_2D",
+            2,
+        ),
+        Group(
+            "diagnostic",
+            "diagnostic_variables",
+            "save_loc_diagnostic",
+            "diagnostic",
+            "vars_2D",
+            3,
+        ),
+    )
+}
+STATIC_FIRST = ("upper", "surface", "static", "dynamic", "forcing")
+STATIC_LAST = ("upper", "surface", "dynamic", "forcing", "static")
+
+
+def data_to_gen2(ledger: Ledger, level_coord: str) -> None:
+    """Turns `data` into gen2's `data`, `validation_data` and `preblocks`.
+
+    The channels keep gen1's order: prognostic variables with levels, without levels,
+    then static, dynamic and periodic ones, the static ones first or last. gen2 orders
+    source by source, so that an order that one source does not have takes two.
+
+    Args:
+        ledger: the config.
+        level_coord: name of the level coordinate, which gen1 has no key for.
+    """
+    _refuse(ledger)
+    names = _variables(ledger)
+    hours = _whole(ledger, "data.lead_time_periods")
+    history = _whole(ledger, "data.history_len")
+    steps = _whole(ledger, "data.forecast_len", least=0)
+    _check_years(ledger)
+    if ledger.problems or hours is None or history is None or steps is None:
+        return
+    shared = _shared(ledger, steps + 1)
+    valid = _validation(ledger, hours, history, steps)
+    sources = _sources(ledger, names, level_coord)
+    _normaliser(ledger)
+    ranges = year_ranges(ledger.get("data.train_years"), hours)
+    ledger.moved("data.train_years", "data.date_ranges", _APART)
+    ledger.moved("data.lead_time_periods", f"data.timestep = '{hours}h'")
+    ledger.compute(
+        "data.forecast_len", steps + 1, f"gen1 counts one step as 0: {steps}"
+    )
+    for key, why in _UNREAD.items():
+        ledger.drop(f"data.{key}", why)
+    for key in ledger.keys("data"):
+        if key not in ("history_len", "forecast_len", *shared):
+            ledger.drop(("data", key), "CREDIT's training with gen1 does not read it")
+    window = {
+        "timestep": f"{hours}h",
+        "history_len": history,
+        "forecast_len": steps + 1,
+    }
+    data = {"source": sources, "date_ranges": ranges, **window, **shared}
+    ledger.put("data", data)
+    if valid is not None:
+        ledger.put("validation_data", {**valid, **shared})
+
+
+def _refuse(ledger: Ledger) -> None:
+    """What gen1 does with data and gen2 cannot do."""
+    kind = ledger.get("data.dataset_type", BATCHER)
+    steps = ledger.get("data.forecast_len", 0)
+    if kind not in DATASETS:
+        ledger.problem(
+            "data.dataset_type",
+            f"{kind!r} has no counterpart in gen2; there are: {', '.join(DATASETS)}",
+        )
+    if ledger.get("data.skip_periods", 1) != 1:
+        ledger.problem(
+            "data.skip_periods",
+            f"{ledger.get('data.skip_periods')} takes times out of the middle of a "
+            "file's steps, and gen2 does not; write data of the model's own time step",
+        )
+    scaler = ledger.get("data.scaler_type")
+    if scaler not in ("std_new", "std_cached"):
+        ledger.problem(
+            "data.scaler_type",
+            f"{scaler!r} cannot be converted; expected std_new (mean and standard "
+            "deviation from files) or std_cached (normalised files)",
+        )
+    if (ledger.get("data.sst_forcing") or {}).get("activate"):
+        ledger.problem(
+            "data.sst_forcing", "active: gen2 has no step that replaces sea surfaces"
+        )
+    if scaler == "std_new" and steps:
+        ledger.problem(
+            "data.forecast_len",
+            f"{steps}, that is {steps + 1} steps: gen2 gives the normalised output of "
+            "a step to era5_normalizer again, so it would normalise twice; use 0, one "
+            "step",
+        )
+    if steps and ledger.get("data.retain_graph"):
+        ledger.problem(
+            "data.retain_graph",
+            "true lets gradients cross the steps in gen1, and never in gen2; use false",
+        )
+    old_single = kind == SINGLE or (
+        not ledger.has("data.dataset_type") and ledger.get("trainer.type") == "standard"
+    )
+    if steps and old_single and ledger.get("data.one_shot") is True:
+        ledger.problem(
+            "data.one_shot",
+            "true asks for a loss on the last of several steps; gen2 has "
+            "backprop_on_timestep instead, which reads every step; use false",
+        )
+    levels = ledger.get("data.levels")
+    if levels is not None and levels != ledger.get("model.levels", levels):
+        ledger.problem(
+            "data.levels",
+            f"{levels} differs from model.levels {ledger.get('model.levels')}; gen2 "
+            "has the latter alone",
+        )
+
+
+def _variables(ledger: Ledger) -> dict[str, list[str]]:
+    """Names by role; problems are written down."""
+    found: dict[str, list[str]] = {}
+    for group in GROUPS.values():
+        names = ledger.get(f"data.{group.key}", [])
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            ledger.problem(
+                f"data.{group.key}", f"must be a list of names, got {names!r}"
+            )
+        elif names and not isinstance(ledger.get(f"data.{group.path_key}"), str):
+            ledger.problem(f"data.{group.path_key}", f"missing, for {group.key}")
+        else:
+            found[group.role] = names
+    if not found.get("upper") and not ledger.problems:
+        ledger.problem("data.variables", "missing; gen1 needs variables with levels")
+    every = [name for names in found.values() for name in names]
+    twice = sorted({name for name in every if every.count(name) > 1})
+    if twice:
+        ledger.problem(
+            "data",
+            f"{', '.join(twice)} stands in two lists of variables, which CREDIT's "
+            "parser refuses",
+        )
+    return found
+
+
+def _whole(ledger: Ledger, key: str, least: int = 1) -> int | None:
+    """A required whole number."""
+    value = ledger.get(key)
+    if type(value) is not int or value < least:
+        got = (
+            "missing"
+            if value is None
+            else f"must be a number from {least}, got {value!r}"
+        )
+        ledger.problem(key, got)
+        return None
+    return value
+
+
+def _check_years(ledger: Ledger) -> None:
+    for key in ("train_years", "valid_years"):
+        years = ledger.get(f"data.{key}")
+        if years is None and key == "valid_years":
+            continue
+        if not _is_years(years):
+            ledger.problem(
+                f"data.{key}", f"must be [first year, last + 1], got {years!r}"
+            )
+
+
+def _is_years(years: Any) -> bool:
+    if not isinstance(years, list) or [type(year) for year in years] != [int, int]:
+        return False
+    return FIRST_YEAR <= years[0] < years[1] <= LAST_YEAR
+
+
+def _shared(ledger: Ledger, steps: int) -> dict[str, Any]:
+    """Keys that training and validation have in common in gen2."""
+    shared = {}
+    clamp = ledger.get("data.data_clamp")
+    if clamp is not None:
+        shared["data_clamp"] = clamp
+    chosen = ledger.get("data.backprop_on_timestep")
+    if chosen is None:
+        return shared
+    there = [step for step in range(1, steps + 1) if step in chosen]
+    if there == list(range(1, steps + 1)):
+        ledger.drop(
+            "data.backprop_on_timestep", "all steps that there are: the default"
+        )
+        return shared
+    ledger.compute("data.backprop_on_timestep", there, f"there are {steps} steps")
+    return {**shared, "backprop_on_timestep": there}
+
+
+def _validation(
+    ledger: Ledger, hours: int, history: int, steps: int
+) -> dict[str, Any] | None:
+    """`validation_data`, with every key that CREDIT asks for."""
+    years = ledger.get("data.valid_years")
+    own = {
+        "history_len": ledger.get("data.valid_history_len", history),
+        "forecast_len": ledger.get("data.valid_forecast_len", steps) + 1,
+    }
+    for name, value in own.items():
+        ledger.moved(f"data.valid_{name}", f"validation_data.{name} = {value}")
+    if years is None:
+        ledger.note("data.valid_years", "absent: gen2 validates on the training years")
+        return None
+    ledger.moved("data.valid_years", "validation_data.date_ranges", _APART)
+    return {"date_ranges": year_ranges(years, hours), "timestep": f"{hours}h", **own}
+
+
+def _sources(
+    ledger: Ledger, names: dict[str, list[str]], level_coord: str
+) -> dict[str, Any]:
+    """The sources whose channels come in gen1's order."""
+    first = ledger.get("data.static_first") if ledger.has("data.static_first") else True
+    sources: dict[str, dict[str, Any]] = {}
+    where: dict[str, str] = {}
+    for role, source in _places(ledger, names, STATIC_FIRST if first else STATIC_LAST):
+        where[role] = source
+    if names["diagnostic"]:
+        last = [s for r, s in where.items() if s != FORCING]
+        where["diagnostic"] = last[-1]
+    for role, source in where.items():
+        group = GROUPS[role]
+        block = sources.setdefault(source, {"dataset_type": "local", "variables": {}})
+        path = _path(ledger, group)
+        field = block["variables"].setdefault(group.field_type, {})
+        field.setdefault("vars_3D" if role == "upper" else "vars_2D", names[role])
+        field["path"] = path
+        at = ("data", "source", source, "variables", group.field_type)
+        ledger.moved(f"data.{group.key}", ".".join((*at, group.vars_key)))
+    for group in GROUPS.values():
+        ledger.drop(f"data.{group.key}", "names no variables")
+        ledger.drop(f"data.{group.path_key}", f"there are no {group.key}")
+    _levels(ledger, sources[MAIN], level_coord)
+    if FORCING in sources:
+        sources[FORCING]["temporal_mode"] = "cyclic"
+    if len(sources) > 1:
+        ledger.note(
+            "data.source",
+            f"{len(sources)} sources ({', '.join(sources)}), to keep the order of "
+            "gen1's channels and files",
+        )
+    return sources
+
+
+def _places(
+    ledger: Ledger, names: dict[str, list[str]], order: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    """Each role that there is, with the name of its source."""
+    titles = {"surface": SURFACE, "forcing": FORCING, "static": STATIC}
+    source, rank = MAIN, 0
+    for role in order:
+        if not names[role]:
+            continue
+        paths = [ledger.get(f"data.{GROUPS[r].path_key}") for r in ("upper", role)]
+        apart = role == "surface" and paths[0] != paths[1]
+        if apart or role == "forcing" or GROUPS[role].rank < rank or source == FORCING:
+            source = titles.get(role, role.upper())
+        rank = GROUPS[role].rank
+        yield role, source
+
+
+def _path(ledger: Ledger, group: Group) -> str:
+    """The files of a group, as a template."""
+    key = f"data.{group.path_key}"
+    given = ledger.get(key)
+    template, doubt = template_of(given)
+    yearly = group.role not in ("static", "forcing")
+    template = template if yearly else given
+    ledger.moved(key, f"its source's path = {template!r}")
+    if doubt and yearly:
+        ledger.note(key, f"{given!r}: {doubt}")
+    return template
+
+
+def _levels(ledger: Ledger, source: dict[str, Any], level_coord: str) -> None:
+    source["level_coord"] = level_coord
+    ledger.note(
+        "data.source.ERA5.level_coord",
+        f"{level_coord!r}: gen1 has no key for it; --level-coord sets another name",
+    )
+    if ledger.has("data.level_ids"):
+        source["levels"] = ledger.get("data.level_ids")
+        ledger.moved(
+            "data.level_ids",
+            "data.source.ERA5.levels",
+            "gen1 takes all levels of the files, gen2 those nearest to these values: "
+            "the same where the level coordinate has just these values",
+        )
+
+
+def _normaliser(ledger: Ledger) -> None:
+    """The blocks before the model, and those that CREDIT's metrics ask for."""
+    blocks: dict[str, Any] = {"concat": {"type": "concat"}}
+    if ledger.get("data.scaler_type") == "std_new":
+        args = {key: ledger.get(f"data.{key}") for key in ("mean_path", "std_path")}
+        for key, path in args.items():
+            if not isinstance(path, str):
+                ledger.problem(f"data.{key}", "missing; scaler_type std_new needs it")
+            ledger.moved(f"data.{key}", f"preblocks.per_step.norm.args.{key}")
+        blocks = {"norm": {"type": "era5_normalizer", "args": args}, **blocks}
+        ledger.note(
+            "preblocks.per_step.norm",
+            "era5_normalizer scales every variable that both files hold; gen1 never "
+            "scales static_variables and forcing_variables, so the files must not hold "
+            "them",
+        )
+    else:
+        for key in ("mean_path", "std_path"):
+            ledger.drop(f"data.{key}", "scaler_type std_cached does not normalise")
+    ledger.compute("preblocks", {"per_step": blocks}, "gen1 does it in its data set")

@@ -1,0 +1,111 @@
+"""Years, date ranges and file names: gen1 counts in yearly files, gen2 in times."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from glob import glob
+from typing import Any
+
+import pandas as pd
+
+_CODE = re.compile(r"%[a-zA-Z]")
+_YEAR = "%Y"
+
+
+def year_ranges(years: Sequence[int], hours: int) -> list[list[str]]:
+    """The first and last time of each year, as gen2's `date_ranges`.
+
+    gen1 has one file a year and never pairs the times of two files; neither does gen2
+    with the times of two ranges.
+
+    Args:
+        years: first year, and the year after the last, as gen1's `train_years`.
+        hours: hours from time to time, counted from the start of each year.
+
+    >>> year_ranges([1999, 2001], 6)[0]
+    ['1999-01-01 00:00:00', '1999-12-31 18:00:00']
+    """
+    step: Any = pd.Timedelta(hours=hours)
+    ranges = []
+    for year in range(*years):
+        first: Any = pd.Timestamp(year=year, month=1, day=1)
+        after: Any = pd.Timestamp(year=year + 1, month=1, day=1)
+        last = first + (after - first - pd.Timedelta(seconds=1)) // step * step
+        ranges.append([str(first), str(last)])
+    return ranges
+
+
+def years_of(ranges: Sequence[Sequence[str]]) -> list[int] | None:
+    """`[first, last + 1]` of ranges that are whole years; None if they are not.
+
+    A range is whole if it begins on January 1 at 0 h and ends on December 31, at any
+    hour; together they must follow one another.
+    """
+    years: list[int] = []
+    for first, last in ranges:
+        start: Any = pd.Timestamp(first)
+        end: Any = pd.Timestamp(last)
+        begins = start == pd.Timestamp(year=start.year, month=1, day=1)
+        if not begins or (end.month, end.day) != (12, 31) or end < start:
+            return None
+        years += range(start.year, end.year + 1)
+    if not years or years != list(range(years[0], years[0] + len(years))):
+        return None
+    return [years[0], years[-1] + 1]
+
+
+def template_of(pattern: str) -> tuple[str, str]:
+    """gen1's wildcard path as gen2's template, and what to check ("" if nothing).
+
+    `????` is the year. Where the files are there, their names say where the year stands
+    in a `*`. Where they are not, the year is taken to stand first in it: if it does
+    not, opening the files is an error; no other file is read.
+
+    >>> template_of("era5_????.zarr")
+    ('era5_%Y.zarr', '')
+    """
+    if _CODE.search(pattern) or not re.search(r"[*?\[]", pattern):
+        return pattern, ""
+    if pattern.count("????") == 1 and "*" not in pattern:
+        return pattern.replace("????", _YEAR), ""
+    if pattern.count("*") != 1:
+        return pattern, "say with %Y where the year stands in the names of the files"
+    before = _before_the_year(pattern)
+    if before is not None:
+        return pattern.replace("*", f"{before}{_YEAR}*"), ""
+    return (
+        pattern.replace("*", f"{_YEAR}*"),
+        "the year is taken to be the first thing that * stands for; correct it if not",
+    )
+
+
+def _before_the_year(pattern: str) -> str | None:
+    """What stands before the year in the `*` of a pattern, by the files there are."""
+    head, tail = (len(part) for part in os.path.expandvars(pattern).split("*"))
+    found = set()
+    for path in glob(os.path.expandvars(pattern)):
+        match = re.match(r"(\D*)\d{4}(?!\d)|(\D*)\d{6,}", path[head : len(path) - tail])
+        found.add(None if match is None else match[1] or match[2] or "")
+    return found.pop() if len(found) == 1 else None
+
+
+def pattern_of(template: str) -> str | None:
+    """gen2's template as gen1's wildcard path; None if the files are not yearly."""
+    codes = _CODE.findall(template)
+    if not codes:
+        return template
+    if codes != [_YEAR]:
+        return None
+    return template.replace(f"{_YEAR}*", "*").replace(_YEAR, "????")
+
+
+def hours_of(timestep: Any) -> int | None:
+    """Whole hours of a timestep such as "6h"; None if it has none."""
+    try:
+        step: Any = pd.Timedelta(str(timestep))
+    except ValueError:
+        return None
+    hour = pd.Timedelta(hours=1)
+    return int(step / hour) if step >= hour and not step % hour else None
