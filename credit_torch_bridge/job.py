@@ -65,7 +65,8 @@ class Job:
             raise ConfigError(
                 [
                     "trainer.parallelism: missing; the config is of CREDIT's "
-                    "generation 1. Convert the config first, or give --weights-only"
+                    "generation 1. Convert it first (python -m credit_torch_bridge "
+                    "config), or give --weights-only"
                 ],
                 self.source,
             )

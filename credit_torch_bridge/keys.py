@@ -22,6 +22,7 @@ import numpy as np
 
 from credit_jax.parallel.sharding import Declaration
 from credit_torch_bridge.arrangement import SAME, Arrangement
+from credit_torch_bridge.order import TorchOrder
 from credit_torch_bridge.report import Shape, compare_shapes, raise_problems
 
 State = dict[str, np.ndarray]
@@ -222,7 +223,7 @@ def make_plan(
     entries = tuple(table)
     rules = [entry for entry in entries if isinstance(entry, Rule)]
     pieces: list[Piece] = []
-    order = _Order(rules)
+    order = TorchOrder(rule.torch for rule in rules)
     problems = []
     for path, declaration in declarations.items():
         found = [(rule, at) for rule in rules if (at := rule.match(path)) is not None]
@@ -242,47 +243,6 @@ def make_plan(
     ignored = tuple(entry for entry in entries if isinstance(entry, Ignore))
     pieces.sort(key=lambda piece: order.place(piece.key))
     return Plan(tuple(pieces), ignored)
-
-
-class _Order:
-    """Where PyTorch has a key: modules in the order of the table, layers by number.
-
-    A module's own parameters come before those of the modules in it; its vectors of
-    spectral norm come after its parameters, and a parameter under spectral norm, which
-    is registered anew, after the others.
-    """
-
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self.ranks: dict[tuple[str, str], int] = {}
-        for rule in rules:
-            for parent, name in _steps(rule.torch):
-                self.ranks.setdefault((parent, name), len(self.ranks))
-
-    def place(self, key: str) -> list[tuple[bool, int, int]]:
-        """What keys sort by."""
-        steps = list(_steps(key))
-        return [
-            (i < len(steps) - 1, *self._rank(parent, name, part))
-            for i, ((parent, name), part) in enumerate(
-                zip(steps, key.split("."), strict=True)
-            )
-        ]
-
-    def _rank(self, parent: str, name: str, part: str) -> tuple[int, int]:
-        if part.isdigit():
-            return 0, int(part)
-        for late, suffix in enumerate(("_orig", "_u", "_v"), start=1):
-            plain = name.removesuffix(suffix)
-            if plain != name and (parent, plain) in self.ranks:
-                return late, self.ranks[parent, plain]
-        return 0, self.ranks[parent, name]
-
-
-def _steps(key: str) -> Iterator[tuple[str, str]]:
-    """(parent, name) of each component of a key or template, every index a star."""
-    parts = ["*" if re.fullmatch(r"\d+|\{\w+\}", p) else p for p in key.split(".")]
-    for i, part in enumerate(parts):
-        yield ".".join(parts[:i]), part
 
 
 def _pieces(
