@@ -63,7 +63,8 @@ def convert_config(
         _supported(ledger)
     if not ledger.problems:
         _convert(ledger, found, to, level_coord)
-    raise_problems(ledger.problems, f"this {found} config cannot become {to}")
+    problems = list(dict.fromkeys(ledger.problems))
+    raise_problems(problems, f"this {found} config cannot become {to}")
     kept, lost = settle(mapping, ledger)
     assert not lost, f"nobody accounts for {lost}"
     return ledger.config, ConfigReport(found, to, tuple(ledger.changes), kept)

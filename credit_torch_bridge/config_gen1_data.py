@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from credit_torch_bridge.config_gen1_sources import build_sources, read_variables
 from credit_torch_bridge.config_ledger import Ledger
-from credit_torch_bridge.config_times import template_of, year_ranges
+from credit_torch_bridge.config_times import year_ranges
 
-MAIN, SURFACE, FORCING, STATIC = "ERA5", "SURFACE", "FORCING", "STATIC"
 BATCHER = "ERA5_MultiStep_Batcher"
 # What a nanosecond clock reaches.
 FIRST_YEAR, LAST_YEAR = 1678, 2262
@@ -45,68 +43,6 @@ _UNREAD = {
 }
 
 
-@dataclass(frozen=True)
-class Group:
-    """One of gen1's lists of variables.
-
-    Attributes:
-        role: what this program calls it.
-        key, path_key: of the list, and of its files, in `data`.
-        field_type, vars_key: where it goes in a source of gen2.
-        rank: place among the input channels of a source of gen2.
-    """
-
-    role: str
-    key: str
-    path_key: str
-    field_type: str
-    vars_key: str
-    rank: int
-
-
-GROUPS = {
-    group.role: group
-    for group in (
-        Group("upper", "variables", "save_loc", "prognostic", "vars_3D", 0),
-        Group(
-            "surface",
-            "surface_variables",
-            "save_loc_surface",
-            "prognostic",
-            "vars_2D",
-            0,
-        ),
-        Group("static", "static_variables", "save_loc_static", "static", "vars_2D", 1),
-        Group(
-            "dynamic",
-            "dynamic_forcing_variables",
-            "save_loc_dynamic_forcing",
-            "dynamic_forcing",
-            "vars_2D",
-            2,
-        ),
-        Group(
-            "forcing",
-            "forcing_variables",
-            "save_loc_forcing",
-            "dynamic_forcing",
-            "vars_2D",
-            2,
-        ),
-        Group(
-            "diagnostic",
-            "diagnostic_variables",
-            "save_loc_diagnostic",
-            "diagnostic",
-            "vars_2D",
-            3,
-        ),
-    )
-}
-STATIC_FIRST = ("upper", "surface", "static", "dynamic", "forcing")
-STATIC_LAST = ("upper", "surface", "dynamic", "forcing", "static")
-
-
 def data_to_gen2(ledger: Ledger, level_coord: str) -> None:
     """Turns `data` into gen2's `data`, `validation_data` and `preblocks`.
 
@@ -119,7 +55,7 @@ def data_to_gen2(ledger: Ledger, level_coord: str) -> None:
         level_coord: name of the level coordinate, which gen1 has no key for.
     """
     _refuse(ledger)
-    names = _variables(ledger)
+    names = read_variables(ledger)
     hours = _whole(ledger, "data.lead_time_periods")
     history = _whole(ledger, "data.history_len")
     steps = _whole(ledger, "data.forecast_len", least=0)
@@ -128,7 +64,7 @@ def data_to_gen2(ledger: Ledger, level_coord: str) -> None:
         return
     shared = _shared(ledger, steps + 1)
     valid = _validation(ledger, hours, history, steps)
-    sources = _sources(ledger, names, level_coord)
+    sources = build_sources(ledger, names, level_coord)
     _normaliser(ledger)
     ranges = year_ranges(ledger.get("data.train_years"), hours)
     ledger.moved("data.train_years", "data.date_ranges", _APART)
@@ -208,32 +144,6 @@ def _refuse(ledger: Ledger) -> None:
         )
 
 
-def _variables(ledger: Ledger) -> dict[str, list[str]]:
-    """Names by role; problems are written down."""
-    found: dict[str, list[str]] = {}
-    for group in GROUPS.values():
-        names = ledger.get(f"data.{group.key}", [])
-        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-            ledger.problem(
-                f"data.{group.key}", f"must be a list of names, got {names!r}"
-            )
-        elif names and not isinstance(ledger.get(f"data.{group.path_key}"), str):
-            ledger.problem(f"data.{group.path_key}", f"missing, for {group.key}")
-        else:
-            found[group.role] = names
-    if not found.get("upper") and not ledger.problems:
-        ledger.problem("data.variables", "missing; gen1 needs variables with levels")
-    every = [name for names in found.values() for name in names]
-    twice = sorted({name for name in every if every.count(name) > 1})
-    if twice:
-        ledger.problem(
-            "data",
-            f"{', '.join(twice)} stands in two lists of variables, which CREDIT's "
-            "parser refuses",
-        )
-    return found
-
-
 def _whole(ledger: Ledger, key: str, least: int = 1) -> int | None:
     """A required whole number."""
     value = ledger.get(key)
@@ -300,88 +210,6 @@ def _validation(
         return None
     ledger.moved("data.valid_years", "validation_data.date_ranges", _APART)
     return {"date_ranges": year_ranges(years, hours), "timestep": f"{hours}h", **own}
-
-
-def _sources(
-    ledger: Ledger, names: dict[str, list[str]], level_coord: str
-) -> dict[str, Any]:
-    """The sources whose channels come in gen1's order."""
-    first = ledger.get("data.static_first") if ledger.has("data.static_first") else True
-    sources: dict[str, dict[str, Any]] = {}
-    where: dict[str, str] = {}
-    for role, source in _places(ledger, names, STATIC_FIRST if first else STATIC_LAST):
-        where[role] = source
-    if names["diagnostic"]:
-        last = [s for r, s in where.items() if s != FORCING]
-        where["diagnostic"] = last[-1]
-    for role, source in where.items():
-        group = GROUPS[role]
-        block = sources.setdefault(source, {"dataset_type": "local", "variables": {}})
-        path = _path(ledger, group)
-        field = block["variables"].setdefault(group.field_type, {})
-        field.setdefault("vars_3D" if role == "upper" else "vars_2D", names[role])
-        field["path"] = path
-        at = ("data", "source", source, "variables", group.field_type)
-        ledger.moved(f"data.{group.key}", ".".join((*at, group.vars_key)))
-    for group in GROUPS.values():
-        ledger.drop(f"data.{group.key}", "names no variables")
-        ledger.drop(f"data.{group.path_key}", f"there are no {group.key}")
-    _levels(ledger, sources[MAIN], level_coord)
-    if FORCING in sources:
-        sources[FORCING]["temporal_mode"] = "cyclic"
-    if len(sources) > 1:
-        ledger.note(
-            "data.source",
-            f"{len(sources)} sources ({', '.join(sources)}), to keep the order of "
-            "gen1's channels and files",
-        )
-    return sources
-
-
-def _places(
-    ledger: Ledger, names: dict[str, list[str]], order: tuple[str, ...]
-) -> Iterator[tuple[str, str]]:
-    """Each role that there is, with the name of its source."""
-    titles = {"surface": SURFACE, "forcing": FORCING, "static": STATIC}
-    source, rank = MAIN, 0
-    for role in order:
-        if not names[role]:
-            continue
-        paths = [ledger.get(f"data.{GROUPS[r].path_key}") for r in ("upper", role)]
-        apart = role == "surface" and paths[0] != paths[1]
-        if apart or role == "forcing" or GROUPS[role].rank < rank or source == FORCING:
-            source = titles.get(role, role.upper())
-        rank = GROUPS[role].rank
-        yield role, source
-
-
-def _path(ledger: Ledger, group: Group) -> str:
-    """The files of a group, as a template."""
-    key = f"data.{group.path_key}"
-    given = ledger.get(key)
-    template, doubt = template_of(given)
-    yearly = group.role not in ("static", "forcing")
-    template = template if yearly else given
-    ledger.moved(key, f"its source's path = {template!r}")
-    if doubt and yearly:
-        ledger.note(key, f"{given!r}: {doubt}")
-    return template
-
-
-def _levels(ledger: Ledger, source: dict[str, Any], level_coord: str) -> None:
-    source["level_coord"] = level_coord
-    ledger.note(
-        "data.source.ERA5.level_coord",
-        f"{level_coord!r}: gen1 has no key for it; --level-coord sets another name",
-    )
-    if ledger.has("data.level_ids"):
-        source["levels"] = ledger.get("data.level_ids")
-        ledger.moved(
-            "data.level_ids",
-            "data.source.ERA5.levels",
-            "gen1 takes all levels of the files, gen2 those nearest to these values: "
-            "the same where the level coordinate has just these values",
-        )
 
 
 def _normaliser(ledger: Ledger) -> None:

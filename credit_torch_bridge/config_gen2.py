@@ -97,6 +97,8 @@ def _trainer(ledger: Ledger) -> None:
 
 def _model(ledger: Ledger) -> None:
     pairs(ledger)
+    if isinstance(ledger.get("model.padding_conf"), dict):
+        ledger.default("model.padding_conf.activate", True, "credit_jax's default")
     window = ledger.get("model.local_window_size")
     if isinstance(window, list):
         if len(set(window)) == 1:

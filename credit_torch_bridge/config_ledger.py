@@ -219,14 +219,18 @@ def settle(
 
     Returns:
         Paths of the values that are as they were, and of those that nobody accounts
-        for: they are gone or changed, and no change says so.
+        for: they are gone or changed, and no change says so. An empty value that now
+        has one needs no word.
     """
     after = dict(leaves(ledger.config))
+    filled = {path[:length] for path in after for length in range(1, len(path) + 1)}
     named = {c.path for c in ledger.changes if c.kind in (MOVED, COMPUTED, DROPPED)}
     kept, lost = [], []
     for path, value in leaves(before):
         if path in after and same(after[path], value):
             kept.append(path)
+        elif value in (None, {}) and path in filled:
+            continue
         elif not any(path[:length] in named for length in range(1, len(path) + 1)):
             lost.append(path)
     return tuple(kept), tuple(lost)

@@ -19,9 +19,6 @@ _DEFAULT = "gen2's default"
 # What gen1's parser asks for, or has another default for.
 _TRAINER = {
     "load_weights": False,
-    "load_optimizer": False,
-    "load_scaler": False,
-    "load_scheduler": False,
     "reload_epoch": False,
     "start_epoch": 0,
     "epochs": 1,
@@ -31,7 +28,6 @@ _TRAINER = {
     "save_backup_weights": True,
     "activation_checkpoint": False,
     "grad_max_norm": 0.0,
-    "thread_workers": 4,
     "valid_thread_workers": 4,
     "prefetch_factor": 2,
 }

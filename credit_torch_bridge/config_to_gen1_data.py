@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from credit_torch_bridge.config_gen1_data import (
-    BATCHER,
+from credit_torch_bridge.config_gen1_data import BATCHER
+from credit_torch_bridge.config_gen1_sources import (
     GROUPS,
     MAIN,
     STATIC_FIRST,
