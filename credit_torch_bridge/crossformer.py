@@ -53,6 +53,11 @@ def attention(torch: str, ours: str) -> Iterator[Rule]:
     channels, points = f"{torch}.channel_attention", f"{torch}.spatial_attention"
     yield Rule(f"{channels}.conv.weight", f"{ours}/channels/taps", CHANNEL_TAPS)
     yield Rule(f"{points}.conv.weight", f"{ours}/points/kernel", CONV_2D)
+    # coordinate
+    yield from weight_and_bias(f"{torch}.conv1", f"{ours}/squeeze", POINTWISE)
+    yield from scale_and_bias(f"{torch}.bn1", f"{ours}/norm")
+    yield from weight_and_bias(f"{torch}.conv_h", f"{ours}/lat", POINTWISE)
+    yield from weight_and_bias(f"{torch}.conv_w", f"{ours}/lon", POINTWISE)
     # scse_standard and scse_optimized
     yield Rule(f"{torch}.cse.1.weight", f"{ours}/squeeze", POINTWISE)
     yield Rule(f"{torch}.cse.3.weight", f"{ours}/expand", POINTWISE)

@@ -10,6 +10,7 @@ import numpy as np
 from credit_jax.models.architecture import Architecture
 from credit_torch_bridge import crossformer, wxformer
 from credit_torch_bridge.keys import Ignore, Plan, Rule, State, Vectors, make_plan
+from credit_torch_bridge.statistics import with_statistics
 
 Table = tuple[Rule | Ignore, ...]
 
@@ -34,7 +35,9 @@ def plan_for(architecture: Architecture) -> Plan:
         raise ValueError(
             f"model.type {name!r} has no key table; there are: {', '.join(TABLES)}"
         )
-    return make_plan(TABLES[name], architecture.declarations, architecture.matrices)
+    declarations, matrices = architecture.declarations, architecture.matrices
+    plan = make_plan(TABLES[name], declarations, matrices)
+    return with_statistics(plan, architecture.norms)
 
 
 def idle_keys(architecture: Architecture) -> list[str]:

@@ -7,20 +7,35 @@ interpolation and convolution, and optional attention over channels and points.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from credit_jax.models.crossformer_config import CrossFormerConfig
 from credit_jax.models.encoder_decoder import EncoderDecoder
-from credit_jax.nn.upsampling import ResidualUpBlock, UpsampleHead
+from credit_jax.nn.context import Context
+from credit_jax.nn.upsampling import CoordinateUpBlock, ResidualUpBlock, UpsampleHead
+from credit_jax.parallel.layouts import Field
 
 
 class CrossFormer(EncoderDecoder):
     """The whole model; see `CrossFormerConfig` for its keys."""
 
     def __init__(self, config: CrossFormerConfig) -> None:
-        make_up = partial(
-            ResidualUpBlock,
-            interpolate=config.upsample_v_conv,
-            attention=config.attention_type,
+        make_up: Any = partial(ResidualUpBlock, attention=config.attention_type)
+        if config.attention_type == "coordinate":
+            make_up = CoordinateUpBlock
+        interpolate = config.upsample_v_conv
+        super().__init__(
+            config,
+            partial(make_up, interpolate=interpolate),
+            partial(UpsampleHead, interpolate=interpolate),
         )
-        make_head = partial(UpsampleHead, interpolate=config.upsample_v_conv)
-        super().__init__(config, make_up, make_head)
+
+    def _up(self, block: Any, field: Field, context: Context, index: int) -> Field:
+        """Run one block of the decoder, with the statistics of its batch norm."""
+        if not isinstance(block, CoordinateUpBlock):
+            return context.run(block, field)
+        assert context.running is not None, "Architecture.apply asks for them"
+        path = f"up_blocks/{index}/{block.norm}"
+        field, after = context.run(block, field, context.running[path])
+        context.running[path] = after
+        return field

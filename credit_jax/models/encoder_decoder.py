@@ -9,6 +9,7 @@ of the decoder.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -80,9 +81,7 @@ class EncoderDecoder(nnx.Module):
         field = context.run(self.head, field)
         return self._leave(field, context).astype(x.dtype)
 
-    def _up(
-        self, block: nnx.Module, field: Field, context: Context, index: int
-    ) -> Field:
+    def _up(self, block: Any, field: Field, context: Context, index: int) -> Field:
         """Run one block of the decoder; a model whose blocks know more overrides it."""
         return context.run(block, field)
 

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from credit_jax.models.architecture import Architecture, Weights
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
+from credit_jax.nn.batch_norm import Running, fresh_state, with_running
 from credit_jax.nn.context import Context
 from credit_jax.nn.spectral_norm import Vectors
 from credit_jax.parallel.axes import MeshAxes
@@ -65,11 +66,13 @@ class ParallelModel:
 
     @cached_property
     def vector_specs(self) -> dict[str, dict[str, PartitionSpec]]:
-        """PartitionSpec of the spectral norm vectors of every matrix."""
-        return {
+        """PartitionSpec of the vectors of every matrix, and of running statistics."""
+        matrices = {
             path: matrix_specs(declaration, self.specs[path])
             for path, declaration in self.architecture.matrices.items()
         }
+        names = fresh_state(dict.fromkeys(self.architecture.norms, 1))
+        return matrices | jax.tree.map(lambda _: PartitionSpec(), names)
 
     @cached_property
     def reducer(self) -> FieldReducer:
@@ -106,7 +109,7 @@ class ParallelModel:
 
         Args:
             params: weights, local shards.
-            vectors: of spectral norm, as they are to be used.
+            vectors: of spectral norm, as they are to be used; running statistics.
             x: (batch, channel, time, rows, lon).
             key: of dropout, equal on all devices; None in evaluation.
             watch: gets the output of every block, where it is given.
@@ -114,6 +117,23 @@ class ParallelModel:
         Returns:
             (batch, channel_out, time_out, rows, lon), float32 or wider.
         """
+        return self._forward(params, vectors, x, key, watch)[0]
+
+    def local_training_forward(
+        self, params: Weights, vectors: Vectors, x: Array, key: Array
+    ) -> tuple[Array, Vectors]:
+        """`local_forward`, and the vectors with the running statistics after it."""
+        y, running = self._forward(params, vectors, x, key, None)
+        return y, with_running(vectors, running or {})
+
+    def _forward(
+        self,
+        params: Weights,
+        vectors: Vectors,
+        x: Array,
+        key: Array | None,
+        watch: list[Field] | None,
+    ) -> tuple[Array, Running | None]:
         weights = unpack(params, self.architecture.declarations)
         matrices = self.architecture.matrices
         weights = spectral_norm.normalise(weights, vectors, matrices, self.specs)
@@ -124,11 +144,13 @@ class ParallelModel:
             remat=self.execution.remat,
             key=key,
             watch=watch,
+            running=self.architecture.running(vectors),
             first_sample=self._data_rank(),
             sample_stride=self.axes.num_data,
         )
         prediction = self.architecture.apply(weights, x, context)
-        return self.execution.precision.cast_output(prediction).astype(x.dtype)
+        y = self.execution.precision.cast_output(prediction).astype(x.dtype)
+        return y, context.running
 
     def local_iterate(self, params: Weights, vectors: Vectors) -> Vectors:
         """The vectors after one power iteration, inside `shard_map`."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from credit_jax.nn.batch_norm import Running
 from credit_jax.nn.parameters import declaration_of
 from credit_jax.parallel.axes import MeshAxes
 from credit_jax.parallel.fsdp import gather
@@ -49,6 +50,8 @@ class Context:
         remat: what a block keeps for the backward pass.
         blocks: numbers the blocks, where the policy depends on it.
         watch: gets the output of every block in order, where somebody looks on.
+        running: running statistics of batch norms by path; training writes the next
+            ones. None where the model has no batch norm.
         key: dropout key of this forward, equal on all devices; None in evaluation.
         first_sample, sample_stride: the local samples are number first_sample,
             first_sample + sample_stride, ... of the global batch as sampled.
@@ -60,9 +63,15 @@ class Context:
     remat: Remat = field(default_factory=Remat)
     blocks: BlockCount | None = None
     watch: list[Field] | None = None
+    running: Running | None = None
     key: Array | None = None
     first_sample: Array | int = 0
     sample_stride: int = 1
+
+    @property
+    def training(self) -> bool:
+        """Whether this forward is one of training."""
+        return self.key is not None
 
     def samples(self, batch: int) -> Array:
         """Number in the global batch of each of `batch` local samples, (batch,)."""
@@ -119,8 +128,9 @@ class Context:
         return self._seen(carry)
 
     def _seen(self, output: Any) -> Any:
-        if self.watch is not None and isinstance(output, Field):
-            self.watch.append(output)
+        field = output[0] if isinstance(output, tuple) else output
+        if self.watch is not None and isinstance(field, Field):
+            self.watch.append(field)
         return output
 
     def _num_kept(self, num: int) -> int:

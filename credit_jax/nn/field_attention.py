@@ -7,10 +7,17 @@ from typing import Any
 
 from flax import nnx
 
+from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
+from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import Parameter, parameter
 from credit_jax.ops.gates import neighbour_taps
-from credit_jax.parallel.domain.channel_attention import efficient_channel_attention
+from credit_jax.ops.norm import RunningStatistics
+from credit_jax.parallel.domain.channel_attention import (
+    CoordinateWeights,
+    coordinate_attention,
+    efficient_channel_attention,
+)
 from credit_jax.parallel.domain.spatial_attention import (
     spatial_attention,
     squeeze_excite_both,
@@ -88,6 +95,44 @@ class ExciteBoth(nnx.Module):
         return squeeze_excite_both(field, self.squeeze[...], self.expand[...], points)
 
 
+class CoordinateAttention(nnx.Module):
+    """CREDIT's CoordinateAttention: gates of rows and of columns, with a batch norm.
+
+    In training the norm takes the statistics of the global batch, on every mesh.
+    """
+
+    def __init__(self, channels: int) -> None:
+        hidden = max(8, channels // REDUCTION)
+        self.squeeze = Linear(channels, hidden)
+        self.norm = BatchNorm(hidden)
+        self.lat = Linear(hidden, channels)
+        self.lon = Linear(hidden, channels)
+
+    def __call__(
+        self, field: Field, running: RunningStatistics, context: Context
+    ) -> tuple[Field, RunningStatistics]:
+        """Attend; also returns the running statistics after it."""
+        weights = CoordinateWeights(
+            self.squeeze.kernel[...],
+            self.squeeze.bias[...],
+            self.norm.scale[...],
+            self.norm.bias[...],
+            self.lat.kernel[...],
+            self.lat.bias[...],
+            self.lon.kernel[...],
+            self.lon.bias[...],
+        )
+        field, after = coordinate_attention(
+            field,
+            weights,
+            running,
+            training=context.training,
+            axes=context.axes.data,
+        )
+        assert after is not None, "running statistics were given"
+        return field, after
+
+
 def _matrix(channel_in: int, channel_out: int) -> Parameter:
     """Kernel of a convolution of one grid point, under spectral norm."""
     return parameter(
@@ -113,7 +158,8 @@ def field_attention(kind: str, channels: int) -> Any:
     """The attention module of a kind: `module(field, context) -> field`.
 
     Args:
-        kind: CREDIT's `attention_type`, one of `KINDS`.
+        kind: CREDIT's `attention_type`, one of `KINDS`; "coordinate" is not among them,
+            since `CoordinateAttention` also takes and returns statistics.
         channels: of the field.
     """
     return _KINDS[kind](channels)

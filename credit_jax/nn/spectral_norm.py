@@ -91,12 +91,14 @@ def iterate(
 
     Args:
         weights: local shards of all parameters.
-        vectors: local shards of u and v of every normalised matrix.
-        declarations: of all parameters.
+        vectors: local shards of u and v of every normalised matrix; what belongs to no
+            matrix stays as it is.
+        declarations: of the normalised matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
     """
-    new: Vectors = {path: {} for path in vectors}
-    for group in _groups({path: declarations[path] for path in vectors}, specs):
+    matrices = _matrices(vectors, declarations)
+    new = {path: {} if path in matrices else dict(vectors[path]) for path in vectors}
+    for group in _groups(matrices, specs):
         matrix = jax.lax.stop_gradient(group.matrix(weights))
         v = group.unit(group.transposed_times(matrix, group.stack(vectors, "u")), "v")
         u = group.unit(group.times(matrix, v), "u")
@@ -116,7 +118,7 @@ def normalise(
     Args: as for `iterate`.
     """
     out = dict(weights)
-    for group in _groups({path: declarations[path] for path in vectors}, specs):
+    for group in _groups(_matrices(vectors, declarations), specs):
         matrix = group.matrix(weights)
         u, v = group.stack(vectors, "u"), group.stack(vectors, "v")
         sigma = psum((u * group.times(matrix, v)).sum(-1), group.axes_out)
@@ -124,6 +126,13 @@ def normalise(
             ones = (1,) * (weights[path].ndim - part.ndim)
             out[path] = weights[path] * part.reshape(part.shape + ones)
     return out
+
+
+def _matrices(
+    vectors: Vectors, declarations: Mapping[str, Declaration]
+) -> dict[str, Declaration]:
+    """Declarations of the matrices that have vectors."""
+    return {path: declarations[path] for path in vectors if path in declarations}
 
 
 @dataclass(frozen=True)

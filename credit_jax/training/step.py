@@ -137,13 +137,13 @@ def _accumulate(
         vectors = model.local_iterate(state.params, vectors)
         key = jax.random.fold_in(state.key, state.micro_step + index)
 
-        def objective(weights: Weights) -> tuple[Scalar, Scalar]:
-            prediction = model.local_forward(weights, vectors, x, key)
+        def objective(weights: Weights) -> tuple[Scalar, tuple[Scalar, Vectors]]:
+            prediction, after = model.local_training_forward(weights, vectors, x, key)
             value = loss(prediction, y, model.reducer)
-            return value * factor / accumulate, value
+            return value * factor / accumulate, (value, after)
 
-        grads, value = jax.grad(objective, has_aux=True)(weights)
-        return vectors, grads, value
+        grads, (value, after) = jax.grad(objective, has_aux=True)(weights)
+        return after, grads, value
 
     def summed(grads: Weights) -> Weights:
         return unscale(pullback(grads)[0], state.loss_scale)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from credit_jax.models.registry import build
+from credit_jax.nn.field_attention import KINDS
 from credit_jax.nn.spectral_norm import vector_shapes
 from credit_torch_bridge import from_state_dict, to_state_dict
 from tests.models.cases import CROSSFORMER_CASES
@@ -19,10 +20,7 @@ VARIANTS = {
     "interpolating": {"upsample_v_conv": True},
     "no spectral norm": {"use_spectral_norm": False},
     "frames": {"frames": 2, "output_frames": 2},
-    **{
-        kind: {"attention_type": kind}
-        for kind in ("eca", "spatial", "mixed", "scse_standard", "scse_optimized")
-    },
+    **{kind: {"attention_type": kind} for kind in ("coordinate", *KINDS)},
 }
 
 
@@ -36,7 +34,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
     shapes = {path: array.shape for path, array in params.items()}
     assert shapes == {k: tuple(d.shape) for k, d in architecture.declarations.items()}
     assert sum(p.numel() for p in model.parameters()) == architecture.num_parameters
-    assert set(vectors) == set(architecture.matrices)
+    assert set(vectors) == {*architecture.matrices, *architecture.norms}
     for path, declaration in architecture.matrices.items():
         found = {name: vector.shape for name, vector in vectors[path].items()}
         assert found == vector_shapes(declaration), path

@@ -143,6 +143,12 @@ CROSSFORMER_CASES: dict[str, dict[str, Any]] = {
         "padding_conf": None,
         "attention_type": "scse_optimized",
     },
+    # gates of rows and columns, with batch norms
+    "coordinates": {
+        **_OLDER,
+        "depth": [1, 0, 1, 1],
+        "attention_type": "coordinate",
+    },
     # odd kernels with an even stride cost a row and a column: 34 -> 16, not 17
     "odd": {
         **_OLDER,

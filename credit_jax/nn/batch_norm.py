@@ -1,0 +1,56 @@
+"""Batch norm as a layer: parameters here, running statistics beside the weights.
+
+Running statistics are state, like the vectors of spectral norm, and stand among them:
+`path of the norm -> {"mean", "variance", "count"}`. A forward pass finds them in
+`Context.running`, and leaves there what they are after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from flax import nnx
+from jaxtyping import Array
+
+from credit_jax.nn.parameters import parameter
+from credit_jax.ops.norm import RunningStatistics
+from credit_jax.parallel.initialisers import constant
+
+Running = dict[str, RunningStatistics]
+
+
+class BatchNorm(nnx.Module):
+    """Scale and bias of a torch.nn.BatchNorm2d; what it is used with normalises."""
+
+    def __init__(self, channels: int) -> None:
+        self.channels = channels
+        self.scale = parameter(constant(1.0), (channels,), ("embed",))
+        self.bias = parameter(constant(0.0), (channels,), ("embed",))
+
+
+def named_norms(module: nnx.Module) -> Iterator[tuple[str, int]]:
+    """("up_blocks/0/attention/norm", channels) of every batch norm, sorted by path."""
+    found = nnx.iter_modules(module)
+    norms = {path: norm for path, norm in found if isinstance(norm, BatchNorm)}
+    for path in sorted(norms, key=str):
+        yield "/".join(map(str, path)), norms[path].channels
+
+
+def fresh_state(channels: Mapping[str, int]) -> dict[str, dict[str, Array]]:
+    """The running statistics of norms that have seen nothing, as they are stored."""
+    fresh = {path: RunningStatistics.fresh(n) for path, n in channels.items()}
+    return {path: dict(vars(one)) for path, one in fresh.items()}
+
+
+def running_of(
+    state: Mapping[str, Mapping[str, Array]], paths: Iterable[str]
+) -> Running:
+    """The running statistics of the norms at `paths`, from among stored state."""
+    return {path: RunningStatistics(**state[path]) for path in paths}
+
+
+def with_running(
+    state: Mapping[str, dict[str, Array]], running: Running
+) -> dict[str, dict[str, Array]]:
+    """Stored state with these running statistics: the inverse of `running_of`."""
+    return {**state, **{path: dict(vars(one)) for path, one in running.items()}}

@@ -1,0 +1,129 @@
+"""A model of ours with CREDIT's weights, beside what serial CREDIT did."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.registry import build
+from credit_jax.nn import spectral_norm
+from credit_jax.nn.context import Context
+from credit_jax.parallel.packing import pack
+from credit_jax.parallel.precision import Precision
+from credit_torch_bridge.state_dict import from_state_dict, to_state_dict
+from tests.support import assert_close, assert_trees_close, make_mesh
+
+FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-9
+
+Tree = dict[str, np.ndarray]
+
+
+def run_with_credits_weights(
+    block: dict[str, Any], case: Any
+) -> tuple[Any, Any, Any, Tree]:
+    """Our prediction, loss and gradients with CREDIT's weights, by CREDIT's names.
+
+    Args:
+        block: the `model:` block.
+        case: a `CreditCase` of it.
+    """
+    architecture = build(block)
+    params, vectors = jax.device_put(from_state_dict(architecture, case.state))
+    name = str(case.x.dtype)
+
+    def loss(params: Any, x: Any) -> Any:
+        weights = spectral_norm.normalise(params, vectors, architecture.matrices)
+        context = Context(
+            precision=Precision.of(name), running=architecture.running(vectors)
+        )
+        y = architecture.apply(weights, x, context)
+        return (y**2).mean(), y
+
+    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (value, y), (by_param, by_input) = step(params, jnp.asarray(case.x))
+    named = to_state_dict(architecture, *jax.device_get((by_param, vectors)))
+    return np.asarray(y), np.asarray(value), np.asarray(by_input), named
+
+
+def assert_equals_credit(
+    credit: Any, block: dict[str, Any], name: str
+) -> tuple[Tree, Tree]:
+    """Forward, loss, gradient of the input, gradient of all parameters, in float32.
+
+    Returns:
+        Our gradients and CREDIT's, by CREDIT's names.
+    """
+    case = credit.credit_case(block, seed=3)
+    y, value, by_input, gradients = run_with_credits_weights(block, case)
+    assert y.shape == case.y.shape, f"{y.shape}, CREDIT gives {case.y.shape}"
+    assert_close(y, case.y, FORWARD, f"{name}: forward")
+    assert_close(value, case.loss, FORWARD, f"{name}: loss")
+    assert_close(by_input, case.x_gradient, GRADIENT, f"{name}: gradient of the input")
+    assert gradients.keys() >= case.gradients.keys(), "every gradient must be there"
+    ours = {key: gradients[key] for key in case.gradients}
+    assert_close(
+        _joined(ours), _joined(case.gradients), GRADIENT, f"{name}: gradient, all"
+    )
+    return ours, case.gradients
+
+
+def _joined(arrays: Tree) -> np.ndarray:
+    return np.concatenate([array.ravel() for array in arrays.values()])
+
+
+def assert_equals_credit_in_float64(
+    credit: Any, block: dict[str, Any], name: str
+) -> None:
+    """Where rounding is out of the way, every single gradient must agree."""
+    import torch
+
+    case = credit.credit_case(block, seed=3, dtype=torch.float64)
+    with jax.enable_x64(True):
+        y, _, by_input, gradients = run_with_credits_weights(block, case)
+    assert y.dtype == np.float64, f"the forward ran in {y.dtype}"
+    assert_close(y, case.y, FLOAT64, f"{name}: forward")
+    assert_close(by_input, case.x_gradient, FLOAT64, f"{name}: gradient of the input")
+    ours = {key: gradients[key] for key in case.gradients}
+    assert_trees_close(ours, case.gradients, FLOAT64, f"{name}: gradients")
+
+
+def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) -> None:
+    """The output of one training-mode forward, and the vectors and statistics after."""
+    case = credit.credit_case(block, seed=1, mode="train")
+    architecture = build(block)
+    params, before = jax.device_put(from_state_dict(architecture, case.state))
+    _, after = from_state_dict(architecture, case.state_after)
+    mesh = make_mesh()
+    model = build_parallel_model(architecture, mesh)
+
+    @jax.jit
+    @partial(
+        jax.shard_map, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()
+    )
+    def forward(params: Any, vectors: Any, x: Any) -> Any:
+        packed = pack(params, architecture.declarations)
+        vectors = model.local_iterate(packed, vectors)
+        return model.local_training_forward(packed, vectors, x, jax.random.key(0))
+
+    y, new = forward(params, before, jnp.asarray(case.x))
+    assert new.keys() == after.keys(), "the state must be of the same norms"
+    for name in sorted({name for pair in after.values() for name in pair}):
+        assert_trees_close(
+            {path: pair[name] for path, pair in new.items() if name in pair},
+            {path: pair[name] for path, pair in after.items() if name in pair},
+            FORWARD,
+            f"{name} after the forward",
+        )
+    moved = max(
+        float(np.abs(pair[name] - before[path][name]).max())
+        for path, pair in after.items()
+        for name in pair
+    )
+    assert moved > 1e-5, "the forward must move the state for this test to say much"
+    assert_close(y, case.y, FORWARD, "training forward")
