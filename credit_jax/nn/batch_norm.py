@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import jax
 from flax import nnx
+from jax import lax
 from jaxtyping import Array
 
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.norm import RunningStatistics
+from credit_jax.parallel.collectives import varying_axes
 from credit_jax.parallel.initialisers import constant
 
 Running = dict[str, RunningStatistics]
@@ -34,6 +37,20 @@ def named_norms(module: nnx.Module) -> Iterator[tuple[str, int]]:
     norms = {path: norm for path, norm in found if isinstance(norm, BatchNorm)}
     for path in sorted(norms, key=str):
         yield "/".join(map(str, path)), norms[path].channels
+
+
+def settled(running: RunningStatistics) -> RunningStatistics:
+    """The same statistics, typed as what they are: equal on all devices.
+
+    In a training step weights vary over the mesh by type, and with them what was
+    computed from all rows on every shard.
+    """
+
+    def settle(x: Array) -> Array:
+        axes = tuple(sorted(varying_axes(x)))
+        return lax.pmax(x, axes) if axes else x
+
+    return jax.tree.map(settle, running)
 
 
 def fresh_state(channels: Mapping[str, int]) -> dict[str, dict[str, Array]]:

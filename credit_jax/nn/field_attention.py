@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from credit_jax.nn.batch_norm import BatchNorm
+from credit_jax.nn.batch_norm import BatchNorm, settled
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import Parameter, parameter
@@ -130,7 +130,7 @@ class CoordinateAttention(nnx.Module):
             axes=context.axes.data,
         )
         assert after is not None, "running statistics were given"
-        return field, after
+        return field, settled(after)
 
 
 def _matrix(channel_in: int, channel_out: int) -> Parameter:
