@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from credit_jax.checkpoint import Progress
+from credit_jax.config.trainer import TrainerConfig
 from credit_jax.training.loop import is_better
 from credit_jax.training.records import LOG_NAME, read_log
 from credit_torch_bridge.arrays import as_arrays, raise_non_finite
@@ -19,7 +20,12 @@ from credit_torch_bridge.job import Job, read_job
 from credit_torch_bridge.keys import Allocate, Plan, State
 from credit_torch_bridge.optimiser import read_moments
 from credit_torch_bridge.renames import Renamed, current_names, refuse_other_models
-from credit_torch_bridge.schedulers import kind_of, read_position, settings_of
+from credit_torch_bridge.schedulers import (
+    PER_EPOCH,
+    kind_of,
+    read_position,
+    settings_of,
+)
 from credit_torch_bridge.snapshot import Snapshot
 from credit_torch_bridge.torch_checkpoint import TorchCheckpoint, open_checkpoint
 
@@ -157,11 +163,24 @@ def _with_state(
     return replace(
         snapshot,
         moments=moments,
+        progress=replace(
+            snapshot.progress, first_rate_at=_first_rate_at(trainer, position)
+        ),
         micro_step=position,
         update_step=0 if average is None else average.step,
         loss_scale=dict(checkpoint.scaler or {}),
         settings={k: v for k, v in settings.items() if _differs(job, k, v)},
     )
+
+
+def _first_rate_at(trainer: TrainerConfig, position: int) -> int | None:
+    """Where a run that CREDIT goes on with trains at the schedule's first rate.
+
+    It matters for schedules that count micro-batches, where each makes an update.
+    """
+    kind = kind_of(trainer)
+    counts = kind is not None and kind not in PER_EPOCH
+    return position if counts and trainer.grad_accum_every == 1 else None
 
 
 def _position(

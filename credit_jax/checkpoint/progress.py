@@ -19,6 +19,8 @@ class Progress:
         best_metric: best value of `trainer.training_metric`; None before the first.
         best_epoch: epoch that gave it.
         best_step: checkpoint that holds it; None if none is kept.
+        first_rate_at: micro-batch that trains at the schedule's first rate, as the
+            first one of a run that CREDIT goes on with does; None for our own runs.
     """
 
     epoch: int = 0
@@ -27,6 +29,7 @@ class Progress:
     best_metric: float | None = None
     best_epoch: int | None = None
     best_step: int | None = None
+    first_rate_at: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the checkpoint."""

@@ -70,7 +70,7 @@ def train(
     sinks = _sinks(setup, folder, run_store, display, start)
     loop = TrainingLoop(
         trainer,
-        setup.steps(),
+        setup.steps(first_rate_at=start.progress.first_rate_at),
         setup.train_loader,
         setup.valid_loader,
         sinks,

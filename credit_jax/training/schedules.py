@@ -52,6 +52,23 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> Schedul
     return schedule
 
 
+def with_first_rate_at(schedule: Schedule, micro_step: int | None) -> Schedule:
+    """The schedule with its first rate at one micro-batch; None changes nothing.
+
+    CREDIT builds the schedule after it has loaded the optimiser, and that sets the
+    first rate: the first micro-batch of a run that goes on trains at it.
+    """
+    if micro_step is None:
+        return schedule
+
+    def changed(step: Step) -> Float[Array, ""]:
+        return jnp.where(
+            step == micro_step, schedule(jnp.zeros_like(step)), schedule(step)
+        )
+
+    return changed
+
+
 def _split(section: Any) -> tuple[str, dict[str, Any]]:
     settings = {} if section is None else section.model_dump()
     return settings.pop("scheduler_type", ""), settings

@@ -35,7 +35,7 @@ from credit_jax.parallel.precision import Precision, default_mp_policy
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.training.loop import Steps, num_batches
 from credit_jax.training.optimisers import AdamW, build_optimiser
-from credit_jax.training.schedules import Schedule, build_schedule
+from credit_jax.training.schedules import Schedule, build_schedule, with_first_rate_at
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import (
     make_eval_step,
@@ -121,19 +121,24 @@ class Setup:
     def _channels(self) -> dict[str, int]:
         return {group.var_key: group.n_levels for group in self.schema.target}
 
-    def steps(self) -> Steps:
-        """The functions of the loop; each is compiled at its first call."""
+    def steps(self, *, first_rate_at: int | None = None) -> Steps:
+        """The functions of the loop; each is compiled at its first call.
+
+        Args:
+            first_rate_at: see `Progress`.
+        """
         trainer = self.config.trainer
+        rate = with_first_rate_at(self.schedule, first_rate_at)
         train = make_train_step(
             self.model,
             self.optimiser,
-            self.schedule,
+            rate,
             self.loss(),
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
         )
         evaluate = make_eval_step(self.model, self.metrics())
-        schedule = jax.jit(self.schedule)
+        schedule = jax.jit(rate)
         return Steps(
             train=train,
             evaluate=evaluate,

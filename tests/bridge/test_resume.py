@@ -1,16 +1,14 @@
 """A run that began in PyTorch goes on in JAX, and the other way round.
 
-CREDIT's own continuation has one flaw that is put in here, too, so that the rest can
-be compared: it builds the schedule after it has loaded the optimiser, and the schedule
-sets its first rate, so that the first batch after a resume trains at that rate (0 in a
-warm-up) and not at the rate where the schedule stands.
+CREDIT builds the schedule after it has loaded the optimiser, and the schedule sets its
+first rate: the first batch after a resume trains at that rate (0 in a warm-up). A
+converted checkpoint says so, and so does our continuation (`Progress.first_rate_at`).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -36,11 +34,7 @@ class JaxRun:
 
     def __post_init__(self):
         self.setup = prepare(load_config(self.folder / "model.yml"), jax.devices()[:1])
-        schedule = self.setup.schedule
-        vars(self.setup)["schedule"] = lambda step: jnp.where(
-            step == NUM_STEPS, 0.0, schedule(step)
-        )
-        self.steps = self.setup.steps()
+        self.steps = self.setup.steps(first_rate_at=NUM_STEPS)
 
     def start(self, folder):
         """What `--resume` begins with."""
@@ -105,7 +99,8 @@ def test_runs_go_on_in_both_directions(
     assert start.progress.best_step == NUM_STEPS
     counts = state.micro_step, state.update_step, state.opt_state.count
     assert [int(count) for count in counts] == [NUM_STEPS] * 3
-    assert resumed_credit.learning_rate[0] == 0.0, "CREDIT no longer needs the flaw"
+    assert start.progress.first_rate_at == NUM_STEPS
+    assert resumed_credit.learning_rate[0] == 0.0, "CREDIT's first rate after a resume"
     losses, _ = run.train(state, 1, resumed_credit)
     follow(losses, resumed_credit.loss, "PyTorch, then JAX")
 
