@@ -1,13 +1,15 @@
 # make train   sets up .venv, then trains the demo on dp 2 x tp 2 x domain 2 simulated devices
 # make test    sets up .venv with the PyTorch reference, then runs every check, the quick ones first
 # make lint    the quick checks alone
+# make accuracy  sets up .venv likewise, then compares credit_jax with CREDIT: the short form of
+#                benchmarks/accuracy.py; its report and picture go to benchmarks/reports
 # PYTHON=python3.12 names the interpreter that .venv is made with; 3.11 or later.
 
 BIN := .venv/bin
 # Two processes share the time that XLA takes to compile the programs of the tests.
 WORKERS ?= 2
 
-.PHONY: train test lint check-style check-floors check-types check-tests clean
+.PHONY: train test accuracy lint check-style check-floors check-types check-tests clean
 .DEFAULT_GOAL := test
 
 train: .venv/.train
@@ -18,6 +20,9 @@ test: .venv/.test
 	$(MAKE) --no-print-directory check-floors
 	$(MAKE) --no-print-directory check-types
 	$(MAKE) --no-print-directory check-tests
+
+accuracy: .venv/.test
+	$(BIN)/python -m benchmarks.accuracy --short $(ACCURACY)
 
 lint: .venv/.test
 	$(MAKE) --no-print-directory check-style

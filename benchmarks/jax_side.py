@@ -1,4 +1,4 @@
-"""credit_jax on one mesh: the steps of a `Case`, and the first prediction."""
+"""credit_jax on one mesh: the steps of a `Case`, its first gradient, its rollout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,16 +16,24 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.parity_case import Case
+from benchmarks.rollout import roll_out
 from credit_jax.config import Config, build_config
 from credit_jax.losses import build_loss
-from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.parallel.device_mesh import mesh_of_degrees
-from credit_jax.parallel.packing import pack
+from credit_jax.parallel.packing import pack, unpack
 from credit_jax.parallel.placement import place_batch
-from credit_jax.training.optimisers import build_optimiser
+from credit_jax.parallel.precision import Precision
+from credit_jax.training.optimisers import BETAS, CLIP_EPSILON, build_optimiser
 from credit_jax.training.schedules import build_schedule
-from credit_jax.training.state import place_state, state_of, state_specs
+from credit_jax.training.state import (
+    TrainState,
+    place_state,
+    shardings,
+    state_of,
+    state_specs,
+)
 from credit_jax.training.step import make_train_step
 
 _AXES = {"dp": DP_SHARD, "ddp": DP_REPLICATE, "tp": TP, "domain": DOMAIN}
@@ -42,12 +50,16 @@ class MeshRun:
         prediction: (batch, channel, lat, lon) of the first step, after its power
             iteration, as CREDIT's training forward has it.
         seconds: wall time, nearly all of it compilation.
+        gradients: of the first step by path, before clipping.
+        rollout: (step, batch, prognostic, lat, lon) of the first batch; empty without.
     """
 
     loss: np.ndarray
     gradient_norm: np.ndarray
     prediction: np.ndarray
     seconds: float
+    gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    rollout: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 def parse_mesh(name: str) -> dict[str, int]:
@@ -80,40 +92,105 @@ def build_mesh(name: str) -> Mesh:
     return mesh_of_degrees(parse_mesh(name), jax.devices()[: num_devices(name)])
 
 
-def run_mesh(config: Mapping[str, Any], case: Case, name: str) -> MeshRun:
+def run_mesh(
+    config: Mapping[str, Any],
+    case: Case,
+    name: str,
+    *,
+    precision: Precision | None = None,
+    rollout: int = 0,
+) -> MeshRun:
     """Trains a case on the mesh of that name.
 
     Args:
         config: CREDIT's YAML as a mapping; the learning rate of its first step is 0.
         case: weights and batches.
         name: see `parse_mesh`.
+        precision: dtypes of the model; None is float32.
+        rollout: steps of a rollout in evaluation mode from `case.trained`.
     """
     begin = time.monotonic()
     job = _job(config)
     trainer, mesh = job.trainer, build_mesh(name)
-    model = build_parallel_model(job.model, mesh)
-    architecture = model.architecture
+    model = build_parallel_model(job.model, mesh, mp_policy=precision)
     optimiser = build_optimiser(trainer)
     loss = build_loss(job.loss, latitude=case.latitude)
     schedule = build_schedule(trainer, batches_per_epoch=trainer.batches_per_epoch)
     step = make_train_step(model, optimiser, schedule, loss)
-    # Copies: the step takes its state's memory, and the next mesh needs the case again.
-    params = jax.tree.map(jnp.array, pack(case.params, architecture.declarations))
-    vectors = jax.tree.map(jnp.array, dict(case.vectors))
-    state = state_of(params, vectors, optimiser, jax.random.key(0), ema=False)
-    state = place_state(state, state_specs(model, optimiser), mesh)
-    losses, norms, prediction = [], [], np.zeros(())
+    state = _first_state(model, optimiser, case)
+    losses, norms, prediction, gradients = [], [], np.zeros(()), {}
     for index, (x, y) in enumerate(zip(case.x, case.y, strict=True)):
         state, info = step(state, place_batch({"x": x[None], "y": y[None]}, mesh))
         losses.append(float(info["loss"][0]))
         norms.append(float(info["grad_norm"]))
         if index == 0:
             # The rate was 0: weights as given, vectors after one power iteration.
-            placed = place_batch({"x": x}, mesh)["x"]
-            rows = np.asarray(model.apply(state.params, state.vectors, placed))
-            prediction = rows[:, :, 0, : architecture.image_height]
-    seconds = time.monotonic() - begin
-    return MeshRun(np.asarray(losses), np.asarray(norms), prediction, seconds)
+            prediction = _predict(model, state.params, state.vectors, x)
+            gradients = _first_gradients(model, state, norms[0], optimiser.max_norm)
+    states = _roll_out(model, case, rollout) if rollout else np.zeros(0)
+    return MeshRun(
+        loss=np.asarray(losses),
+        gradient_norm=np.asarray(norms),
+        prediction=prediction,
+        seconds=time.monotonic() - begin,
+        gradients=gradients,
+        rollout=states,
+    )
+
+
+def _first_state(model: ParallelModel, optimiser: Any, case: Case) -> TrainState:
+    """The state before the first step, with the weights of the case."""
+    # Copies: the step takes its state's memory, and the next mesh needs the case again.
+    params = jax.tree.map(jnp.array, _packed(model, case.params))
+    vectors = jax.tree.map(jnp.array, dict(case.vectors))
+    state = state_of(params, vectors, optimiser, jax.random.key(0), ema=False)
+    specs = state_specs(model, optimiser)
+    return place_state(state, specs, model.execution.mesh)
+
+
+def _packed(model: ParallelModel, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as a training state has them, by one small program."""
+    return jax.jit(lambda p: pack(p, model.architecture.declarations))(dict(params))
+
+
+def _first_gradients(
+    model: ParallelModel, state: TrainState, norm: float, max_norm: float
+) -> dict[str, np.ndarray]:
+    """The gradient that the first update was made of, by path, before clipping.
+
+    Adam's first moment after one step is (1 - beta) times the clipped gradient: what
+    training really used is read from there, with no second program beside the step.
+    """
+    clipped = min(1.0, max_norm / (norm + CLIP_EPSILON)) if max_norm else 1.0
+    moment = jax.device_get(state.opt_state.mu)
+    whole = jax.jit(lambda m: unpack(m, model.architecture.declarations))(moment)
+    factor = (1 - BETAS[0]) * clipped
+    return {
+        path: (np.asarray(value, np.float64) / factor).astype(np.float32)
+        for path, value in whole.items()
+    }
+
+
+def _predict(model: ParallelModel, params: Any, vectors: Any, x: np.ndarray) -> Any:
+    """(batch, channel, lat, lon) in evaluation mode, real rows alone."""
+    placed = place_batch({"x": x}, model.execution.mesh)["x"]
+    rows = np.asarray(model.apply(params, vectors, placed))
+    return rows[:, :, 0, : model.architecture.image_height]
+
+
+def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
+    """The rollout of the first batch, see `benchmarks.rollout`."""
+    assert case.trained is not None, "a case without weights to roll out from"
+    mesh = model.execution.mesh
+    params, vectors = case.trained
+    packed = _packed(model, params)
+    packed = jax.device_put(packed, shardings(model.packed_specs, mesh))
+    vectors = jax.device_put(dict(vectors), shardings(model.vector_specs, mesh))
+    config = model.architecture.config
+    prognostic = config.channels * config.levels + config.surface_channels
+    return roll_out(
+        lambda x: _predict(model, packed, vectors, x), case.x[0], num_steps, prognostic
+    )
 
 
 def _job(config: Mapping[str, Any]) -> Config:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.credit_side import CreditRun, credit_run, write_data
+from benchmarks.credit_side import CreditRun, CreditWay, credit_run, write_data
+from benchmarks.errors import relative
 from benchmarks.jax_side import MeshRun, num_devices, run_mesh
 from benchmarks.parity_case import Case, case_config, credit_case, random_case
 from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
@@ -106,7 +106,7 @@ def _run_credit(
     if isinstance(serial, str):
         raise RuntimeError(f"CREDIT on one process failed: {serial}")
     console.print(f"CREDIT, domain={CREDIT_DOMAIN} on {CREDIT_DOMAIN} processes ...")
-    split = credit_run(config, folder, domain=CREDIT_DOMAIN)
+    split = credit_run(config, folder, CreditWay(domain=CREDIT_DOMAIN))
     if isinstance(split, CreditRun) and split.weights != serial.weights:
         raise RuntimeError(
             "CREDIT's two runs began with different weights: norms "
@@ -131,12 +131,6 @@ def _written(options: Any, meshes: list[str]) -> dict[str, Any]:
     """The options that decide on numbers."""
     names = ("rows", "steps", "batch", "credit")
     return {"meshes": meshes, **{name: getattr(options, name) for name in names}}
-
-
-def relative(actual: np.ndarray, expected: np.ndarray) -> float:
-    """|actual - expected| / |expected|, Euclidean norms in float64."""
-    a, b = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def _as_json(line: Line) -> dict[str, Any]:

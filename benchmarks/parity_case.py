@@ -1,4 +1,4 @@
-"""The job of `mesh_parity`: one small WXFormer, its weights and its batches."""
+"""The jobs of the parity benchmarks: a small model, its weights and its batches."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ _FEWEST_ROWS = 22
 _PAD_LON = 16
 _BATCHES_PER_EPOCH = 5
 
+# What CREDIT pads the released weights of each model with.
+PADDING_MODES = {"wxformer": "earth", "crossformer": "mirror"}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -34,6 +37,7 @@ class Case:
         x: (step, batch, channel, time, lat, lon).
         y: (step, batch, channel, time, lat, lon).
         latitude: (lat,) degrees, for the weights of the loss.
+        trained: parameters and vectors to roll out from; None for no rollout.
     """
 
     params: Mapping[str, Any]
@@ -41,21 +45,31 @@ class Case:
     x: np.ndarray
     y: np.ndarray
     latitude: np.ndarray
+    trained: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
 
 
-def case_config(num_rows: int, num_steps: int, batch: int) -> dict[str, Any]:
+def case_config(
+    num_rows: int,
+    num_steps: int,
+    batch: int,
+    *,
+    model: str = "wxformer",
+    batches_per_epoch: int = _BATCHES_PER_EPOCH,
+) -> dict[str, Any]:
     """CREDIT's YAML of the job as a mapping; it trains in CREDIT and in credit_jax.
 
-    Earth padding brings any number of rows up to 64, so that the windows fit; long
+    Padding brings any number of rows up to 64, so that the windows fit; long
     attention spans 4, 2, 2 and 1 windows at the four stages, spectral norm is on.
 
     Args:
         num_rows: of the grid, below 64.
         num_steps: optimiser updates.
         batch: samples of a global batch.
+        model: "wxformer" or "crossformer".
+        batches_per_epoch: at most; the data have 52 samples.
 
     Raises:
-        ValueError: the rows leave no room for padding.
+        ValueError: the rows leave no room for padding, or the steps fill no epochs.
     """
     if not _FEWEST_ROWS <= num_rows <= _PADDED_ROWS - 2:
         raise ValueError(
@@ -66,18 +80,19 @@ def case_config(num_rows: int, num_steps: int, batch: int) -> dict[str, Any]:
     top = (_PADDED_ROWS - num_rows) // 2
     bottom = _PADDED_ROWS - num_rows - top
     raw["model"] |= {
+        "type": model,
         "image_height": num_rows,
         "padding_conf": {
             "activate": True,
-            "mode": "earth",
+            "mode": PADDING_MODES[model],
             "pad_lat": [top, bottom],
             "pad_lon": [_PAD_LON, _PAD_LON],
         },
     }
-    per_epoch = min(num_steps, _BATCHES_PER_EPOCH)
+    per_epoch = min(num_steps, batches_per_epoch)
     if num_steps % per_epoch:
         raise ValueError(
-            f"--steps above {_BATCHES_PER_EPOCH} must be a multiple of it, "
+            f"--steps above {batches_per_epoch} must be a multiple of it, "
             f"got {num_steps}"
         )
     raw["trainer"] |= {
@@ -118,9 +133,20 @@ def credit_case(
     x: np.ndarray,
     y: np.ndarray,
     latitude: np.ndarray,
+    *,
+    trained: Mapping[str, np.ndarray] | None = None,
 ) -> Case:
-    """The weights that CREDIT started with and the batches that it saw."""
+    """The weights that CREDIT started with and the batches that it saw.
+
+    Args:
+        architecture: of ours.
+        state_dict: CREDIT's before the first step.
+        x, y: what it trained on.
+        latitude: in degrees.
+        trained: CREDIT's state dict after the last step, to roll out from.
+    """
     from credit_torch_bridge import from_state_dict
 
     params, vectors = from_state_dict(architecture, state_dict)
-    return Case(params, vectors, x, y, latitude)
+    after = None if trained is None else from_state_dict(architecture, trained)
+    return Case(params, vectors, x, y, latitude, after)

@@ -105,12 +105,31 @@ def _version(name: str) -> str | None:
 
 
 def _machine() -> str:
-    """Kind and number of processors, and of JAX's devices."""
+    """Kind and number of processors, memory, and JAX's devices."""
     devices = jax.devices()
-    cores = f"{os.cpu_count()} CPU cores ({platform.machine()})"
+    parts = [f"{os.cpu_count()} CPU cores ({platform.machine()})"]
+    parts += [p for p in (_processor(), _memory()) if p]
     if devices[0].platform == "cpu":
-        return f"{cores}, JAX on {len(devices)} simulated CPU devices"
-    return f"{cores}, JAX on {len(devices)} x {devices[0].device_kind}"
+        return ", ".join([*parts, f"JAX on {len(devices)} simulated CPU devices"])
+    return ", ".join([*parts, f"JAX on {len(devices)} x {devices[0].device_kind}"])
+
+
+def _processor() -> str:
+    """Model of the processor, where Linux tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.split(":", 1)[1] for line in lines if line.startswith("model name")]
+    return models[0].strip() if models else platform.processor()
+
+
+def _memory() -> str:
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return f"{size / 2**30:.0f} GiB memory"
 
 
 # Of the code that was loaded, not of what the checkout has become when a run ends.

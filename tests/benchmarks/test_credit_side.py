@@ -8,13 +8,13 @@ pytestmark = pytest.mark.reference
 
 @pytest.fixture(scope="module")
 def sides(credit, tmp_path_factory):
-    from benchmarks.credit_side import credit_run, write_data
+    from benchmarks.credit_side import CreditWay, credit_run, write_data
     from benchmarks.parity_case import case_config
 
     folder = tmp_path_factory.mktemp("sides")
     config = case_config(32, 1, 1)
     write_data(folder, 32)
-    return [credit_run(config, folder, domain=n) for n in (1, 2)]
+    return [credit_run(config, folder, CreditWay(domain=n)) for n in (1, 2)]
 
 
 def test_credit_on_two_processes_starts_alike_and_predicts_something_else(sides):
@@ -29,10 +29,10 @@ def test_credit_on_two_processes_starts_alike_and_predicts_something_else(sides)
 
 
 def test_a_grid_that_credit_refuses_is_an_error_in_its_words(credit, tmp_path):
-    from benchmarks.credit_side import credit_run, write_data
+    from benchmarks.credit_side import CreditWay, credit_run, write_data
     from benchmarks.parity_case import case_config
 
     write_data(tmp_path, 31)
-    said = credit_run(case_config(31, 1, 1), tmp_path, domain=2)
+    said = credit_run(case_config(31, 1, 1), tmp_path, CreditWay(domain=2))
     assert "31" in said, said
     assert "divisible by domain_parallel_size" in said, said

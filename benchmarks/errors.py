@@ -1,0 +1,122 @@
+"""How far one run is from another: relative L2 norms, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+# Relative errors that float32 may show (docs/numerics.md).
+TOLERANCES: Mapping[str, float] = {
+    "forward": 1e-5,
+    "gradient": 1e-4,
+    "array": 1e-4,
+    "loss": 1e-3,
+    "rollout": 1e-4,
+}
+
+# An array of a gradient is measured against at least this part of the largest norm, so
+# that a gradient that is zero but for rounding is not measured by its rounding.
+_FLOOR = 1e-3
+
+
+class Run(Protocol):
+    """What a run of either side has seen; see `CreditRun` and `MeshRun`."""
+
+    @property
+    def loss(self) -> np.ndarray: ...
+    @property
+    def prediction(self) -> np.ndarray: ...
+    @property
+    def rollout(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of a run.
+
+    Attributes:
+        forward: of the first prediction.
+        gradient: of the first gradient, all parameters as one vector.
+        arrays: of the first gradient, by parameter.
+        loss: of the training loss at each step.
+        rollout: of the state after each step of the rollout.
+    """
+
+    forward: float
+    gradient: float
+    arrays: dict[str, float]
+    loss: list[float]
+    rollout: list[float]
+
+    def worst(self) -> dict[str, float]:
+        """The largest error of each kind that has a tolerance."""
+        return {
+            "forward": self.forward,
+            "gradient": self.gradient,
+            "array": max(self.arrays.values()),
+            "loss": max(self.loss),
+            "rollout": max(self.rollout),
+        }
+
+    def above(self) -> dict[str, float]:
+        """The errors that are not within float32's tolerance; NaN never is."""
+        return {k: e for k, e in self.worst().items() if not e <= TOLERANCES[k]}
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, and the worst of each kind."""
+        return {"worst": self.worst(), **asdict(self)}
+
+
+def relative(actual: Any, expected: Any) -> float:
+    """|actual - expected| / |expected|, Euclidean norms in float64.
+
+    Infinity for other shapes and for values that are not finite.
+    """
+    a, b = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def errors_of(
+    run: Run,
+    gradients: Mapping[str, np.ndarray],
+    base: Run,
+    base_gradients: Mapping[str, np.ndarray],
+) -> Errors:
+    """The errors of a run against the run that it should equal.
+
+    Args:
+        run, base: the two runs.
+        gradients, base_gradients: of their first step, by CREDIT's parameter names.
+            Parameters that have no gradient in `base` do not count.
+    """
+    ours = {name: gradients[name] for name in base_gradients}
+    return Errors(
+        forward=relative(run.prediction, base.prediction),
+        gradient=relative(_joined(ours), _joined(base_gradients)),
+        arrays=_array_errors(ours, base_gradients),
+        loss=[relative(a, b) for a, b in zip(run.loss, base.loss, strict=True)],
+        rollout=[
+            relative(a, b) for a, b in zip(run.rollout, base.rollout, strict=True)
+        ],
+    )
+
+
+def _array_errors(
+    ours: Mapping[str, np.ndarray], base: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    norms = {name: float(np.linalg.norm(value)) for name, value in base.items()}
+    floor = _FLOOR * max(norms.values())
+    return {
+        name: float(np.linalg.norm(np.subtract(ours[name], value, dtype=np.float64)))
+        / max(norms[name], floor)
+        for name, value in base.items()
+    }
+
+
+def _joined(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(value) for value in arrays.values()])

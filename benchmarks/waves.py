@@ -1,0 +1,47 @@
+"""Travelling waves for a data set of noise, so that there is something to learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+# Parts of a field's variance: the rest of it is the noise that was there.
+_WAVE = 0.9
+_WAVENUMBERS = (1, 2, 3)
+# Radians of longitude per time step.
+_SPEED = 0.2
+_VARIABLES = ("T", "U", "SP")
+
+
+def add_waves(fields: xr.Dataset) -> xr.Dataset:
+    """Prognostic variables that travel east, with the mean and spread that they had.
+
+    Each level of a variable is a sum of waves `cos(k (lon - speed t) + phase)` with an
+    envelope over latitude, and a tenth of its variance is the noise that was there.
+
+    Args:
+        fields: with T, U (time, level, latitude, longitude) and SP (time, latitude,
+            longitude).
+    """
+    rng = np.random.default_rng(1)
+    changed = {}
+    for name in _VARIABLES:
+        field = fields[name]
+        mean, spread = float(field.mean()), float(field.std())
+        noise = (field.values - mean) * np.sqrt(1 - _WAVE)
+        wave = spread * np.sqrt(_WAVE) * _waves(field.shape, rng)
+        changed[name] = (field.dims, (mean + noise + wave).astype(np.float32))
+    return fields.assign(changed)
+
+
+def _waves(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """(time, ..., lat, lon) of mean 0 and variance 1."""
+    num_times, *middle, num_lat, num_lon = shape
+    time = np.arange(num_times).reshape(-1, *[1] * (len(middle) + 2))
+    lat = np.linspace(-np.pi / 2, np.pi / 2, num_lat)[:, None]
+    lon = np.arange(num_lon) * 2 * np.pi / num_lon
+    total = np.zeros(shape)
+    for k in _WAVENUMBERS:
+        phase = rng.uniform(0, 2 * np.pi, (*middle, 1, 1))
+        total += np.cos(k * (lon - _SPEED * time) + phase) * np.cos(k * lat + phase)
+    return (total - total.mean()) / total.std()
