@@ -1,0 +1,91 @@
+"""What is timed: the same model, weights and batch on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.models.architecture import Architecture
+from credit_jax.models.registry import build
+
+_CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size.
+
+    Attributes:
+        config: file whose `model:` section it is.
+        batch: samples.
+        changes: keys of the model that differ from the file.
+    """
+
+    config: str
+    batch: int
+    changes: Mapping[str, Any]
+
+
+# The block of 0.25 degrees has all channels and blocks of the model on a sixteenth of
+# the globe: 160 x 320 points, which 2 cores and 24 GB of memory can train.
+_BLOCK = {
+    "image_height": 160,
+    "image_width": 320,
+    "padding_conf": {"activate": False},
+    "interp": False,
+}
+# What a test can afford.
+_TINY = {
+    "image_height": 32,
+    "image_width": 64,
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 1, 1, 1],
+    "dim_head": 8,
+}
+
+SIZES: Mapping[str, Size] = {
+    "tiny": Size("demo.yaml", 2, _TINY),
+    "demo": Size("demo.yaml", 8, {}),
+    "1deg": Size("wxformer_1deg.yaml", 1, {}),
+    "025deg_block": Size("wxformer_025deg.yaml", 1, _BLOCK),
+    "025deg": Size("wxformer_025deg.yaml", 1, {}),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A size made ready.
+
+    Attributes:
+        name: of the size.
+        block: its `model:` section.
+        architecture: our model.
+        x: (batch, channel, time, lat, lon) float32.
+        y: (batch, channel_out, time_out, lat, lon) float32.
+    """
+
+    name: str
+    block: dict[str, Any]
+    architecture: Architecture
+    x: np.ndarray
+    y: np.ndarray
+
+
+def make_case(name: str) -> Case:
+    """A size by its name, with random data."""
+    size = SIZES[name]
+    block = {**read_yaml(_CONFIGS / size.config)["model"], **size.changes}
+    model = build(block)
+    rng = np.random.default_rng(0)
+    grid = model.image_height, model.image_width
+    shapes = (
+        (size.batch, model.input_channels, model.frames, *grid),
+        (size.batch, model.output_channels, model.output_frames, *grid),
+    )
+    x, y = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    return Case(name, block, model, x, y)

@@ -1,0 +1,59 @@
+"""Timing on machines that others share: sides take turns, and ratios are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one side, round by round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles, as a part of the median."""
+        low, high = np.percentile(self.seconds, [25, 75])
+        return float((high - low) / self.median)
+
+
+def take_turns(
+    sides: Mapping[str, Callable[[], object]],
+    *,
+    warmup: int,
+    rounds: int,
+    limit: float = 120.0,
+) -> dict[str, Times]:
+    """Run every side once a round, so that all meet the same machine.
+
+    Args:
+        sides: by name, a function that returns when its work is done.
+        warmup: rounds that do not count.
+        rounds: rounds that count; at least 3, even beyond `limit`.
+        limit: seconds after which no further round begins.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    begin = time.monotonic()
+    for number in range(warmup + rounds):
+        if number >= warmup + 3 and time.monotonic() - begin > limit:
+            break
+        for name, run in sides.items():
+            start = time.perf_counter()
+            run()
+            if number >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: Times(tuple(values)) for name, values in seconds.items()}
+
+
+def ratio(theirs: Times, ours: Times) -> float:
+    """How many times faster we are: the median of the rounds' ratios."""
+    return float(np.median(np.divide(theirs.seconds, ours.seconds)))

@@ -1,0 +1,43 @@
+"""The speed benchmark at its smallest: it runs, and ratios mean what they say."""
+
+import json
+
+import pytest
+
+from benchmarks.speed import main
+from benchmarks.timing import Times, ratio, take_turns
+
+pytest.importorskip("torch")
+
+
+def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
+    del credit
+    path = tmp_path / "speed.json"
+    flags = ["--size", "tiny", "--no-compile", "--warmup", "1", "--rounds", "3"]
+    more = ["--op-rounds", "3", "--ops", "up block 1", "--report", str(tmp_path)]
+    main([*flags, *more, "--json", str(path)])
+    found = json.loads(path.read_text())
+    for job in ("inference", "rollout", "train_step"):
+        assert found[job]["ratio_eager"] > 0
+        assert found[job]["ratio_compiled"] is None
+        assert set(found[job]["medians"]) == {"credit_jax", "eager"}
+        assert found[job]["rounds"] == 3
+        assert "errors" not in found[job]
+    assert [row["op"] for row in found["ops"]] == ["up block 1"]
+    assert found["ops"][0]["forward_backward"]["ratio_eager"] > 0
+    assert found["recipe"]["config"]["size"] == "tiny"
+    text = (tmp_path / "speed_tiny_cpu.md").read_text()
+    assert "| train_step |" in text
+    assert "| up block 1 |" in text
+
+
+def test_sides_take_turns_and_ratios_are_theirs_by_ours():
+    order = []
+    sides = {name: lambda name=name: order.append(name) for name in ("a", "b")}
+    found = take_turns(sides, warmup=1, rounds=4)
+    assert order == ["a", "b"] * 5
+    assert all(len(times.seconds) == 4 for times in found.values())
+    fast, slow = Times((1.0, 1.0, 2.0)), Times((2.0, 2.0, 4.0))
+    assert ratio(slow, fast) == 2
+    assert slow.median == 2
+    assert slow.spread == pytest.approx(0.5)
