@@ -114,7 +114,8 @@ def _weights(name: str, dtype: str) -> Any:
     wide = np.float64 if dtype == "float64" else np.float32
 
     def widened(array: Any) -> np.ndarray:
-        return np.asarray(array, wide if array.dtype == np.float32 else None)
+        whole = np.issubdtype(array.dtype, np.integer)
+        return np.asarray(array, array.dtype if whole else wide)
 
     return jax.tree.map(widened, (params, vectors))
 
