@@ -17,6 +17,7 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_torch_bridge.config_convert import LEVEL_COORD, TARGETS, convert_config
 
 HELP = "convert a config file between CREDIT's two generations and credit_jax"
+_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 MAX_BYTES, MAX_VALUES = 1_000_000, 100_000
 
 
@@ -98,6 +99,7 @@ def read_limited(path: str | Path) -> dict[str, Any]:
         try:
             node = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
             count = _unfolded(node, {}) if node is not None else 0
+            _check_names(node, path)
         except (RecursionError, yaml.YAMLError, UnicodeError) as error:
             if isinstance(error, RecursionError):
                 raise ConfigError(["too deep"], str(path)) from None
@@ -108,6 +110,17 @@ def read_limited(path: str | Path) -> dict[str, Any]:
                 str(path),
             )
     return read_yaml(path)
+
+
+def _check_names(node: yaml.Node | None, path: Path) -> None:
+    """Sections have names, not numbers."""
+    if isinstance(node, yaml.MappingNode):
+        for key, _ in node.value:
+            if key.tag not in (_TEXT, _MERGE):
+                line = key.start_mark.line + 1
+                raise ConfigError(
+                    [f"line {line}: expected a name of a section"], str(path)
+                )
 
 
 def _unfolded(node: yaml.Node, known: dict[int, int]) -> int:

@@ -97,7 +97,7 @@ def kind_of(mapping: Mapping[str, Any]) -> str:
 
 def _supported(ledger: Ledger) -> None:
     name = ledger.get("model.type")
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         models = ", ".join(sorted(MODELS))
         ledger.problem(
             "model.type", f"{got(name)} is not supported; there are: {models}"

@@ -181,7 +181,7 @@ def mode_to_parallelism(ledger: Ledger) -> None:
         return
     mode = ledger.get("trainer.mode", "none")
     degree = ledger.get("trainer.domain_parallel_size", 1)
-    if mode not in DATA_OF_MODE:
+    if not isinstance(mode, str) or mode not in DATA_OF_MODE:
         modes = ", ".join(DATA_OF_MODE)
         ledger.problem("trainer.mode", f"{mode!r} is unknown; expected one of {modes}")
         return

@@ -59,7 +59,19 @@ def data_to_gen2(ledger: Ledger, level_coord: str) -> None:
     hours = _whole(ledger, "data.lead_time_periods")
     history = _whole(ledger, "data.history_len")
     steps = _whole(ledger, "data.forecast_len", least=0)
+    for key, least in (("valid_history_len", 1), ("valid_forecast_len", 0)):
+        if ledger.get(f"data.{key}") is not None:
+            _whole(ledger, f"data.{key}", least)
     _check_years(ledger)
+    chosen = ledger.get("data.backprop_on_timestep", [])
+    if not isinstance(chosen, list):
+        ledger.problem("data.backprop_on_timestep", f"must be a list, got {chosen!r}")
+    if names.get("forcing") and hours is not None and 24 % hours:
+        ledger.problem(
+            "data.forcing_variables",
+            f"with steps of {hours} h: gen2 counts such steps from January 1 of the "
+            "periodic file's own year, and misses the day of the month",
+        )
     if ledger.problems or hours is None or history is None or steps is None:
         return
     shared = _shared(ledger, steps + 1)
@@ -91,7 +103,8 @@ def data_to_gen2(ledger: Ledger, level_coord: str) -> None:
 def _refuse(ledger: Ledger) -> None:
     """What gen1 does with data and gen2 cannot do."""
     kind = ledger.get("data.dataset_type", BATCHER)
-    steps = ledger.get("data.forecast_len", 0)
+    given = ledger.get("data.forecast_len", 0)
+    steps = given if isinstance(given, int) else 0
     if kind not in DATASETS:
         ledger.problem(
             "data.dataset_type",
@@ -110,7 +123,7 @@ def _refuse(ledger: Ledger) -> None:
             f"{scaler!r} cannot be converted; expected std_new (mean and standard "
             "deviation from files) or std_cached (normalised files)",
         )
-    if (ledger.get("data.sst_forcing") or {}).get("activate"):
+    if ledger.get("data.sst_forcing.activate"):
         ledger.problem(
             "data.sst_forcing", "active: gen2 has no step that replaces sea surfaces"
         )

@@ -192,7 +192,8 @@ def _cautions(ledger: Ledger) -> None:
             "CREDIT reads the variables of the first source alone here",
         )
     twin = any(
-        (block.get("args") or {}).get("out_key") == "y_target_processed"
+        isinstance(block.get("args"), dict)
+        and block["args"].get("out_key") == "y_target_processed"
         for block in _steps(ledger)
     )
     if not twin and not ledger.get("metrics"):

@@ -156,7 +156,7 @@ def _block(
     ledger: Ledger, path: str, block: dict[str, Any], registry: dict[str, Any]
 ) -> None:
     kind = block.get("type")
-    if kind not in registry:
+    if not isinstance(kind, str) or kind not in registry:
         section = path.partition(".")[0][:-1]
         error = not_available(f"{section} type", kind, registry)
         hint = _INSTEAD.get(str(kind), "")

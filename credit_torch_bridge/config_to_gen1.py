@@ -57,6 +57,12 @@ def gen2_to_gen1(ledger: Ledger) -> None:
 
 
 def _trainer_fits(ledger: Ledger) -> None:
+    data = ledger.get("trainer.parallelism.data", "none")
+    if not isinstance(data, str) or data not in _MODES:
+        modes = ", ".join(_MODES)
+        ledger.problem(
+            "trainer.parallelism.data", f"{data!r} is unknown; expected one of {modes}"
+        )
     degree = ledger.get("trainer.parallelism.tensor", 1)
     if degree != 1:
         ledger.problem(

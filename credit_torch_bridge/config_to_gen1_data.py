@@ -12,7 +12,7 @@ from credit_torch_bridge.config_gen1_sources import (
     STATIC_LAST,
 )
 from credit_torch_bridge.config_gen2 import sources_equal
-from credit_torch_bridge.config_ledger import Ledger
+from credit_torch_bridge.config_ledger import Ledger, same
 from credit_torch_bridge.config_times import hours_of, pattern_of, years_of
 
 _ORDER = ("prognostic", "static", "dynamic_forcing")
@@ -32,8 +32,12 @@ def data_to_gen1(ledger: Ledger) -> None:
     if hours is None:
         step = ledger.get("data.timestep")
         ledger.problem("data.timestep", f"{step!r}: gen1 counts in whole hours")
-    if type(steps) is not int or steps < 1:
-        ledger.problem("data.forecast_len", f"must be a number from 1, got {steps!r}")
+    for section in ("data", "validation_data"):
+        count = ledger.get(f"{section}.forecast_len", steps)
+        if type(count) is not int or count < 1:
+            ledger.problem(
+                f"{section}.forecast_len", f"must be a number from 1, got {count!r}"
+            )
     if not sources_equal(ledger):
         ledger.problem(
             "validation_data.source", "differs from data.source; gen1 has one for both"
@@ -82,7 +86,7 @@ def _finish(ledger: Ledger, flat: dict[str, Any]) -> None:
     for key in ledger.keys("data"):
         if key not in flat:
             ledger.drop(("data", key), "CREDIT's gen2 does not read it")
-        elif ledger.get(("data", key)) != flat[key]:
+        elif not same(ledger.get(("data", key)), flat[key]):
             ledger.compute(("data", key), flat[key], "gen1's word for the sources")
     ledger.put("data", flat)
 
@@ -97,9 +101,12 @@ def _groups(ledger: Ledger) -> dict[str, Any]:
         if not _plain(ledger, name, source):
             continue
         cyclic = source.get("temporal_mode") == "cyclic"
-        variables = source.get("variables") or {}
+        variables = ("data", "source", name, "variables")
         for kind in (*_ORDER, "diagnostic"):
-            field = variables.get(kind) or {}
+            field = ledger.get((*variables, kind), {})
+            if not isinstance(field, dict):
+                ledger.problem((*variables, kind), "must be a section of keys")
+                continue
             for dim in ("vars_3D", "vars_2D"):
                 if field.get(dim):
                     role = _role(kind, dim, cyclic)
@@ -215,7 +222,7 @@ def _normaliser(ledger: Ledger) -> dict[str, Any]:
                 block = ledger.get((section, phase, name)) or {}
                 kind = block.get("type")
                 if section == "preblocks" and kind == "era5_normalizer":
-                    found.append(block.get("args") or {})
+                    found.append(_args(block))
                 elif kind not in ("concat", "to_device", "reconstruct"):
                     ledger.problem(
                         (section, phase, name), f"{kind!r} has no counterpart in gen1"
@@ -236,6 +243,11 @@ def _normaliser(ledger: Ledger) -> dict[str, Any]:
         return {"scaler_type": "std_cached"}
     paths = {key: found[0].get(key) for key in ("mean_path", "std_path")}
     return {**paths, "scaler_type": "std_new"}
+
+
+def _args(block: dict[str, Any]) -> dict[str, Any]:
+    args = block.get("args")
+    return args if isinstance(args, dict) else {}
 
 
 def _years(ledger: Ledger) -> dict[str, Any]:

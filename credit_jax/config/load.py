@@ -12,6 +12,11 @@ from credit_jax.config.job import Config, job_problems
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 
+_GEN1 = (
+    "data: has flat variables, as CREDIT's generation 1; convert the file first: "
+    "python -m credit_torch_bridge config --to jax FILE --out NEW_FILE"
+)
+
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read, override and check a config.
@@ -37,12 +42,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Config:
     """Check a mapping that has the structure of the YAML file; see `load_config`."""
+    if _is_gen1(mapping):
+        raise ConfigError([_GEN1], source)
     config = parse(Config, mapping, source=source)
     problems = job_problems(config)
     if problems:
         raise ConfigError(problems, source)
     config._written = copy.deepcopy(dict(mapping))
     return config
+
+
+def _is_gen1(mapping: Any) -> bool:
+    """Whether the data section has the flat variables of CREDIT's generation 1."""
+    data = mapping.get("data") if isinstance(mapping, Mapping) else None
+    return isinstance(data, Mapping) and "source" not in data and "variables" in data
 
 
 def dump_config(config: Config) -> dict[str, Any]:
