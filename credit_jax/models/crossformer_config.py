@@ -17,11 +17,22 @@ def _attention(value: Any) -> Any:
     return None if value == "none" else value
 
 
+def _active_blocks(value: Any) -> Any:
+    """The names of the blocks of a `post_conf` that is active; None if it is not."""
+    if not isinstance(value, Mapping):
+        return value
+    if not value.get("activate"):
+        return None
+    blocks = value.items()
+    return [k for k, v in blocks if isinstance(v, Mapping) and v.get("activate")]
+
+
 Attention = Annotated[
     Literal["coordinate", "eca", "spatial", "scse_optimized", "scse_standard", "mixed"]
     | None,
     BeforeValidator(_attention),
 ]
+PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
 
 
 class CrossFormerConfig(EncoderConfig):
@@ -32,7 +43,7 @@ class CrossFormerConfig(EncoderConfig):
             "none" for none.
         upsample_v_conv: the decoder interpolates and convolves, instead of transposed
             convolutions.
-        post_conf: may not be active.
+        post_conf: may not be active; names of the blocks that are.
         pad_lat, pad_lon: of old configs; `padding_conf` must say what they mean.
     """
 
@@ -53,7 +64,7 @@ class CrossFormerConfig(EncoderConfig):
     type: Literal["crossformer"] = "crossformer"
     attention_type: Attention = None
     upsample_v_conv: bool = False
-    post_conf: Mapping[str, Any] | None = None
+    post_conf: PostBlocks = None
     pad_lat: int | None = None
     pad_lon: int | None = None
 
@@ -82,11 +93,11 @@ class CrossFormerConfig(EncoderConfig):
                 f"{[self.pad_lat or 0] * 2}, pad_lon: {[self.pad_lon or 0] * 2}}}, "
                 "else remove the keys"
             )
-        if self.post_conf is not None and self.post_conf.get("activate"):
+        if self.post_conf is not None:
             found.append(
-                "model.post_conf is active, but physics inside the model is not "
-                "there (CREDIT's gen2 training drops it, too, with a warning); set "
-                "model.post_conf.activate: false"
+                f"model.post_conf is active ({', '.join(self.post_conf) or 'empty'}), "
+                "but physics inside the model is not there (CREDIT's gen2 training "
+                "drops it, too, with a warning); set model.post_conf.activate: false"
             )
         for index, sizes in enumerate(self.cross_embed_kernel_sizes[:4]):
             stride = self.cross_embed_strides[index]

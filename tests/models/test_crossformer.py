@@ -53,7 +53,7 @@ WRONG = {
     ),
     "physics inside the model": (
         {"post_conf": {"activate": True, "tracer_fixer": {"activate": True}}},
-        r"post_conf is active.*set\s+model.post_conf.activate: false",
+        r"post_conf is active \(tracer_fixer\).*model.post_conf.activate: false",
     ),
     "flat padding": (
         {"padding_conf": None, "pad_lat": 80, "pad_lon": 40},
@@ -112,6 +112,7 @@ def test_what_asks_for_nothing_is_accepted() -> None:
         }
     )
     assert config.attention_type is None
+    assert hash(config) == hash(parse_model(BLOCK)), "equal configs, one program"
     assert config.problems() == []
 
 
