@@ -14,6 +14,7 @@ PHASES = {
     "postblocks": ("per_step", "post_rollout"),
 }
 _DATES = ("start_datetime", "end_datetime", "date_ranges")
+_STAGES = "dim", "depth", "global_window_size", "cross_embed_strides"
 _MEMORY = "CREDIT decides itself what it keeps in memory; it changes no number"
 _DEGREES = {
     "dp_replicate": "CREDIT splits parameters over all replicas; it changes no number",
@@ -99,6 +100,11 @@ def _model(ledger: Ledger) -> None:
     pairs(ledger)
     if isinstance(ledger.get("model.padding_conf"), dict):
         ledger.default("model.padding_conf.activate", True, "credit_jax's default")
+    for key in _STAGES:
+        value = ledger.get(f"model.{key}")
+        if type(value) is int:
+            why = "CREDIT's model takes a list of four here"
+            ledger.compute(f"model.{key}", [value] * 4, why)
     window = ledger.get("model.local_window_size")
     if isinstance(window, list):
         if len(set(window)) == 1:
