@@ -201,8 +201,11 @@ def _levels(
     ledger: Ledger, written: dict[str, Any], name: Any, source: dict[str, Any]
 ) -> None:
     where = ("data", "source", name)
-    if source.get("levels"):
-        written["level_ids"] = list(source["levels"])
+    levels = source.get("levels")
+    if levels is not None and not isinstance(levels, list):
+        ledger.problem((*where, "levels"), f"must be a list, got {levels!r}")
+    elif levels:
+        written["level_ids"] = list(levels)
         ledger.note(
             (*where, "levels"),
             "level_ids names levels and chooses none: gen1 takes all levels of the "
