@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,7 +165,7 @@ def _credit(
         return credit_run(
             config, folder, way, rollout=options.rollout, rollout_from=start
         )
-    except (RuntimeError, TimeoutError) as error:
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
         return str(error)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.accuracy_report import Line
 from benchmarks.errors import TOLERANCES, Errors
@@ -26,14 +27,14 @@ def plot(lines: Sequence[Line], path: Path) -> None:
         path: PNG to write.
     """
     models = list(dict.fromkeys(line.model for line in lines))
-    figure = Figure(figsize=(12, 4.2 * len(models)), layout="constrained")
+    figure = Figure(figsize=(14, 4.2 * len(models)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(models), 2, squeeze=False)
     for model, (training, rollout) in zip(models, panels, strict=True):
         some = [line for line in lines if line.model == model]
         _panel(training, some, "loss", f"{model}: training loss", "training step")
         _panel(rollout, some, "rollout", f"{model}: rollout", "rollout step")
-        training.legend(fontsize=7, loc="best")
+        rollout.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
@@ -52,6 +53,7 @@ def _panel(axes: Any, lines: Sequence[Line], kind: str, title: str, step: str) -
             )
     axes.axhline(TOLERANCES[kind], color="black", linestyle=":", linewidth=0.8)
     axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title)
     axes.set_xlabel(step)
     axes.set_ylabel(f"relative L2 error (0 at {_ZERO:.0e}; dots: tolerance)")

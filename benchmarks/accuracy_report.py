@@ -92,7 +92,12 @@ def rich_table(lines: Sequence[Line]) -> Table:
     for name in HEADER[1:]:
         table.add_column(name)
     for line in lines:
-        table.add_row(line.model, *cells(line))
+        if isinstance(line.errors, Errors):
+            table.add_row(line.model, *cells(line))
+        else:
+            table.add_row(line.model, line.name, "did not run")
+    refused = [line for line in lines if isinstance(line.errors, str)]
+    table.caption = "\n".join(f"{line.name}: {cells(line)[1]}" for line in refused)
     return table
 
 

@@ -66,8 +66,9 @@ class Errors:
         return {k: e for k, e in self.worst().items() if not e <= TOLERANCES[k]}
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, and the worst of each kind."""
-        return {"worst": self.worst(), **asdict(self)}
+        """Everything, and the worst of each kind; arrays to three digits."""
+        arrays = {name: float(f"{error:.2e}") for name, error in self.arrays.items()}
+        return {"worst": self.worst(), **asdict(self), "arrays": arrays}
 
 
 def relative(actual: Any, expected: Any) -> float:
