@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 
 from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMISER, WEIGHTS, CheckpointStore
 from credit_jax.models.architecture import Architecture
+from credit_jax.nn.batch_norm import fresh_state
 from credit_jax.nn.spectral_norm import vector_shapes
 from credit_torch_bridge.job import CONFIG_FILE, Job
 from credit_torch_bridge.keys import Allocate
@@ -166,6 +167,7 @@ def _targets(architecture: Architecture, items: Sequence[str]) -> dict[str, PyTr
         path: {side: _like(shape) for side, shape in vector_shapes(matrix).items()}
         for path, matrix in architecture.matrices.items()
     }
+    vectors |= jax.tree.map(np.asarray, fresh_state(architecture.norms))
     count = np.zeros((), np.int32)
     optimiser = {
         "opt_state": {"count": count, "mu": params, "nu": params},

@@ -10,13 +10,19 @@ from typing import Any
 import torch
 
 from credit_torch_bridge.distributed import INDEX, load_folder
-from credit_torch_bridge.torch_files import SAFETENSORS, as_tensors, load_file
+from credit_torch_bridge.torch_files import (
+    COUNT_NAME,
+    SAFETENSORS,
+    as_tensors,
+    load_file,
+)
 
 CHECKPOINT, FSDP1_MODEL = "checkpoint.pt", "model_checkpoint.pt"
 FSDP1_OPTIMISER = "optimizer_checkpoint.pt"
 _MODEL = ("model_state_dict", "model", "state_dict")
 _OPTIMISER = ("optimizer_state_dict", "optimizer", "optim")
 _SCHEDULER, _SCALER = "scheduler_state_dict", "scaler_state_dict"
+_STATISTICS = (".running_mean", ".running_var", f".{COUNT_NAME}")
 _SHADOW = "shadow"
 
 
@@ -219,13 +225,15 @@ def _average_of(model: Mapping[str, Any], path: Path, epoch: int | None) -> Aver
     """The nested dict of an EMA file.
 
     Files of before May 2026 hold averaged vectors of spectral norm, too, which are no
-    unit vectors; they are left out, as CREDIT leaves them out.
+    unit vectors; they are left out, as CREDIT leaves them out. Averaged statistics of
+    batch norms are left out, too: validation here takes the live ones.
     """
     shadow = as_tensors(model[_SHADOW], f"{path}: the average")
     kept = {
         key: value
         for key, value in shadow.items()
         if not (key.endswith(("_u", "_v")) and f"{key[:-2]}_orig" in shadow)
+        and not key.endswith(_STATISTICS)
     }
     decay, step = model.get("decay", 0.9999), model.get("step", 0)
     if not (isinstance(decay, float | int) and isinstance(step, int) and step >= 0):
@@ -269,7 +277,8 @@ def _average_as_model(found: TorchCheckpoint) -> TorchCheckpoint:
         )
     if needs:
         model = _open_file(live).model
-        vectors = {k: v for k, v in model.items() if k.endswith(("_u", "_v"))}
+        state = ("_u", "_v", *_STATISTICS)
+        vectors = {k: v for k, v in model.items() if k.endswith(state)}
     return replace(
         found,
         format="average, with the vectors of the checkpoint beside it",

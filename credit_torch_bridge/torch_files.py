@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+# PyTorch's name of the batches that a batch norm has seen: a whole number.
+COUNT_NAME = "num_batches_tracked"
 SAFETENSORS = ".safetensors"
 # The header is JSON that lists the tensors; safetensors itself stops at this size.
 MAX_HEADER = 100_000_000
@@ -124,7 +126,7 @@ def as_tensors(state: Any, what: str) -> dict[str, torch.Tensor]:
     wrong = [
         f"  {key!r}: {_kind(value)}"
         for key, value in state.items()
-        if not (isinstance(key, str) and _is_plain(value))
+        if not (isinstance(key, str) and (_is_plain(value) or _is_count(key, value)))
     ]
     if wrong:
         more = [f"  and {len(wrong) - 8} more"] if len(wrong) > 8 else []
@@ -143,6 +145,17 @@ def _is_plain(value: Any) -> bool:
         and not value.is_meta
         and not value.is_quantized
         and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    )
+
+
+def _is_count(key: str, value: Any) -> bool:
+    """Whether it is what a batch norm counts its batches with."""
+    return (
+        key.endswith(f".{COUNT_NAME}")
+        and isinstance(value, torch.Tensor)
+        and value.dtype == torch.int64
+        and value.shape == ()
+        and not value.is_meta
     )
 
 

@@ -110,10 +110,13 @@ def credits_config(job: Job, save_loc: Path, snapshot: Snapshot) -> Job:
 
     Besides `save_loc` and the `load_*` keys it says what CREDIT needs to be said, and
     asks for no tensor or domain parallelism, which CREDIT cannot resume, nor for
-    torch.compile, which gives every parameter another name.
+    torch.compile, which gives every parameter another name. A config that is a model
+    section alone stays one.
     """
-    trainer = job.trainer
     resumes = snapshot.moments is not None
+    if not resumes and not job.written.get("trainer"):
+        return job.changed({"save_loc": str(save_loc)})
+    trainer = job.trainer
     settings: dict[str, Any] = {
         "save_loc": str(save_loc),
         "trainer.parallelism": {
@@ -136,6 +139,8 @@ def credits_config(job: Job, save_loc: Path, snapshot: Snapshot) -> Job:
 
 def cautions(job: Job, snapshot: Snapshot) -> list[str]:
     """What CREDIT will do otherwise, in words."""
+    if not job.written.get("trainer"):
+        return []
     progress, parallel = snapshot.progress, job.trainer.parallelism
     notes = []
     if progress.batches:

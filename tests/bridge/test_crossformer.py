@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from credit_jax.models.registry import build
 from credit_jax.nn.field_attention import KINDS
 from credit_jax.nn.spectral_norm import vector_shapes
 from credit_torch_bridge import from_state_dict, to_state_dict
+from credit_torch_bridge.__main__ import main
 from tests.models.cases import CROSSFORMER_CASES
 
 pytestmark = pytest.mark.reference
@@ -53,3 +55,33 @@ def test_weights_of_a_wxformer_are_refused(credit):
         from_state_dict(build(MODEL), arrays)
     assert "unexpected: up_block1.sharp" in str(caught.value)
     assert "missing: up_block4.bias" in str(caught.value)
+
+
+def test_files_carry_running_statistics_there_and_back(credit, tmp_path, capsys):
+    """Batch norms' counters are integers, which only they may be."""
+    block = MODEL | {"attention_type": "coordinate"}
+    model = credit.build_credit(block, seed=2).train()
+    with torch.no_grad():
+        model(torch.randn(2, model.input_channels, 1, *model_grid(block)))
+    state = model.state_dict()
+    assert any(key.endswith("num_batches_tracked") for key in state)
+    torch.save({"epoch": 0, "model_state_dict": state}, tmp_path / "checkpoint.pt")
+    config = tmp_path / "model.yml"
+    config.write_text(yaml.safe_dump({"model": block}))
+    for way, given in (
+        ("jax", tmp_path / "checkpoint.pt"),
+        ("torch", tmp_path / "jax"),
+    ):
+        given = ["--to", way, "--config", str(config), "--checkpoint", str(given)]
+        code = main(["convert", *given, "--out", str(tmp_path / way)])
+        assert code == 0, capsys.readouterr().err
+    back = torch.load(tmp_path / "torch" / "checkpoint.pt", weights_only=True)
+    back = back.get("model_state_dict", back)
+    assert list(back) == list(state)
+    for key, value in state.items():
+        assert back[key].dtype == value.dtype, key
+        assert torch.equal(back[key], value), key
+
+
+def model_grid(block):
+    return block["image_height"], block["image_width"]
