@@ -24,7 +24,7 @@ class FsdpConfig(StrictModel):
     """
 
     reshard_after_forward: bool | Annotated[int, Field(ge=0)] = True
-    min_shard_size: int = Field(1024, ge=0)
+    min_shard_size: int = Field(default=1024, ge=0)
     keep_whole: tuple[str, ...] = ()
 
 
