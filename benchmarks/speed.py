@@ -61,8 +61,8 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """All that is timed of one size."""
     case = make_case(options.size)
     keys = jax.random.split(jax.random.key(0))
-    params = jax.device_get(case.architecture.init(keys[0]))
-    vectors = jax.device_get(case.architecture.init_vectors(keys[1]))
+    params = jax.device_get(jax.jit(case.architecture.init)(keys[0]))
+    vectors = jax.device_get(jax.jit(case.architecture.init_vectors)(keys[1]))
     state = to_state_dict(case.architecture, params, vectors)
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
     ours = JaxSide(case, params, vectors, dtype=options.dtype)

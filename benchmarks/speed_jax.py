@@ -49,7 +49,8 @@ class JaxSide:
         self.model = build_parallel_model(case.architecture, mesh, mp_policy=policy)
         self.params = jax.tree.map(jnp.asarray, dict(params))
         self.vectors = jax.tree.map(jnp.asarray, dict(vectors))
-        self.packed = pack(self.params, case.architecture.declarations)
+        declarations = case.architecture.declarations
+        self.packed = jax.jit(lambda p: pack(p, declarations))(self.params)
         self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
         self.x = place_batch({"x": case.x}, mesh)["x"]
         optimiser = AdamW(max_norm=1.0)
@@ -111,9 +112,12 @@ class JaxSide:
     def operations(self) -> dict[str, tuple[Run, Run]]:
         """By name: forward, and forward with backward, of the parts of the model."""
         architecture = self.model.architecture
-        normal = spectral_norm.normalise(
-            self.params, self.vectors, architecture.matrices, self.model.specs
+        normalise = jax.jit(
+            lambda params, vectors: spectral_norm.normalise(
+                params, vectors, architecture.matrices, self.model.specs
+            )
         )
+        normal = normalise(self.params, self.vectors)
         module = architecture.bind(normal)
         inputs = self._inputs(module)
         return {
@@ -142,11 +146,15 @@ class JaxSide:
         """A field of the right shape for each part."""
         watch: list[Field] = []
         context = Context(precision=self.model.execution.precision, watch=watch)
-        shapes = jax.eval_shape(lambda x: (module(x, context), watch)[1], self.x)
+
+        def forward(x: jax.Array) -> list[jax.Array]:
+            module(x, context)
+            return [field.data for field in watch]
+
+        shapes = jax.eval_shape(forward, self.x)
         start = module._enter(self.x, context).data
-        outputs = [np.zeros(field.data.shape, np.float32) for field in shapes]
         rng = np.random.default_rng(0)
-        fields = [jnp.asarray(rng.normal(size=f.shape), jnp.float32) for f in outputs]
+        fields = [jnp.asarray(rng.normal(size=s.shape), jnp.float32) for s in shapes]
         inputs: dict[str, jax.Array] = {}
         previous: Any = start
         for number in range(4):

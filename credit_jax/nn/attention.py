@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm, Linear
 from credit_jax.nn.parameters import parameter
+from credit_jax.ops.affine import add_bias
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.position_bias import bias_index, bias_positions
 from credit_jax.parallel.collectives import axis_index, psum
@@ -86,7 +87,7 @@ class OutProjection(nnx.Module):
             preferred_element_type=context.precision.wide,
         )
         whole = psum(partial, context.axes.tensor).astype(x.dtype)
-        return whole + self.bias[...].reshape(1, 1, 1, -1)
+        return add_bias(whole, self.bias[...])
 
 
 class WindowAttention(nnx.Module):

@@ -12,6 +12,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.feed_forward import FeedForward
 from credit_jax.nn.layers import Conv, GroupNorm, LayerNorm
 from credit_jax.nn.parameters import parameter
+from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import Pair, conv_out_size
 from credit_jax.parallel.domain.conv import (
     conv2d_field,
@@ -145,7 +146,7 @@ class _PatchProjection(nnx.Module):
 
     def __call__(self, field: Field, patch: Pair) -> Field:
         field = conv2d_field(field, self.kernel[...][0], stride=patch)
-        return field.like(field.data + self.bias[...].reshape(1, 1, 1, -1))
+        return field.like(add_bias(field.data, self.bias[...]))
 
 
 class UpBlock(nnx.Module):

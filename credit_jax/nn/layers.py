@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
+from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import Padding
 from credit_jax.ops.norm import layer_norm
 from credit_jax.parallel.collectives import psum
@@ -69,10 +70,10 @@ class Linear(nnx.Module):
         self, x: Float[Array, "*batch channel_in"], context: Context | None = None
     ) -> Float[Array, "*batch channel_out"]:
         """Apply; a layer that is split by rows needs the context, others ignore it."""
-        bias = self.bias[...].reshape((1,) * (x.ndim - 1) + (-1,))
         if self.split == "row":
-            return sum_over_tensor(x, self.kernel[...], context) + bias
-        return x @ self.kernel[...] + bias
+            whole = sum_over_tensor(x, self.kernel[...], context)
+            return add_bias(whole, self.bias[...])
+        return add_bias(x @ self.kernel[...], self.bias[...])
 
 
 def sum_over_tensor(
@@ -127,11 +128,12 @@ class Conv(nnx.Module):
         context: Context | None = None,
     ) -> Field:
         """Convolve; a layer that is split by rows needs the context."""
-        bias = self.bias[...].reshape(1, 1, 1, -1)
+        bias = self.bias[...]
         if self.split == "row":
             kernel = self.kernel[...][0, 0]
-            return field.like(sum_over_tensor(field.data, kernel, context) + bias)
+            whole = sum_over_tensor(field.data, kernel, context)
+            return field.like(add_bias(whole, bias))
         field = conv2d_field(
             field, self.kernel[...], stride=self.stride, padding=self.padding, out=out
         )
-        return field.like(field.data + bias)
+        return field.like(add_bias(field.data, bias))

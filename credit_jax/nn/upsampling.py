@@ -11,6 +11,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.field_attention import CoordinateAttention, field_attention
 from credit_jax.nn.layers import Conv, GroupNorm
 from credit_jax.nn.parameters import parameter
+from credit_jax.ops.affine import add_bias
 from credit_jax.ops.norm import RunningStatistics
 from credit_jax.parallel.domain.conv_transpose import conv_transpose2d_field
 from credit_jax.parallel.domain.resize import resize_bilinear
@@ -51,7 +52,7 @@ class ConvTranspose(nnx.Module):
             stride=(self.stride, self.stride),
             padding=(ends, ends),
         )
-        return field.like(field.data + self.bias[...].reshape(1, 1, 1, -1))
+        return field.like(add_bias(field.data, self.bias[...]))
 
 
 class ResizeConv(nnx.Module):

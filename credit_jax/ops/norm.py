@@ -13,6 +13,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from credit_jax.ops.affine import scale_and_shift
+
 
 def layer_norm(
     x: Float[Array, "*batch channel"],
@@ -29,9 +31,8 @@ def layer_norm(
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     centred = wide - wide.mean(-1, keepdims=True)
     variance = (centred * centred).mean(-1, keepdims=True)
-    normal = (centred * lax.rsqrt(variance + epsilon)).astype(x.dtype)
-    lead = (1,) * (x.ndim - 1)
-    return normal * scale.reshape(*lead, -1) + bias.reshape(*lead, -1)
+    normal = centred * lax.rsqrt(variance + epsilon)
+    return scale_and_shift(normal, scale, bias).astype(x.dtype)
 
 
 @jax.tree_util.register_dataclass
@@ -169,5 +170,4 @@ def batch_norm_by(
         centred = wide - running.mean.reshape(*lead, -1)
         variance = running.variance
     normal = centred * lax.rsqrt(variance + epsilon).reshape(*lead, -1)
-    normal = normal.astype(x.dtype)
-    return normal * scale.reshape(*lead, -1) + bias.reshape(*lead, -1), running
+    return scale_and_shift(normal, scale, bias).astype(x.dtype), running

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from credit_jax.ops.affine import add_bias
 from credit_jax.ops.gates import neighbour_gate, squeeze_gate
 from credit_jax.ops.norm import RunningStatistics
 from credit_jax.parallel.domain.global_pool import (
@@ -141,7 +142,7 @@ def _local(whole: Array, field: Field, dim: int) -> Array:
 
 
 def _linear(x: Array, kernel: Array, bias: Array) -> Array:
-    return jnp.matmul(x, kernel) + bias.reshape((1,) * (x.ndim - 1) + (-1,))
+    return add_bias(jnp.matmul(x, kernel), bias)
 
 
 def _times(field: Field, gate: Float[Array, "batch channel"]) -> Field:

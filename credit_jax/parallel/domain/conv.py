@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import (
     NO_PADDING,
     AnyPadding,
@@ -175,7 +176,7 @@ def conv2d_scales(
             first = low - pad[0]
             x, rows_pad = x[:, first : first + span], (0, 0)
         y = conv2d(x, kernel, stride=(stride, stride), padding=(rows_pad, pad))
-        parts.append(y + bias.reshape(1, 1, 1, -1))
+        parts.append(add_bias(y, bias))
     return Field(jnp.concatenate(parts, -1), out)
 
 

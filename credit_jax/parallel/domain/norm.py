@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from credit_jax.ops.affine import scale_and_shift
 from credit_jax.ops.norm import RunningStatistics, batch_norm_by
 from credit_jax.parallel.collectives import psum, vary
 from credit_jax.parallel.layouts import Field
@@ -52,9 +53,8 @@ def group_norm(
     centred = wide - mean(wide)
     variance = mean(centred * centred)
     normal = centred * lax.rsqrt(variance + epsilon)
-    normal = normal.reshape(x.shape).astype(x.dtype)
-    lead = (1,) * (x.ndim - 1)
-    return field.like(normal * scale.reshape(*lead, -1) + bias.reshape(*lead, -1))
+    normal = scale_and_shift(normal.reshape(x.shape), scale, bias)
+    return field.like(normal.astype(x.dtype))
 
 
 def batch_norm_field(

@@ -1,0 +1,30 @@
+"""Biases and scales of channels, in float32 or wider whatever the fields are in."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def add_bias(
+    x: Float[Array, "*batch channel"], bias: Float[Array, " channel"]
+) -> Float[Array, "*batch channel"]:
+    """X + bias in the dtype of `x`.
+
+    The sum is float32 or wider, and so is the gradient of the bias: it adds up over all
+    points, of which 16 bits can count few.
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    lead = (1,) * (x.ndim - 1)
+    return (x.astype(wide) + bias.astype(wide).reshape(*lead, -1)).astype(x.dtype)
+
+
+def scale_and_shift(
+    normal: Float[Array, "*batch channel"],
+    scale: Float[Array, " channel"],
+    bias: Float[Array, " channel"],
+) -> Float[Array, "*batch channel"]:
+    """Normal * scale + bias in the dtype of `normal`, which is float32 or wider."""
+    lead = (1,) * (normal.ndim - 1)
+    scale, bias = (a.astype(normal.dtype).reshape(*lead, -1) for a in (scale, bias))
+    return normal * scale + bias
