@@ -20,6 +20,7 @@ from benchmarks.jax_side import num_devices, parse_mesh
 from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
 from credit_jax.parallel.axes import DOMAIN
 from credit_jax.parallel.devices import ensure_devices
+from credit_jax.parallel.remat import ACTIVATIONS
 
 DEFAULT_MESHES = ("1", "domain2", "domain4", "domain8")
 HEADER = ["mesh", "arguments", "temporary", "peak", "temporary x shards / one device"]
