@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from credit_jax.nn.blocks import TransformerBlock
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import declaration_of, named_parameters, stack_blocks
+from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.axes import MeshAxes
 from credit_jax.parallel.collectives import axis_index, psum, vary
 from credit_jax.parallel.domain.windows import window_layout
@@ -27,12 +28,13 @@ KEY = jax.random.key(11)
 
 
 def blocks():
-    return stack_blocks(
+    stacked = stack_blocks(
         lambda: TransformerBlock(
             CHANNELS, WINDOW, WINDOW, dim_head=16, attn_dropout=0.3, ff_dropout=0.2
         ),
         DEPTH,
     )
+    return apply_tensor_parallel(stacked)
 
 
 def declarations():

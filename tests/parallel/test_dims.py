@@ -34,6 +34,7 @@ from credit_jax.parallel.mesh import (
     parse_parallelism_conf,
     rank_coords,
 )
+from credit_jax.parallel.precision import Precision
 from credit_jax.parallel.sharding import Declaration, ShardingRules
 
 MODEL = {
@@ -421,7 +422,7 @@ def test_hsdp_copies_over_one_axis_and_splits_over_the_other(tp, rng):
         assert rows[device] == expected, f"copy {copy}, shard {shard}: {rows[device]}"
 
     def local_loss(weight, x):
-        whole = gather(weight, declaration, rules, dims.mesh_axes)
+        whole = gather(weight, declaration, rules, dims.mesh_axes, Precision())
         return psum((jnp.sin(x @ whole) ** 2).sum(), dims.dp) / 16
 
     step = jax.shard_map(
