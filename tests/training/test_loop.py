@@ -48,8 +48,8 @@ class Watched(Setup):
         object.__setattr__(watched, "notes", notes)
         return watched
 
-    def steps(self):
-        steps = super().steps()
+    def steps(self, **keywords):
+        steps = super().steps(**keywords)
 
         def train_step(state, batch):
             if self.notes["before"]:
