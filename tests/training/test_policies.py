@@ -23,6 +23,9 @@ from credit_jax.training.step import make_train_step
 from tests.models.cases import CASES
 from tests.support import assert_close
 
+# One worker, which compiles the run on one device once.
+pytestmark = pytest.mark.xdist_group("policies")
+
 # Spectral norm, whose vectors are far from converged in the first steps; two blocks in
 # stage 2, so that a policy can part them.
 BLOCK = {**CASES["earth"], "depth": [1, 1, 2, 1]}
@@ -128,10 +131,10 @@ def _gathers(**policies: Any) -> int:
 
 def test_a_number_of_blocks_stays_gathered() -> None:
     """The more blocks stay, the fewer gathers there are."""
-    counts = [_gathers(reshard_after_forward=n) for n in (True, 5, 100, False)]
+    counts = [_gathers(reshard_after_forward=n) for n in (True, 5, False)]
     print("gathers", counts)
-    again, five, all_blocks, kept = counts
-    assert again > five > all_blocks == kept
+    again, five, kept = counts
+    assert again > five > kept
 
 
 def test_parameters_that_stay_whole_are_not_gathered() -> None:
