@@ -30,6 +30,18 @@ class Pass:
     gradients: State
 
 
+def fresh_credit(block: Mapping[str, Any]) -> torch.nn.Module:
+    """CREDIT's model of a `model:` block, freshly initialised by torch's generator.
+
+    Raises:
+        ValueError: CREDIT is missing.
+    """
+    arguments = copy.deepcopy(dict(block))
+    registry = import_credit("models")._MODEL_REGISTRY
+    module, name = registry[arguments.pop("type")][:2]
+    return getattr(import_credit(module.removeprefix("credit.")), name)(**arguments)
+
+
 def build_credit(
     block: Mapping[str, Any], state: Mapping[str, np.ndarray]
 ) -> torch.nn.Module:
@@ -42,10 +54,7 @@ def build_credit(
     Raises:
         ValueError: CREDIT is missing, or the weights are not those of the model.
     """
-    arguments = copy.deepcopy(dict(block))
-    registry = import_credit("models")._MODEL_REGISTRY
-    module, name = registry[arguments.pop("type")][:2]
-    model = getattr(import_credit(module.removeprefix("credit.")), name)(**arguments)
+    model = fresh_credit(block)
     tensors = {key: torch.from_numpy(np.array(a)) for key, a in state.items()}
     try:
         model.load_state_dict(tensors, strict=True)

@@ -1,7 +1,5 @@
 """One forward and backward pass of a CREDIT model, as numpy arrays."""
 
-import copy
-import importlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from credit_torch_bridge.credit_import import import_torchvision
+from credit_torch_bridge.credit_side import fresh_credit
 
 _SETTLING_FORWARDS = 5
 _SPREAD = 0.1
@@ -93,15 +91,11 @@ def credit_case(
 def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Module:
     """The CREDIT model of a `model:` block, on the CPU, freshly initialised."""
     torch.set_num_threads(1)
-    arguments = copy.deepcopy(dict(model_block))
     # CREDIT and its libraries warn of their own affairs; ours are errors.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import_torchvision()
-        registry = importlib.import_module("credit.models")._MODEL_REGISTRY
-        module, name = registry[arguments.pop("type")][:2]
         torch.manual_seed(seed)
-        return getattr(importlib.import_module(module), name)(**arguments)
+        return fresh_credit(model_block)
 
 
 def _draw_input(
