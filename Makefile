@@ -9,6 +9,9 @@ BIN := .venv/bin
 # Two processes share the time that XLA takes to compile the programs of the tests.
 WORKERS ?= 2
 
+# Every module is compiled once, at its first import, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: train test accuracy lint check-style check-floors check-types check-tests clean
 .DEFAULT_GOAL := test
 

@@ -1,6 +1,6 @@
 """Bytes that a training step moves between devices, beside the least it must move.
 
-    python -m benchmarks.comm_volume [--meshes ddp8 dp8 tp2 domain4 ...]
+    python -m benchmarks.comm_volume [--meshes ddp8 dp64 tp8 domain8 dp8xdomain8 ...]
 
 Read from the compiled program of each mesh on simulated devices; nothing is run.
 """
@@ -15,82 +15,148 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.compiled_step import SMALL_MODEL, compile_step
-from benchmarks.hlo import KINDS, collectives
-from benchmarks.jax_side import num_devices, parse_mesh
+from benchmarks.compiled_step import MODELS, compile_step, model_block
+from benchmarks.hlo import KINDS, Collective, collectives
+from benchmarks.jax_side import build_mesh, num_devices
 from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
 from credit_jax.models.architecture import Architecture
-from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
+from credit_jax.parallel.axes import DOMAIN, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.devices import ensure_devices
+from credit_jax.parallel.rows import HALO
+from credit_jax.parallel.sharding import TENSOR_DIMS, ShardingRules
 
-DEFAULT_MESHES = ("ddp4", "dp4", "tp2", "domain4", "dp2xtp2xdomain2")
-BATCH = 8
+DEFAULT_MESHES = (
+    "ddp8",
+    "ddp64",
+    "dp8",
+    "dp64",
+    "tp8",
+    "domain8",
+    "dp8xdomain8",
+    "dp8xtp8",
+    "dp4xtp2xdomain8",
+    "ddp2xdp4xtp2xdomain4",
+)
 FLOAT = 4  # bytes
+
+FSDP, TENSOR, EXCHANGE, SUMS = "FSDP", "tensor", "long attention", "sums"
+PURPOSES = (FSDP, TENSOR, HALO, EXCHANGE, SUMS)
+
+Volume = dict[str, float]
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
     """Compiles every mesh, prints the table, writes the report; returns its path."""
     options = _parse(arguments)
     ensure_devices(max(map(num_devices, options.meshes)))
+    model = model_block(options.model)
     runs = []
     for mesh in options.meshes:
-        architecture, compiled = compile_step(SMALL_MODEL, mesh, batch=options.batch)
-        runs.append(_volume(mesh, compiled.as_text(), architecture, options.batch))
-    header = ["mesh", *KINDS, "all", "least", "ratio"]
-    rows = [_cells(run) for run in runs]
-    _print(header, rows)
-    config = {"meshes": options.meshes, "batch": options.batch, "model": SMALL_MODEL}
-    sections = ["# Communication volume", _INTRO, markdown_table(header, rows)]
+        axes = MeshAxes.from_mesh(build_mesh(mesh))
+        batch = options.samples * axes.num_data
+        architecture, compiled = compile_step(model, mesh, batch=batch)
+        found = collectives(compiled.as_text())
+        runs.append(
+            {
+                "mesh": mesh,
+                "kinds": _by_kind(found),
+                "sent": by_purpose(found, dict(build_mesh(mesh).shape)),
+                "least": least_volume(architecture, axes, options.samples),
+            }
+        )
+    tables = [
+        (["mesh", *KINDS], [_kind_cells(run) for run in runs]),
+        (["mesh", *PURPOSES, "all"], [_purpose_cells(run) for run in runs]),
+    ]
+    for header, rows in tables:
+        _print(header, rows)
+    config = {"meshes": options.meshes, "samples": options.samples, "model": model}
+    texts = [markdown_table(header, rows) for header, rows in tables]
+    sections = ["# Communication volume", _KINDS, texts[0], _PURPOSES, texts[1]]
     data = {"recipe": recipe(config), "runs": runs}
     return write_report("comm_volume", sections, data, options.out)
 
 
-_INTRO = (
-    "MB that one device sends in a training step, by kind of collective. Least is what "
-    "the algorithm cannot do without: gradients and FSDP gathers, one sum over tp for "
-    "every attention and feed-forward block, halos of the convolutions, and two "
-    "exchanges for every long attention, forward and backward. Moving rows between "
-    "layouts, norms, losses and the optimiser's norm count as nothing there. FSDP "
-    "gathers for the forward and again for the backward pass; XLA on CPU merges the "
-    "two outside of loops, which makes a ratio below 1."
+_KINDS = (
+    "MB that one device sends in a training step, by kind of collective, and in "
+    "brackets how many there are. Each data-parallel rank has its own samples, so that "
+    "a row tells what weak scaling along dp costs."
+)
+_PURPOSES = (
+    "The same by what it is for, and in brackets how many times the least that the "
+    "algorithm must move. FSDP: two gathers of every split parameter and one scatter "
+    "of its gradient. Tensor: one sum over tp of every attention and feed-forward "
+    "block, forward and backward. Halo: the reach of the convolutions, forward and "
+    "backward. Long attention: to its windows and back, forward and backward. Sums "
+    "over dp and domain: gradients; norms, the loss and the optimiser's norm count as "
+    "nothing there.\n\n"
+    "XLA on a CPU merges the two gathers of FSDP outside of loops (it drops the "
+    "barrier between them), which makes a ratio below 1 there; a GPU runs both."
 )
 
 
-def _volume(
-    mesh: str, hlo: str, architecture: Architecture, batch: int
-) -> dict[str, Any]:
-    sent = dict.fromkeys(KINDS, 0.0)
-    number = dict.fromkeys(KINDS, 0)
-    for collective in collectives(hlo):
-        sent[collective.kind] += collective.sent
-        number[collective.kind] += collective.times
-    least = least_volume(architecture, parse_mesh(mesh), batch)
-    return {"mesh": mesh, "sent": sent, "number": number, "least": least}
+def _by_kind(found: Sequence[Collective]) -> dict[str, dict[str, float]]:
+    sent = {kind: {"bytes": 0.0, "number": 0} for kind in KINDS}
+    for collective in found:
+        sent[collective.kind]["bytes"] += collective.sent
+        sent[collective.kind]["number"] += collective.times
+    return sent
 
 
-def least_volume(
-    architecture: Architecture, degrees: Mapping[str, int], batch: int
-) -> dict[str, float]:
+def by_purpose(found: Sequence[Collective], mesh: Mapping[str, int]) -> Volume:
+    """Bytes that one device sends, by `purpose`."""
+    sent = dict.fromkeys(PURPOSES, 0.0)
+    for collective in found:
+        sent[purpose(collective, mesh)] += collective.sent
+    return sent
+
+
+def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
+    """What a collective of a training step is for, one of `PURPOSES`.
+
+    Args:
+        collective: of the compiled step.
+        mesh: degree of every axis, outermost first.
+
+    Raises:
+        ValueError: nothing in a step should move like this.
+    """
+    axes = collective.axes(mesh)
+    if collective.kind == "all-reduce":
+        return TENSOR if axes == (TP,) else SUMS
+    if collective.kind in ("all-gather", "reduce-scatter") and axes == (DP_SHARD,):
+        return FSDP
+    if collective.kind in ("collective-permute", "all-to-all") and axes == (DOMAIN,):
+        return HALO if HALO in collective.name else EXCHANGE
+    raise ValueError(f"a {collective.kind} over {axes}: {collective.name}")
+
+
+def least_volume(architecture: Architecture, axes: MeshAxes, samples: int) -> Volume:
     """Bytes that one device must send in a step, by what they are for.
 
     Args:
         architecture: a WXFormer.
-        degrees: of the mesh axes.
-        batch: samples of the global batch.
+        axes: of the mesh.
+        samples: of one data-parallel rank.
     """
-    tensor, domain = degrees.get(TP, 1), degrees.get(DOMAIN, 1)
-    shard, replicas = degrees.get(DP_SHARD, 1), degrees.get(DP_REPLICATE, 1)
-    samples = batch // (shard * replicas)
-    split = [d for d in architecture.declarations.values() if _on_tp(d)]
-    size = (architecture.num_parameters - sum(d.size for d in split)) * FLOAT
-    size += sum(d.size for d in split) * FLOAT / tensor
-    copies = domain * replicas
+    rules = ShardingRules()
+    whole = split = 0.0
+    for declaration in architecture.declarations.values():
+        size = declaration.size * FLOAT
+        if any(name in TENSOR_DIMS for name in declaration.dims):
+            size /= axes.num_tensor
+        if rules.shard_dim(declaration, axes) is None:
+            whole += size
+        else:
+            split += size
+    copies = axes.num_data * axes.num_domain
     return {
-        "gather": 2 * _share(shard) * size,
-        "gradients": _share(shard) * size + 2 * _share(copies) * size / shard,
-        "tensor": _tensor_sums(architecture, samples, tensor, domain),
-        "halo": _halos(architecture, samples, domain),
-        "long attention": _exchanges(architecture, samples, domain),
+        FSDP: 3 * _share(axes.num_shard) * split,
+        TENSOR: _tensor_sums(architecture, samples, axes),
+        HALO: _halos(architecture, samples, axes.num_domain),
+        EXCHANGE: _exchanges(architecture, samples, axes.num_domain),
+        SUMS: 2 * _share(copies) * whole
+        + 2 * _share(copies // axes.num_shard) * split / axes.num_shard,
     }
 
 
@@ -98,20 +164,15 @@ def _share(num: int) -> float:
     return (num - 1) / num
 
 
-def _on_tp(declaration: Any) -> bool:
-    return any(name in ("heads", "mlp") for name in declaration.dims)
-
-
-def _tensor_sums(
-    architecture: Architecture, samples: int, tensor: int, domain: int
-) -> float:
+def _tensor_sums(architecture: Architecture, samples: int, axes: MeshAxes) -> float:
     """Four sums a block, forward and backward, of its whole local field."""
     config = architecture.config
     fields = sum(
         depth * stage.height * stage.width * stage.channels
         for depth, stage in zip(config.depth, config.geometry().stages, strict=True)
     )
-    return 2 * 4 * 2 * _share(tensor) * samples * fields / domain * FLOAT
+    rings = 2 * _share(axes.num_tensor)
+    return 4 * 2 * rings * samples * fields / axes.num_domain * FLOAT
 
 
 def _halos(architecture: Architecture, samples: int, domain: int) -> float:
@@ -149,15 +210,25 @@ def _exchanges(architecture: Architecture, samples: int, domain: int) -> float:
     return 2 * 2 * _share(domain) * samples * fields / domain * FLOAT
 
 
-def _cells(run: Mapping[str, Any]) -> list[str]:
-    kinds = [f"{run['sent'][kind] / 1e6:.3f} ({run['number'][kind]})" for kind in KINDS]
-    total, least = sum(run["sent"].values()), sum(run["least"].values())
-    ratio = f"{total / least:.2f}" if least else ""
-    return [run["mesh"], *kinds, f"{total / 1e6:.3f}", f"{least / 1e6:.3f}", ratio]
+def _kind_cells(run: Mapping[str, Any]) -> list[str]:
+    kinds = (run["kinds"][kind] for kind in KINDS)
+    return [run["mesh"], *(f"{k['bytes'] / 1e6:.3f} ({k['number']})" for k in kinds)]
+
+
+def _purpose_cells(run: Mapping[str, Any]) -> list[str]:
+    sent, least = run["sent"], run["least"]
+    cells = [_ratio(sent[name], least[name]) for name in PURPOSES]
+    return [run["mesh"], *cells, _ratio(sum(sent.values()), sum(least.values()))]
+
+
+def _ratio(sent: float, least: float) -> str:
+    if not least:
+        return f"{sent / 1e6:.3f}" if sent else ""
+    return f"{sent / 1e6:.3f} ({sent / least:.2f})"
 
 
 def _print(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title="MB sent by one device in a step (number of collectives)")
+    table = Table(title="MB sent by one device in a step")
     for name in header:
         table.add_column(name)
     for row in rows:
@@ -169,7 +240,8 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.comm_volume")
     add = parser.add_argument
     add("--meshes", nargs="+", default=list(DEFAULT_MESHES), metavar="MESH")
-    add("--batch", type=int, default=BATCH, help="samples of a global batch")
+    add("--model", choices=MODELS, default="medium")
+    add("--samples", type=int, default=1, help="of one data-parallel rank")
     add("--out", type=Path, default=REPORTS, help="folder of the report")
     return parser.parse_args(arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.jax_side import build_mesh
+from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.execution import Execution
@@ -39,12 +41,37 @@ SMALL_MODEL: dict[str, Any] = {
     "cross_embed_strides": [2, 2, 2, 2],
     "interp": False,
 }
+# Windows, heads and strides that 8 shards and 8 tensor ranks divide at every stage.
+MEDIUM_MODEL: dict[str, Any] = {
+    **SMALL_MODEL,
+    "image_height": 256,
+    "image_width": 512,
+    "dim": [64, 128, 256, 512],
+    "depth": [2, 2, 2, 2],
+}
+CONFIGS = Path(__file__).parents[1] / "configs"
+MODELS = ("small", "medium", "1deg", "025deg")
+
+
+def model_block(name: str) -> dict[str, Any]:
+    """The `model:` block of one of `MODELS`; the last two are those of configs/."""
+    if name in ("1deg", "025deg"):
+        return read_yaml(CONFIGS / f"wxformer_{name}.yaml")["model"]
+    return {"small": SMALL_MODEL, "medium": MEDIUM_MODEL}[name]
 
 
 def compile_step(
     model: Mapping[str, Any], mesh: str, *, batch: int, remat: str = "none"
 ) -> tuple[Architecture, Any]:
-    """The architecture, and the compiled training step (plain MSE, AdamW, clipping).
+    """The architecture, and the compiled step; see `trace_step`."""
+    architecture, traced = trace_step(model, mesh, batch=batch, remat=remat)
+    return architecture, traced.lower().compile()
+
+
+def trace_step(
+    model: Mapping[str, Any], mesh: str, *, batch: int, remat: str = "none"
+) -> tuple[Architecture, Any]:
+    """The architecture, and the traced training step (plain MSE, AdamW, clipping).
 
     Args:
         model: the `model:` block.
@@ -70,9 +97,8 @@ def compile_step(
         jax.eval_shape(start, jax.random.key(0)),
         shardings(specs, execution.mesh),
     )
-    return architecture, step.lower(
-        state, _batch(architecture, execution, batch)
-    ).compile()
+    shapes = _batch(architecture, execution, batch)
+    return architecture, step.trace(state, shapes)  # pyright: ignore
 
 
 def _batch(

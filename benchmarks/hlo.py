@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 _BYTES = {
     **dict.fromkeys(("pred", "s8", "u8"), 1),
@@ -25,7 +27,12 @@ _LINE = re.compile(
     rf"= (?P<shape>\(.*?\)|\S+) (?P<kind>{'|'.join(KINDS)})(?:-start)?\((?P<rest>.*)"
 )
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
-_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[(\d+),(\d+)\])")
+_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_IOTA_GROUPS = re.compile(
+    r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
+)
+_PAIRS = re.compile(r"source_target_pairs=\{\{([\d,]+)\}")
+_NAME = re.compile(r'op_name="([^"]*)"')
 _LOOP = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLS = re.compile(r"(?:body|to_apply|calls|branch_computations)=\{?%?([\w.\-]+)")
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -38,14 +45,21 @@ class Collective:
     Attributes:
         kind: of `KINDS`.
         result: bytes of its result on one device.
-        group: devices that take part together.
+        members: the devices of its first group, or of a permute's first pair.
         times: how often it runs in one call of the program.
+        name: the scopes that it stands in.
     """
 
     kind: str
     result: int
-    group: int
+    members: tuple[int, ...]
     times: int
+    name: str = ""
+
+    @property
+    def group(self) -> int:
+        """Devices that take part together."""
+        return len(self.members)
 
     @property
     def sent(self) -> float:
@@ -63,6 +77,16 @@ class Collective:
             "collective-permute": 1.0,
         }[self.kind]
         return self.times * self.result * factor
+
+    def axes(self, mesh: Mapping[str, int]) -> tuple[str, ...]:
+        """The mesh axes along which it moves.
+
+        Args:
+            mesh: degree of every axis, outermost first.
+        """
+        coords = np.stack(np.unravel_index(self.members, tuple(mesh.values())))
+        differ = (coords != coords[:, :1]).any(1)
+        return tuple(axis for axis, moved in zip(mesh, differ, strict=True) if moved)
 
 
 def collectives(hlo: str) -> list[Collective]:
@@ -90,11 +114,35 @@ def _collective(match: re.Match[str], times: int) -> Collective:
     shapes = [_size(*shape) for shape in _SHAPE.findall(match["shape"])]
     if "-start(" in match[0] and match["kind"] != "all-reduce":
         shapes = shapes[len(shapes) // 2 :]
-    groups = _GROUPS.search(match["rest"])
-    group = 2
-    if groups:
-        group = int(groups[3]) if groups[3] else len(groups[1].split(","))
-    return Collective(match["kind"], sum(shapes), group, times)
+    name = _NAME.search(match["rest"])
+    members = _members(match["rest"])
+    return Collective(
+        match["kind"], sum(shapes), members, times, name[1] if name else ""
+    )
+
+
+def _members(attributes: str) -> tuple[int, ...]:
+    """Of the first group, as `Collective.members` says.
+
+    XLA writes groups out, or as a numbering [groups, members] of devices that are laid
+    out as an array, whose dims may be transposed first.
+    """
+    listed = _GROUPS.search(attributes) or _PAIRS.search(attributes)
+    if listed:
+        return _numbers(listed[1])
+    iota = _IOTA_GROUPS.search(attributes)
+    if not iota:
+        raise ValueError(f"no groups of devices in {attributes[:200]}")
+    shape = _numbers(iota[3])
+    devices = np.arange(math.prod(shape)).reshape(shape)
+    if iota[4]:
+        devices = devices.transpose(_numbers(iota[4]))
+    first = devices.reshape(int(iota[1]), int(iota[2]))[0]
+    return tuple(int(device) for device in first)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 def _size(dtype: str, dims: str) -> int:

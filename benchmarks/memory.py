@@ -1,6 +1,6 @@
 """Bytes a device needs for a training step, by XLA's own account of the program.
 
-    python -m benchmarks.memory [--meshes 1 domain2 domain4 domain8] [--remat full]
+    python -m benchmarks.memory [--meshes 1 domain2 domain4 domain8] [--model 025deg]
 
 Read from the compiled program of each mesh on simulated devices; nothing is run.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.compiled_step import SMALL_MODEL, compile_step
+from benchmarks.compiled_step import MODELS, compile_step, model_block
 from benchmarks.jax_side import num_devices, parse_mesh
 from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
 from credit_jax.parallel.axes import DOMAIN
@@ -36,10 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     """Compiles every mesh, prints the table, writes the report; returns its path."""
     options = _parse(arguments)
     ensure_devices(max(map(num_devices, options.meshes)))
-    runs = []
+    model, runs = model_block(options.model), []
     for mesh in options.meshes:
         _, compiled = compile_step(
-            SMALL_MODEL, mesh, batch=options.batch, remat=options.remat
+            model, mesh, batch=options.batch, remat=options.remat
         )
         runs.append({"mesh": mesh, **_bytes(compiled.memory_analysis())})
     rows = [_cells(run, runs[0]) for run in runs]
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-    config = {"batch": options.batch, "remat": options.remat, "model": SMALL_MODEL}
+    config = {"batch": options.batch, "remat": options.remat, "model": model}
     data = {"recipe": recipe(config), "runs": runs}
     sections = ["# Memory of a training step", _INTRO, markdown_table(HEADER, rows)]
     return write_report("memory", sections, data, options.out)
@@ -75,11 +75,12 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory")
     add = parser.add_argument
     add("--meshes", nargs="+", default=list(DEFAULT_MESHES), metavar="MESH")
-    add("--batch", type=int, default=8, help="samples of a global batch")
+    add("--model", choices=MODELS, default="025deg")
+    add("--batch", type=int, default=1, help="samples of a global batch")
     add(
         "--remat",
         choices=ACTIVATIONS,
-        default="none",
+        default="full",
         help="activation checkpointing",
     )
     add("--out", type=Path, default=REPORTS, help="folder of the report")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.compiled_step import CONFIGS
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.registry import build
-
-_CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Case:
 def make_case(name: str) -> Case:
     """A size by its name, with random data."""
     size = SIZES[name]
-    block = {**read_yaml(_CONFIGS / size.config)["model"], **size.changes}
+    block = {**read_yaml(CONFIGS / size.config)["model"], **size.changes}
     model = build(block)
     rng = np.random.default_rng(0)
     grid = model.image_height, model.image_width

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from benchmarks.flops import count_flops
 from benchmarks.jax_side import build_mesh
 from benchmarks.speed_cases import Case
 from credit_jax.models.parallel_model import build_parallel_model
@@ -89,20 +90,9 @@ class JaxSide:
         self.state, info = self.step(self.state, self.batch)
         return float(info["loss"][0])
 
-    def compile_seconds(self) -> dict[str, float]:
-        """Seconds to trace and to compile the training step, without a cache."""
-        import time
-
-        start = time.perf_counter()
-        lowered = self.step.lower(self.state, self.batch)  # pyright: ignore
-        traced = time.perf_counter()
-        lowered.compile()
-        return {"trace": traced - start, "compile": time.perf_counter() - traced}
-
     def floating_point_operations(self) -> float:
-        """Of a training step, as XLA counts them."""
-        compiled = self.step.lower(self.state, self.batch).compile()  # pyright: ignore
-        return float(compiled.cost_analysis()["flops"])
+        """Of a training step, those of its matrix products and convolutions."""
+        return count_flops(self.step, self.state, self.batch)
 
     def peak_memory(self) -> int | None:
         """Bytes at the high-water mark of an accelerator."""

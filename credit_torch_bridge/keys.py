@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -222,11 +222,15 @@ def make_plan(
     """
     entries = tuple(table)
     rules = [entry for entry in entries if isinstance(entry, Rule)]
+    alike: dict[str, list[Rule]] = {}
+    for rule in rules:
+        alike.setdefault(_outline(rule.ours), []).append(rule)
     pieces: list[Piece] = []
     order = TorchOrder(rule.torch for rule in rules)
     problems = []
     for path, declaration in declarations.items():
-        found = [(rule, at) for rule in rules if (at := rule.match(path)) is not None]
+        candidates = alike.get(_outline(path), ())
+        found = [(r, at) for r in candidates if (at := r.match(path)) is not None]
         if len(found) != 1:
             named = ", ".join(rule.ours for rule, _ in found) or "none"
             problems.append(f"{path}: {len(found)} rules match ({named}), expected 1")
@@ -298,6 +302,12 @@ def _whole(pieces: list[Piece]) -> Shape:
     return shape if pieces[0].block is None else (len(pieces), *shape)
 
 
+def _outline(template: str) -> str:
+    """A template or path without its numbers, the same for those that match."""
+    return re.sub(r"(?:\{\w+\}|\d)+", "#", template)
+
+
+@lru_cache
 def _regex(template: str) -> re.Pattern[str]:
     """The template with a named group of digits in place of each index."""
     parts = re.split(r"\{(\w+)\}", template)

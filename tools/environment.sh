@@ -10,6 +10,8 @@ cd "$(dirname "$0")/.."
 
 VENV=.venv
 MARK=$VENV/.installing
+TRAINING='credit_jax.train, credit_jax.predict, credit_jax.data.demo_dynamics'
+TRAINING+=', matplotlib.backends.backend_agg, matplotlib.figure, tensorboardX'
 
 find_python() {
     local candidates=${PYTHON:-python3 python3.13 python3.12 python3.11 python} candidate
@@ -38,7 +40,7 @@ make_venv() {
 }
 
 # A failure that pip itself reports was rolled back by pip, so the mark goes; after a kill
-# it stays. Modules are compiled when they are first imported: few ever are.
+# it stays. pip compiles no modules: few of them are ever imported (see first_imports).
 install() {
     local status=0
     touch "$MARK"
@@ -50,15 +52,25 @@ install() {
     return "$status"
 }
 
+# Compiles the modules that nearly every process imports, also where
+# PYTHONDONTWRITEBYTECODE would have each process compile them anew, for 20 seconds.
+first_imports() {
+    env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -W ignore -c "import $1"
+}
+
 trap 'exit 130' INT TERM HUP
 echo "Setting up $VENV (${1:-}); the first time this takes a few minutes."
 make_venv
 case ${1:-} in
-train) install --editable '.[demo]' ;;
+train)
+    install --editable '.[demo]'
+    first_imports "$TRAINING"
+    ;;
 test)
     install --editable '.[demo,lint,bridge,test]'
     install --requirement tests/reference/requirements.txt
     install --no-deps --requirement tests/reference/requirements-credit.txt
+    first_imports "$TRAINING, credit_torch_bridge.__main__, torch, pytest"
     ;;
 *)
     echo "usage: tools/environment.sh train|test" >&2

@@ -63,6 +63,12 @@ class QueryKeyValue(nnx.Module):
     ) -> Float[Array, "three batch windows heads tokens head_dim"]:
         return jnp.einsum("bgsc,cnhd->nbghsd", x, self.kernel[...])
 
+    def values(
+        self, x: Float[Array, "batch windows tokens channel"]
+    ) -> Float[Array, "batch windows heads tokens head_dim"]:
+        """The third of them alone, v."""
+        return jnp.einsum("bgsc,chd->bghsd", x, self.kernel[...][:, 2])
+
 
 class OutProjection(nnx.Module):
     """Row-parallel projection of all heads: one `psum` over tp, then the bias once."""
@@ -137,6 +143,19 @@ class WindowAttention(nnx.Module):
 
     def _attend(self, field: Field, context: Context) -> Field:
         x = partition(field.like(self.norm(field.data)), self.kind, self.window)
+        mixed = self._mix(x, field, context)
+        return merge(self.to_out(mixed, context), field, self.kind, self.window)
+
+    def _mix(
+        self,
+        x: Float[Array, "batch windows tokens channel"],
+        field: Field,
+        context: Context,
+    ) -> Float[Array, "batch windows heads tokens head_dim"]:
+        """Every token's values, weighted; a token alone in its window has weight 1."""
+        if self.window == 1:
+            v = self.to_qkv.values(x)
+            return self._drop(jnp.ones_like(v[..., :1]), field, context) * v
         q, k, v = self.to_qkv(x)
         logits = jnp.einsum(
             "bghid,bghjd->bghij",
@@ -147,8 +166,7 @@ class WindowAttention(nnx.Module):
         bias = self.position_bias(self.window).astype(logits.dtype)
         weights = jax.nn.softmax(logits + bias[None, None, None], -1).astype(v.dtype)
         weights = self._drop(weights, field, context)
-        x = self.to_out(jnp.einsum("bghij,bghjd->bghid", weights, v), context)
-        return merge(x, field, self.kind, self.window)
+        return jnp.einsum("bghij,bghjd->bghid", weights, v)
 
     def _drop(self, weights: Array, field: Field, context: Context) -> Array:
         """Dropout by global sample, window, head and pair of tokens."""

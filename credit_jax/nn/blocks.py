@@ -28,7 +28,7 @@ from credit_jax.parallel.initialisers import (
     xavier_normal,
 )
 from credit_jax.parallel.layouts import Field
-from credit_jax.parallel.rows import fetch
+from credit_jax.parallel.rows import WINDOWS, fetch
 
 
 class CrossEmbed(nnx.Module):
@@ -110,9 +110,9 @@ class TransformerBlock(nnx.Module):
         )
         for index, layer in enumerate(layers):
             if isinstance(layer, WindowAttention):
-                field = fetch(field, layer.layout(field.layout))
+                field = fetch(field, layer.layout(field.layout), scope=WINDOWS)
             field = field.like(field.data + layer(field, context.fold(index)).data)
-        return fetch(field, home)
+        return fetch(field, home, scope=WINDOWS)
 
 
 class PatchEmbed(nnx.Module):

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -30,14 +31,19 @@ from credit_jax.parallel.take import take_rows, take_static
 
 _PLAN_CACHE = 4096
 
+# What rows are moved for, as profiles and compiled programs name it.
+HALO, WINDOWS, RELAYOUT = "halo", "windows", "relayout"
 
-def fetch(field: Field, need: Layout) -> Field:
+
+def fetch(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:
     """The same field with shard d holding the global rows `need.held[d]`.
 
     Args:
         field: local array and the rows it holds.
         need: rows wanted on each shard; -1 and filler become rows of zeros. `need.size`
             may differ from that of the field: rows of `need.held` are the field's.
+        scope: what the rows are for: HALO (the reach of a convolution), WINDOWS (of
+            attention) or RELAYOUT (anything else).
 
     Returns:
         Field on layout `need`.
@@ -45,16 +51,19 @@ def fetch(field: Field, need: Layout) -> Field:
     Raises:
         ValueError: a wanted row is held by no shard.
     """
-    have = field.layout
+    with jax.named_scope(scope):
+        return Field(_fetch(field.data, field.layout, need), need)
+
+
+def _fetch(x: Array, have: Layout, need: Layout) -> Array:
     if need.held == have.held:
-        return Field(_zero_filler(field.data, have), need)
+        return _zero_filler(x, have)
     if have.num_shards == 1:
-        return Field(_fetch_alone(field.data, have, need), need)
+        return _fetch_alone(x, have, need)
     window = _plan_window(have, need)
     if window is not None:
-        return Field(_fetch_window(field.data, have, need, window), need)
-    plan = _plan_exchange(have.held, need.held)
-    return Field(_fetch_exchange(field.data, have, plan), need)
+        return _fetch_window(x, have, need, window)
+    return _fetch_exchange(x, have, _plan_exchange(have.held, need.held))
 
 
 def _zero_filler(x: Array, layout: Layout) -> Array:

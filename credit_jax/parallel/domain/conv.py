@@ -25,7 +25,7 @@ from credit_jax.parallel.domain.targets import (
     whole_rows,
 )
 from credit_jax.parallel.layouts import FILLER, Field, Layout
-from credit_jax.parallel.rows import fetch
+from credit_jax.parallel.rows import HALO, fetch
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _conv_field(
     )
     target = on_one_stretch(layout, rows, out)
     if layout.num_shards > 1:
-        field = fetch(field, conv_rows(layout, target, taps))
+        field = fetch(field, conv_rows(layout, target, taps), scope=HALO)
         pads = without(pads, at)
     data = conv(
         whole_rows(field).data,
@@ -165,9 +165,8 @@ def conv2d_scales(
     shards = field.layout.num_shards
     low, largest = pads[-1][0], kernels[-1].shape[0]
     if shards > 1:
-        field = fetch(
-            field, conv_rows(field.layout, out, Taps(largest, stride, pads[-1], 1))
-        )
+        reach = Taps(largest, stride, pads[-1], 1)
+        field = fetch(field, conv_rows(field.layout, out, reach), scope=HALO)
     parts = []
     for kernel, bias, pad in zip(kernels, biases, pads, strict=True):
         x, rows_pad = field.data, pad

@@ -21,7 +21,7 @@ from credit_jax.parallel.domain.targets import (
     whole_rows,
 )
 from credit_jax.parallel.layouts import FILLER, Field, Layout
-from credit_jax.parallel.rows import fetch
+from credit_jax.parallel.rows import HALO, fetch
 from credit_jax.parallel.take import take_rows
 
 
@@ -139,7 +139,7 @@ def _conv_transpose_field(
     ends[at] = (before * step, max(extent - step, 0))
     after[at] = max(step - extent, 0)
     data = op(
-        fetch(field, need).data,
+        fetch(field, need, scope=HALO).data,
         kernel,
         padding=tuple(ends),
         output_padding=tuple(after),

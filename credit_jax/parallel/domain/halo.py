@@ -13,7 +13,7 @@ from jaxtyping import Array, Shaped
 
 from credit_jax.parallel.axes import DOMAIN
 from credit_jax.parallel.layouts import FILLER, Field, Layout, home_layout
-from credit_jax.parallel.rows import fetch
+from credit_jax.parallel.rows import HALO, fetch
 
 
 def halo_exchange(
@@ -60,7 +60,8 @@ def halo_exchange(
             "the rows of the field are not in equal blocks; "
             "fetch(field, field.layout.home()) puts them there"
         )
-    return fetch(field, _halo_layout(layout, halo_width, periodic)).data
+    need = _halo_layout(layout, halo_width, periodic)
+    return fetch(field, need, scope=HALO).data
 
 
 def trim(

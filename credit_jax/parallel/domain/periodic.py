@@ -15,7 +15,7 @@ from credit_jax.parallel.domain.targets import (
     whole_rows,
 )
 from credit_jax.parallel.layouts import FILLER, Field, Layout
-from credit_jax.parallel.rows import fetch
+from credit_jax.parallel.rows import HALO, fetch
 
 
 def periodic_conv2d_field(
@@ -51,7 +51,8 @@ def periodic_conv2d_field(
     if layout.num_shards == 1:
         data = periodic_conv2d(whole_rows(field).data, kernel, padding=padding)
         return deliver(Field(data, target), out)
-    data = fetch(field, _periodic_rows(layout, target, kernel.shape[at], padding)).data
+    need = _periodic_rows(layout, target, kernel.shape[at], padding)
+    data = fetch(field, need, scope=HALO).data
     if padding:
         mode = "wrap" if layout.dim == 1 else "reflect"
         data = jnp.pad(data, pads(padding, dim=3 - layout.dim), mode=mode)

@@ -29,7 +29,7 @@ from credit_jax.parallel.domain.targets import (
     whole_rows,
 )
 from credit_jax.parallel.layouts import Field, Layout
-from credit_jax.parallel.rows import fetch
+from credit_jax.parallel.rows import HALO, fetch
 
 
 def avg_pool2d_field(
@@ -111,7 +111,7 @@ def _rows_of_windows(
     if layout.num_shards == 1:
         return whole_rows(field), target
     taps = Taps(window.size, window.stride, window.padding, window.dilation)
-    return fetch(field, conv_rows(layout, target, taps)), target
+    return fetch(field, conv_rows(layout, target, taps), scope=HALO), target
 
 
 def _span(local: Field, target: Layout, window: Windows, dim: int) -> tuple[int, int]:
@@ -165,7 +165,8 @@ def _fetched_means(field: Field, windows: list[range], target: Layout) -> Field:
         padded_windows([windows[g] if g >= 0 else () for g in rows], longest).tolist()
         for rows in target.held
     ]
-    local = fetch(field, field.layout.with_rows(held, field.layout.size))
+    need = field.layout.with_rows(held, field.layout.size)
+    local = fetch(field, need, scope=HALO)
     points = target.local(np.asarray([len(w) for w in windows]), fill=1)
     return Field(mean_of_windows(local.data, points, target.dim), target)
 

@@ -1,0 +1,152 @@
+"""Seconds until a training step can run: tracing, compiling, and with a warm cache.
+
+    python -m benchmarks.compile_time [--models 1deg 025deg] [--depths 2,2,2,2 2,2,8,2]
+    python -m benchmarks.compile_time --start configs/tp2_domain2.yaml
+
+The first compiles the step of a model, from shapes alone and without a cache, for
+several depths. The second starts `credit_jax.train` twice with an empty cache folder;
+each run ends after its first step, so that its time is what a user waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.compiled_step import MODELS, model_block, trace_step
+from benchmarks.jax_side import num_devices
+from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
+from credit_jax.config import load_config
+from credit_jax.data.demo import ensure_demo_data
+from credit_jax.parallel.devices import ensure_devices
+
+DEPTHS = ("2,2,2,2", "2,2,8,2", "2,2,32,2")
+HEADER = ["model", "depth", "mesh", "trace, s", "compile, s", "both, s"]
+STARTS = ["config", "first start, s", "second start, s"]
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Compiles and starts, prints the tables, writes the report; returns its path."""
+    options = _parse(arguments)
+    ensure_devices(max(map(num_devices, options.meshes)))
+    runs = [
+        _compile(name, depth, mesh, options.remat)
+        for name in options.models
+        for depth in options.depths
+        for mesh in options.meshes
+    ]
+    starts = [_start(config) for config in options.start]
+    rows = [
+        [
+            *(run[key] for key in ("model", "depth", "mesh")),
+            *(f"{run[key]:.1f}" for key in ("trace", "compile")),
+            f"{run['trace'] + run['compile']:.1f}",
+        ]
+        for run in runs
+    ]
+    begun = [
+        [run["config"], *(f"{seconds:.1f}" for seconds in run["seconds"])]
+        for run in starts
+    ]
+    sections = ["# Compile time", _INTRO, markdown_table(HEADER, rows)]
+    _print(HEADER, rows)
+    if begun:
+        _print(STARTS, begun)
+        sections += [_STARTS, markdown_table(STARTS, begun)]
+    config = {
+        "remat": options.remat,
+        "models": {n: model_block(n) for n in options.models},
+    }
+    data = {"recipe": recipe(config), "runs": runs, "starts": starts}
+    return write_report("compile_time", sections, data, options.out)
+
+
+_INTRO = (
+    "Seconds to trace and to compile a whole training step (forward, backward, "
+    "clipping, AdamW, spectral norm), without a cache. Equal blocks are one loop, so "
+    "that a deeper model compiles as fast."
+)
+_STARTS = (
+    "Seconds of `python -m credit_jax.train` from the command to the end of its first "
+    "step, everything included (imports, checks, data, initialisation, tracing, "
+    "saving): with an empty cache of compiled programs, and once more."
+)
+
+
+def _compile(name: str, depth: str, mesh: str, remat: str) -> dict[str, Any]:
+    block = {**model_block(name), "depth": [int(n) for n in depth.split(",")]}
+    jax.clear_caches()
+    start = time.perf_counter()
+    _, program = trace_step(block, mesh, batch=1, remat=remat)
+    lowered = program.lower()
+    traced = time.perf_counter()
+    lowered.compile()
+    done = time.perf_counter()
+    return {
+        "model": name,
+        "depth": depth,
+        "mesh": mesh,
+        "trace": traced - start,
+        "compile": done - traced,
+    }
+
+
+def _start(config: str) -> dict[str, Any]:
+    """A job of one step, twice; data are made before."""
+    demo = load_config(config).demo
+    if demo is not None:
+        ensure_demo_data(demo)
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = [_one_step(config, Path(folder), run) for run in ("first", "second")]
+    return {"config": config, "seconds": seconds}
+
+
+def _one_step(config: str, folder: Path, run: str) -> float:
+    changes: Mapping[str, Any] = {
+        "save_loc": folder / run,
+        "trainer.epochs": 1,
+        "trainer.batches_per_epoch": 1,
+        "trainer.skip_validation": "true",
+    }
+    command = [sys.executable, "-m", "credit_jax.train", "--config", config]
+    command += ["--cache", str(folder / "cache")]
+    for key, value in changes.items():
+        command += ["--set", f"{key}={value}"]
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+def _print(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table()
+    for name in header:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _parse(arguments: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_time")
+    add = parser.add_argument
+    add("--models", nargs="*", choices=MODELS, default=["1deg", "025deg"])
+    add("--depths", nargs="+", default=list(DEPTHS), metavar="N,N,N,N")
+    add("--meshes", nargs="+", default=["1"], metavar="MESH")
+    add("--remat", default="none", help="activation checkpointing")
+    add("--start", nargs="*", default=[], metavar="FILE", help="configs to start")
+    add("--out", type=Path, default=REPORTS, help="folder of the report")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

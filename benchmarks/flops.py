@@ -1,0 +1,67 @@
+"""Floating-point operations of a program: its matrix products and convolutions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+
+
+def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
+    """Operations of one call; see `flops_of`."""
+    return flops_of(jax.make_jaxpr(function)(*arguments))
+
+
+def flops_of(program: Any) -> float:
+    """Operations of one call on one device, a multiplication and an addition being two.
+
+    What is recomputed counts again, and loops count as often as they run. Read from the
+    program before XLA, so that it is the same on every backend; element-wise work,
+    which is bound by memory, is left out, as is usual for the utilisation of a machine.
+
+    Args:
+        program: a closed jaxpr, such as `jitted.trace(...).jaxpr`.
+
+    Raises:
+        ValueError: a loop whose length is not known.
+    """
+    return _of(program.jaxpr)
+
+
+def _of(jaxpr: Any) -> float:
+    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+
+
+def _of_equation(equation: Any) -> float:
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        shape = equation.invars[0].aval.shape
+        depth = math.prod(shape[d] for d in contracted)
+        return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
+    if name == "conv_general_dilated":
+        kernel = equation.invars[1].aval.shape
+        out_dim = params["dimension_numbers"].rhs_spec[0]
+        depth = math.prod(kernel) / kernel[out_dim]
+        return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
+    inner = [_of(jaxpr) for jaxpr in _inner(params)]
+    if name == "while" and any(inner):
+        raise ValueError(
+            "a while loop holds matrix products; use scan, which has a length"
+        )
+    if name == "cond":
+        return max(inner)
+    return sum(inner) * (params["length"] if name == "scan" else 1)
+
+
+def _inner(params: dict[str, Any]) -> Iterator[Any]:
+    """The programs within an equation."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, core.ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, core.Jaxpr):
+                yield item

@@ -1,0 +1,50 @@
+"""Counted operations of programs whose number is known."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from benchmarks.flops import count_flops
+
+
+def test_a_product_and_its_gradients():
+    x, w = jnp.ones((8, 16)), jnp.ones((16, 32))
+    forward = 2 * 8 * 16 * 32
+    assert count_flops(jnp.dot, x, w) == forward
+    loss = jax.grad(lambda x, w: jnp.sum(jnp.dot(x, w) ** 2), argnums=(0, 1))
+    assert count_flops(loss, x, w) == 3 * forward
+
+
+def test_a_convolution_counts_its_taps():
+    x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 2, 6))
+
+    def conv(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=2
+        )
+
+    assert count_flops(jax.jit(conv), x, kernel) == 2 * (3 * 3 * 2) * (2 * 8 * 8 * 6)
+
+
+def test_loops_count_as_often_as_they_run_and_what_is_recomputed_counts_again():
+    w = jnp.ones((4, 4))
+    once = 2 * 4 * 4 * 4
+
+    def body(x, _):
+        return jnp.sin(x @ w), None
+
+    def loop(x):
+        return jnp.sum(lax.scan(jax.checkpoint(body), x, length=5)[0])
+
+    assert count_flops(loop, w) == 5 * once
+    assert count_flops(jax.grad(loop), w) == 5 * 3 * once
+
+
+def test_a_loop_of_unknown_length_is_refused():
+    def loop(x):
+        return lax.while_loop(lambda x: jnp.sum(x) < 9.0, lambda x: x @ x, x)
+
+    with pytest.raises(ValueError, match="while loop"):
+        count_flops(loop, jnp.ones((2, 2)))
