@@ -6,7 +6,8 @@
 # PYTHON=python3.12 names the interpreter that .venv is made with; 3.11 or later.
 
 BIN := .venv/bin
-# Two processes share the time that XLA takes to compile the programs of the tests.
+# Two processes share the time that XLA takes to compile the programs of the tests; those
+# of one file share what they compile.
 WORKERS ?= 2
 
 # Every module is compiled once, at its first import, whatever the shell says.
@@ -43,7 +44,7 @@ check-types:
 	$(BIN)/pyright
 
 check-tests:
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Each mark stands for a finished installation; a change of what is asked for makes it anew.
 REQUIRED := pyproject.toml constraints.txt tools/environment.sh

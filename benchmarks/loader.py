@@ -106,7 +106,7 @@ _INTRO = (
 
 def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     store = STORES[name]
-    config = _config(store, folder, options)
+    config = _config(store, folder, options.times)
     rates: dict[int, float] = {}
     for threads in options.threads:
         loader = build_loader(
@@ -152,21 +152,21 @@ def _with_threads(config: Mapping[str, Any], threads: int) -> Config:
     return build_config({**config, "trainer": trainer})
 
 
-def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _config(store: Store, folder: Path, num_times: int) -> dict[str, Any]:
     """The config of the store with its data in `folder`; they are made if absent."""
     text = json.dumps(read_yaml(CONFIGS / store.config))
     config = json.loads(text.replace(store.folder, str(folder)))
     config["trainer"] |= {"parallelism": {"data": "none"}, "num_devices": 1}
     if "demo" in config:
-        config["demo"] |= {"days": options.times, "spinup_days": 0}
-        config["demo"]["held_out_days"] = options.times // 2
+        days = 40
+        config["demo"] |= {"days": days, "spinup_days": 0, "held_out_days": 10}
         job = build_config(config)
         assert job.demo is not None
         ensure_demo_data(job.demo)
-        end = pd.Timestamp("2000-01-01") + pd.Timedelta(days=options.times)
+        end = pd.Timestamp("2000-01-01") + pd.Timedelta(days=days)
         config["data"]["end_datetime"] = str(end - pd.Timedelta(hours=6))
     else:
-        times = pd.date_range("2000-01-01", periods=options.times, freq="6h")
+        times = pd.date_range("2000-01-01", periods=num_times, freq="6h")
         config["data"]["start_datetime"] = str(times[0])
         config["data"]["end_datetime"] = str(times[-1])
         if not folder.exists():
@@ -251,7 +251,7 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add = parser.add_argument
     add("--stores", nargs="+", choices=tuple(STORES), default=list(STORES))
     add("--threads", nargs="+", type=int, default=[0, 1, 2, 4])
-    add("--times", type=int, default=6, help="times in a store; days for the demo")
+    add("--times", type=int, default=6, help="times in the store of 0.25 degrees")
     add("--seconds", type=float, default=10.0, help="of reading, for each number")
     add("--size", choices=tuple(SIZES), help="another step than that of the store")
     add("--data", type=Path, help="folder of the stores; the default is thrown away")

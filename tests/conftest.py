@@ -13,6 +13,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_use_fusion_emitters=false",
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_backend_optimization_level=0",
+        # One piece of a program after the other: the other core has its own test.
+        "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
 # CREDIT's spawned loaders and torch share two cores with eight simulated devices.
@@ -27,13 +29,6 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 # (4,) + (2, 4) is an error: a vector that fits a field by luck of its length is a bug.
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def pytest_collection_modifyitems(items):
-    """Tests that share CREDIT's training run go to one worker, so that it runs once."""
-    for item in items:
-        if "credit_run" in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group("credit_run"))
 
 
 @pytest.fixture

@@ -99,6 +99,7 @@ _REARRANGING = {
     "broadcast_in_dim",
     "convert_element_type",
     "reshape",
+    "slice",
     "squeeze",
     "transpose",
 }

@@ -162,7 +162,7 @@ def test_compile_times(tmp_path):
 
 
 def test_loader_beside_the_step(tmp_path):
-    options = ["--stores", "demo", "--threads", "0", "1", "--times", "4"]
+    options = ["--stores", "demo", "--threads", "0", "1"]
     options += ["--seconds", "0.2", "--size", "tiny", "--out", str(tmp_path)]
     path = loader(options)
     (run,) = json.loads(path.with_suffix(".json").read_text())["runs"]

@@ -35,13 +35,8 @@ def compare(
             assert_close(a, e, gradient, f"{name}, gradient of {kind} {number}")
 
 
-def on_one_worker(num_shards):
-    """All cases of a number of shards are one program, which is compiled once."""
-    group = pytest.mark.xdist_group(f"{num_shards} shards")
-    return pytest.param(num_shards, marks=group)
-
-
-@pytest.mark.parametrize("num_shards", [on_one_worker(n) for n in (2, 3, 4, 8)])
+# All cases of a number of shards are one program, which is compiled once.
+@pytest.mark.parametrize("num_shards", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", CASES)
 def test_sharded_is_single(name, num_shards):
     actual, expected = outcomes(num_shards)[name], outcomes(1)[name]

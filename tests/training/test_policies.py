@@ -23,9 +23,6 @@ from credit_jax.training.step import make_train_step
 from tests.models.cases import CASES
 from tests.support import assert_close
 
-# One worker, which compiles the run on one device once.
-pytestmark = pytest.mark.xdist_group("policies")
-
 # Spectral norm, whose vectors are far from converged in the first steps; two blocks in
 # stage 2, so that a policy can part them.
 BLOCK = {**CASES["earth"], "depth": [0, 1, 2, 0]}
