@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from credit_jax.ops import conv
+from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
 torch = pytest.importorskip("torch")
@@ -95,7 +96,6 @@ def test_convolution_is_that_of_torch(name):
 @pytest.mark.parametrize(
     ("stride", "kernel", "fast"),
     [
-        ((1, 1), (3, 3), False),
         ((2, 2), (4, 4), True),
         ((2, 2), (3, 3), False),
         ((4, 2), (8, 2), True),
@@ -104,8 +104,25 @@ def test_convolution_is_that_of_torch(name):
 )
 def test_only_kernels_the_stride_divides_take_the_fast_gradient(stride, kernel, fast):
     x, weights = jnp.zeros((1, 16, 16, 1)), jnp.zeros((*kernel, 1, 1))
-    assert conv._has_fast_gradient(x, weights, stride, (1, 1), 1) == fast
-    assert not conv._has_fast_gradient(x, weights, stride, (2, 2), 1)
+    assert (conv._fast_on_cpu(x, weights, stride, conv.NO_PADDING) is not None) == fast
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "expected"),
+    [
+        ((2, 4), (3, 3), conv._tap_by_tap),
+        ((1, 16), (1, 3), conv._tap_by_tap),
+        ((8, 8), (3, 3), None),
+        ((16, 32), (3, 3), conv._small_kernel_conv),
+        ((16, 32), (4, 4), None),
+    ],
+)
+def test_sizes_of_unit_stride_choose_their_way(size, kernel, expected):
+    x, weights = jnp.asarray(draw((2, *size, 3))), jnp.asarray(draw((*kernel, 3, 4)))
+    pads = tuple(conv.same_padding(n) for n in kernel)
+    assert conv._fast_on_cpu(x, weights, (1, 1), pads) is expected
+    plain = conv._direct(jnp.pad(x, ((0, 0), *pads, (0, 0))), weights, (1, 1))
+    assert_close(conv.conv2d(x, weights, padding=pads), plain, 1e-6, "value")
 
 
 def test_the_fast_gradient_runs_the_direct_forward():
