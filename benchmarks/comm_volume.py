@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.compiled_step import MODELS, compile_step, model_block
 from benchmarks.hlo import KINDS, Collective, collectives
 from benchmarks.jax_side import build_mesh, num_devices
-from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
+from benchmarks.recipe import (
+    REPORTS,
+    markdown_table,
+    print_table,
+    recipe,
+    write_report,
+)
 from credit_jax.models.architecture import Architecture
 from credit_jax.parallel.axes import DOMAIN, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.devices import ensure_devices
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         (["mesh", *PURPOSES, "all"], [_purpose_cells(run) for run in runs]),
     ]
     for header, rows in tables:
-        _print(header, rows)
+        print_table("MB sent by one device in a step", header, rows)
     config = {"meshes": options.meshes, "samples": options.samples, "model": model}
     texts = [markdown_table(header, rows) for header, rows in tables]
     sections = ["# Communication volume", _KINDS, texts[0], _PURPOSES, texts[1]]
@@ -225,15 +228,6 @@ def _ratio(sent: float, least: float) -> str:
     if not least:
         return f"{sent / 1e6:.3f}" if sent else ""
     return f"{sent / 1e6:.3f} ({sent / least:.2f})"
-
-
-def _print(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title="MB sent by one device in a step")
-    for name in header:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 def _parse(arguments: Sequence[str] | None) -> Any:

@@ -20,12 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.compiled_step import MODELS, model_block, trace_step
 from benchmarks.jax_side import num_devices
-from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
+from benchmarks.recipe import (
+    REPORTS,
+    markdown_table,
+    print_table,
+    recipe,
+    write_report,
+)
 from credit_jax.config import load_config
 from credit_jax.data.demo import ensure_demo_data
 from credit_jax.parallel.devices import ensure_devices
@@ -59,9 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         for run in starts
     ]
     sections = ["# Compile time", _INTRO, markdown_table(HEADER, rows)]
-    _print(HEADER, rows)
+    print_table("Compile time", HEADER, rows)
     if begun:
-        _print(STARTS, begun)
+        print_table("Until the first step is done", STARTS, begun)
         sections += [_STARTS, markdown_table(STARTS, begun)]
     config = {
         "remat": options.remat,
@@ -125,15 +129,6 @@ def _one_step(config: str, folder: Path, run: str) -> float:
     begin = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - begin
-
-
-def _print(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table()
-    for name in header:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 def _parse(arguments: Sequence[str] | None) -> Any:

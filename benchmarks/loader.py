@@ -25,11 +25,15 @@ import jax
 import numpy as np
 import pandas as pd
 import xarray as xr
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.compiled_step import CONFIGS
-from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
+from benchmarks.recipe import (
+    REPORTS,
+    markdown_table,
+    print_table,
+    recipe,
+    write_report,
+)
 from benchmarks.speed_cases import SIZES, make_case
 from benchmarks.speed_jax import JaxSide
 from benchmarks.timing import take_turns
@@ -75,12 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         for name in options.stores:
             runs.append(_run(name, folder / name, options))
     rows = [row for run in runs for row in _rows(run)]
-    table = Table(title="Input beside the step")
-    for name in HEADER:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    print_table("Input beside the step", HEADER, rows)
     steps = [
         f"- {run['store']}: the step takes {run['step']:.3g} samples/s" for run in runs
     ]

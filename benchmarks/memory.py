@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.compiled_step import MODELS, compile_step, model_block
 from benchmarks.jax_side import num_devices, parse_mesh
-from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
+from benchmarks.recipe import (
+    REPORTS,
+    markdown_table,
+    print_table,
+    recipe,
+    write_report,
+)
 from credit_jax.parallel.axes import DOMAIN
 from credit_jax.parallel.devices import ensure_devices
 from credit_jax.parallel.remat import ACTIVATIONS
@@ -43,12 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         )
         runs.append({"mesh": mesh, **_bytes(compiled.memory_analysis())})
     rows = [_cells(run, runs[0]) for run in runs]
-    table = Table(title="MB a device")
-    for name in HEADER:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    print_table("MB a device", HEADER, rows)
     config = {"batch": options.batch, "remat": options.remat, "model": model}
     data = {"recipe": recipe(config), "runs": runs}
     sections = ["# Memory of a training step", _INTRO, markdown_table(HEADER, rows)]

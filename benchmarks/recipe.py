@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from rich.console import Console
+from rich.table import Table
 
 REPORTS = Path(__file__).with_name("reports")
 
@@ -52,6 +54,18 @@ def write_report(
     path = folder / f"{name}.md"
     path.write_text("\n\n".join([*sections, _recipe_section(data["recipe"])]) + "\n")
     return path
+
+
+def print_table(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """A table on the terminal."""
+    table = Table(title=title)
+    for name in header:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

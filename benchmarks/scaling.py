@@ -15,9 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.comm_volume import (
     EXCHANGE,
     FSDP,
@@ -32,7 +29,13 @@ from benchmarks.compiled_step import MODELS, model_block, trace_step
 from benchmarks.flops import flops_of
 from benchmarks.hlo import collectives
 from benchmarks.jax_side import build_mesh, num_devices
-from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
+from benchmarks.recipe import (
+    REPORTS,
+    markdown_table,
+    print_table,
+    recipe,
+    write_report,
+)
 from credit_jax.models.registry import build
 from credit_jax.parallel.axes import DP_SHARD, MeshAxes
 from credit_jax.parallel.devices import ensure_devices
@@ -118,12 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     times = [step_time(model, parts[m], n, machine) for n, m in rows]
     best = max(t["rate"] / t["devices"] for t in times)
     cells = [_cells(time, best) for time in times]
-    table = Table(title="Derived, milliseconds")
-    for name in HEADER:
-        table.add_column(name)
-    for row in cells:
-        table.add_row(*row)
-    Console().print(table)
+    print_table("Derived, milliseconds", HEADER, cells)
     counts = [
         [
             part.mesh,
