@@ -26,7 +26,7 @@ from credit_jax.models.architecture import Architecture
 from credit_jax.parallel.axes import DOMAIN, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.devices import ensure_devices
 from credit_jax.parallel.rows import HALO
-from credit_jax.parallel.sharding import TENSOR_DIMS, ShardingRules
+from credit_jax.parallel.sharding import ShardingRules
 
 DEFAULT_MESHES = (
     "ddp8",
@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     model = model_block(options.model)
     runs = []
     for mesh in options.meshes:
-        axes = MeshAxes.from_mesh(build_mesh(mesh))
+        degrees = dict(build_mesh(mesh).shape)
+        axes = MeshAxes.from_degrees(degrees)
         batch = options.samples * axes.num_data
         architecture, compiled = compile_step(model, mesh, batch=batch)
         found = collectives(compiled.as_text())
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             {
                 "mesh": mesh,
                 "kinds": _by_kind(found),
-                "sent": by_purpose(found, dict(build_mesh(mesh).shape)),
+                "sent": by_purpose(found, degrees),
                 "least": least_volume(architecture, axes, options.samples),
             }
         )
@@ -146,12 +147,13 @@ def least_volume(architecture: Architecture, axes: MeshAxes, samples: int) -> Vo
     whole = split = 0.0
     for declaration in architecture.declarations.values():
         size = declaration.size * FLOAT
-        if any(name in TENSOR_DIMS for name in declaration.dims):
+        spec = rules.spec(declaration, axes)
+        if TP in spec:
             size /= axes.num_tensor
-        if rules.shard_dim(declaration, axes) is None:
-            whole += size
-        else:
+        if DP_SHARD in spec:
             split += size
+        else:
+            whole += size
     copies = axes.num_data * axes.num_domain
     return {
         FSDP: 3 * _share(axes.num_shard) * split,

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import jax
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -34,7 +33,7 @@ from benchmarks.recipe import (
     recipe,
     write_report,
 )
-from benchmarks.speed_cases import SIZES, make_case
+from benchmarks.speed_cases import SIZES, initial_weights, make_case
 from benchmarks.speed_jax import JaxSide
 from benchmarks.timing import take_turns
 from credit_jax.config import Config, build_config
@@ -130,10 +129,7 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]
 
 def _step(size: str) -> JaxSide:
     case = make_case(size)
-    keys = jax.random.split(jax.random.key(0))
-    params = jax.device_get(jax.jit(case.architecture.init)(keys[0]))
-    vectors = jax.device_get(jax.jit(case.architecture.init_vectors)(keys[1]))
-    return JaxSide(case, params, vectors)
+    return JaxSide(case, *initial_weights(case))
 
 
 def _samples_per_second(loader: Any, seconds: float) -> float:

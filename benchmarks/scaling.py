@@ -28,7 +28,7 @@ from benchmarks.comm_volume import (
 from benchmarks.compiled_step import MODELS, model_block, trace_step
 from benchmarks.flops import flops_of
 from benchmarks.hlo import collectives
-from benchmarks.jax_side import build_mesh, num_devices
+from benchmarks.jax_side import build_mesh, num_devices, parse_mesh
 from benchmarks.recipe import (
     REPORTS,
     markdown_table,
@@ -36,6 +36,7 @@ from benchmarks.recipe import (
     recipe,
     write_report,
 )
+from credit_jax.models.architecture import Architecture
 from credit_jax.models.registry import build
 from credit_jax.parallel.axes import DP_SHARD, MeshAxes
 from credit_jax.parallel.devices import ensure_devices
@@ -50,7 +51,7 @@ class Machine:
         node: devices that share the fast links.
         fast: bytes a second that a device sends within its node (NVLink 4).
         slow: bytes a second that a device sends to other nodes (400 Gb/s).
-        latency_fast, latency_slow: seconds that a collective costs beyond its bytes.
+        latency: seconds that a collective within a node costs beyond its bytes.
         mfu: part of the peak that matrix products and convolutions reach.
     """
 
@@ -58,8 +59,7 @@ class Machine:
     node: int = 8
     fast: float = 450e9
     slow: float = 50e9
-    latency_fast: float = 10e-6
-    latency_slow: float = 30e-6
+    latency: float = 10e-6
     mfu: float = 0.35
 
 
@@ -118,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     model = model_block(options.model)
     parts = {mesh: _part(model, mesh, options.remat) for mesh in options.meshes}
     machine = Machine(mfu=options.mfu)
-    times = [step_time(model, parts[m], n, machine) for n, m in rows]
+    architecture = build(model)
+    times = [step_time(architecture, parts[m], n, machine) for n, m in rows]
     best = max(t["rate"] / t["devices"] for t in times)
     cells = [_cells(time, best) for time in times]
     print_table("Derived, milliseconds", HEADER, cells)
@@ -174,24 +175,24 @@ def _part(model: Mapping[str, Any], mesh: str, remat: str) -> Part:
 
 
 def step_time(
-    model: Mapping[str, Any], part: Part, devices: int, machine: Machine
+    architecture: Architecture, part: Part, devices: int, machine: Machine
 ) -> dict[str, Any]:
     """Seconds of a step with one sample a data-parallel rank.
 
     Args:
-        model: the `model:` block.
+        architecture: a WXFormer.
         part: counts of the mesh within a node.
         devices: in all; those beyond the inner mesh are FSDP ranks.
         machine: the cluster.
     """
     inner = num_devices(part.mesh)
     ranks = devices // inner
-    degrees = dict(build_mesh(part.mesh).shape) | {DP_SHARD: ranks}
-    least = least_volume(build(model), MeshAxes.from_degrees(degrees), 1)
+    degrees = parse_mesh(part.mesh) | {DP_SHARD: ranks}
+    least = least_volume(architecture, MeshAxes.from_degrees(degrees), 1)
     # Two gathers in bfloat16 and a scatter in float32, of three in float32.
     parameters = least[FSDP] * 2 / 3 + least[SUMS]
     link = machine.fast if devices <= machine.node else machine.slow
-    latency = machine.latency_fast * part.number
+    latency = machine.latency * part.number
     seconds = {name: part.bytes[name] / machine.fast for name in ACTIVATIONS}
     compute = part.flops / (machine.peak * machine.mfu)
     exposed = compute + sum(seconds.values()) + latency

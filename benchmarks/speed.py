@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
-from benchmarks.speed_cases import SIZES, make_case
+from benchmarks.speed_cases import SIZES, initial_weights, make_case
 from benchmarks.speed_jax import JaxSide
 from benchmarks.speed_torch import TorchSide
 from benchmarks.timing import Times, ratio, take_turns
@@ -60,9 +60,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """All that is timed of one size."""
     case = make_case(options.size)
-    keys = jax.random.split(jax.random.key(0))
-    params = jax.device_get(jax.jit(case.architecture.init)(keys[0]))
-    vectors = jax.device_get(jax.jit(case.architecture.init_vectors)(keys[1]))
+    params, vectors = initial_weights(case)
     state = to_state_dict(case.architecture, params, vectors)
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
     ours = JaxSide(case, params, vectors, dtype=options.dtype)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks.compiled_step import CONFIGS
@@ -72,6 +73,13 @@ class Case:
     architecture: Architecture
     x: np.ndarray
     y: np.ndarray
+
+
+def initial_weights(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters and state vectors of a case, on the host."""
+    keys = jax.random.split(jax.random.key(0))
+    params = jax.device_get(jax.jit(case.architecture.init)(keys[0]))
+    return params, jax.device_get(jax.jit(case.architecture.init_vectors)(keys[1]))
 
 
 def make_case(name: str) -> Case:

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -307,7 +307,7 @@ def _outline(template: str) -> str:
     return re.sub(r"(?:\{\w+\}|\d)+", "#", template)
 
 
-@lru_cache
+@cache
 def _regex(template: str) -> re.Pattern[str]:
     """The template with a named group of digits in place of each index."""
     parts = re.split(r"\{(\w+)\}", template)

@@ -61,11 +61,10 @@ def conv2d(
     """
     pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
-    if jax.default_backend() == "cpu" and dilation == (1, 1) and groups == 1:
-        conv = _fast_on_cpu(x, kernel, stride, pads)
-        if conv is not None:
-            widths = ((0, 0), *pads, (0, 0))
-            return conv(jnp.pad(x, widths) if any(map(any, pads)) else x, kernel)
+    conv = _fast_on_cpu(x, kernel, stride, pads, dilation, groups)
+    if conv is not None:
+        widths = ((0, 0), *pads, (0, 0))
+        return conv(jnp.pad(x, widths) if any(map(any, pads)) else x, kernel)
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -78,19 +77,26 @@ def conv2d(
 
 
 def _fast_on_cpu(
-    x: Array, kernel: Array, stride: Pair, padding: Sequence[Pair]
+    x: Array,
+    kernel: Array,
+    stride: Pair,
+    padding: Sequence[Pair],
+    dilation: Pair,
+    groups: int,
 ) -> Callable[[Array, Array], Array] | None:
     """What to compute in place of the plain convolution, from the padded field."""
+    if jax.default_backend() != "cpu" or dilation != (1, 1) or groups != 1:
+        return None
     taps = kernel.shape[:2]
     if stride != (1, 1):
         divides = all(n % s == 0 for n, s in zip(taps, stride, strict=True))
         return partial(_strided_conv, stride=stride) if divides else None
+    if prod(taps) > _FEW_TAPS:
+        return None
     sizes = x.shape[1:3]
     points = prod(
         conv_out_size(n, k, 1, p) for n, k, p in zip(sizes, taps, padding, strict=True)
     )
-    if prod(taps) > _FEW_TAPS:
-        return None
     if min(points, prod(sizes)) <= _FEW_POINTS:
         return _tap_by_tap
     return _small_kernel_conv if points >= _MANY_POINTS else None

@@ -1,5 +1,6 @@
 """Convolution against torch.nn.functional.conv2d: values and gradients."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -104,7 +105,10 @@ def test_convolution_is_that_of_torch(name):
 )
 def test_only_kernels_the_stride_divides_take_the_fast_gradient(stride, kernel, fast):
     x, weights = jnp.zeros((1, 16, 16, 1)), jnp.zeros((*kernel, 1, 1))
-    assert (conv._fast_on_cpu(x, weights, stride, conv.NO_PADDING) is not None) == fast
+    given = x, weights, stride, conv.NO_PADDING
+    assert (conv._fast_on_cpu(*given, (1, 1), 1) is not None) == fast
+    assert conv._fast_on_cpu(*given, (2, 2), 1) is None
+    assert conv._fast_on_cpu(*given, (1, 1), 2) is None
 
 
 @pytest.mark.parametrize(
@@ -120,9 +124,21 @@ def test_only_kernels_the_stride_divides_take_the_fast_gradient(stride, kernel, 
 def test_sizes_of_unit_stride_choose_their_way(size, kernel, expected):
     x, weights = jnp.asarray(draw((2, *size, 3))), jnp.asarray(draw((*kernel, 3, 4)))
     pads = tuple(conv.same_padding(n) for n in kernel)
-    assert conv._fast_on_cpu(x, weights, (1, 1), pads) is expected
-    plain = conv._direct(jnp.pad(x, ((0, 0), *pads, (0, 0))), weights, (1, 1))
-    assert_close(conv.conv2d(x, weights, padding=pads), plain, 1e-6, "value")
+    assert conv._fast_on_cpu(x, weights, (1, 1), pads, (1, 1), 1) is expected
+
+    def plain(x, weights):
+        return conv._direct(jnp.pad(x, ((0, 0), *pads, (0, 0))), weights, (1, 1))
+
+    def fast(x, weights):
+        return conv.conv2d(x, weights, padding=pads)
+
+    value, pull = jax.vjp(fast, x, weights)
+    direct, pull_direct = jax.vjp(plain, x, weights)
+    assert_close(value, direct, 1e-6, "value")
+    cotangent = jnp.asarray(draw(value.shape))
+    names = "gradient by x", "gradient by the kernel"
+    for name, a, e in zip(names, pull(cotangent), pull_direct(cotangent), strict=True):
+        assert_close(a, e, 1e-5, name)
 
 
 def test_the_fast_gradient_runs_the_direct_forward():
