@@ -14,6 +14,7 @@ from jaxtyping import Array
 from credit_jax.nn.batch_norm import Running
 from credit_jax.nn.parameters import declaration_of
 from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.fsdp import gather
 from credit_jax.parallel.layouts import Field, Layout, home_layout
 from credit_jax.parallel.precision import Precision
@@ -101,6 +102,8 @@ class Context:
     def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
         """Run `num` stacked blocks one after the other: carry = block(carry, context).
 
+        One loop, unless its collectives may not stand in one on this backend.
+
         Args:
             blocks: made by `nn.parameters.stack_blocks`.
             carry: goes in and comes out with the same structure and layout.
@@ -114,6 +117,7 @@ class Context:
             block = self._merge(graph, jax.tree.unflatten(tree, leaves))
             return block(carry, self.fold(index)), None
 
+        unrolled = self.axes.num_devices > 1 and not loops_hold_collectives()
         gathered_again = num - self._num_kept(num)
         for part, keep in (
             (slice(0, gathered_again), False),
@@ -121,10 +125,12 @@ class Context:
         ):
             turns = part.stop - part.start
             if turns:
-                run = self.remat.block(body, keep=keep, in_loop=turns > 1)
+                in_loop = turns > 1 and not unrolled
+                run = self.remat.block(body, keep=keep, in_loop=in_loop)
                 mine = leaves if turns == num else [leaf[part] for leaf in leaves]
                 inputs = (jnp.arange(part.start, part.stop), mine)
-                carry = jax.lax.scan(run, carry, inputs)[0]
+                unroll = turns if unrolled else 1
+                carry = jax.lax.scan(run, carry, inputs, unroll=unroll)[0]
         return self._seen(carry)
 
     def _seen(self, output: Any) -> Any:

@@ -67,6 +67,11 @@ class MeshAxes:
         )
 
     @property
+    def num_devices(self) -> int:
+        """How many devices the axes span."""
+        return self.num_data * self.num_tensor * self.num_domain
+
+    @property
     def batch(self) -> tuple[str, ...]:
         """Axes over which activations differ: samples and rows."""
         return self.data + ((self.domain,) if self.domain else ())

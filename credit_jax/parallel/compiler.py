@@ -27,6 +27,18 @@ def compiler_options() -> dict[str, bool]:
     return dict(_CPU) if jax.default_backend() == "cpu" else {}
 
 
+def loops_hold_collectives() -> bool:
+    """Whether a loop of a program may hold collectives on the default backend.
+
+    XLA on CPU orders two collectives of a program by when they start, not by when they
+    end. A loop that goes on in another thread counts as started, so a later collective
+    that needs nothing of the loop runs beside those inside it: devices then meet in
+    different orders, and hang or exchange wrong values (jaxlib 0.10.2; openxla/xla
+    xla/runtime/execution_graph.cc, "scheduling" edges).
+    """
+    return jax.default_backend() != "cpu"
+
+
 def use_cache(folder: str | None) -> None:
     """Keep compiled programs between runs.
 
