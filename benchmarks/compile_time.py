@@ -121,7 +121,6 @@ def _one_step(config: str, folder: Path, run: str) -> float:
         "trainer.epochs": 1,
         "trainer.batches_per_epoch": 1,
         "trainer.skip_validation": "true",
-        "metrics": "null",
     }
     command = [sys.executable, "-m", "credit_jax.train", "--config", config]
     command += ["--cache", str(folder / "cache")]

@@ -73,13 +73,15 @@ def trace_step(
 ) -> tuple[Architecture, Any]:
     """The architecture, and the traced training step (plain MSE, AdamW, clipping).
 
+    Equal blocks are loops, as accelerators run them: a program to read, not to run.
+
     Args:
         model: the `model:` block.
         mesh: its name, see `jax_side.parse_mesh`.
         batch: samples of the global batch.
         remat: activation checkpointing, "none", "full" or "selective".
     """
-    parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat)
+    parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat, loops=True)
     architecture, execution = parallel.architecture, parallel.execution
     optimiser = AdamW(max_norm=1.0)
     step = make_train_step(

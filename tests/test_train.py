@@ -1,11 +1,13 @@
 """The command line: a whole run, and one readable error for every mistake."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks.compile_time import main as compile_time
 from credit_jax.train import main
 from tests.training.conftest import compiled_once, tiny_model, world
 from tests.training.tiny import tiny_config, write_yaml
@@ -46,6 +48,34 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
     assert code == 0, text
     assert "epoch 3, batch 1" in text
     assert len((folder / "training_log.csv").read_text().splitlines()) == 4
+
+
+def test_metrics_that_nothing_measures(run):
+    """A climatology is asked for by validation alone."""
+    metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}
+    changes = {"trainer__skip_validation": True, "metrics": metrics}
+    code, text = run(trainer__epochs=1, **changes)
+    assert code == 0, text
+
+
+def test_time_of_two_starts(world, tmp_path, monkeypatch, tiny_model):
+    """The benchmark asks the command for one step, twice with one cache."""
+    given = []
+
+    def run_it(command, **_):
+        assert command[:3] == [sys.executable, "-m", "credit_jax.train"]
+        given.append(command[command.index("--cache") + 1])
+        changed = command[3:]
+        changed[changed.index("--cache") + 1] = "none"
+        assert main([*changed, "--devices", "1"]) == 0
+
+    monkeypatch.setattr("benchmarks.compile_time.subprocess.run", run_it)
+    config = write_yaml(tmp_path / "c.yml", tiny_config(world, tmp_path / "run"))
+    report = compile_time(["--models", "--start", config, "--out", str(tmp_path)])
+    (start,) = json.loads(report.with_suffix(".json").read_text())["starts"]
+    assert start["config"] == config
+    assert all(seconds > 0 for seconds in start["seconds"])
+    assert given[0] == given[1], "the second start has the cache of the first"
 
 
 def test_resume_with_another_model(run, monkeypatch):

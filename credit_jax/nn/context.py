@@ -56,6 +56,8 @@ class Context:
         key: dropout key of this forward, equal on all devices; None in evaluation.
         first_sample, sample_stride: the local samples are number first_sample,
             first_sample + sample_stride, ... of the global batch as sampled.
+        loops: whether equal blocks run in one loop, which compiles once for all of
+            them; None wherever the backend runs loops with collectives correctly.
     """
 
     axes: MeshAxes = field(default_factory=MeshAxes)
@@ -68,6 +70,7 @@ class Context:
     key: Array | None = None
     first_sample: Array | int = 0
     sample_stride: int = 1
+    loops: bool | None = None
 
     @property
     def training(self) -> bool:
@@ -102,8 +105,6 @@ class Context:
     def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
         """Run `num` stacked blocks one after the other: carry = block(carry, context).
 
-        One loop, unless its collectives may not stand in one on this backend.
-
         Args:
             blocks: made by `nn.parameters.stack_blocks`.
             carry: goes in and comes out with the same structure and layout.
@@ -117,7 +118,8 @@ class Context:
             block = self._merge(graph, jax.tree.unflatten(tree, leaves))
             return block(carry, self.fold(index)), None
 
-        unrolled = self.axes.num_devices > 1 and not loops_hold_collectives()
+        alone = self.axes.num_devices == 1
+        loops = alone or loops_hold_collectives() if self.loops is None else self.loops
         gathered_again = num - self._num_kept(num)
         for part, keep in (
             (slice(0, gathered_again), False),
@@ -125,11 +127,11 @@ class Context:
         ):
             turns = part.stop - part.start
             if turns:
-                in_loop = turns > 1 and not unrolled
+                in_loop = loops and turns > 1
                 run = self.remat.block(body, keep=keep, in_loop=in_loop)
                 mine = leaves if turns == num else [leaf[part] for leaf in leaves]
                 inputs = (jnp.arange(part.start, part.stop), mine)
-                unroll = turns if unrolled else 1
+                unroll = 1 if loops else turns
                 carry = jax.lax.scan(run, carry, inputs, unroll=unroll)[0]
         return self._seen(carry)
 

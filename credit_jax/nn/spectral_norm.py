@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from credit_jax.parallel.collectives import psum
+from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.initialisers import Initialiser, initialise
 from credit_jax.parallel.sharding import LAYERS, Declaration, matrix_specs
 
@@ -74,10 +74,11 @@ def init_vectors(
         for path in declarations
     }
     vectors: Vectors = {path: {} for path in declarations}
-    for group in _groups(declarations, specs):
-        for side in ("u", "v"):
-            rows = group.unit(group.stack(raw, side), side)
-            vectors = group.unstack(rows, side, raw, vectors)
+    groups = _groups(declarations, specs)
+    for side in ("u", "v"):
+        rows = _unit(groups, [group.stack(raw, side) for group in groups], side)
+        for group, row in zip(groups, rows, strict=True):
+            vectors = group.unstack(row, side, raw, vectors)
     return vectors
 
 
@@ -98,12 +99,14 @@ def iterate(
     """
     matrices = _matrices(vectors, declarations)
     new = {path: {} if path in matrices else dict(vectors[path]) for path in vectors}
-    for group in _groups(matrices, specs):
-        matrix = jax.lax.stop_gradient(group.matrix(weights))
-        v = group.unit(group.transposed_times(matrix, group.stack(vectors, "u")), "v")
-        u = group.unit(group.times(matrix, v), "u")
-        new = group.unstack(u, "u", vectors, new)
-        new = group.unstack(v, "v", vectors, new)
+    groups = _groups(matrices, specs)
+    stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
+    u = [group.stack(vectors, "u") for group in groups]
+    v = _unit(groups, _transposed_times(groups, stacked, u), "v")
+    u = _unit(groups, _times(groups, stacked, v), "u")
+    for group, rows_u, rows_v in zip(groups, u, v, strict=True):
+        new = group.unstack(rows_u, "u", vectors, new)
+        new = group.unstack(rows_v, "v", vectors, new)
     return new
 
 
@@ -118,10 +121,14 @@ def normalise(
     Args: as for `iterate`.
     """
     out = dict(weights)
-    for group in _groups(_matrices(vectors, declarations), specs):
-        matrix = group.matrix(weights)
-        u, v = group.stack(vectors, "u"), group.stack(vectors, "v")
-        sigma = psum((u * group.times(matrix, v)).sum(-1), group.axes_out)
+    groups = _groups(_matrices(vectors, declarations), specs)
+    u, v = ([group.stack(vectors, side) for group in groups] for side in ("u", "v"))
+    mapped = _times(groups, [group.matrix(weights) for group in groups], v)
+    sigmas = psum_each(
+        [(a * b).sum(-1) for a, b in zip(u, mapped, strict=True)],
+        [group.axes_out for group in groups],
+    )
+    for group, sigma in zip(groups, sigmas, strict=True):
         for path, part in group.parts(1.0 / sigma):
             ones = (1,) * (weights[path].ndim - part.ndim)
             out[path] = weights[path] * part.reshape(part.shape + ones)
@@ -183,19 +190,37 @@ class _Group:
         ):
             yield path, piece if declaration.is_stacked else piece[0]
 
-    def times(self, matrix: Array, v: Array) -> Array:
-        """W v of each, summed over the shards of the input dims."""
-        return psum(_einsum("nio,ni->no", matrix, v), self.axes_in)
 
-    def transposed_times(self, matrix: Array, u: Array) -> Array:
-        """W' u of each, summed over the shards of the output dims."""
-        return psum(_einsum("nio,no->ni", matrix, u), self.axes_out)
+def _times(
+    groups: Sequence[_Group], matrices: Sequence[Array], v: Sequence[Array]
+) -> list[Array]:
+    """W v of each, summed over the shards of the input dims."""
+    return psum_each(
+        [_einsum("nio,ni->no", *pair) for pair in zip(matrices, v, strict=True)],
+        [group.axes_in for group in groups],
+    )
 
-    def unit(self, rows: Array, side: str) -> Array:
-        """Unit vectors x / max(|x|, epsilon), row by row."""
-        axes = self.axes_in if side == "v" else self.axes_out
-        norm = jnp.sqrt(psum(jnp.sum(rows * rows, -1, keepdims=True), axes))
-        return rows / jnp.maximum(norm, EPSILON)
+
+def _transposed_times(
+    groups: Sequence[_Group], matrices: Sequence[Array], u: Sequence[Array]
+) -> list[Array]:
+    """W' u of each, summed over the shards of the output dims."""
+    return psum_each(
+        [_einsum("nio,no->ni", *pair) for pair in zip(matrices, u, strict=True)],
+        [group.axes_out for group in groups],
+    )
+
+
+def _unit(groups: Sequence[_Group], rows: Sequence[Array], side: str) -> list[Array]:
+    """Unit vectors x / max(|x|, epsilon), row by row of each."""
+    squares = psum_each(
+        [jnp.sum(row * row, -1, keepdims=True) for row in rows],
+        [group.axes_in if side == "v" else group.axes_out for group in groups],
+    )
+    return [
+        row / jnp.maximum(jnp.sqrt(square), EPSILON)
+        for row, square in zip(rows, squares, strict=True)
+    ]
 
 
 def _groups(

@@ -13,6 +13,7 @@ What XLA on CPU is slow at, and what `conv2d` does there instead (jax 0.10.2, 2 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from math import prod
@@ -106,10 +107,15 @@ def _tap_by_tap(x: Array, kernel: Array) -> Array:
     """Sum over the taps of a kernel, each a matrix product."""
     taps_high, taps_wide = kernel.shape[:2]
     height, width = x.shape[1] - taps_high + 1, x.shape[2] - taps_wide + 1
+    # The transpose of a split is one concatenation, that of slices a sum of paddings.
+    channels = kernel.shape[2]
+    taps = lax.split(
+        kernel.reshape(-1, kernel.shape[3]), [channels] * (taps_high * taps_wide)
+    )
+    places = itertools.product(range(taps_high), range(taps_wide))
     parts = [
-        jnp.tensordot(x[:, i : i + height, j : j + width], kernel[i, j], 1)
-        for i in range(taps_high)
-        for j in range(taps_wide)
+        jnp.tensordot(x[:, i : i + height, j : j + width], tap, 1)
+        for (i, j), tap in zip(places, taps, strict=True)
     ]
     return reduce(jnp.add, parts)
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
 from credit_jax.ops.varying import vary, vary_alike, varying_axes
 
-__all__ = ["axis_index", "psum", "psum_varying", "vary", "vary_alike", "varying_axes"]
+__all__ = [
+    "axis_index",
+    "psum",
+    "psum_each",
+    "psum_varying",
+    "vary",
+    "vary_alike",
+    "varying_axes",
+]
 
 
 def psum(x: Any, axes: str | Sequence[str] | None) -> Any:
@@ -21,6 +30,23 @@ def psum(x: Any, axes: str | Sequence[str] | None) -> Any:
 def psum_varying(x: Array) -> Array:
     """Sum over exactly the axes that `x` varies over: the sum over all its shards."""
     return psum(x, tuple(sorted(varying_axes(x))))
+
+
+def psum_each(arrays: Sequence[Array], axes: Sequence[tuple[str, ...]]) -> list[Array]:
+    """`psum(array, its axes)` of each; those that share axes travel as one vector."""
+    together: dict[Any, list[int]] = {}
+    for i, (array, names) in enumerate(zip(arrays, axes, strict=True)):
+        if names:
+            key = names, varying_axes(array), array.dtype
+            together.setdefault(key, []).append(i)
+    out = list(arrays)
+    for (names, *_), members in together.items():
+        parts = [out[i] for i in members]
+        flat = psum(jnp.concatenate([part.reshape(-1) for part in parts]), names)
+        pieces = lax.split(flat, [part.size for part in parts])
+        for i, part, piece in zip(members, parts, pieces, strict=True):
+            out[i] = piece.reshape(part.shape)
+    return out
 
 
 def axis_index(axis: str | None) -> Array | int:

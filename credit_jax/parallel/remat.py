@@ -100,6 +100,7 @@ _REARRANGING = {
     "convert_element_type",
     "reshape",
     "slice",
+    "split",
     "squeeze",
     "transpose",
 }

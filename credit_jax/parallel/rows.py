@@ -10,11 +10,13 @@ Three transports, chosen at trace time:
                 shard needs from there;
     all_to_all  most shards talk to most (long attention): one exchange of 1/n of the
                 field;
-    permute     otherwise: one `ppermute` per shard offset that occurs.
+    permute     otherwise: as many `ppermute` as a shard has partners, each of the pairs
+                that have rows for each other and of no others.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -228,20 +230,24 @@ def _mask(x: Array, valid: np.ndarray | None, axis: str | None, dim: int) -> Arr
 # ------------------------------------------------- permute and all_to_all transports
 
 
+# (source, destination) shards of a permutation.
+Pairs = tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True)
 class Exchange:
     """Which local rows go where.
 
     Attributes:
-        pieces: (offset, index (shards, rows)): local rows that each shard sends to the
-            shard `offset` further on, 0 being itself; or, for all_to_all, one piece
-            with offset None and an index of shape (shards, shards * rows), by
-            destination.
+        pieces: (pairs, index (shards, rows)): local rows that each shard sends to its
+            partner in `pairs` (source, destination), or keeps where there are no
+            pairs; or, for all_to_all, one piece with pairs None and an index of shape
+            (shards, shards * rows), by destination.
         position: (shards, rows) where each wanted row is among the received ones.
         valid: (shards, rows) which wanted rows are real.
     """
 
-    pieces: tuple[tuple[int | None, np.ndarray], ...]
+    pieces: tuple[tuple[Pairs | None, np.ndarray], ...]
     position: np.ndarray
     valid: np.ndarray
 
@@ -285,17 +291,68 @@ def _pieces_all_to_all(wanted: dict, where: dict, num: int) -> tuple[tuple, list
 def _pieces_permute(wanted: dict, where: dict, num: int) -> tuple[tuple, list]:
     pieces, base = [], 0
     slots: list[dict[int, int]] = [{} for _ in range(num)]
-    for offset in sorted({d - s for (s, d), rows in wanted.items() if rows}):
-        sends = {s: wanted.get((s, s + offset), []) for s in range(num)}
+    for pairs in _rounds(wanted, num):
+        sends: dict[int, list[int]] = {s: [] for s in range(num)}
+        sends |= {s: wanted[s, d] for s, d in pairs}
         width = max(map(len, sends.values()))
         index = np.zeros((num, width), np.int32)
-        for s, rows in sends.items():
-            for j, row in enumerate(rows):
+        for s, d in pairs:
+            for j, row in enumerate(wanted[s, d]):
                 index[s, j] = where[row][1]
-                slots[s + offset][row] = base + j
-        pieces.append((offset, _fill_idle(index, sends)))
+                slots[d][row] = base + j
+        moved = tuple((s, d) for s, d in pairs if s != d)
+        pieces.append((moved, _fill_idle(index, sends)))
         base += width
     return tuple(pieces), slots
+
+
+def _rounds(wanted: dict, num: int) -> list[list[tuple[int, int]]]:
+    """What stays, then permutations: no more of them than a shard has partners.
+
+    They colour the edges of a bipartite graph (Koenig): a pair that finds no round free
+    at both ends swaps two rounds along the path of pairs that are in its way. Pairs
+    come by falling number of rows, so that those of one round have about as many.
+    """
+    stays = [(s, s) for s in range(num) if wanted[s, s]]
+    moves = [(s, d) for (s, d), rows in wanted.items() if rows and s != d]
+    moves.sort(key=lambda pair: (-len(wanted[pair]), pair[1] - pair[0], pair[0]))
+    to: list[dict[int, int]] = [{} for _ in range(num)]  # of each source, by round
+    by: list[dict[int, int]] = [{} for _ in range(num)]  # of each destination
+    degree = max(
+        Counter([(0, s) for s, _ in moves] + [(1, d) for _, d in moves]).values(),
+        default=0,
+    )
+    for s, d in moves:
+        free_s, free_d = (
+            [r for r in range(degree) if r not in busy] for busy in (to[s], by[d])
+        )
+        both = [r for r in free_s if r in free_d]
+        if not both:
+            _swap_rounds(to, by, d, free_s[0], free_d[0])
+            both = free_s
+        to[s][both[0]], by[d][both[0]] = d, s
+    rounds = [[(s, d[r]) for s, d in enumerate(to) if r in d] for r in range(degree)]
+    return [stays, *rounds] if stays else rounds
+
+
+def _swap_rounds(
+    to: list[dict[int, int]], by: list[dict[int, int]], d: int, one: int, other: int
+) -> None:
+    """Swap two rounds along the path from destination `d`, which is idle in `other`."""
+    path: list[tuple[int, int, int]] = []
+    here, now = d, one
+    while now in by[here]:
+        s = by[here][now]
+        path.append((s, here, now))
+        if other not in to[s]:
+            break
+        here = to[s][other]
+        path.append((s, here, other))
+    for s, end, now in path:
+        del to[s][now], by[end][now]
+    for s, end, now in path:
+        new = other if now == one else one
+        to[s][new], by[end][new] = end, s
 
 
 def _fill_idle(index: np.ndarray, sends: dict[int, list[int]]) -> np.ndarray:
@@ -309,13 +366,11 @@ def _fill_idle(index: np.ndarray, sends: dict[int, list[int]]) -> np.ndarray:
 def _fetch_exchange(x: Array, have: Layout, plan: Exchange) -> Array:
     axis, dim = have.axis, have.dim
     received = []
-    for offset, index in plan.pieces:
+    for pairs, index in plan.pieces:
         piece = take_rows(x, index, axis, dim)
-        if offset is None:
+        if pairs is None:
             piece = lax.all_to_all(piece, axis, dim, dim, tiled=True)
-        elif offset:
-            num = have.num_shards
-            pairs = [(s, s + offset) for s in range(num) if 0 <= s + offset < num]
+        elif pairs:
             piece = lax.ppermute(piece, axis, pairs)
         received.append(piece)
     buffer = jnp.concatenate(received, dim) if len(received) > 1 else received[0]

@@ -37,14 +37,15 @@ class Steps:
     Attributes:
         train: (state, placed micro-batches) -> (state, {"loss": (k,), "grad_norm",
             "learning_rate"}).
-        evaluate: (params, vectors, placed batch) -> {"loss", "rmse", ...}.
+        evaluate: (params, vectors, placed batch) -> {"loss", "rmse", ...}; None where
+            nothing is validated.
         place_train: micro-batches of one update -> arrays on the mesh.
         place_valid: one batch -> arrays on the mesh.
         learning_rate: micro-batches seen -> learning rate.
     """
 
     train: Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
-    evaluate: Callable[[Any, Any, Any], dict[str, Any]]
+    evaluate: Callable[[Any, Any, Any], dict[str, Any]] | None
     place_train: Callable[[Sequence[Batch]], Any]
     place_valid: Callable[[Batch], Any]
     learning_rate: Callable[[int], float]
@@ -236,7 +237,7 @@ class TrainingLoop:
 
     def _validate(self, epoch: int, last: int) -> dict[str, float]:
         """Mean over batches of loss and metrics, as CREDIT averages them."""
-        if self.valid_loader is None:
+        if self.valid_loader is None or self.steps.evaluate is None:
             return {}
         total = num_batches(self.valid_loader, self.trainer.valid_batches_per_epoch)
         self.sinks.display.start(f"validation {epoch + 1}/{last}", total=total)

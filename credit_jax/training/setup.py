@@ -137,7 +137,9 @@ class Setup:
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
         )
-        evaluate = make_eval_step(self.model, self.metrics())
+        evaluate = None
+        if self.valid_loader is not None:
+            evaluate = make_eval_step(self.model, self.metrics())
         schedule = jax.jit(rate)
         return Steps(
             train=train,

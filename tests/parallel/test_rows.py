@@ -10,7 +10,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from credit_jax.parallel.axes import DOMAIN
 from credit_jax.parallel.layouts import Field, Layout, home_layout
-from credit_jax.parallel.rows import _plan_exchange, _plan_window, fetch
+from credit_jax.parallel.rows import _plan_exchange, _plan_window, _rounds, fetch
 from tests.support.sharded import GARBAGE
 
 ZERO = -1
@@ -60,6 +60,7 @@ PLANS = {
         4,
         lambda a: np.arange(48).reshape(4, 4, 3).transpose(1, 2, 0).reshape(4, 12),
     ),
+    "pairs of far rows": (16, 8, lambda a: [[d, d + 8] for d in range(8)]),
     "everything to everyone": (13, 8, lambda a: [range(13)] * 8),
     "all to one shard": (13, 4, lambda a: [range(13), [], [], []]),
     "one row to all": (13, 8, lambda a: [[12]] * 8),
@@ -156,13 +157,39 @@ def test_transports_are_the_cheapest():
     for name in ("reversed", "groups", "everything to everyone"):
         assert _plan_window(*plan(name)) is None, name
     have, need = plan("groups")
-    (offset, index), *others = _plan_exchange(have.held, need.held).pieces
-    assert offset is None, "groups should travel by one all_to_all"
+    (pairs, index), *others = _plan_exchange(have.held, need.held).pieces
+    assert pairs is None, "groups should travel by one all_to_all"
     assert not others
     assert index.shape == (4, 4 * 3), "each shard sends a quarter of its rows to each"
     have, need = plan("4 rows from busy to idle")
-    (offset, _), *others = _plan_exchange(have.held, need.held).pieces
-    assert (offset, others) == (4, []), "one offset, one permute"
+    (pairs, _), *others = _plan_exchange(have.held, need.held).pieces
+    assert {d - s for s, d in pairs} == {4}
+    assert not others, "one offset, one permute"
+    have, need = plan("pairs of far rows")
+    (stays, _), *moves = _plan_exchange(have.held, need.held).pieces
+    assert stays == (), "row 0 is there already"
+    assert len(moves) == 2, "every shard has two partners, at nine offsets in all"
+    assert sum(len(pairs) for pairs, _ in moves) == 14, "none sends without need"
+    assert {index.shape for _, index in moves} == {(8, 1)}, "one row each"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_permutations_are_as_few_as_partners(seed):
+    """Every pair once, no shard twice in one, on random patterns."""
+    rng = np.random.default_rng(seed)
+    num = int(rng.integers(2, 9))
+    asks = rng.random((num, num)) < rng.uniform(0.1, 0.9)
+    wanted = {(s, d): [0] * int(asks[s, d]) for s in range(num) for d in range(num)}
+    rounds = _rounds(wanted, num)
+    pairs = [pair for pairs in rounds for pair in pairs]
+    assert sorted(pairs) == sorted(pair for pair, rows in wanted.items() if rows)
+    for one in rounds:
+        assert len({s for s, _ in one}) == len({d for _, d in one}) == len(one)
+    moves = asks & ~np.eye(num, dtype=bool)
+    partners = max(moves.sum(0).max(), moves.sum(1).max())
+    stays = bool(np.diag(asks).any())
+    print(f"{num} shards, {moves.sum()} pairs, {partners} permutations")
+    assert len(rounds) == partners + stays
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])

@@ -104,9 +104,13 @@ def test_hsdp_under_every_policy_learns_what_one_device_learns(policy: Any) -> N
 
 
 def test_remat_saves_memory_in_its_order() -> None:
-    """Full keeps least; selective keeps all but attention."""
+    """Full keeps least; selective keeps all but attention.
+
+    On one device: XLA on CPU drops the barriers that part forward from backward, which
+    loops do there.
+    """
     memory = {
-        mode: _curve(HSDP, ac_mode=mode, reshard_after_forward=True)[2]
+        mode: (_curve({}, ac_mode=mode) if mode != "none" else _curve({}))[2]
         for mode in ("none", "selective", "full")
     }
     print("bytes a device works in", memory)
