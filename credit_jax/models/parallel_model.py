@@ -178,7 +178,7 @@ class ParallelModel:
             in_specs=PartitionSpec(),
             out_specs=(self.packed_specs, self.vector_specs),
         )
-        return jax.jit(body, compiler_options=compiler_options())(key)
+        return jax.jit(body)(key)
 
     @cached_property
     def apply(self) -> Callable[[Weights, Vectors, Array], Array]:

@@ -15,7 +15,6 @@ from jaxtyping import Array
 from credit_jax.models.architecture import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.spectral_norm import Vectors
-from credit_jax.parallel.compiler import compiler_options
 from credit_jax.parallel.packing import packed_declarations
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.optimisers import AdamW
@@ -117,7 +116,7 @@ def init_state(
         in_specs=PartitionSpec(),
         out_specs=state_specs(model, optimiser, ema=ema),
     )
-    return jax.jit(body, compiler_options=compiler_options())(key)
+    return jax.jit(body)(key)
 
 
 def state_of(
