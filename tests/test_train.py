@@ -1,5 +1,7 @@
 """The command line: a whole run, and one readable error for every mistake."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -62,14 +64,18 @@ def test_time_of_two_starts(world, tmp_path, monkeypatch, tiny_model):
     """The benchmark asks the command for one step, twice with one cache."""
     given = []
 
-    def run_it(command, **_):
-        assert command[:3] == [sys.executable, "-m", "credit_jax.train"]
-        given.append(command[command.index("--cache") + 1])
-        changed = command[3:]
-        changed[changed.index("--cache") + 1] = "none"
-        assert main([*changed, "--devices", "1"]) == 0
+    class InProcess(contextlib.nullcontext):
+        def __init__(self, command, **_):
+            super().__init__(self)
+            assert command[:3] == [sys.executable, "-m", "credit_jax.train"]
+            given.append(command[command.index("--cache") + 1])
+            changed = command[3:]
+            changed[changed.index("--cache") + 1] = "none"
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                self.returncode = main([*changed, "--devices", "1"])
+            self.stdout = printed.getvalue().splitlines()
 
-    monkeypatch.setattr("benchmarks.compile_time.subprocess.run", run_it)
+    monkeypatch.setattr("benchmarks.compile_time.subprocess.Popen", InProcess)
     config = write_yaml(tmp_path / "c.yml", tiny_config(world, tmp_path / "run"))
     report = compile_time(["--models", "--start", config, "--out", str(tmp_path)])
     (start,) = json.loads(report.with_suffix(".json").read_text())["starts"]
