@@ -52,6 +52,7 @@ class JaxSide:
         self.vectors = jax.tree.map(jnp.asarray, dict(vectors))
         declarations = case.architecture.declarations
         self.packed = jax.jit(lambda p: pack(p, declarations))(self.params)
+        self.folded = self.model.fold(self.packed, self.vectors)
         self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
         self.x = place_batch({"x": case.x}, mesh)["x"]
         optimiser = AdamW(max_norm=1.0)
@@ -73,13 +74,13 @@ class JaxSide:
 
     def infer(self) -> None:
         """One forward pass in evaluation mode."""
-        self.model.apply(self.packed, self.vectors, self.x).block_until_ready()
+        self.model.apply(*self.folded, self.x).block_until_ready()
 
     def rollout(self, steps: int) -> None:
         """An autoregressive forecast: what is predicted is the next input's start."""
         x = self.x
         for _ in range(steps):
-            x = self._feed(x, self.model.apply(self.packed, self.vectors, x))
+            x = self._feed(x, self.model.apply(*self.folded, x))
         x.block_until_ready()
 
     def _next_input(self, x: jax.Array, y: jax.Array) -> jax.Array:

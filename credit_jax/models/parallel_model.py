@@ -185,7 +185,8 @@ class ParallelModel:
         """One forward pass in evaluation mode, compiled at its first call.
 
         `apply(params, vectors, x (b, c, t, lat, lon)) -> (b, c_out, t_out, lat, lon)`
-        on global arrays; rows keep the filler of `place_batch`.
+        on global arrays; rows keep the filler of `place_batch`. Many forwards with the
+        same weights take what `fold` makes of them.
         """
         spec = batch_spec(self.axes)
         return self.compile(self.local_forward, batch_specs=spec, out_specs=spec)
@@ -194,11 +195,51 @@ class ParallelModel:
         self, body: Callable[..., Any], *, batch_specs: Any, out_specs: Any
     ) -> Callable[..., Any]:
         """`body(params, vectors, batch)` under `shard_map` and `jit`."""
+
+        def run(params: Weights, vectors: Vectors, batch: Any) -> Any:
+            there = {path: self.vector_specs[path] for path in vectors}
+            sharded = jax.shard_map(
+                body,
+                mesh=self.execution.mesh,
+                in_specs=(self.packed_specs, there, batch_specs),
+                out_specs=out_specs,
+            )
+            return sharded(params, vectors, batch)
+
+        return jax.jit(run, compiler_options=compiler_options())
+
+    def fold(self, params: Weights, vectors: Vectors) -> tuple[Weights, Vectors]:
+        """Weights and vectors of the same forward without spectral norm in it.
+
+        Every matrix is divided by its sigma here, once, instead of in each forward: for
+        evaluation, where weights and vectors stay.
+
+        Args:
+            params, vectors: of a training state, global arrays.
+
+        Returns:
+            The weights, divided, and what is left of the vectors: running statistics.
+        """
+        left = {p: v for p, v in vectors.items() if p not in self.architecture.matrices}
+        if len(left) == len(vectors):
+            return params, vectors
+        return self._divided(params, vectors), left
+
+    @cached_property
+    def _divided(self) -> Callable[[Weights, Vectors], Weights]:
+        declarations = self.architecture.declarations
+        matrices = self.architecture.matrices
+
+        def body(params: Weights, vectors: Vectors) -> Weights:
+            weights = unpack(params, declarations)
+            weights = spectral_norm.normalise(weights, vectors, matrices, self.specs)
+            return pack(weights, declarations)
+
         sharded = jax.shard_map(
             body,
             mesh=self.execution.mesh,
-            in_specs=(self.packed_specs, self.vector_specs, batch_specs),
-            out_specs=out_specs,
+            in_specs=(self.packed_specs, self.vector_specs),
+            out_specs=self.packed_specs,
         )
         return jax.jit(sharded, compiler_options=compiler_options())
 

@@ -37,6 +37,7 @@ class Steps:
     Attributes:
         train: (state, placed micro-batches) -> (state, {"loss": (k,), "grad_norm",
             "learning_rate"}).
+        fold: (params, vectors) -> those of forwards that share them.
         evaluate: (params, vectors, placed batch) -> {"loss", "rmse", ...}; None where
             nothing is validated.
         place_train: micro-batches of one update -> arrays on the mesh.
@@ -45,6 +46,7 @@ class Steps:
     """
 
     train: Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
+    fold: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[[Any, Any, Any], dict[str, Any]] | None
     place_train: Callable[[Sequence[Batch]], Any]
     place_valid: Callable[[Batch], Any]
@@ -241,11 +243,11 @@ class TrainingLoop:
             return {}
         total = num_batches(self.valid_loader, self.trainer.valid_batches_per_epoch)
         self.sinks.display.start(f"validation {epoch + 1}/{last}", total=total)
-        params = averaged(self._state)
+        weights = self.steps.fold(averaged(self._state), self._state.vectors)
         found: dict[str, list[float]] = {}
         for batch in itertools.islice(self.valid_loader.epoch(epoch), total):
             placed = self.steps.place_valid(batch)
-            values = self.steps.evaluate(params, self._state.vectors, placed)
+            values = self.steps.evaluate(*weights, placed)
             for name, value in values.items():
                 found.setdefault(name, []).append(float(value))
             self.sinks.display.advance(1, len(batch.x) * jax.process_count())

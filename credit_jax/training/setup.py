@@ -143,6 +143,7 @@ class Setup:
         schedule = jax.jit(rate)
         return Steps(
             train=train,
+            fold=self.model.fold,
             evaluate=evaluate,
             place_train=self.place_train,
             place_valid=self.place_valid,
@@ -176,6 +177,7 @@ class Setup:
     def forecaster(self, params: Any, vectors: Any) -> Callable[..., np.ndarray]:
         """Host input of a whole batch (b, C, T, H, W) -> host prediction."""
         ranks, size = local_dp_ranks(self.mesh), data_parallel_coords(self.mesh)[1]
+        params, vectors = self.model.fold(params, vectors)
         height = self.architecture.image_height
 
         def run(x: np.ndarray) -> np.ndarray:
