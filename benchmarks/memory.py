@@ -8,12 +8,16 @@ Read from the compiled program of each mesh on simulated devices; nothing is run
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jax.sharding import Mesh
+
 from benchmarks.compiled_step import MODELS, compile_step, model_block
-from benchmarks.jax_side import num_devices, parse_mesh
+from benchmarks.jax_side import build_mesh, num_devices, parse_mesh
 from benchmarks.recipe import (
     REPORTS,
     markdown_table,
@@ -21,17 +25,27 @@ from benchmarks.recipe import (
     recipe,
     write_report,
 )
-from credit_jax.parallel.axes import DOMAIN
+from credit_jax.models.architecture import Architecture
+from credit_jax.parallel.axes import DOMAIN, MeshAxes
 from credit_jax.parallel.devices import ensure_devices
 from credit_jax.parallel.remat import ACTIVATIONS
+from credit_jax.parallel.sharding import ShardingRules
 
 DEFAULT_MESHES = ("1", "domain2", "domain4", "domain8")
-HEADER = ["mesh", "arguments", "temporary", "peak", "temporary x shards / one device"]
+HEADER = [
+    "mesh",
+    "arguments",
+    "temporary",
+    "of them gradients",
+    "peak",
+    "activations x shards / one device",
+]
 
 _INTRO = (
     "MB a device. Arguments are state and batch, temporary is what XLA keeps besides "
-    "while the step runs: activations first of all. The last column is 1 where "
-    "activations fall as one over the number of domain shards."
+    "while the step runs: gradients of all parameters, which every domain shard has, "
+    "and else activations. The last column is 1 where activations fall as one over "
+    "the number of domain shards."
 )
 
 
@@ -41,10 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     ensure_devices(max(map(num_devices, options.meshes)))
     model, runs = model_block(options.model), []
     for mesh in options.meshes:
-        _, compiled = compile_step(
+        architecture, compiled = compile_step(
             model, mesh, batch=options.batch, remat=options.remat
         )
-        runs.append({"mesh": mesh, **_bytes(compiled.memory_analysis())})
+        found = _bytes(compiled.memory_analysis())
+        gradients = _parameter_bytes(architecture, build_mesh(mesh))
+        runs.append({"mesh": mesh, **found, "gradients": gradients})
     rows = [_cells(run, runs[0]) for run in runs]
     print_table("MB a device", HEADER, rows)
     config = {"batch": options.batch, "remat": options.remat, "model": model}
@@ -62,10 +78,23 @@ def _bytes(analysis: Any) -> dict[str, int]:
     return {"arguments": arguments, "temporary": temporary, "peak": peak}
 
 
+def _parameter_bytes(architecture: Architecture, mesh: Mesh) -> int:
+    """Bytes of one device's shards of all parameters, and so of their gradients."""
+    specs = ShardingRules().specs(architecture.declarations, MeshAxes.from_mesh(mesh))
+    return sum(
+        declaration.size
+        * np.dtype(declaration.dtype).itemsize
+        // math.prod(mesh.shape[name] for name in specs[path] if name)
+        for path, declaration in architecture.declarations.items()
+    )
+
+
 def _cells(run: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
     shards = parse_mesh(run["mesh"]).get(DOMAIN, 1)
-    fall = run["temporary"] * shards / first["temporary"]
-    sizes = [f"{run[name] / 1e6:.2f}" for name in ("arguments", "temporary", "peak")]
+    mine, alone = (r["temporary"] - r["gradients"] for r in (run, first))
+    fall = mine * shards / alone
+    names = ("arguments", "temporary", "gradients", "peak")
+    sizes = [f"{run[name] / 1e6:.2f}" for name in names]
     return [run["mesh"], *sizes, f"{fall:.2f}"]
 
 
