@@ -5,6 +5,7 @@ be in place before the first import of the package.
 """
 
 import os
+import sys
 
 # Programs of tests run once: compile them three times as fast, less optimised.
 os.environ["XLA_FLAGS"] = " ".join(
@@ -37,6 +38,13 @@ def rng():
     import numpy as np
 
     return np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def seeded_torch():
+    """The modules that a test makes have the same weights in every run."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture
