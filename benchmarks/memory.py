@@ -8,13 +8,9 @@ Read from the compiled program of each mesh on simulated devices; nothing is run
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from jax.sharding import Mesh
 
 from benchmarks.compiled_step import MODELS, compile_step, model_block
 from benchmarks.jax_side import build_mesh, num_devices, parse_mesh
@@ -25,11 +21,10 @@ from benchmarks.recipe import (
     recipe,
     write_report,
 )
-from credit_jax.models.architecture import Architecture
+from credit_jax.check.memory import FLOAT32, local_size
 from credit_jax.parallel.axes import DOMAIN, MeshAxes
 from credit_jax.parallel.devices import ensure_devices
 from credit_jax.parallel.remat import ACTIVATIONS
-from credit_jax.parallel.sharding import ShardingRules
 
 DEFAULT_MESHES = ("1", "domain2", "domain4", "domain8")
 HEADER = [
@@ -59,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             model, mesh, batch=options.batch, remat=options.remat
         )
         found = _bytes(compiled.memory_analysis())
-        gradients = _parameter_bytes(architecture, build_mesh(mesh))
+        axes = MeshAxes.from_mesh(build_mesh(mesh))
+        declarations = architecture.declarations.values()
+        gradients = FLOAT32 * sum(local_size(d, axes) for d in declarations)
         runs.append({"mesh": mesh, **found, "gradients": gradients})
     rows = [_cells(run, runs[0]) for run in runs]
     print_table("MB a device", HEADER, rows)
@@ -76,17 +73,6 @@ def _bytes(analysis: Any) -> dict[str, int]:
     outputs = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
     peak = arguments + temporary + max(outputs, 0)
     return {"arguments": arguments, "temporary": temporary, "peak": peak}
-
-
-def _parameter_bytes(architecture: Architecture, mesh: Mesh) -> int:
-    """Bytes of one device's shards of all parameters, and so of their gradients."""
-    specs = ShardingRules().specs(architecture.declarations, MeshAxes.from_mesh(mesh))
-    return sum(
-        declaration.size
-        * np.dtype(declaration.dtype).itemsize
-        // math.prod(mesh.shape[name] for name in specs[path] if name)
-        for path, declaration in architecture.declarations.items()
-    )
 
 
 def _cells(run: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:

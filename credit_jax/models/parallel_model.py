@@ -134,9 +134,7 @@ class ParallelModel:
         key: Array | None,
         watch: list[Field] | None,
     ) -> tuple[Array, Running | None]:
-        weights = unpack(params, self.architecture.declarations)
-        matrices = self.architecture.matrices
-        weights = spectral_norm.normalise(weights, vectors, matrices, self.specs)
+        weights = self._normalised(params, vectors)
         context = Context(
             axes=self.axes,
             rules=self.execution.rules,
@@ -152,6 +150,12 @@ class ParallelModel:
         prediction = self.architecture.apply(weights, x, context)
         y = self.execution.precision.cast_output(prediction).astype(x.dtype)
         return y, context.running
+
+    def _normalised(self, params: Weights, vectors: Vectors) -> Weights:
+        """Local shards of all parameters, matrices divided by their spectral norm."""
+        weights = unpack(params, self.architecture.declarations)
+        matrices = self.architecture.matrices
+        return spectral_norm.normalise(weights, vectors, matrices, self.specs)
 
     def local_iterate(self, params: Weights, vectors: Vectors) -> Vectors:
         """The vectors after one power iteration, inside `shard_map`."""
@@ -227,13 +231,9 @@ class ParallelModel:
 
     @cached_property
     def _divided(self) -> Callable[[Weights, Vectors], Weights]:
-        declarations = self.architecture.declarations
-        matrices = self.architecture.matrices
-
         def body(params: Weights, vectors: Vectors) -> Weights:
-            weights = unpack(params, declarations)
-            weights = spectral_norm.normalise(weights, vectors, matrices, self.specs)
-            return pack(weights, declarations)
+            weights = self._normalised(params, vectors)
+            return pack(weights, self.architecture.declarations)
 
         sharded = jax.shard_map(
             body,

@@ -102,8 +102,8 @@ def iterate(
     groups = _groups(matrices, specs)
     stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
     u = [group.stack(vectors, "u") for group in groups]
-    v = _unit(groups, _transposed_times(groups, stacked, u), "v")
-    u = _unit(groups, _times(groups, stacked, v), "u")
+    v = _unit(groups, _products(groups, stacked, u, "u"), "v")
+    u = _unit(groups, _products(groups, stacked, v, "v"), "u")
     for group, rows_u, rows_v in zip(groups, u, v, strict=True):
         new = group.unstack(rows_u, "u", vectors, new)
         new = group.unstack(rows_v, "v", vectors, new)
@@ -123,10 +123,10 @@ def normalise(
     out = dict(weights)
     groups = _groups(_matrices(vectors, declarations), specs)
     u, v = ([group.stack(vectors, side) for group in groups] for side in ("u", "v"))
-    mapped = _times(groups, [group.matrix(weights) for group in groups], v)
+    mapped = _products(groups, [group.matrix(weights) for group in groups], v, "v")
     sigmas = psum_each(
         [(a * b).sum(-1) for a, b in zip(u, mapped, strict=True)],
-        [group.axes_out for group in groups],
+        [group.axes("u") for group in groups],
     )
     for group, sigma in zip(groups, sigmas, strict=True):
         for path, part in group.parts(1.0 / sigma):
@@ -156,6 +156,10 @@ class _Group:
     declarations: tuple[Declaration, ...]
     axes_in: tuple[str, ...]
     axes_out: tuple[str, ...]
+
+    def axes(self, side: str) -> tuple[str, ...]:
+        """Mesh axes that split the vectors of one side."""
+        return self.axes_in if side == "v" else self.axes_out
 
     def matrix(self, weights: Weights) -> Float[Array, "count inputs outputs"]:
         """All matrices; a parameter's input dims stand before its output dims."""
@@ -191,23 +195,17 @@ class _Group:
             yield path, piece if declaration.is_stacked else piece[0]
 
 
-def _times(
-    groups: Sequence[_Group], matrices: Sequence[Array], v: Sequence[Array]
+def _products(
+    groups: Sequence[_Group],
+    matrices: Sequence[Array],
+    vectors: Sequence[Array],
+    side: str,
 ) -> list[Array]:
-    """W v of each, summed over the shards of the input dims."""
+    """W v (side "v") or W' u (side "u") of each, summed over the shards."""
+    equation = {"v": "nio,ni->no", "u": "nio,no->ni"}[side]
     return psum_each(
-        [_einsum("nio,ni->no", *pair) for pair in zip(matrices, v, strict=True)],
-        [group.axes_in for group in groups],
-    )
-
-
-def _transposed_times(
-    groups: Sequence[_Group], matrices: Sequence[Array], u: Sequence[Array]
-) -> list[Array]:
-    """W' u of each, summed over the shards of the output dims."""
-    return psum_each(
-        [_einsum("nio,no->ni", *pair) for pair in zip(matrices, u, strict=True)],
-        [group.axes_out for group in groups],
+        [_einsum(equation, *pair) for pair in zip(matrices, vectors, strict=True)],
+        [group.axes(side) for group in groups],
     )
 
 
@@ -215,7 +213,7 @@ def _unit(groups: Sequence[_Group], rows: Sequence[Array], side: str) -> list[Ar
     """Unit vectors x / max(|x|, epsilon), row by row of each."""
     squares = psum_each(
         [jnp.sum(row * row, -1, keepdims=True) for row in rows],
-        [group.axes_in if side == "v" else group.axes_out for group in groups],
+        [group.axes(side) for group in groups],
     )
     return [
         row / jnp.maximum(jnp.sqrt(square), EPSILON)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.hlo import collectives
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.axes import MeshAxes
@@ -133,38 +133,14 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     assert not found["collective-permute"], "nothing else moves"
 
 
-_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
-_CALLED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
-
-
-def _in_loops(text: str) -> list[str]:
-    """Lines with a collective that a loop of optimised HLO runs."""
-    bodies: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        head = _HEAD.match(line)
-        if head:
-            lines = bodies.setdefault(head[1], [])
-        elif bodies:
-            lines.append(line)  # pyright: ignore
-
-    def met(name: str) -> Iterator[str]:
-        for line in bodies.get(name, []):
-            if any(f" {kind}(" in line for kind in KINDS):
-                yield line
-            for called in _CALLED.findall(line):
-                yield from met(called)
-
-    loops = [line for lines in bodies.values() for line in lines if " while(" in line]
-    return [line for loop in loops for c in _CALLED.findall(loop) for line in met(c)]
-
-
 @pytest.mark.parametrize("degrees", [{"dp": 4}, {"tp": 2, "domain": 2}], ids=str)
 def test_no_loop_holds_collectives_on_cpu(degrees: dict[str, int]) -> None:
     """XLA on CPU runs a loop's collectives beside later ones, and hangs or errs.
 
     One device keeps its loop over the equal blocks: compilation is constant in depth.
     """
-    text = _program("train", degrees).compile().as_text()
-    assert any(f" {kind}(" in text for kind in KINDS)
-    assert not _in_loops(text)
+    found = collectives(_program("train", degrees).compile().as_text())
+    assert found
+    looped = [each for each in found if each.times != 1]
+    assert not looped, f"in loops: {looped[:3]}"
     assert "stablehlo.while" in _program("train", {}).as_text()
