@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from benchmarks.flops import count_flops
+from benchmarks.flops import flops_of
 from benchmarks.jax_side import build_mesh
 from benchmarks.speed_cases import Case
 from credit_jax.models.parallel_model import build_parallel_model
@@ -93,7 +93,7 @@ class JaxSide:
 
     def floating_point_operations(self) -> float:
         """Of a training step, those of its matrix products and convolutions."""
-        return count_flops(self.step, self.state, self.batch)
+        return flops_of(self.step.trace(self.state, self.batch).jaxpr)
 
     def peak_memory(self) -> int | None:
         """Bytes at the high-water mark of an accelerator."""

@@ -13,6 +13,7 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.position_bias import bias_index, bias_positions
+from credit_jax.ops.product import channel_product
 from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.windows import (
     Kind,
@@ -61,13 +62,14 @@ class QueryKeyValue(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch windows tokens channel"]
     ) -> Float[Array, "three batch windows heads tokens head_dim"]:
-        return jnp.einsum("bgsc,cnhd->nbghsd", x, self.kernel[...])
+        made = channel_product(x, self.kernel[...])
+        return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
 
     def values(
         self, x: Float[Array, "batch windows tokens channel"]
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
         """The third of them alone, v."""
-        return jnp.einsum("bgsc,chd->bghsd", x, self.kernel[...][:, 2])
+        return jnp.swapaxes(channel_product(x, self.kernel[...][:, 2]), 2, 3)
 
 
 class OutProjection(nnx.Module):
@@ -86,11 +88,12 @@ class OutProjection(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch windows heads tokens head_dim"], context: Context
     ) -> Float[Array, "batch windows tokens channel"]:
-        partial = jnp.einsum(
-            "bghsd,hdc->bgsc",
-            x,
-            self.kernel[...],
-            preferred_element_type=context.precision.wide,
+        batch, windows, _, tokens, _ = x.shape
+        kernel = self.kernel[...]
+        partial = channel_product(
+            jnp.swapaxes(x, 2, 3).reshape(batch, windows, tokens, -1),
+            kernel.reshape(-1, kernel.shape[-1]),
+            dtype=context.precision.wide,
         )
         whole = psum(partial, context.axes.tensor).astype(x.dtype)
         return add_bias(whole, self.bias[...])

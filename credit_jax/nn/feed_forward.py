@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
@@ -10,6 +9,7 @@ from jaxtyping import Array
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm, Linear
 from credit_jax.ops.dropout import drop, keep_mask
+from credit_jax.ops.gelu import gelu
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.layouts import Field
 
@@ -33,7 +33,7 @@ class FeedForward(nnx.Module):
         self.down = Linear(self.hidden, channels)
 
     def __call__(self, field: Field, context: Context) -> Field:
-        x = jax.nn.gelu(self.up(self.norm(field.data)), approximate=False)
+        x = gelu(self.up(self.norm(field.data)))
         return field.like(self.down(self._drop(x, field, context), context))
 
     def _drop(self, x: Array, field: Field, context: Context) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -14,6 +13,7 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import Padding
 from credit_jax.ops.norm import layer_norm
+from credit_jax.ops.product import channel_product
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import group_norm
@@ -73,7 +73,7 @@ class Linear(nnx.Module):
         if self.split == "row":
             whole = sum_over_tensor(x, self.kernel[...], context)
             return add_bias(whole, self.bias[...])
-        return add_bias(x @ self.kernel[...], self.bias[...])
+        return add_bias(channel_product(x, self.kernel[...]), self.bias[...])
 
 
 def sum_over_tensor(
@@ -86,7 +86,7 @@ def sum_over_tensor(
     The sum is in float32 or wider.
     """
     assert context is not None, "a block passes its context to a row layer"
-    partial = jnp.matmul(x, kernel, preferred_element_type=context.precision.wide)
+    partial = channel_product(x, kernel, dtype=context.precision.wide)
     return psum(partial, context.axes.tensor).astype(x.dtype)
 
 

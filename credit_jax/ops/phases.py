@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from credit_jax.ops.product import channel_product
+
 LAYOUTS = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
 
@@ -92,7 +94,7 @@ def unit_stride_conv(
     """Convolution of stride 1 without padding; of one tap it is a matrix product."""
     sizes = kernel.shape[:-2]
     if prod(sizes) == 1 and groups == 1:
-        return jnp.tensordot(x, kernel.reshape(kernel.shape[-2:]), 1)
+        return channel_product(x, kernel.reshape(kernel.shape[-2:]))
     return lax.conv_general_dilated(
         x,
         kernel,

@@ -13,16 +13,22 @@ CACHE_HELP = (
     f"(default: ${CACHE_VARIABLE}, or credit_jax in the user's cache folder)"
 )
 
-# XLA on CPU compiles each of a step's thousands of small kernels through its fusion
-# emitters and LLVM's costly passes; without them a WXFormer step compiles in about half
-# the time and runs as fast (measured 2026-11, jax 0.10.2, 2 cores).
+# Measured on WXFormer steps, 2026-11, jax 0.10.2, 2 cores:
+# - XLA on CPU compiles each of a step's thousands of small kernels through its fusion
+#   emitters and LLVM's costly passes; without them a step compiles in about half the
+#   time and runs as fast.
+# - YNNPACK's convolutions take two to three times as long as Eigen's, and its products
+#   with what follows them up to twice; its reductions and plain products are faster.
 _CPU = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_experimental_ynn_fusion_type": (
+        "LIBRARY_FUSION_TYPE_REDUCE,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+    ),
 }
 
 
-def compiler_options() -> dict[str, bool]:
+def compiler_options() -> dict[str, bool | str]:
     """Options for `jax.jit` of a step on the default backend."""
     return dict(_CPU) if jax.default_backend() == "cpu" else {}
 

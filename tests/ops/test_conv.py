@@ -117,7 +117,7 @@ def test_only_kernels_the_stride_divides_take_the_fast_gradient(stride, kernel, 
         ((2, 4), (3, 3), conv._tap_by_tap),
         ((1, 16), (1, 3), conv._tap_by_tap),
         ((8, 8), (3, 3), None),
-        ((16, 32), (3, 3), conv._small_kernel_conv),
+        ((16, 32), (3, 3), None),
         ((16, 32), (4, 4), None),
     ],
 )
@@ -145,6 +145,19 @@ def test_the_fast_gradient_runs_the_direct_forward():
     x, kernel = jnp.asarray(draw((1, 9, 9, 2))), jnp.asarray(draw((4, 4, 2, 3)))
     direct = conv._direct(x, kernel, (2, 2))
     assert (conv.conv2d(x, kernel, stride=(2, 2)) == direct).all()
+
+
+@pytest.mark.parametrize("width", [1, 4, 5, 6])
+def test_few_channels_are_made_of_columns_together(width):
+    x = jnp.asarray(draw((2, 12, 10 + 2 * width, 3)))
+    kernel = jnp.asarray(draw((8, 12, 3, 5), seed=1))
+    direct = conv._direct(x, kernel, (2, 2))
+    wide = conv._wide(x, kernel, (2, 2))
+    assert wide.shape == direct.shape == (2, 3, width, 5)
+    assert_close(wide, direct, 1e-6, f"{width} columns")
+    program = str(jax.make_jaxpr(conv._wide, static_argnums=2)(x, kernel, (2, 2)))
+    count = min(width, 3)
+    assert f"window_strides=(2, {2 * count})" in program
 
 
 @pytest.mark.parametrize(

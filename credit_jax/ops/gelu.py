@@ -1,0 +1,38 @@
+"""The exact GELU, which keeps one array for its gradient."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import erf
+from jaxtyping import Array, Float
+
+
+@jax.custom_jvp
+def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """X times the normal distribution function of x, as torch.nn.functional.gelu.
+
+    Computed in float32 or wider. Its derivative is one array, where that of each factor
+    of the formula alone would keep four: the widest activations of a transformer.
+
+    Args:
+        x: of any shape.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (wide * _distribution(wide)).astype(x.dtype)
+
+
+@gelu.defjvp
+def _gelu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (tangent,) = primals, tangents
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    density = jnp.exp(-0.5 * wide * wide) / math.sqrt(2 * math.pi)
+    slope = _distribution(wide) + wide * density
+    return gelu(x), slope.astype(x.dtype) * tangent
+
+
+def _distribution(x: Array) -> Array:
+    """Of the standard normal distribution."""
+    return 0.5 * (1 + erf(x * math.sqrt(0.5)))
