@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,10 +30,31 @@ def layer_norm(
     are taken in float32 or wider.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    centred = wide - wide.mean(-1, keepdims=True)
+    return scale_and_shift(_normal(wide, epsilon), scale, bias).astype(x.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _normal(x: Array, epsilon: float) -> Array:
+    """Mean 0 and variance 1 over the last dim; the gradient keeps it and the scale."""
+    normal, _ = _normal_and_scale(x, epsilon)
+    return normal
+
+
+@_normal.defjvp
+def _normal_jvp(
+    epsilon: float, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    (x,), (tangent,) = primals, tangents
+    normal, scale = _normal_and_scale(x, epsilon)
+    along = normal * (normal * tangent).mean(-1, keepdims=True)
+    return normal, scale * (tangent - tangent.mean(-1, keepdims=True) - along)
+
+
+def _normal_and_scale(x: Array, epsilon: float) -> tuple[Array, Array]:
+    centred = x - x.mean(-1, keepdims=True)
     variance = (centred * centred).mean(-1, keepdims=True)
-    normal = centred * lax.rsqrt(variance + epsilon)
-    return scale_and_shift(normal, scale, bias).astype(x.dtype)
+    scale = lax.rsqrt(variance + epsilon)
+    return centred * scale, scale
 
 
 @jax.tree_util.register_dataclass
