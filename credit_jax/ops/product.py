@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 def channel_product(
     x: Float[Array, "*batch channel"],
-    kernel: Float[Array, channel * out],
+    kernel: Float[Array, " channel *out"],
     *,
     dtype: Any = None,
 ) -> Float[Array, "*batch *out"]:
