@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from jax.extend import core
+from jax.interpreters import partial_eval
 
 
 def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
@@ -28,7 +29,9 @@ def flops_of(program: Any) -> float:
     Raises:
         ValueError: a loop whose length is not known.
     """
-    return _of(program.jaxpr)
+    jaxpr = program.jaxpr
+    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _of(needed)
 
 
 def _of(jaxpr: Any) -> float:

@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     config = {
         "threads": options.threads,
         "times": options.times,
+        "grid": options.grid,
         "seconds": options.seconds,
         "step size": options.size,
     }
@@ -104,7 +105,7 @@ _INTRO = (
 
 def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     store = STORES[name]
-    config = _config(store, folder, options.times)
+    config = _config(store, folder, options)
     rates: dict[int, float] = {}
     for threads in options.threads:
         loader = build_loader(
@@ -147,7 +148,7 @@ def _with_threads(config: Mapping[str, Any], threads: int) -> Config:
     return build_config({**config, "trainer": trainer})
 
 
-def _config(store: Store, folder: Path, num_times: int) -> dict[str, Any]:
+def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The config of the store with its data in `folder`; they are made if absent."""
     text = json.dumps(read_yaml(CONFIGS / store.config))
     config = json.loads(text.replace(store.folder, str(folder)))
@@ -161,7 +162,9 @@ def _config(store: Store, folder: Path, num_times: int) -> dict[str, Any]:
         end = pd.Timestamp("2000-01-01") + pd.Timedelta(days=days)
         config["data"]["end_datetime"] = str(end - pd.Timedelta(hours=6))
     else:
-        times = pd.date_range("2000-01-01", periods=num_times, freq="6h")
+        rows, columns = options.grid
+        config["model"] |= {"image_height": rows, "image_width": columns}
+        times = pd.date_range("2000-01-01", periods=options.times, freq="6h")
         config["data"]["start_datetime"] = str(times[0])
         config["data"]["end_datetime"] = str(times[-1])
         if not folder.exists():
@@ -216,7 +219,11 @@ def _noise(
         for name, dims in fields.items()
     }
     used = {dim for dims in fields.values() for dim in dims}
-    return xr.Dataset(made, {dim: coords[dim] for dim in coords if dim in used})
+    dataset = xr.Dataset(made, {dim: coords[dim] for dim in coords if dim in used})
+    if "time" in used:
+        # The first time alone would make it days, which later ones do not fit.
+        dataset["time"].encoding = {"units": "hours since 1900-01-01", "dtype": "int64"}
+    return dataset
 
 
 def _rows(run: Mapping[str, Any]) -> list[list[str]]:
@@ -247,6 +254,14 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add("--stores", nargs="+", choices=tuple(STORES), default=list(STORES))
     add("--threads", nargs="+", type=int, default=[0, 1, 2, 4])
     add("--times", type=int, default=6, help="times in the store of 0.25 degrees")
+    add(
+        "--grid",
+        nargs=2,
+        type=int,
+        default=[640, 1280],
+        metavar=("ROWS", "COLUMNS"),
+        help="points of the store of 0.25 degrees",
+    )
     add("--seconds", type=float, default=10.0, help="of reading, for each number")
     add("--size", choices=tuple(SIZES), help="another step than that of the store")
     add("--data", type=Path, help="folder of the stores; the default is thrown away")

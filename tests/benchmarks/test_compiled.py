@@ -161,8 +161,9 @@ def test_compile_times(tmp_path):
     assert run["compile"] > 0
 
 
-def test_loader_beside_the_step(tmp_path):
-    options = ["--stores", "demo", "--threads", "0", "1"]
+@pytest.mark.parametrize("store", ["demo", "025deg"])
+def test_loader_beside_the_step(store, tmp_path):
+    options = ["--stores", store, "--grid", "16", "32", "--threads", "0", "1"]
     options += ["--seconds", "0.2", "--size", "tiny", "--out", str(tmp_path)]
     path = loader(options)
     (run,) = json.loads(path.with_suffix(".json").read_text())["runs"]

@@ -16,6 +16,15 @@ def test_a_product_and_its_gradients():
     assert count_flops(loss, x, w) == 3 * forward
 
 
+def test_what_no_output_needs_does_not_count():
+    x, w = jnp.ones((8, 16)), jnp.ones((16, 32))
+
+    def body(x, w):
+        return jnp.dot(x, w), jax.jit(jnp.dot)(2 * x, w)
+
+    assert count_flops(lambda x, w: body(x, w)[0], x, w) == 2 * 8 * 16 * 32
+
+
 def test_a_convolution_counts_its_taps():
     x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 2, 6))
 
