@@ -168,4 +168,5 @@ def test_loader_beside_the_step(store, tmp_path):
     path = loader(options)
     (run,) = json.loads(path.with_suffix(".json").read_text())["runs"]
     assert all(rate > 0 for rate in run["loader"].values())
+    assert all(rate > 0 for rate in run["loader_none_kept"].values())
     assert run["step"] > 0
