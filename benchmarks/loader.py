@@ -126,7 +126,7 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]
         with mock.patch.object(reader, "CACHE_BYTES", 0):
             loader = _loader(config, threads)
         none_kept[threads] = _samples_per_second(loader, options.seconds)
-    batch = loader.read([0])
+    batch = _loader(config, 0).read([0])
     side = _step(options.size or store.size)
     found = take_turns({"step": side.train}, warmup=2, rounds=5)["step"]
     step = len(side.x) / found.median / store.parts
