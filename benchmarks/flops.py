@@ -19,8 +19,9 @@ def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
 def flops_of(program: Any) -> float:
     """Operations of one call on one device, a multiplication and an addition being two.
 
-    What is recomputed counts again, and loops count as often as they run. Read from the
-    program before XLA, so that it is the same on every backend; element-wise work,
+    What is recomputed counts again, and loops count as often as they run; what no
+    output needs (the gradient by the data, say) does not, as XLA drops it. Read from
+    the program before XLA, so that it is the same on every backend; element-wise work,
     which is bound by memory, is left out, as is usual for the utilisation of a machine.
 
     Args:

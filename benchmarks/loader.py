@@ -244,19 +244,16 @@ def _noise(
 
 
 def _rows(run: Mapping[str, Any]) -> list[list[str]]:
+    names = ("loader", "loader_none_kept")
     return [
         [
             run["store"],
             f"{run['sample_bytes'] / 1e6:.2f}",
             str(threads),
-            f"{later:.3g}",
-            f"{none_kept:.3g}",
-            f"{later / run['step']:.3g}",
-            f"{none_kept / run['step']:.3g}",
+            *(f"{run[name][threads]:.3g}" for name in names),
+            *(f"{run[name][threads] / run['step']:.3g}" for name in names),
         ]
-        for (threads, later), none_kept in zip(
-            run["loader"].items(), run["loader_none_kept"].values(), strict=True
-        )
+        for threads in run["loader"]
     ]
 
 
