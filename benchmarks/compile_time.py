@@ -95,7 +95,8 @@ def _compile(name: str, depth: str, mesh: str, remat: str) -> dict[str, Any]:
     block = {**model_block(name), "depth": [int(n) for n in depth.split(",")]}
     jax.clear_caches()
     start = time.perf_counter()
-    _, program = trace_step(block, mesh, batch=1, remat=remat)
+    here = jax.default_backend()
+    _, program = trace_step(block, mesh, batch=1, remat=remat, backend=here)
     lowered = program.lower()
     traced = time.perf_counter()
     lowered.compile()

@@ -15,6 +15,7 @@ from benchmarks.jax_side import build_mesh
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.ops.backend import written_for
 from credit_jax.parallel.execution import Execution
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.optimisers import AdamW
@@ -69,17 +70,24 @@ def compile_step(
 
 
 def trace_step(
-    model: Mapping[str, Any], mesh: str, *, batch: int, remat: str = "none"
+    model: Mapping[str, Any],
+    mesh: str,
+    *,
+    batch: int,
+    remat: str = "none",
+    backend: str = "gpu",
 ) -> tuple[Architecture, Any]:
     """The architecture, and the traced training step (plain MSE, AdamW, clipping).
 
-    Equal blocks are loops, as accelerators run them: a program to read, not to run.
+    Operations and loops of equal blocks are those of an accelerator: a program to read,
+    not to run.
 
     Args:
         model: the `model:` block.
         mesh: its name, see `jax_side.parse_mesh`.
         batch: samples of the global batch.
         remat: activation checkpointing, "none", "full" or "selective".
+        backend: what the operations are written for.
     """
     parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat, loops=True)
     architecture, execution = parallel.architecture, parallel.execution
@@ -100,7 +108,8 @@ def trace_step(
         shardings(specs, execution.mesh),
     )
     shapes = _batch(architecture, execution, batch)
-    return architecture, step.trace(state, shapes)  # pyright: ignore
+    with written_for(backend):
+        return architecture, step.trace(state, shapes)  # pyright: ignore
 
 
 def _batch(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from credit_jax.ops import conv
+from credit_jax.ops.backend import written_for
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
@@ -45,6 +46,16 @@ CASES = {
         (16, 16, 2),
         {"stride": (4, 4), "padding": ((6, 6), (6, 6))},
     ),
+    "stride 2, many columns": (
+        (10, 201, 3),
+        (6, 32, 4),
+        {"stride": (2, 2), "padding": ((2, 2), (15, 15))},
+    ),
+    "stride 3 and 2, many columns, some left over": (
+        (14, 150, 2),
+        (9, 16, 3),
+        {"stride": (3, 2), "padding": ((1, 0), (3, 4))},
+    ),
     "stride above the kernel": ((11, 12, 2), (2, 2, 3), {"stride": (4, 4)}),
     "stride of one dim": ((9, 8, 2), (2, 3, 3), {"stride": (2, 1)}),
     "unlike strides": ((12, 13, 2), (4, 6, 3), {"stride": (2, 3)}),
@@ -84,12 +95,14 @@ def torch_conv(x, kernel, *, stride=(1, 1), padding=((0, 0), (0, 0)), **keywords
 # torch says on even kernels with "same" that it copies the input.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", CASES)
-def test_convolution_is_that_of_torch(name):
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_convolution_is_that_of_torch(name, backend):
     size, (kernel_h, kernel_w, channel_out), keywords = CASES[name]
     x = draw((2, *size))
     group_in = size[2] // keywords.get("groups", 1)
     kernel = draw((kernel_h, kernel_w, group_in, channel_out), seed=1)
-    actual = jax_values(lambda x, k: conv.conv2d(x, k, **keywords), x, kernel)
+    with written_for(backend):
+        actual = jax_values(lambda x, k: conv.conv2d(x, k, **keywords), x, kernel)
     expected = torch_values(lambda x, k: torch_conv(x, k, **keywords), x, kernel)
     assert_same(actual, expected, name)
 

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
+from credit_jax.ops.backend import written_for
 from credit_jax.ops.conv3d import conv3d
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
@@ -57,12 +58,14 @@ def torch_conv(x, kernel, *, padding=((0, 0),) * 3, **keywords):
 # torch says on even kernels with "same" that it copies the input.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", CASES)
-def test_convolution_is_that_of_torch(name):
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_convolution_is_that_of_torch(name, backend):
     size, (*kernel, channel_out), keywords = CASES[name]
     x = draw((2, *size))
     shape = (*kernel, size[-1] // keywords.get("groups", 1), channel_out)
     weight = draw(shape, seed=1)
-    actual = jax_values(lambda x, k: conv3d(x, k, **keywords), x, weight)
+    with written_for(backend):
+        actual = jax_values(lambda x, k: conv3d(x, k, **keywords), x, weight)
     expected = torch_values(lambda x, k: torch_conv(x, k, **keywords), x, weight)
     assert_same(actual, expected, name)
 
