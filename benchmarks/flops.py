@@ -49,7 +49,9 @@ def _of_equation(equation: Any) -> float:
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
         out_dim = params["dimension_numbers"].rhs_spec[0]
-        depth = math.prod(kernel) / kernel[out_dim]
+        # Points between those of the field, as in the gradient of a stride, are zeros.
+        zeros = math.prod(params["lhs_dilation"])
+        depth = math.prod(kernel) / kernel[out_dim] / zeros
         return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
     inner = [_of(jaxpr) for jaxpr in _inner(params)]
     if name == "while" and any(inner):

@@ -37,6 +37,22 @@ def test_a_convolution_counts_its_taps():
     assert count_flops(jax.jit(conv), x, kernel) == 2 * (3 * 3 * 2) * (2 * 8 * 8 * 6)
 
 
+def test_the_gradient_of_a_stride_counts_no_zeros():
+    x, kernel = jnp.ones((2, 8, 8, 4)), jnp.ones((2, 2, 4, 6))
+
+    def loss(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jnp.sum(
+            lax.conv_general_dilated(
+                x, kernel, (2, 2), "VALID", dimension_numbers=layout
+            )
+        )
+
+    forward = 2 * (2 * 2 * 4) * (2 * 4 * 4 * 6)
+    both = jax.value_and_grad(loss, (0, 1))
+    assert count_flops(both, x, kernel) == 3 * forward
+
+
 def test_loops_count_as_often_as_they_run_and_what_is_recomputed_counts_again():
     w = jnp.ones((4, 4))
     once = 2 * 4 * 4 * 4
