@@ -102,7 +102,11 @@ def _job(
     call: Callable[[Any], object],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """One job on all sides; a side that fails is reported with its error."""
+    """One job on all sides; a side that fails is reported with its error.
+
+    The first call of each, which compiles, does not count.
+    """
+    call(ours)
     sides: dict[str, Any] = {OURS: ours}
     errors = {}
     for name, side in theirs.items():
@@ -131,7 +135,7 @@ def _summary(found: Mapping[str, Times], errors: Mapping[str, str]) -> dict[str,
         **ratios,
         "medians": {name: times.median for name, times in found.items()},
         "spread": {name: times.spread for name, times in found.items()},
-        "rounds": len(found[OURS].seconds),
+        "rounds": {name: len(times.seconds) for name, times in found.items()},
         **({"errors": dict(errors)} if errors else {}),
     }
 
@@ -219,7 +223,10 @@ def _sections(result: Mapping[str, Any]) -> list[str]:
             "-" if found[key] is None else f"{found[key]:.2f}"
             for key in ("ratio_eager", "ratio_compiled")
         ]
-        spread = ", ".join(f"{k} {v:.0%}" for k, v in found["spread"].items())
+        spread = ", ".join(
+            f"{side} {part:.0%} of {found['rounds'][side]}"
+            for side, part in found["spread"].items()
+        )
         goals = "-" if goal is None else f"{goal[0]}, {goal[1]}"
         rows.append([name, *cells, goals, f"{found['medians'][OURS]:.3f}", spread])
     parts = [
@@ -248,7 +255,7 @@ def _sections(result: Mapping[str, Any]) -> list[str]:
         f"`python -m benchmarks.speed --size {config['size']}`: credit_jax beside "
         "serial CREDIT, same weights and batch, taking turns in one process. A ratio "
         "above 1 means that credit_jax is faster; the spread is the distance of the "
-        "quartiles.",
+        "quartiles, of so many rounds.",
         markdown_table(
             ["", "x eager", "x torch.compile", "goals", "seconds", "spread"], rows
         ),
@@ -272,7 +279,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=int, default=os.cpu_count() or 1, help="of torch")
     add("--rounds", type=int, default=15)
     add("--op-rounds", type=int, default=7)
-    add("--warmup", type=int, default=2)
+    add("--warmup", type=int, default=1, help="rounds that do not count")
     add("--ops", default="*", metavar="PATTERN", help="parts to time alone; '' is none")
     add("--limit", type=float, default=120.0, help="seconds a job may take")
     add("--no-compile", action="store_true", help="without torch.compile")

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 
+# A run that takes so many limits is not repeated.
+_FAR_ABOVE = 4
+
+
 @dataclass(frozen=True)
 class Times:
     """Seconds of one side, round by round."""
@@ -39,7 +43,8 @@ def take_turns(
         sides: by name, a function that returns when its work is done.
         warmup: rounds that do not count.
         rounds: rounds that count; at least 3, even beyond `limit`.
-        limit: seconds after which no further round begins.
+        limit: seconds after which no further round begins; a side of which one
+            run takes several times as long runs in the first of them only.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     begin = time.monotonic()
@@ -47,6 +52,8 @@ def take_turns(
         if number >= warmup + 3 and time.monotonic() - begin > limit:
             break
         for name, run in sides.items():
+            if max(seconds[name], default=0.0) > _FAR_ABOVE * limit:
+                continue
             start = time.perf_counter()
             run()
             if number >= warmup:
@@ -55,5 +62,6 @@ def take_turns(
 
 
 def ratio(theirs: Times, ours: Times) -> float:
-    """How many times faster we are: the median of the rounds' ratios."""
-    return float(np.median(np.divide(theirs.seconds, ours.seconds)))
+    """How many times faster we are: the median of the ratios of common rounds."""
+    pairs = zip(theirs.seconds, ours.seconds, strict=False)
+    return float(np.median([slow / fast for slow, fast in pairs]))

@@ -1,6 +1,7 @@
 """The speed benchmark at its smallest: it runs, and ratios mean what they say."""
 
 import json
+import time
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
         assert found[job]["ratio_eager"] > 0
         assert found[job]["ratio_compiled"] is None
         assert set(found[job]["medians"]) == {"credit_jax", "eager"}
-        assert found[job]["rounds"] == 3
+        assert found[job]["rounds"] == {"credit_jax": 3, "eager": 3}
         assert "errors" not in found[job]
     assert [row["op"] for row in found["ops"]] == ["up block 1"]
     assert found["ops"][0]["forward_backward"]["ratio_eager"] > 0
@@ -37,6 +38,11 @@ def test_sides_take_turns_and_ratios_are_theirs_by_ours():
     found = take_turns(sides, warmup=1, rounds=4)
     assert order == ["a", "b"] * 5
     assert all(len(times.seconds) == 4 for times in found.values())
+    order.clear()
+    sides["slow"] = lambda: (time.sleep(0.05), order.append("slow"))
+    found = take_turns(sides, warmup=0, rounds=4, limit=0.01)
+    assert order == ["a", "b", "slow", "a", "b", "a", "b"]
+    assert ratio(found["slow"], found["a"]) > 1
     fast, slow = Times((1.0, 1.0, 2.0)), Times((2.0, 2.0, 4.0))
     assert ratio(slow, fast) == 2
     assert slow.median == 2
