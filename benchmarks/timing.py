@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
 # A run that takes so many limits is not repeated.
 _FAR_ABOVE = 4
 
