@@ -169,4 +169,6 @@ def test_loader_beside_the_step(store, tmp_path):
     (run,) = json.loads(path.with_suffix(".json").read_text())["runs"]
     assert all(rate > 0 for rate in run["loader"].values())
     assert all(rate > 0 for rate in run["loader_none_kept"].values())
+    assert run["loader_first"].keys() == run["loader"].keys()
+    assert all(rate > 0 for rate in run["loader_first"].values())
     assert run["step"] > 0
