@@ -5,8 +5,8 @@
 The loader runs alone, from the store on disk to arrays that a step takes, for several
 numbers of threads: a first epoch, later ones with what fits of the fields kept in
 memory, and epochs with none kept, as of a data set much larger than that. The step is
-timed on random data. The stores are made in a folder that is kept where it is named with
---data.
+timed on random data. The stores are made in a folder that is kept where it is named
+with --data.
 """
 
 from __future__ import annotations
