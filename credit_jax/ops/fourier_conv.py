@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from credit_jax.ops.phases import fit
+
 Pair = tuple[int, int]
 
 # A tile makes about so many times the kernel's columns.
@@ -79,42 +81,36 @@ def fourier_conv(
         stride: of height and width.
     """
     (sh, sw), (kh, kw, channel_in, channel_out) = stride, kernel.shape
-    batch, height = len(x), (x.shape[1] - kh) // sh + 1
-    width, high = (x.shape[2] - kw) // sw + 1, kh // sh
+    height, high = (x.shape[1] - kh) // sh + 1, kh // sh
+    width, depth = (x.shape[2] - kw) // sw + 1, sh * sw * channel_in
     tiles = Tiles.of(width, kw // sw)
-    rows, depth = height + high - 1, sh * sw * channel_in
     forward, of_kernel, inverse = _transforms(tiles, x.dtype)
 
-    fields = forward @ _cut(x, tiles, stride, rows)
-    fields = fields.reshape(tiles.frequencies, -1, depth)
     taps = kernel.reshape(high, sh, tiles.taps, sw, channel_in, channel_out)
     taps = taps.transpose(2, 1, 3, 4, 0, 5).reshape(tiles.taps, -1)
-    shape = (-1, 2, batch, rows, tiles.count, high, channel_out)
-    # Both parts of the fields by both parts of the kernel.
-    products = (
-        fields @ (part @ taps).reshape(-1, depth, shape[-2] * shape[-1])
-        for part in of_kernel
+    real, imaginary = (
+        (part @ taps).reshape(-1, depth, high * channel_out) for part in of_kernel
     )
-    cos, sin = (_sum_rows(product.reshape(shape)) for product in products)
-    both = jnp.stack([cos[:, 0] - sin[:, 1], cos[:, 1] + sin[:, 0]])
-    y = (inverse @ both.reshape(2 * tiles.frequencies, -1)).reshape(
-        tiles.width, batch, height, tiles.count, channel_out
-    )
-    y = y.transpose(1, 2, 3, 0, 4).reshape(batch, height, -1, channel_out)
-    return y[:, :, :width]
 
+    def one_tile(x: Array) -> Array:
+        rows = x.reshape(len(x), -1, sh, tiles.size, sw * channel_in)
+        rows = rows.transpose(3, 0, 1, 2, 4).reshape(tiles.size, -1)
+        fields = (forward @ rows).reshape(tiles.frequencies, -1, depth)
+        shape = (-1, 2, *x.shape[:1], height + high - 1, high, channel_out)
+        cos, sin = (
+            _sum_rows((fields @ part).reshape(shape)) for part in (real, imaginary)
+        )
+        both = jnp.stack([cos[:, 0] - sin[:, 1], cos[:, 1] + sin[:, 0]])
+        y = inverse @ both.reshape(2 * tiles.frequencies, -1)
+        return y.reshape(tiles.width, -1, height, channel_out).transpose(1, 2, 0, 3)
 
-def _cut(x: Array, tiles: Tiles, stride: Pair, rows: int) -> Array:
-    """The tiles as columns of a matrix: (point, batch * row * tile * depth)."""
-    (sh, sw), (batch, _, _, channels) = stride, x.shape
     step, size = sw * tiles.width, sw * tiles.size
-    ends = (sh * rows, (tiles.count - 1) * step + size)
-    more = [max(0, end - have) for end, have in zip(ends, x.shape[1:3], strict=True)]
-    x = jnp.pad(x, ((0, 0), (0, more[0]), (0, more[1]), (0, 0)))[:, : ends[0]]
+    ends = (sh * (height + high - 1), (tiles.count - 1) * step + size)
+    more = [(0, end - have) for end, have in zip(ends, x.shape[1:3], strict=True)]
+    x = fit(x, [(0, 0), *more, (0, 0)])
     starts = range(0, tiles.count * step, step)
-    cut = jnp.stack([x[:, :, start : start + size] for start in starts])
-    cut = cut.reshape(tiles.count, batch, rows, sh, tiles.size, sw * channels)
-    return cut.transpose(4, 1, 2, 0, 3, 5).reshape(tiles.size, -1)
+    made = [one_tile(x[:, :, start : start + size]) for start in starts]
+    return jnp.concatenate(made, 2)[:, :, :width]
 
 
 def _transforms(
@@ -143,24 +139,24 @@ def _transforms(
 def _sum_rows(made: Array) -> Array:
     """Row h is the sum over taps i of what row h + i made with tap i.
 
-    (frequency, part, batch, row, tile, tap, channel) to the same without tap.
+    (frequency, part, batch, row, tap, channel) to the same without tap.
     """
-    high = made.shape[5]
+    high = made.shape[4]
     height = made.shape[3] - high + 1
-    rows = (made[:, :, :, i : i + height, :, i] for i in range(high))
+    rows = (made[:, :, :, i : i + height, i] for i in range(high))
     return reduce(jnp.add, rows)
 
 
 def _sum_rows_forward(made: Array) -> tuple[Array, int]:
-    return _sum_rows(made), made.shape[5]
+    return _sum_rows(made), made.shape[4]
 
 
 def _sum_rows_backward(high: int, cotangent: Array) -> tuple[Array]:
     # Side by side, where the transpose of slices would be a sum of paddings.
     ends = [(i, high - 1 - i) for i in range(high)]
     lead = ((0, 0),) * 3
-    moved = [jnp.pad(cotangent, (*lead, end, (0, 0), (0, 0))) for end in ends]
-    return (jnp.stack(moved, 5),)
+    moved = [jnp.pad(cotangent, (*lead, end, (0, 0))) for end in ends]
+    return (jnp.stack(moved, 4),)
 
 
 _sum_rows.defvjp(_sum_rows_forward, _sum_rows_backward)
