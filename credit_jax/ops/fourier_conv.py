@@ -18,9 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.ops.phases import fit
-
-Pair = tuple[int, int]
+from credit_jax.ops.phases import fit, split_taps
 
 # A tile makes about so many times the kernel's columns.
 _TILE_PER_TAP = 6
@@ -70,7 +68,7 @@ class Tiles:
 def fourier_conv(
     x: Float[Array, "batch height width channel_in"],
     kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
-    stride: Pair,
+    stride: tuple[int, int],
 ) -> Float[Array, "batch height_out width_out channel_out"]:
     """Cross-correlation without padding, as `conv2d`.
 
@@ -81,13 +79,12 @@ def fourier_conv(
         stride: of height and width.
     """
     (sh, sw), (kh, kw, channel_in, channel_out) = stride, kernel.shape
-    height, high = (x.shape[1] - kh) // sh + 1, kh // sh
-    width, depth = (x.shape[2] - kw) // sw + 1, sh * sw * channel_in
-    tiles = Tiles.of(width, kw // sw)
-    forward, of_kernel, inverse = _transforms(tiles, x.dtype)
+    height, width = (x.shape[1] - kh) // sh + 1, (x.shape[2] - kw) // sw + 1
+    taps, (high, wide) = split_taps(kernel, stride)
+    tiles, depth = Tiles.of(width, wide), sh * sw * channel_in
+    forward, *of_kernel, inverse = _transforms(tiles, x.dtype)
 
-    taps = kernel.reshape(high, sh, tiles.taps, sw, channel_in, channel_out)
-    taps = taps.transpose(2, 1, 3, 4, 0, 5).reshape(tiles.taps, -1)
+    taps = taps.transpose(2, 1, 3, 4, 0, 5).reshape(wide, -1)
     real, imaginary = (
         (part @ taps).reshape(-1, depth, high * channel_out) for part in of_kernel
     )
@@ -113,13 +110,11 @@ def fourier_conv(
     return jnp.concatenate(made, 2)[:, :, :width]
 
 
-def _transforms(
-    tiles: Tiles, dtype: np.dtype
-) -> tuple[Array, tuple[Array, Array], Array]:
+def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
     """The matrices of the transforms.
 
-    Of tiles (frequency * part, point); of the kernel, real and imaginary part, each
-    (frequency, tap); back to the tile (column, part * frequency).
+    Of tiles (frequency * part, point); of the kernel, real part and imaginary part,
+    each (frequency, tap); back to the tile (column, part * frequency).
     """
     angle = np.arange(tiles.frequencies)[:, None] * np.arange(tiles.size)
     angle = 2 * np.pi / tiles.size * (angle % tiles.size)
@@ -129,10 +124,8 @@ def _transforms(
     weight[[0, -1]] = 1 / tiles.size
     inverse = np.concatenate([weight * cos, -weight * sin])[:, : tiles.width].T
     of_kernel = cos[:, : tiles.taps], sin[:, : tiles.taps]
-    first, *kernel, last = (
-        jnp.asarray(matrix, dtype) for matrix in (forward, *of_kernel, inverse)
-    )
-    return first, (kernel[0], kernel[1]), last
+    matrices = forward, *of_kernel, inverse
+    return tuple(jnp.asarray(matrix, dtype) for matrix in matrices)
 
 
 @jax.custom_vjp

@@ -153,13 +153,13 @@ CONVOLUTIONS = {
     "stride 3, kernel 2": conv(47, (2, 2), stride=(3, 3)),
     "stride 4, kernel 16": conv(64, (16, 2), stride=(4, 2), **pad((6, 6))),
     "stride 4, kernel 32": conv(61, (32, 4), stride=(4, 4), **pad((14, 14))),
-    # On 3 shards each wants just the rows it has, but a zero where it has filler.
     "stride 2, many columns": conv(
         45, (6, 16), lon=101, stride=(2, 2), **pad((2, 2), (7, 7))
     ),
     "longitude split, stride 2, many columns": conv(
         403, (2, 16), lon=4, dim=2, stride=(2, 2), **pad((0, 0), (7, 7))
     ),
+    # On 3 shards each wants just the rows it has, but a zero where it has filler.
     "filler is padding": conv(5, (2, 1), stride=(2, 1), **pad((0, 1))),
     "dilation 2": conv(45, (3, 3), dilation=(2, 2), **pad((2, 2), (2, 2))),
     "dilation 5, stride 2": conv(
