@@ -79,17 +79,17 @@ def trace_step(
 ) -> tuple[Architecture, Any]:
     """The architecture, and the traced training step (plain MSE, AdamW, clipping).
 
-    Operations and loops of equal blocks are those of an accelerator: a program to read,
-    not to run.
+    By default operations and loops of equal blocks are those of an accelerator: a
+    program to read, not to run.
 
     Args:
         model: the `model:` block.
         mesh: its name, see `jax_side.parse_mesh`.
         batch: samples of the global batch.
         remat: activation checkpointing, "none", "full" or "selective".
-        backend: what the operations are written for.
+        backend: what the program is written for.
     """
-    parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat, loops=True)
+    parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat)
     architecture, execution = parallel.architecture, parallel.execution
     optimiser = AdamW(max_norm=1.0)
     step = make_train_step(

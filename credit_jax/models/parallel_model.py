@@ -145,7 +145,6 @@ class ParallelModel:
             running=self.architecture.running(vectors),
             first_sample=self._data_rank(),
             sample_stride=self.axes.num_data,
-            loops=self.execution.loops,
         )
         prediction = self.architecture.apply(weights, x, context)
         y = self.execution.precision.cast_output(prediction).astype(x.dtype)
@@ -253,7 +252,6 @@ def build_parallel_model(
     reshard_after_forward: bool | int = True,
     min_shard_size: int = MIN_SHARD_SIZE,
     keep_whole: Sequence[str] = (),
-    loops: bool | None = None,
 ) -> ParallelModel:
     """A model with all parallelism applied, ready for training.
 
@@ -280,8 +278,6 @@ def build_parallel_model(
             keeps them, a number keeps those of so many blocks at most.
         min_shard_size: parameters with fewer elements stay whole.
         keep_whole: patterns of paths that stay whole, "stages/0/embed/*".
-        loops: True runs equal blocks in one loop also where the backend errs with
-            collectives in loops: for programs that are read, not run.
 
     Raises:
         ValueError: the model does not parse or does not fit the mesh; all of it.
@@ -299,6 +295,5 @@ def build_parallel_model(
         rules=ShardingRules(min_shard_size=min_shard_size),
         precision=mp_policy or Precision(),
         remat=Remat(ac_mode, reshard_after_forward),
-        loops=loops,
     )
     return ParallelModel(architecture, execution)

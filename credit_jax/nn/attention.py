@@ -14,6 +14,7 @@ from credit_jax.ops.affine import add_bias
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.position_bias import bias_index, bias_positions
 from credit_jax.ops.product import channel_product
+from credit_jax.ops.window_products import token_products, weighted_sums
 from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.windows import (
     Kind,
@@ -160,16 +161,11 @@ class WindowAttention(nnx.Module):
             v = self.to_qkv.values(x)
             return self._drop(jnp.ones_like(v[..., :1]), field, context) * v
         q, k, v = self.to_qkv(x)
-        logits = jnp.einsum(
-            "bghid,bghjd->bghij",
-            q * self.scale,
-            k,
-            preferred_element_type=context.precision.wide,
-        )
+        logits = token_products(q * self.scale, k, dtype=context.precision.wide)
         bias = self.position_bias(self.window).astype(logits.dtype)
         weights = jax.nn.softmax(logits + bias[None, None, None], -1).astype(v.dtype)
         weights = self._drop(weights, field, context)
-        return jnp.einsum("bghij,bghjd->bghid", weights, v)
+        return weighted_sums(weights, v)
 
     def _drop(self, weights: Array, field: Field, context: Context) -> Array:
         """Dropout by global sample, window, head and pair of tokens."""

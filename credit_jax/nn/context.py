@@ -56,8 +56,6 @@ class Context:
         key: dropout key of this forward, equal on all devices; None in evaluation.
         first_sample, sample_stride: the local samples are number first_sample,
             first_sample + sample_stride, ... of the global batch as sampled.
-        loops: whether equal blocks run in one loop, which compiles once for all of
-            them; None wherever the backend runs loops with collectives correctly.
     """
 
     axes: MeshAxes = field(default_factory=MeshAxes)
@@ -70,7 +68,6 @@ class Context:
     key: Array | None = None
     first_sample: Array | int = 0
     sample_stride: int = 1
-    loops: bool | None = None
 
     @property
     def training(self) -> bool:
@@ -105,6 +102,9 @@ class Context:
     def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
         """Run `num` stacked blocks one after the other: carry = block(carry, context).
 
+        They are one loop, which compiles once for all of them, wherever the backend
+        runs loops with collectives correctly.
+
         Args:
             blocks: made by `nn.parameters.stack_blocks`.
             carry: goes in and comes out with the same structure and layout.
@@ -118,8 +118,7 @@ class Context:
             block = self._merge(graph, jax.tree.unflatten(tree, leaves))
             return block(carry, self.fold(index)), None
 
-        alone = self.axes.num_devices == 1
-        loops = alone or loops_hold_collectives() if self.loops is None else self.loops
+        loops = self.axes.num_devices == 1 or loops_hold_collectives()
         gathered_again = num - self._num_kept(num)
         for part, keep in (
             (slice(0, gathered_again), False),

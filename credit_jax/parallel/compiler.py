@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jax
 
+from credit_jax.ops.backend import on_cpu
+
 CACHE_VARIABLE = "CREDIT_JAX_CACHE"
 CACHE_HELP = (
     "folder of compiled programs, kept between runs; 'none' for no cache "
@@ -14,13 +16,12 @@ CACHE_HELP = (
 )
 
 # Measured on WXFormer steps, 2026-11, jax 0.10.2, 2 cores:
-# - XLA on CPU compiles each of a step's thousands of small kernels through its fusion
-#   emitters and LLVM's costly passes; without them a step compiles in about half the
-#   time and runs as fast.
+# - Without LLVM's costly passes a step compiles sooner and runs as fast. The fusion
+#   emitters stay on: the older ones do not vectorise what is written over its input,
+#   which is most of a gradient (GELU's: 3.2 for 0.5 ms) and all of AdamW.
 # - YNNPACK's convolutions take two to three times as long as Eigen's, its products a
 #   third longer; its reductions are faster.
 _CPU = {
-    "xla_cpu_use_fusion_emitters": False,
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
 }
@@ -32,7 +33,7 @@ def compiler_options() -> dict[str, bool | str]:
 
 
 def loops_hold_collectives() -> bool:
-    """Whether a loop of a program may hold collectives on the default backend.
+    """Whether a loop of a program may hold collectives on its backend.
 
     XLA on CPU orders two collectives of a program by when they start, not by when they
     end. A loop that goes on in another thread counts as started, so a later collective
@@ -40,7 +41,7 @@ def loops_hold_collectives() -> bool:
     different orders, and hang or exchange wrong values (jaxlib 0.10.2; openxla/xla
     xla/runtime/execution_graph.cc, "scheduling" edges).
     """
-    return jax.default_backend() != "cpu"
+    return not on_cpu()
 
 
 def use_cache(folder: str | None) -> None:

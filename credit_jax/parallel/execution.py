@@ -21,15 +21,12 @@ class Execution:
         rules: how parameters are laid out on it.
         precision: dtypes of the forward and of gradient sums.
         remat: what blocks keep for the backward pass.
-        loops: whether equal blocks run in one loop; None wherever the backend runs
-            loops with collectives correctly.
     """
 
     mesh: Mesh
     rules: ShardingRules = field(default_factory=ShardingRules)
     precision: Precision = field(default_factory=Precision)
     remat: Remat = field(default_factory=Remat)
-    loops: bool | None = None
 
     @property
     def axes(self) -> MeshAxes:
