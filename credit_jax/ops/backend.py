@@ -1,4 +1,4 @@
-"""The backend that operations are written for; on CPU some take other ways."""
+"""The backend that a program is written for; on CPU some of it takes other ways."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _CHOSEN: ContextVar[str | None] = ContextVar("backend", default=None)
 
 
 def on_cpu() -> bool:
-    """Whether operations that are traced now are for a CPU."""
+    """Whether what is traced now is for a CPU."""
     return (_CHOSEN.get() or jax.default_backend()) == "cpu"
 
 
 @contextmanager
 def written_for(backend: str) -> Iterator[None]:
-    """Trace operations as for another backend than JAX's default.
+    """Trace a program as for another backend than JAX's default.
 
     The results are the same. It lets a program for accelerators be read, or be tested,
     on a CPU.
