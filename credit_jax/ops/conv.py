@@ -9,6 +9,9 @@ What XLA on CPU is slow at, and what `conv2d` does there instead (jax 0.10.2, 2 
   directions.
 - Few channels out: up to twice as fast where columns next to each other are made
   together, from a kernel with zeros at its ends.
+- Gradients of a convolution with padding: that by the kernel up to 2.5 times faster
+  from the padded field, that by a field of few points up to 3 times faster as one
+  product.
 - Convolutions of a handful of points: up to 100 times faster as one matrix product for
   each tap, in both directions.
 """
@@ -27,7 +30,8 @@ from jaxtyping import Array, Float
 
 from credit_jax.ops.backend import on_cpu
 from credit_jax.ops.fourier_conv import Tiles, fourier_conv
-from credit_jax.ops.product import channel_product
+from credit_jax.ops.product import channel_product, transposed_product
+from credit_jax.ops.varying import vary_alike
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
@@ -77,8 +81,7 @@ def conv2d(
     check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
     conv = _fast_on_cpu(x, kernel, stride, pads, dilation, groups)
     if conv is not None:
-        widths = ((0, 0), *pads, (0, 0))
-        return conv(jnp.pad(x, widths) if any(map(any, pads)) else x, kernel)
+        return conv(*vary_alike(x, kernel))
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -98,20 +101,72 @@ def _fast_on_cpu(
     dilation: Pair,
     groups: int,
 ) -> Callable[[Array, Array], Array] | None:
-    """What to compute in place of the plain convolution, from the padded field."""
+    """What to compute in place of the plain convolution."""
     if not on_cpu() or dilation != (1, 1) or groups != 1:
         return None
     taps = kernel.shape[:2]
     if stride != (1, 1):
         divides = all(n % s == 0 for n, s in zip(taps, stride, strict=True))
-        return partial(_strided_conv, stride=stride) if divides else None
-    if prod(taps) > _FEW_TAPS:
-        return None
+        if not divides:
+            return None
+        return lambda x, kernel: _strided_conv(_padded(x, padding), kernel, stride)
     sizes = x.shape[1:3]
     points = prod(
         conv_out_size(n, k, 1, p) for n, k, p in zip(sizes, taps, padding, strict=True)
     )
-    return _tap_by_tap if min(points, prod(sizes)) <= _FEW_POINTS else None
+    if prod(taps) <= _FEW_TAPS and min(points, prod(sizes)) <= _FEW_POINTS:
+        return lambda x, kernel: _tap_by_tap(_padded(x, padding), kernel)
+    if not any(map(any, padding)):
+        return None
+    return partial(_padded_conv, padding=tuple(padding))
+
+
+def _padded(x: Array, padding: Sequence[Pair]) -> Array:
+    return jnp.pad(x, ((0, 0), *padding, (0, 0)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _padded_conv(x: Array, kernel: Array, padding: Padding) -> Array:
+    return _direct(x, kernel, (1, 1), padding)
+
+
+def _padded_conv_forward(
+    x: Array, kernel: Array, padding: Padding
+) -> tuple[Array, tuple[Array, Array]]:
+    return _direct(x, kernel, (1, 1), padding), (x, kernel)
+
+
+def _padded_conv_backward(
+    padding: Padding, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    x, kernel = saved
+    padded = _padded(x, padding)
+    _, pull_kernel = jax.vjp(lambda kernel: _direct(padded, kernel, (1, 1)), kernel)
+    if prod(cotangent.shape[:-1]) <= cotangent.shape[-1]:
+        by_field = _field_from_product(cotangent, kernel, padding, x.shape[1:3])
+    else:
+        _, pull_field = jax.vjp(lambda x: _direct(x, kernel, (1, 1), padding), x)
+        (by_field,) = pull_field(cotangent)
+    return by_field, *pull_kernel(cotangent)
+
+
+_padded_conv.defvjp(_padded_conv_forward, _padded_conv_backward)
+
+
+def _field_from_product(
+    cotangent: Array, kernel: Array, padding: Padding, size: tuple[int, ...]
+) -> Array:
+    """What each point sends back through all taps in one product, then the sums."""
+    *taps, channels, out = kernel.shape
+    sent = transposed_product(cotangent.reshape(-1, out), kernel.reshape(-1, out))
+    sent = sent.reshape(*cotangent.shape[:-1], *taps, channels)
+    moved = [
+        jnp.pad(sent[:, :, :, i, j], ((0, 0), (i, high - i), (j, wide - j), (0, 0)))
+        for high, wide in [(taps[0] - 1, taps[1] - 1)]
+        for i, j in itertools.product(range(taps[0]), range(taps[1]))
+    ]
+    (top, _), (left, _) = padding
+    return reduce(jnp.add, moved)[:, top : top + size[0], left : left + size[1]]
 
 
 def _tap_by_tap(x: Array, kernel: Array) -> Array:
@@ -147,9 +202,11 @@ def _wide(x: Array, kernel: Array, stride: Pair) -> Array:
     return y.reshape(*y.shape[:2], -1, channel_out)[:, :, :width]
 
 
-def _direct(x: Array, kernel: Array, stride: Pair) -> Array:
+def _direct(
+    x: Array, kernel: Array, stride: Pair, padding: Padding = NO_PADDING
+) -> Array:
     return lax.conv_general_dilated(
-        x, kernel, stride, "VALID", dimension_numbers=LAYOUT
+        x, kernel, stride, padding, dimension_numbers=LAYOUT
     )
 
 

@@ -1,5 +1,7 @@
 """Convolution against torch.nn.functional.conv2d: values and gradients."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -76,6 +78,12 @@ CASES = {
         (2, 2, 4),
         {"groups": 4, "stride": (2, 2)},
     ),
+    "few points, many channels": (
+        (4, 5, 3),
+        (4, 3, 24),
+        {"padding": ((2, 1), (0, 1))},
+    ),
+    "few points, wide padding": ((2, 3, 2), (3, 3, 98), {"padding": ((3, 2), (2, 4))}),
     "same": ((6, 7, 2), (3, 5, 3), {"padding": "same"}),
     "same, even kernel": ((6, 7, 2), (4, 2, 3), {"padding": "same"}),
     "same, dilation": ((6, 7, 2), (4, 3, 3), {"padding": "same", "dilation": (3, 2)}),
@@ -125,19 +133,20 @@ def test_only_kernels_the_stride_divides_take_the_fast_gradient(stride, kernel, 
 
 
 @pytest.mark.parametrize(
-    ("size", "kernel", "expected"),
+    ("size", "kernel", "tap_by_tap"),
     [
-        ((2, 4), (3, 3), conv._tap_by_tap),
-        ((1, 16), (1, 3), conv._tap_by_tap),
-        ((8, 8), (3, 3), None),
-        ((16, 32), (3, 3), None),
-        ((16, 32), (4, 4), None),
+        ((2, 4), (3, 3), True),
+        ((1, 16), (1, 3), True),
+        ((8, 8), (3, 3), False),
+        ((16, 32), (3, 3), False),
+        ((16, 32), (4, 4), False),
     ],
 )
-def test_sizes_of_unit_stride_choose_their_way(size, kernel, expected):
+def test_sizes_of_unit_stride_choose_their_way(size, kernel, tap_by_tap):
     x, weights = jnp.asarray(draw((2, *size, 3))), jnp.asarray(draw((*kernel, 3, 4)))
     pads = tuple(conv.same_padding(n) for n in kernel)
-    assert conv._fast_on_cpu(x, weights, (1, 1), pads, (1, 1), 1) is expected
+    program = str(jax.make_jaxpr(partial(conv.conv2d, padding=pads))(x, weights))
+    assert ("conv_general_dilated" not in program) == tap_by_tap
 
     def plain(x, weights):
         return conv._direct(jnp.pad(x, ((0, 0), *pads, (0, 0))), weights, (1, 1))
@@ -152,6 +161,17 @@ def test_sizes_of_unit_stride_choose_their_way(size, kernel, expected):
     names = "gradient by x", "gradient by the kernel"
     for name, a, e in zip(names, pull(cotangent), pull_direct(cotangent), strict=True):
         assert_close(a, e, 1e-5, name)
+
+
+def test_gradients_of_few_points_are_one_product_and_by_kernels_of_padded_fields():
+    def count(out):
+        x, kernel = jnp.zeros((1, 5, 6, 2)), jnp.zeros((3, 3, 2, out))
+        _, pull = jax.vjp(partial(conv.conv2d, padding=((1, 1), (1, 1))), x, kernel)
+        program = jax.jit(pull).lower(jnp.zeros((1, 5, 6, out))).compile().as_text()
+        return [program.count(word) for word in (" convolution(", " pad=", " dot(")]
+
+    assert count(30) == [1, 0, 1]
+    assert count(29) == [2, 1, 0]
 
 
 def test_the_fast_gradient_runs_the_direct_forward():

@@ -3,7 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
+from credit_jax.ops.backend import written_for
 from credit_jax.ops.product import channel_product
 from tests.support import assert_close
 from tests.support.gradients import draw
@@ -13,6 +16,7 @@ CASES = {
     "field": ((2, 3, 5, 4), (4, 6)),
     "heads": ((2, 3, 4), (4, 3, 2, 5)),
     "vector": ((4,), (4, 3)),
+    "few rows": ((2, 3, 20), (20, 3, 4)),
 }
 
 
@@ -34,6 +38,45 @@ def test_the_gradient_by_the_kernel_sums_over_one_dim():
 
     program = str(jax.make_jaxpr(grad)(jnp.zeros((2, 3, 5, 4)), jnp.zeros((4, 6))))
     assert "([0], [0])" in program
+
+
+@pytest.mark.parametrize("rows", [5, 40])
+def test_the_gradient_by_few_rows_reads_the_kernel_along_its_rows(rows):
+    x, kernel = jnp.zeros((rows, 30)), jnp.zeros((30, 20))
+    _, pull = jax.vjp(channel_product, x, kernel)
+    program = str(jax.make_jaxpr(pull)(jnp.zeros((rows, 20))))
+    assert ("optimization_barrier" in program) == (rows == 5)
+    with written_for("gpu"):
+        _, pull = jax.vjp(channel_product, x, kernel)
+        program = str(jax.make_jaxpr(pull)(jnp.zeros((rows, 20))))
+    assert "optimization_barrier" not in program
+
+
+@pytest.mark.parametrize("rows", [4, 40])
+@pytest.mark.parametrize("split", ["rows", "columns", "sums"])
+def test_gradients_are_those_of_one_device(rows, split):
+    x, kernel = (jnp.asarray(draw(shape)) for shape in ((rows, 24), (24, 16)))
+    weights = jnp.asarray(draw((rows, 16)))
+    of_x, of_kernel, of_value = {
+        "rows": (P("a"), P(), P("a")),
+        "columns": (P(), P(None, "a"), P(None, "a")),
+        "sums": (P(None, "a"), P("a"), P()),
+    }[split]
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
+
+    def product(x, kernel):
+        made = channel_product(x, kernel)
+        return jax.lax.psum(made, "a") if split == "sums" else made
+
+    sharded = jax.shard_map(
+        product, mesh=mesh, in_specs=(of_x, of_kernel), out_specs=of_value
+    )
+    value, pull = jax.vjp(sharded, x, kernel)
+    expected, pull_expected = jax.vjp(jnp.matmul, x, kernel)
+    assert_close(value, expected, 1e-6, split)
+    both = zip(pull(weights), pull_expected(weights), strict=True)
+    for name, (a, e) in zip(("by x", "by the kernel"), both, strict=True):
+        assert_close(a, e, 1e-5, f"{split}, gradient {name}")
 
 
 def test_sums_may_be_wider_than_the_factors():
