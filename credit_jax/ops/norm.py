@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from credit_jax.ops.affine import scale_and_shift
+from credit_jax.ops.backend import on_cpu
 
 
 def layer_norm(
@@ -33,28 +34,56 @@ def layer_norm(
     return scale_and_shift(_normal(wide, epsilon), scale, bias).astype(x.dtype)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _normal(x: Array, epsilon: float) -> Array:
     """Mean 0 and variance 1 over the last dim; the gradient keeps it and the scale."""
-    normal, _ = _normal_and_scale(x, epsilon)
+    normal, _ = _normal_and_scale(x, epsilon, _mean)
     return normal
 
 
-@_normal.defjvp
-def _normal_jvp(
-    epsilon: float, primals: tuple[Array], tangents: tuple[Array]
+def _normal_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
+    normal, scale = _normal_and_scale(x, epsilon, _mean_beside_gradients())
+    return normal, (normal, scale)
+
+
+def _normal_backward(
+    epsilon: float, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array]:
+    (normal, scale), mean = saved, _mean_beside_gradients()
+    along = normal * mean(normal * cotangent)
+    return (scale * (cotangent - mean(cotangent) - along),)
+
+
+_normal.defvjp(_normal_forward, _normal_backward)
+
+
+def _normal_and_scale(
+    x: Array, epsilon: float, mean: Callable[[Array], Array]
 ) -> tuple[Array, Array]:
-    (x,), (tangent,) = primals, tangents
-    normal, scale = _normal_and_scale(x, epsilon)
-    along = normal * (normal * tangent).mean(-1, keepdims=True)
-    return normal, scale * (tangent - tangent.mean(-1, keepdims=True) - along)
-
-
-def _normal_and_scale(x: Array, epsilon: float) -> tuple[Array, Array]:
-    centred = x - x.mean(-1, keepdims=True)
-    variance = (centred * centred).mean(-1, keepdims=True)
-    scale = lax.rsqrt(variance + epsilon)
+    centred = x - mean(x)
+    scale = lax.rsqrt(mean(centred * centred) + epsilon)
     return centred * scale, scale
+
+
+def _mean(x: Array) -> Array:
+    return x.mean(-1, keepdims=True)
+
+
+def _mean_by_product(x: Array) -> Array:
+    """The same as a product with a vector."""
+    channels = x.shape[-1]
+    flat = x.reshape(-1, channels) @ jnp.full((channels, 1), 1 / channels, x.dtype)
+    return flat.reshape(*x.shape[:-1], 1)
+
+
+def _mean_beside_gradients() -> Callable[[Array], Array]:
+    """What is faster where the gradient is computed, too.
+
+    XLA on CPU writes a mean that it knows as one to every channel of a field before it
+    is used (jax 0.10.2, 2 cores; a field of 18432 x 128 with its gradient: 52 -> 21
+    ms).
+    """
+    return _mean_by_product if on_cpu() else _mean
 
 
 @jax.tree_util.register_dataclass
