@@ -22,6 +22,8 @@ from typing import Any
 # A pool of threads that waits busily for its next turn would slow the other side.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("KMP_BLOCKTIME", "0")
+# Both sides share the memory of a GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +39,11 @@ from credit_torch_bridge.state_dict import to_state_dict
 
 OURS, EAGER, COMPILED = "credit_jax", "eager", "compiled"
 ROLLOUT_STEPS = 10
-# Goals on a CPU, as ratios to eager and to torch.compile.
-GOALS = {"train_step": (2.0, 1.3), "inference": (1.6, 1.1)}
+# By backend and job: ratios to eager and to torch.compile.
+GOALS = {
+    "cpu": {"train_step": "2.0, 1.3", "inference": "1.6, 1.1"},
+    "gpu": {"train_step": "-, 1.5"},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -52,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         Path(options.json).write_text(text + "\n", encoding="utf-8")
     if options.report:
         name = f"speed_{options.size}_{jax.default_backend()}"
+        name += "" if options.dtype == "float32" else f"_{options.dtype}"
         path = write_report(name, _sections(result), result, options.report)
         console.print(f"report: {path}")
     return result
@@ -84,8 +90,13 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     for name, call in _JOBS.items():
         result[name] = _job(ours, theirs, call, options)
         console.print(_line(name, result[name]))
+    if options.trace:
+        with jax.profiler.trace(str(options.trace)):
+            ours.train()
+        console.print(f"trace of a training step: {options.trace}")
     result["ops"] = _operations(ours, theirs[EAGER], options)
-    result |= _accelerator(ours, theirs, result, device)
+    if device != "cpu":
+        result |= accelerator_use(ours, theirs, result["train_step"]["medians"])
     return result
 
 
@@ -166,27 +177,31 @@ def _operations(
     return rows
 
 
-def _accelerator(
+def accelerator_use(
     ours: JaxSide,
     theirs: Mapping[str, TorchSide],
-    result: Mapping[str, Any],
-    device: str,
+    seconds: Mapping[str, float],
+    *,
+    size: int = 8192,
 ) -> dict[str, Any]:
-    """Memory high-water marks, and the part of the matmul ceiling that is reached."""
-    if device == "cpu":
-        return {}
-    ceiling = matmul_ceiling(ours.model.execution.precision.compute)
+    """Memory of a training step, and the part of the matmul ceiling that it reaches.
+
+    Args:
+        ours, theirs: the sides.
+        seconds: of a training step, by side; sides that are not in it failed.
+        size: of the square products that are the ceiling.
+    """
+    ceiling = matmul_ceiling(ours.model.execution.precision.compute, size)
     work = ours.floating_point_operations()
-    seconds = result["train_step"]["medians"][OURS]
-    memory = {name: side.peak_memory() for name, side in theirs.items()}
+    ran = {OURS: ours, **{name: theirs[name] for name in theirs if name in seconds}}
     return {
-        "memory": {OURS: ours.peak_memory(), **memory},
+        "memory": {name: side.peak_memory() for name, side in ran.items()},
         "matmul_ceiling": ceiling,
-        "mfu": work / seconds / ceiling,
+        "mfu": work / seconds[OURS] / ceiling,
     }
 
 
-def matmul_ceiling(dtype: Any, size: int = 8192, repeats: int = 10) -> float:
+def matmul_ceiling(dtype: Any, size: int, repeats: int = 10) -> float:
     """Floating-point operations a second of large square products, measured."""
     x = jnp.ones((size, size), dtype)
     product = jax.jit(lambda x: x @ x / size)
@@ -218,7 +233,7 @@ def _sections(result: Mapping[str, Any]) -> list[str]:
     rows = []
     for name in _JOBS:
         found = result[name]
-        goal = GOALS.get(name) if jax.default_backend() == "cpu" else None
+        goal = GOALS.get(jax.default_backend(), {}).get(name, "-")
         cells = [
             "-" if found[key] is None else f"{found[key]:.2f}"
             for key in ("ratio_eager", "ratio_compiled")
@@ -227,8 +242,7 @@ def _sections(result: Mapping[str, Any]) -> list[str]:
             f"{side} {part:.0%} of {found['rounds'][side]}"
             for side, part in found["spread"].items()
         )
-        goals = "-" if goal is None else f"{goal[0]}, {goal[1]}"
-        rows.append([name, *cells, goals, f"{found['medians'][OURS]:.3f}", spread])
+        rows.append([name, *cells, goal, f"{found['medians'][OURS]:.3f}", spread])
     parts = [
         [
             row["op"],
@@ -282,6 +296,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--warmup", type=int, default=1, help="rounds that do not count")
     add("--ops", default="*", metavar="PATTERN", help="parts to time alone; '' is none")
     add("--limit", type=float, default=120.0, help="seconds a job may take")
+    add(
+        "--trace", type=Path, metavar="DIR", help="profile one training step, for xprof"
+    )
     add("--no-compile", action="store_true", help="without torch.compile")
     return parser.parse_args(argv)
 

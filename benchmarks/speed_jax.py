@@ -95,10 +95,12 @@ class JaxSide:
         """Of a training step, those of its matrix products and convolutions."""
         return flops_of(self.step.trace(self.state, self.batch).jaxpr)
 
-    def peak_memory(self) -> int | None:
-        """Bytes at the high-water mark of an accelerator."""
-        found = jax.devices()[0].memory_stats()
-        return None if not found else int(found["peak_bytes_in_use"])
+    def peak_memory(self) -> int:
+        """Bytes that a training step needs, what it is given and gives included."""
+        compiled = self.step.lower(self.state, self.batch).compile()
+        found: Any = compiled.memory_analysis()
+        given = found.argument_size_in_bytes + found.output_size_in_bytes
+        return given + found.temp_size_in_bytes - found.alias_size_in_bytes
 
     def operations(self) -> dict[str, tuple[Run, Run]]:
         """By name: forward, and forward with backward, of the parts of the model."""

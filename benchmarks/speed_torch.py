@@ -84,10 +84,21 @@ class TorchSide:
             torch.cuda.synchronize()
 
     def peak_memory(self) -> int | None:
-        """Bytes at the high-water mark of an accelerator."""
+        """Bytes that a training step needs on a GPU, what it is given included."""
         if self.device != "cuda":
             return None
-        return int(torch.cuda.max_memory_allocated())
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self.train()
+        return torch.cuda.max_memory_allocated() - before + self.bytes_held()
+
+    def bytes_held(self) -> int:
+        """Of the model, its gradients, the optimiser's state and the batch."""
+        held = [self.x, self.y, *self.model.parameters(), *self.model.buffers()]
+        held += [p.grad for p in self.model.parameters() if p.grad is not None]
+        for state in self.optimiser.state.values():
+            held += [value for value in state.values() if torch.is_tensor(value)]
+        return sum(tensor.nbytes for tensor in held)
 
     def operations(self) -> dict[str, tuple[Run, Run]]:
         """By name: forward, and forward with backward, of the parts of the model."""

@@ -5,10 +5,16 @@ import time
 
 import pytest
 
-from benchmarks.speed import main
-from benchmarks.timing import Times, ratio, take_turns
-
 pytest.importorskip("torch")
+
+import jax
+
+from benchmarks.speed import accelerator_use, main
+from benchmarks.speed_cases import initial_weights, make_case
+from benchmarks.speed_jax import JaxSide
+from benchmarks.speed_torch import TorchSide
+from benchmarks.timing import Times, ratio, take_turns
+from credit_torch_bridge.state_dict import to_state_dict
 
 
 def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
@@ -16,7 +22,9 @@ def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
     path = tmp_path / "speed.json"
     flags = ["--size", "tiny", "--no-compile", "--warmup", "1", "--rounds", "3"]
     more = ["--op-rounds", "3", "--ops", "up block 1", "--report", str(tmp_path)]
-    main([*flags, *more, "--json", str(path)])
+    trace = tmp_path / "trace"
+    main([*flags, *more, "--json", str(path), "--trace", str(trace)])
+    assert list(trace.rglob("*.xplane.pb"))
     found = json.loads(path.read_text())
     for job in ("inference", "rollout", "train_step"):
         assert found[job]["ratio_eager"] > 0
@@ -30,6 +38,27 @@ def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
     text = (tmp_path / "speed_tiny_cpu.md").read_text()
     assert "| train_step |" in text
     assert "| up block 1 |" in text
+
+
+def test_memory_and_utilisation_of_an_accelerator_are_those_of_the_step(credit):
+    del credit
+    case = make_case("tiny")
+    params, vectors = initial_weights(case)
+    ours = JaxSide(case, params, vectors)
+    theirs = TorchSide(case, to_state_dict(case.architecture, params, vectors))
+    parameters = 4 * case.architecture.num_parameters
+    assert theirs.bytes_held() >= parameters
+    theirs.train()
+    held = 4 * parameters + case.x.nbytes + case.y.nbytes
+    assert held <= theirs.bytes_held() < 1.1 * held
+    sides = {"eager": theirs, "compiled": theirs}
+    seconds = {"credit_jax": 2.0, "eager": 1.0}
+    found = accelerator_use(ours, sides, seconds, size=64)
+    assert set(found["memory"]) == {"credit_jax", "eager"}
+    state = sum(leaf.nbytes for leaf in jax.tree.leaves(ours.state.params))
+    assert found["memory"]["credit_jax"] > 3 * state >= 3 * parameters
+    work = ours.floating_point_operations()
+    assert found["mfu"] == work / 2 / found["matmul_ceiling"] > 0
 
 
 def test_sides_take_turns_and_ratios_are_theirs_by_ours():
