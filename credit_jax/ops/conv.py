@@ -160,10 +160,10 @@ def _field_from_product(
     *taps, channels, out = kernel.shape
     sent = transposed_product(cotangent.reshape(-1, out), kernel.reshape(-1, out))
     sent = sent.reshape(*cotangent.shape[:-1], *taps, channels)
+    rows, columns = ([(i, n - 1 - i) for i in range(n)] for n in taps)
     moved = [
-        jnp.pad(sent[:, :, :, i, j], ((0, 0), (i, high - i), (j, wide - j), (0, 0)))
-        for high, wide in [(taps[0] - 1, taps[1] - 1)]
-        for i, j in itertools.product(range(taps[0]), range(taps[1]))
+        jnp.pad(sent[:, :, :, i, j], ((0, 0), rows[i], columns[j], (0, 0)))
+        for i, j in itertools.product(range(len(rows)), range(len(columns)))
     ]
     (top, _), (left, _) = padding
     return reduce(jnp.add, moved)[:, top : top + size[0], left : left + size[1]]
