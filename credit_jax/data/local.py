@@ -81,21 +81,31 @@ class LocalSource:
         index = 0
         if field_type != "static":
             index = self.reader.open(path).time_index(time)
-        key = (path, name, dims, index)
-        return self.reader.field(key, lambda: self._load(path, name, dims, index))
+        return self.reader.field(
+            (path, name, dims, index), lambda: self._load(path, name, dims, index)
+        )
 
     def _load(
         self, path: str, name: str, dims: str, index: int
-    ) -> Float[np.ndarray, "level lat lon"]:
+    ) -> dict[tuple, Float[np.ndarray, "level lat lon"]]:
+        """The field of a key, and what is decoded with it and may be kept."""
         opened = self.reader.open(path)
         array = opened.variable(name)
         chosen: dict[Any, Any] = {}
-        if opened.time_coord in array.dims:
-            chosen[opened.time_coord] = index
         if dims == "3d" and self.config.levels is not None:
             chosen[self.config.level_coord] = self.level_indices(opened)
+        timed = opened.time_coord in array.dims
+        steps = range(index, index + 1)
+        if timed:
+            steps = self.reader.read_together(opened, name, index)
+            chosen[opened.time_coord] = slice(steps.start, steps.stop)
         values = np.asarray(array.isel(chosen).values, dtype=np.float32)
-        return values if dims == "3d" else values[None]
+        values = values if timed else values[None]
+        values = values if dims == "3d" else values[:, None]
+        # Each on its own, since one that is dropped later must not keep the others.
+        fields = [values[0]] if len(steps) == 1 else [field.copy() for field in values]
+        keys = [(path, name, dims, step) for step in steps]
+        return dict(zip(keys, fields, strict=True))
 
     def level_indices(self, opened: OpenFile) -> list[int]:
         """Positions of the configured levels in a file: the nearest ones.

@@ -15,6 +15,7 @@ from credit_jax.config.files import reading_engine
 from credit_jax.data.calendars import calendar_of, to_labels
 
 CACHE_BYTES = 2**30  # fields kept in memory, so that small data sets are read once
+_AT_ONCE = 1 / 64  # of the bytes that are kept, most to read before they are asked for
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
 _LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
 
@@ -81,6 +82,7 @@ class Reader:
         self._files: dict[str, OpenFile] = {}
         self._fields: collections.OrderedDict = collections.OrderedDict()
         self._left = CACHE_BYTES if cache_bytes is None else cache_bytes
+        self._at_once = self._left * _AT_ONCE
 
     def open(self, path: str) -> OpenFile:
         """The file at a path; it is opened at the first call and stays open."""
@@ -90,27 +92,48 @@ class Reader:
                 self._files[path] = _open(path, self._time_coord, engine)
             return self._files[path]
 
-    def field(self, key: tuple, read: Callable[[], np.ndarray]) -> np.ndarray:
+    def read_together(self, opened: OpenFile, name: str, index: int) -> range:
+        """The times of a variable to read with that of an index.
+
+        Those of its chunk, which are decoded with it, if they are few bytes beside what
+        may be kept.
+        """
+        variable = opened.variable(name)
+        dim = variable.dims.index(opened.time_coord)
+        chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
+        length, size = variable.shape[dim], chunks[dim] if chunks else 1
+        if size * variable.nbytes // length > self._at_once:
+            size = 1
+        start = index - index % size
+        return range(start, min(start + size, length))
+
+    def field(
+        self, key: tuple, read: Callable[[], dict[tuple, np.ndarray]]
+    ) -> np.ndarray:
         """The array of a key: from memory, or read and then kept while there is room.
 
         Args:
             key: says which field of which file it is.
-            read: reads it.
+            read: reads it, and others that come with it, by their keys.
         """
         with self._lock:
             if key in self._fields:
                 self._fields.move_to_end(key)
                 return self._fields[key]
-        array = read()
-        array.setflags(write=False)
+        found = read()
+        for array in found.values():
+            array.setflags(write=False)
         with self._lock:
-            if key not in self._fields:
-                self._fields[key] = array
-                self._left -= array.nbytes
+            for other, array in found.items():
+                if other not in self._fields:
+                    self._fields[other] = array
+                    self._left -= array.nbytes
+            if key in self._fields:
+                self._fields.move_to_end(key)
             while self._left < 0:
                 _, oldest = self._fields.popitem(last=False)
                 self._left += oldest.nbytes
-        return array
+        return found[key]
 
 
 def _open(path: str, time_coord: str, engine: str | None) -> OpenFile:
