@@ -129,3 +129,13 @@ def _batch(
         name: jax.ShapeDtypeStruct((1, batch, *c, *grid), jnp.float32, sharding=place)
         for name, c in channels.items()
     }
+
+
+def program_bytes(compiled: Any) -> dict[str, int]:
+    """Arguments, temporaries, and the sum of all that is there at once."""
+    analysis = compiled.memory_analysis()
+    arguments = int(analysis.argument_size_in_bytes)
+    temporary = int(analysis.temp_size_in_bytes)
+    outputs = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+    peak = arguments + temporary + max(outputs, 0)
+    return {"arguments": arguments, "temporary": temporary, "peak": peak}

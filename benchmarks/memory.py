@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         architecture, compiled = compile_step(
             model, mesh, batch=options.batch, remat=options.remat
         )
-        found = _bytes(compiled.memory_analysis())
+        found = program_bytes(compiled)
         axes = MeshAxes.from_mesh(build_mesh(mesh))
         declarations = architecture.declarations.values()
         gradients = FLOAT32 * sum(local_size(d, axes) for d in declarations)
@@ -64,15 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     data = {"recipe": recipe(config), "runs": runs}
     sections = ["# Memory of a training step", _INTRO, markdown_table(HEADER, rows)]
     return write_report("memory", sections, data, options.out)
-
-
-def _bytes(analysis: Any) -> dict[str, int]:
-    """Arguments, temporaries, and the sum of all that is there at once."""
-    arguments = int(analysis.argument_size_in_bytes)
-    temporary = int(analysis.temp_size_in_bytes)
-    outputs = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
-    peak = arguments + temporary + max(outputs, 0)
-    return {"arguments": arguments, "temporary": temporary, "peak": peak}
 
 
 def _cells(run: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from benchmarks.compiled_step import program_bytes
 from benchmarks.flops import flops_of
 from benchmarks.jax_side import build_mesh
 from benchmarks.speed_cases import Case
@@ -98,9 +99,7 @@ class JaxSide:
     def peak_memory(self) -> int:
         """Bytes that a training step needs, what it is given and gives included."""
         compiled = self.step.lower(self.state, self.batch).compile()
-        found: Any = compiled.memory_analysis()
-        given = found.argument_size_in_bytes + found.output_size_in_bytes
-        return given + found.temp_size_in_bytes - found.alias_size_in_bytes
+        return program_bytes(compiled)["peak"]
 
     def operations(self) -> dict[str, tuple[Run, Run]]:
         """By name: forward, and forward with backward, of the parts of the model."""

@@ -97,7 +97,7 @@ class LocalSource:
         timed = opened.time_coord in array.dims
         steps = range(index, index + 1)
         if timed:
-            steps = self.reader.read_together(opened, name, index)
+            steps = self.reader.read_together(array, index)
             chosen[opened.time_coord] = slice(steps.start, steps.stop)
         values = np.asarray(array.isel(chosen).values, dtype=np.float32)
         values = values if timed else values[None]

@@ -92,14 +92,13 @@ class Reader:
                 self._files[path] = _open(path, self._time_coord, engine)
             return self._files[path]
 
-    def read_together(self, opened: OpenFile, name: str, index: int) -> range:
+    def read_together(self, variable: xr.Variable, index: int) -> range:
         """The times of a variable to read with that of an index.
 
         Those of its chunk, which are decoded with it, if they are few bytes beside what
         may be kept.
         """
-        variable = opened.variable(name)
-        dim = variable.dims.index(opened.time_coord)
+        dim = variable.dims.index(self._time_coord)
         chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
         length, size = variable.shape[dim], chunks[dim] if chunks else 1
         if size * variable.nbytes // length > self._at_once:

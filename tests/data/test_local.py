@@ -106,11 +106,11 @@ def test_times_of_a_chunk_are_read_together_where_they_may_be_kept(
     data = xr.Dataset({"SP": (("time", "lat", "lon"), values)}, {"time": times})
     data.to_zarr(path, encoding={"SP": {"chunks": (4, 2, 3)}}, zarr_format=2)
     reader = Reader("time", None, kept)
-    opened = reader.open(path)
+    variable = reader.open(path).variable("SP")
     seen = []
 
     def read(index):
-        steps = reader.read_together(opened, "SP", index)
+        steps = reader.read_together(variable, index)
         seen.append(len(steps))
         return {(step,): values[step].copy() for step in steps}
 

@@ -3,13 +3,14 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.ops.backend import written_for
 from credit_jax.ops.product import channel_product
+from credit_jax.parallel.axes import DP_SHARD
 from tests.support import assert_close
 from tests.support.gradients import draw
+from tests.support.meshes import make_mesh
 
 CASES = {
     "matrix": ((5, 4), (4, 3)),
@@ -58,18 +59,17 @@ def test_gradients_are_those_of_one_device(rows, split):
     x, kernel = (jnp.asarray(draw(shape)) for shape in ((rows, 24), (24, 16)))
     weights = jnp.asarray(draw((rows, 16)))
     of_x, of_kernel, of_value = {
-        "rows": (P("a"), P(), P("a")),
-        "columns": (P(), P(None, "a"), P(None, "a")),
-        "sums": (P(None, "a"), P("a"), P()),
+        "rows": (P(DP_SHARD), P(), P(DP_SHARD)),
+        "columns": (P(), P(None, DP_SHARD), P(None, DP_SHARD)),
+        "sums": (P(None, DP_SHARD), P(DP_SHARD), P()),
     }[split]
-    mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
 
     def product(x, kernel):
         made = channel_product(x, kernel)
-        return jax.lax.psum(made, "a") if split == "sums" else made
+        return jax.lax.psum(made, DP_SHARD) if split == "sums" else made
 
     sharded = jax.shard_map(
-        product, mesh=mesh, in_specs=(of_x, of_kernel), out_specs=of_value
+        product, mesh=make_mesh(dp=2), in_specs=(of_x, of_kernel), out_specs=of_value
     )
     value, pull = jax.vjp(sharded, x, kernel)
     expected, pull_expected = jax.vjp(jnp.matmul, x, kernel)
