@@ -12,7 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compiled_step import MODELS, compile_step, model_block
+from benchmarks.compiled_step import (
+    MODELS,
+    compile_step,
+    model_block,
+    program_bytes,
+)
 from benchmarks.jax_side import build_mesh, num_devices, parse_mesh
 from benchmarks.recipe import (
     REPORTS,
