@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,13 +24,13 @@ _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "miles-credit")
 
 
 def recipe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Date, commit, versions and machine beside the full config of a run."""
+    """Date, commit, versions, machine and its pace beside the full config of a run."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _COMMIT,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
-        "machine": _machine(),
+        "machine": f"{_machine()}, {_pace()}",
         "config": dict(config),
     }
 
@@ -126,6 +127,17 @@ def _machine() -> str:
     if devices[0].platform == "cpu":
         return ", ".join([*parts, f"JAX on {len(devices)} simulated CPU devices"])
     return ", ".join([*parts, f"JAX on {len(devices)} x {devices[0].device_kind}"])
+
+
+def _pace(turns: int = 10**6) -> str:
+    """How fast one core is at this moment: others may share the machine."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(turns):
+            pass
+        seconds.append(time.perf_counter() - start)
+    return f"a Python loop of 10^6 empty turns in {1e3 * sorted(seconds)[1]:.0f} ms"
 
 
 def _processor() -> str:

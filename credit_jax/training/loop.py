@@ -112,7 +112,7 @@ class TrainingLoop:
             NonFiniteLossError: the loss is NaN or infinite.
         """
         self._state, self._progress = start.state, start.progress
-        self._micro_step = int(start.state.micro_step)
+        self._micro_step = start.micro_step
         self._losses = list(start.progress.epoch_losses)
         first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
         reason: str | None = None

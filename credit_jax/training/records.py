@@ -6,6 +6,7 @@ import csv
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,19 @@ class TensorBoard:
     """Event files below `tensorboard/`; CREDIT's tags: "rmse/valid", "train/lr"."""
 
     def __init__(self, save_loc: str | Path) -> None:
-        """Opens the event file.
+        """Nothing is opened before the first row.
 
         Args:
             save_loc: folder of the run.
         """
+        self._folder = Path(save_loc) / "tensorboard"
+
+    @cached_property
+    def _writer(self) -> Any:
+        # Its import takes PyTorch along where that is installed: a second or more.
         from tensorboardX import SummaryWriter
 
-        self._writer: Any = SummaryWriter(logdir=str(Path(save_loc) / "tensorboard"))
+        return SummaryWriter(logdir=str(self._folder))
 
     def write(self, row: Mapping[str, Number]) -> None:
         """One scalar for each finite value of an epoch's row."""
@@ -106,8 +112,9 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the event file."""
-        self._writer.close()
+        """Closes the event file, if there is one."""
+        if "_writer" in self.__dict__:
+            self._writer.close()
 
 
 def tag(column: str) -> str:

@@ -57,7 +57,7 @@ def train(
         step = required_step(store, asked_by(resume=resume))
         run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
     start = start_of_run(trainer, run_store, setup.fresh_state(), resume=resume)
-    if int(start.state.micro_step) == 0 and store.latest_step() is not None:
+    if start.micro_step == 0 and store.latest_step() is not None:
         store.close()
         display.message(f"Checkpoints of an earlier run are now in {set_aside(folder)}")
         store = CheckpointStore(folder, **keep)

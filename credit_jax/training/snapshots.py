@@ -211,6 +211,11 @@ class Start:
     progress: Progress
     step: int | None = None
 
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches seen; does not wait until fresh weights are made."""
+        return 0 if self.step is None else int(self.state.micro_step)
+
 
 def start_of_run(
     trainer: TrainerConfig, store: RunStore, state: TrainState, *, resume: bool
