@@ -35,6 +35,7 @@ from benchmarks.speed_cases import SIZES, initial_weights, make_case
 from benchmarks.speed_jax import JaxSide
 from benchmarks.speed_torch import TorchSide
 from benchmarks.timing import Times, ratio, take_turns
+from credit_jax.parallel.compiler import compile_sooner
 from credit_torch_bridge.state_dict import to_state_dict
 
 OURS, EAGER, COMPILED = "credit_jax", "eager", "compiled"
@@ -49,6 +50,7 @@ GOALS = {
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Times one size; returns what goes into the JSON."""
     options = _parse(argv)
+    compile_sooner()
     torch.set_num_threads(options.threads)
     console = Console()
     result = measure(options, console)

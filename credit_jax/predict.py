@@ -23,7 +23,7 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
-from credit_jax.parallel.compiler import CACHE_HELP, use_cache
+from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.devices import model_devices
 from credit_jax.parallel.dims import ParallelDims
 from credit_jax.parallel.mesh import build_device_mesh
@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> str:
     if not output.parent.is_dir():
         raise ValueError(f"--output: there is no folder {output.parent}")
     use_cache(args.cache)
+    compile_sooner()
     devices = model_devices(parallelism, args.devices)
     ParallelDims.from_config(parallelism, len(devices), model=architecture)
     mesh, _ = build_device_mesh(parallelism, devices)

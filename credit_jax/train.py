@@ -20,7 +20,7 @@ from credit_jax.check.job import inspect_job
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, ConfigError, load_config
 from credit_jax.data.demo import ensure_demo_data
-from credit_jax.parallel.compiler import CACHE_HELP, use_cache
+from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.devices import job_devices
 from credit_jax.training.display import Display
 from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError
@@ -102,6 +102,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
     config = _read_config(args, console)
     use_cache(args.cache)
+    compile_sooner()
     if args.distributed:
         jax.distributed.initialize()
     devices = job_devices(config.trainer, args.devices)

@@ -27,6 +27,23 @@ _CPU = {
 }
 
 
+_EXTRA_OPTIONS = "--xla_backend_extra_options"
+_NO_UNROLLING = "xla_cpu_disable_loop_unrolling"
+
+
+def compile_sooner() -> None:
+    """Keep LLVM from unrolling loops on a CPU, for all programs of this process.
+
+    That is a seventh of the time to compile a WXFormer step, which runs no slower
+    without. XLA takes the option from XLA_FLAGS alone, when JAX is first used; the
+    user's own extra options stay as they are.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _EXTRA_OPTIONS not in flags:
+        added = f"{flags} {_EXTRA_OPTIONS}={_NO_UNROLLING}"
+        os.environ["XLA_FLAGS"] = added.strip()
+
+
 def compiler_options() -> dict[str, bool | str]:
     """Options for `jax.jit` of a step on the default backend."""
     return dict(_CPU) if jax.default_backend() == "cpu" else {}
