@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from benchmarks.compile_time import main as compile_time
+from credit_jax.config import load_config
 from credit_jax.train import main
+from credit_jax.training.setup import prepare
 from tests.training.conftest import compiled_once, tiny_model, world
 from tests.training.tiny import tiny_config, write_yaml
 
@@ -60,6 +63,20 @@ def test_metrics_that_nothing_measures(run):
     assert code == 0, text
 
 
+def test_the_first_step_waits_for_no_climatology(
+    world, tmp_path, monkeypatch, tiny_model
+):
+    """Validation reads it, when it comes; what is measured is known before."""
+    monkeypatch.setattr("credit_jax.training.setup.build_climatology", forbidden)
+    metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}
+    config = tiny_config(world, tmp_path, metrics=metrics)
+    setup = prepare(load_config(write_yaml(tmp_path / "c.yml", config)), jax.devices())
+    setup.steps()
+    assert "acc/ERA5/prognostic/3d/T" in setup.measured
+    with pytest.raises(AssertionError, match="called too early"):
+        _ = setup.climatology
+
+
 def test_time_of_two_starts(world, tmp_path, monkeypatch, tiny_model):
     """The benchmark asks the command for one step, twice with one cache."""
     given = []
@@ -74,6 +91,9 @@ def test_time_of_two_starts(world, tmp_path, monkeypatch, tiny_model):
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 self.returncode = main([*changed, "--devices", "1"])
             self.stdout = printed.getvalue().splitlines()
+
+        def kill(self):
+            """It has come to its end."""
 
     monkeypatch.setattr("benchmarks.compile_time.subprocess.Popen", InProcess)
     config = write_yaml(tmp_path / "c.yml", tiny_config(world, tmp_path / "run"))
@@ -158,7 +178,7 @@ def test_mistakes_are_one_readable_error(name, run, monkeypatch):
 
 
 def forbidden(*args, **kwargs):
-    raise AssertionError("something is compiled before the error")
+    raise AssertionError("called too early")
 
 
 def test_save_loc_that_cannot_be_written(run, tmp_path):

@@ -144,7 +144,7 @@ def _metric_problems(config: Config, model: Any) -> list[str]:
         config.metrics,
         {group.var_key: group.n_levels for group in schema.target},
         latitude=np.zeros(1),
-        climatology=np.zeros((1, 1, 1)),
+        climatology=lambda: np.zeros((1, 1, 1)),
         but=OSError,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def build_metrics(
     channels: Mapping[str, int],
     *,
     latitude: Float[np.ndarray, " lat"] | None = None,
-    climatology: Float[np.ndarray, "channel lat lon"] | None = None,
+    climatology: Callable[[], Float[np.ndarray, "channel lat lon"]] | None = None,
     scale: Float[np.ndarray, " channel"] | None = None,
     offset: Float[np.ndarray, " channel"] | None = None,
 ) -> Metrics:
@@ -46,8 +46,9 @@ def build_metrics(
         channels: number of channels of each target variable, in channel order, by key
             ("ERA5/prognostic/3d/T").
         latitude: (H,) degrees north, for `use_latitude_weights` without a file.
-        climatology: (C_out, H, W) mean state of the training period, in the units of
-            the model's output; `acc` and `activity` need it.
+        climatology: gives the mean state of the training period, (C_out, H, W) in the
+            units of the model's output; `acc` and `activity` need it. It is called when
+            the metrics are traced.
         scale: (C_out,) physical value = model's output * scale + offset; scores are in
             physical units if it is given.
         offset: (C_out,) see `scale`.
@@ -65,7 +66,7 @@ def build_metrics(
     scaler file then.
     """
     args = dict(config.args) if config else {}
-    names = _names(config, args, climatology is not None)
+    names = _names(config, climatology is not None)
     rows = _row_weights(args, latitude)
     weights = _variable_weights(args, channels)
     layout = Channels.of(channels)
@@ -77,7 +78,7 @@ def build_metrics(
         pair = Pair(
             to_units(pred.astype(jnp.float32)),
             to_units(target.astype(jnp.float32)),
-            None if climatology is None else to_units(_local(climatology, reducer)),
+            None if climatology is None else to_units(_local(climatology(), reducer)),
             layout,
             reducer,
             rows,
@@ -90,6 +91,23 @@ def build_metrics(
         return found
 
     return evaluate
+
+
+def metric_names(
+    config: MetricsConfig | None, channels: Collection[str], *, has_climatology: bool
+) -> list[str]:
+    """The keys of what the function of `build_metrics` returns.
+
+    Args:
+        config: the `metrics` section; None is CREDIT's default set.
+        channels: the target variables, in channel order.
+        has_climatology: whether `build_metrics` will be given one.
+
+    Raises:
+        ValueError: as `build_metrics`.
+    """
+    names = _names(config, has_climatology)
+    return [key for name in names for key in (name, *(f"{name}/{c}" for c in channels))]
 
 
 def _units(
@@ -108,12 +126,10 @@ def _local(climatology: np.ndarray, reducer: FieldReducer) -> Array:
     return jnp.moveaxis(reducer.local_rows(by_row), 0, 1)[None, :, None]
 
 
-def _names(
-    config: MetricsConfig | None, args: Mapping[str, Any], has_climatology: bool
-) -> Sequence[str]:
+def _names(config: MetricsConfig | None, has_climatology: bool) -> Sequence[str]:
     if config is None:
         return (*DEFAULT, "acc") if has_climatology else DEFAULT
-    wanted = _wanted(config, args)
+    wanted = _wanted(config)
     unknown = [name for name in wanted if name not in SCORES]
     if unknown:
         raise ValueError(
@@ -126,7 +142,8 @@ def _names(
     return wanted
 
 
-def _wanted(config: MetricsConfig, args: Mapping[str, Any]) -> Sequence[str]:
+def _wanted(config: MetricsConfig) -> Sequence[str]:
+    args = config.args
     if config.type != "combined":
         settings: Mapping[str, Any] = {config.type: {}}
     else:

@@ -20,7 +20,7 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, ChannelSchema, Loader, build_loader
 from credit_jax.data.climatology import build_climatology
 from credit_jax.losses import build_channel_weights, build_loss, read_latitude
-from credit_jax.metrics import NEEDS_CLIMATOLOGY, build_metrics
+from credit_jax.metrics import NEEDS_CLIMATOLOGY, build_metrics, metric_names
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
@@ -52,15 +52,12 @@ class Setup:
         model: on its mesh, with its precision and rematerialisation.
         train_loader: batches of the training period.
         valid_loader: those of the held-out period; None with `skip_validation`.
-        climatology: (C_out, H, W) normalised mean state of the training period; None
-            where no metric needs it.
     """
 
     config: Config
     model: ParallelModel
     train_loader: Loader
     valid_loader: Loader | None
-    climatology: np.ndarray | None
 
     @property
     def mesh(self) -> Mesh:
@@ -89,33 +86,76 @@ class Setup:
             self.config.trainer, batches_per_epoch=self.batches_per_epoch
         )
 
+    @cached_property
+    def climatology(self) -> np.ndarray:
+        """(C_out, H, W) normalised mean state; the first call reads training data."""
+        mean = build_climatology(self.train_loader.dataset).mean[:, :, 0]
+        return self.train_loader.units.normalise(mean)[0]
+
+    @property
+    def _needs_climatology(self) -> bool:
+        metrics = self.config.metrics
+        if metrics is None or self.valid_loader is None:
+            return False
+        named = {metrics.type, *(metrics.args.get("metrics") or {})}
+        return bool(named.intersection(NEEDS_CLIMATOLOGY))
+
     def loss(self, *, validation: bool = False) -> Callable[..., Any]:
         """The training or validation loss."""
         loss = self.config.loss
         weights = None
         if loss.use_variable_weights and loss.variable_weights:
             weights = build_channel_weights(loss.variable_weights, self._channels)
+        latitude = None
+        if loss.use_latitude_weights:
+            latitude = self._latitude("loss.latitude_weights", loss.latitude_weights)
         return build_loss(
             loss,
-            latitude=_latitude(self.config, self.train_loader, self.architecture),
+            latitude=latitude,
             channel_weights=weights,
             validation=validation,
         )
 
     def metrics(self) -> Callable[..., dict[str, Any]]:
-        """Validation loss and metrics as one function of prediction and target."""
+        """Validation loss and metrics as one function of prediction and target.
+
+        Its first trace, that of the first validation, reads the climatology.
+        """
         loss = self.loss(validation=True)
+        args = self.config.metrics.args if self.config.metrics else {}
+        latitude = None
+        if args.get("use_latitude_weights", False):
+            path = args.get("latitude_weights")
+            latitude = self._latitude("metrics.args.latitude_weights", path)
         scores = build_metrics(
             self.config.metrics,
             self._channels,
-            latitude=self.train_loader.dataset.latitude,
-            climatology=self.climatology,
+            latitude=latitude,
+            climatology=(lambda: self.climatology) if self._needs_climatology else None,
         )
 
         def evaluate(pred: Any, target: Any, reducer: FieldReducer) -> dict[str, Any]:
             return {"loss": loss(pred, target, reducer)} | scores(pred, target, reducer)
 
         return evaluate
+
+    @property
+    def measured(self) -> list[str]:
+        """The keys of what `metrics` returns; nothing is read or traced for it."""
+        names = metric_names(
+            self.config.metrics, self._channels, has_climatology=self._needs_climatology
+        )
+        return ["loss", *names]
+
+    def _latitude(self, key: str, path: str | None) -> np.ndarray:
+        """Latitudes of the file that `key` names, or else of the data."""
+        found = read_latitude(path) if path else self.train_loader.dataset.latitude
+        if len(found) != self.architecture.image_height:
+            raise ValueError(
+                f"{key}: {path or 'the data'} has {len(found)} latitudes, expected "
+                f"model.image_height {self.architecture.image_height}"
+            )
+        return found
 
     @property
     def _channels(self) -> dict[str, int]:
@@ -218,13 +258,10 @@ def prepare(config: Config, devices: Sequence[Any]) -> Setup:
         min_shard_size=trainer.fsdp.min_shard_size,
         keep_whole=trainer.fsdp.keep_whole,
     )
-    setup = Setup(
-        config,
-        model,
-        loaders["train"],
-        loaders.get("valid"),
-        _mean_state(config, loaders["train"]),
-    )
+    setup = Setup(config, model, loaders["train"], loaders.get("valid"))
+    setup.loss()
+    if setup.valid_loader is not None:
+        setup.metrics()
     _check_metric(setup)
     return setup
 
@@ -241,61 +278,18 @@ def _mp_policy(trainer: TrainerConfig) -> Precision:
     )
 
 
-def _mean_state(config: Config, loader: Loader) -> np.ndarray | None:
-    """The climatology that the metrics ask for, normalised."""
-    metrics = config.metrics
-    if metrics is None or config.trainer.skip_validation:
-        return None
-    named = {metrics.type, *(metrics.args.get("metrics") or {})}
-    if not named.intersection(NEEDS_CLIMATOLOGY):
-        return None
-    mean = build_climatology(loader.dataset).mean[:, :, 0]
-    return loader.units.normalise(mean)[0]
-
-
-def _latitude(
-    config: Config, loader: Loader, architecture: Architecture
-) -> np.ndarray | None:
-    """Latitudes for the loss: of its file, or else of the data."""
-    if not config.loss.use_latitude_weights:
-        return None
-    path = config.loss.latitude_weights
-    latitude = read_latitude(path) if path else loader.dataset.latitude
-    if len(latitude) != architecture.image_height:
-        raise ValueError(
-            f"loss.latitude_weights: {path or 'the data'} has {len(latitude)} "
-            f"latitudes, expected model.image_height {architecture.image_height}"
-        )
-    return latitude
-
-
 def _check_metric(setup: Setup) -> None:
     """`trainer.training_metric` must be something that will be measured."""
     wanted = setup.config.trainer.training_metric
     there = ["train_loss"]
     if setup.valid_loader is not None:
-        there += [f"valid_{name}" for name in _metric_names(setup)]
+        there += [f"valid_{name}" for name in sorted(setup.measured)]
     if wanted not in there:
         short = [name for name in there if "/" not in name]
         raise ValueError(
             f"trainer.training_metric: got {wanted!r}, expected one of "
             f"{', '.join(short)}, or one variable's, such as {there[-1]}"
         )
-
-
-def _metric_names(setup: Setup) -> list[str]:
-    """What the validation measures, found by tracing it; nothing is compiled."""
-    from credit_jax.parallel.axes import MeshAxes
-    from credit_jax.parallel.layouts import home_layout
-
-    model = setup.architecture
-    field = jax.ShapeDtypeStruct(
-        (1, model.output_channels, 1, model.image_height, model.image_width),
-        jnp.float32,
-    )
-    reducer = FieldReducer(home_layout(model.image_height), MeshAxes())
-    metrics = setup.metrics()
-    return list(jax.eval_shape(lambda p, t: metrics(p, t, reducer), field, field))
 
 
 def check_writable(save_loc: str | Path) -> Path:

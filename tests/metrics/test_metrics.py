@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.metrics import NEEDS_CLIMATOLOGY, SCORES, build_metrics
+from credit_jax.metrics import NEEDS_CLIMATOLOGY, SCORES, build_metrics, metric_names
 from credit_jax.parallel.axes import MeshAxes
 from credit_jax.parallel.layouts import home_layout
 from credit_jax.parallel.reductions import FieldReducer
@@ -90,10 +90,11 @@ def test_equals_credit(settings, credit, tmp_path, rng):
     config = everything(**settings)
     expected = credit_scores(tmp_path, config.args, pred, target, climatology, latitude)
     metrics = build_metrics(
-        config, CHANNELS, latitude=latitude, climatology=climatology
+        config, CHANNELS, latitude=latitude, climatology=lambda: climatology
     )
     found = metrics(jnp.asarray(pred), jnp.asarray(target), reducer(lat))
     assert set(found) == set(expected)
+    assert list(found) == metric_names(config, CHANNELS, has_climatology=True)
     for name, value in expected.items():
         assert_close(found[name], value, 2e-6 if "ratio" in name else 1e-6, name)
 
@@ -109,7 +110,7 @@ def test_same_on_every_mesh(degrees, lat, rng, make_mesh):
         everything(use_latitude_weights=True),
         CHANNELS,
         latitude=np.linspace(80.0, -80.0, lat),
-        climatology=climatology,
+        climatology=lambda: climatology,
     )
     serial = metrics(jnp.asarray(pred), jnp.asarray(target), reducer(lat))
     spec = P(axes.data or None, None, None, axes.domain, None)
@@ -143,10 +144,14 @@ def test_scores_in_physical_units(rng):
     offset = rng.normal(size=NUM).astype(np.float32)
     units = lambda x: x * scale[:, None, None, None] + offset[:, None, None, None]  # noqa: E731
     own = build_metrics(
-        everything(), CHANNELS, climatology=climatology, scale=scale, offset=offset
+        everything(),
+        CHANNELS,
+        climatology=lambda: climatology,
+        scale=scale,
+        offset=offset,
     )
     plain = build_metrics(
-        everything(), CHANNELS, climatology=units(climatology[:, None])[:, 0]
+        everything(), CHANNELS, climatology=lambda: units(climatology[:, None])[:, 0]
     )
     found = own(jnp.asarray(pred), jnp.asarray(target), reducer(lat))
     expected = plain(jnp.asarray(units(pred)), jnp.asarray(units(target)), reducer(lat))
@@ -159,7 +164,7 @@ def test_default_set(rng):
     arrays = jnp.asarray(pred), jnp.asarray(target), reducer(4)
     names = lambda found: [name for name in found if "/" not in name]  # noqa: E731
     assert names(build_metrics(None, CHANNELS)(*arrays)) == ["rmse", "r2score", "bias"]
-    with_acc = build_metrics(None, CHANNELS, climatology=climatology)(*arrays)
+    with_acc = build_metrics(None, CHANNELS, climatology=lambda: climatology)(*arrays)
     assert names(with_acc) == ["rmse", "r2score", "bias", "acc"]
 
 
@@ -170,6 +175,7 @@ def test_one_metric_by_type(rng):
         jnp.asarray(pred), jnp.asarray(target), reducer(4)
     )
     assert list(found) == ["mae", *(f"mae/{key}" for key in CHANNELS)]
+    assert list(found) == metric_names(config, CHANNELS, has_climatology=False)
 
 
 @pytest.mark.parametrize(
