@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt
 
 from credit_jax.ops.counter_bits import counter_bits
 from credit_jax.parallel.collectives import axis_index
@@ -97,21 +97,25 @@ def initialise(
         flat = _draw(key, [declarations[p].init for p in drawn], positions)
         start = 0
         for path, position in zip(drawn, positions, strict=True):
-            part = flat[start : start + position.size].reshape(position.shape)
-            values[path] = part.astype(declarations[path].dtype)
+            part = flat[start : start + position.size].astype(declarations[path].dtype)
+            values[path] = part.reshape(
+                _local_shape(declarations[path], places[path], degrees)
+            )
             start += position.size
     return values
 
 
 def _draw(
-    key: Array, inits: Sequence[Initialiser], positions: Sequence[Array]
+    key: Array,
+    inits: Sequence[Initialiser],
+    positions: Sequence[UInt[Array, " _"]],
 ) -> Float[Array, " total"]:
     """The values of all parameters, end to end, from one hash of all positions.
 
     A loop over chunks bounds the temporaries and keeps XLA from repeating the hash in
     every slice that reads it.
     """
-    low = jnp.concatenate([position.reshape(-1) for position in positions])
+    low = jnp.concatenate(positions)
     ends = np.cumsum([position.size for position in positions])
     total = int(ends[-1])
     chunk = min(CHUNK, -(-total // 2))
@@ -151,20 +155,30 @@ def _local_shape(
 
 def _positions(
     declaration: Declaration, spec: PartitionSpec, degrees: Mapping[str, int]
-) -> Array:
-    """Row-major global position of every local element, uint32."""
+) -> UInt[Array, " local"]:
+    """Row-major global position of every local element, end to end.
+
+    A split dim and the whole ones that follow it lie in one piece and are counted at
+    once, so that most parameters take a single iota.
+    """
     assert declaration.size < 2**32, f"{declaration.shape} is too large to count"
+    shape, repeat = declaration.shape, declaration.init.repeat
     names = _names(declaration, spec)
     local = _local_shape(declaration, spec, degrees)
-    position = jnp.zeros(local, jnp.uint32)
-    stride = 1
-    for dim in reversed(range(len(local))):
-        index = jax.lax.broadcasted_iota(jnp.uint32, local, dim)
-        if names[dim]:
-            first = axis_index(names[dim]) * local[dim]
+    repeated = len(shape) - 1 if repeat > 1 else None
+    starts = [d for d, name in enumerate(names) if d == 0 or name or d == repeated]
+    ends = [*starts[1:], len(shape)]
+    pieces = tuple(
+        math.prod(local[start:end]) for start, end in zip(starts, ends, strict=True)
+    )
+    position = jnp.zeros(pieces, jnp.uint32)
+    for piece, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        index = jax.lax.broadcasted_iota(jnp.uint32, pieces, piece)
+        if names[start]:
+            first = axis_index(names[start]) * pieces[piece]
             index = index + jnp.asarray(first, jnp.uint32)
-        if dim == len(local) - 1:
-            index = index // jnp.uint32(declaration.init.repeat)
-        position = position + index * jnp.uint32(stride)
-        stride *= declaration.shape[dim]
-    return position
+        if start == repeated:
+            index = index // jnp.uint32(repeat)
+        stride = math.prod(shape[end:])
+        position = position + (index * jnp.uint32(stride) if stride > 1 else index)
+    return position.reshape(-1)
