@@ -7,7 +7,6 @@ Reads CREDIT's gen2 YAML, makes the demo data it may ask for, trains on the mesh
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import sys
 import warnings
@@ -100,9 +99,9 @@ def run(args: argparse.Namespace, console: Console) -> None:
     """Check, train, evaluate."""
     # Orbax and JAX speak of their own affairs there.
     logging.getLogger("absl").setLevel(logging.ERROR)
+    compile_sooner()
     config = _read_config(args, console)
     use_cache(args.cache)
-    compile_sooner()
     if args.distributed:
         jax.distributed.initialize()
     devices = job_devices(config.trainer, args.devices)
@@ -162,7 +161,4 @@ def header(source: str, setup: Setup) -> list[str]:
 
 
 if __name__ == "__main__":
-    # Tracing a step makes a million objects that stay; a search for garbage after every
-    # 700 of them took a tenth of the time until the first step.
-    gc.set_threshold(100_000, 50, 100)
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -32,12 +33,16 @@ _NO_UNROLLING = "xla_cpu_disable_loop_unrolling"
 
 
 def compile_sooner() -> None:
-    """Keep LLVM from unrolling loops on a CPU, for all programs of this process.
+    """Settings of this process with which programs are traced and compiled sooner.
 
-    That is a seventh of the time to compile a WXFormer step, which runs no slower
-    without. XLA takes the option from XLA_FLAGS alone, when JAX is first used; the
-    user's own extra options stay as they are.
+    A search for garbage after 100,000 objects instead of 700: tracing a step makes a
+    million that stay, and the searches take a tenth of its time.
+
+    On a CPU, LLVM unrolls no loops, which is a seventh of the time to compile a
+    WXFormer step, and the step runs no slower. XLA takes that option from XLA_FLAGS
+    alone, when JAX is first used; the user's own extra options stay as they are.
     """
+    gc.set_threshold(100_000, 50, 100)
     flags = os.environ.get("XLA_FLAGS", "")
     if _EXTRA_OPTIONS not in flags:
         added = f"{flags} {_EXTRA_OPTIONS}={_NO_UNROLLING}"
