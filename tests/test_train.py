@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
+import xarray as xr
 
 from benchmarks.compile_time import main as compile_time
 from credit_jax.config import load_config
@@ -175,6 +177,24 @@ def test_mistakes_are_one_readable_error(name, run, monkeypatch):
     assert code == 2, text
     assert message in " ".join(text.split()), text
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("key", ["loss.latitude_weights", "metrics.args"])
+def test_latitudes_of_another_grid(key, run, tmp_path, monkeypatch):
+    path = os.fspath(tmp_path / "other.nc")
+    latitude = xr.Dataset(coords={"latitude": np.linspace(90.0, -90.0, 5)})
+    latitude.to_netcdf(path, engine="h5netcdf")
+    settings = {"use_latitude_weights": True, "latitude_weights": path}
+    metrics = {"type": "combined", "args": {"metrics": {"rmse": {}}, **settings}}
+    monkeypatch.setattr("jax.jit", forbidden)
+    changes = {"metrics": metrics}
+    if key.startswith("loss"):
+        changes = {f"loss__{name}": value for name, value in settings.items()}
+    code, text = run(**changes)
+    assert code == 2, text
+    text = " ".join(text.split())
+    assert key in text, text
+    assert "has 5 latitudes, expected model.image_height 6" in text
 
 
 def forbidden(*args, **kwargs):
