@@ -10,7 +10,7 @@ import argparse
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.console import Console
 from credit_jax.check.job import inspect_job
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, ConfigError, load_config
+from credit_jax.data import Loader
 from credit_jax.data.demo import ensure_demo_data
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.devices import job_devices
@@ -110,8 +111,8 @@ def run(args: argparse.Namespace, console: Console) -> None:
         required_step(CheckpointStore(folder), asked_by(resume=args.resume))
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
-    _check_job(config, len(devices))
-    setup = prepare(config, devices)
+    loaders = _check_job(config, len(devices))
+    setup = prepare(config, devices, loaders)
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(args.config, setup):
         display.message(line)
@@ -132,12 +133,16 @@ def _read_config(args: argparse.Namespace, console: Console) -> Config:
     return config
 
 
-def _check_job(config: Config, num_devices: int) -> None:
-    """Every problem of config, model and data at once, before anything is compiled."""
+def _check_job(config: Config, num_devices: int) -> Mapping[str, Loader]:
+    """Every problem of config, model and data at once, before anything is compiled.
+
+    The loaders of the data that were opened for it.
+    """
     job = inspect_job(config, num_devices=num_devices)
     missing = [note for note in job.notes if "does not exist" in note]
     if job.problems or missing:
         raise ConfigError(job.problems + missing, "this job cannot run")
+    return job.loaders
 
 
 def header(source: str, setup: Setup) -> list[str]:

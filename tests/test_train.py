@@ -15,6 +15,7 @@ import xarray as xr
 
 from benchmarks.compile_time import main as compile_time
 from credit_jax.config import load_config
+from credit_jax.data import open_dataset
 from credit_jax.train import main
 from credit_jax.training.setup import prepare
 from tests.training.conftest import compiled_once, tiny_model, world
@@ -64,6 +65,19 @@ def test_metrics_that_nothing_measures(run):
     changes = {"trainer__skip_validation": True, "metrics": metrics}
     code, text = run(trainer__epochs=1, **changes)
     assert code == 0, text
+
+
+def test_data_are_opened_once(run, monkeypatch):
+    opened = []
+
+    def counted(config):
+        opened.append(config)
+        return open_dataset(config)
+
+    monkeypatch.setattr("credit_jax.data.loader.open_dataset", counted)
+    code, text = run(trainer__epochs=1)
+    assert code == 0, text
+    assert len(opened) == 2, "one of training and one of validation"
 
 
 def test_the_first_step_waits_for_no_climatology(

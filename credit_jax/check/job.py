@@ -11,7 +11,7 @@ from credit_jax.blocks import build_postblocks, build_preblocks
 from credit_jax.config.base import ConfigError
 from credit_jax.config.data import DataConfig
 from credit_jax.config.job import Config, model_problems
-from credit_jax.data import ChannelSchema, build_loader
+from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
 from credit_jax.data.files import discover
 from credit_jax.losses.build import build_loss
 from credit_jax.metrics.build import build_metrics
@@ -36,6 +36,7 @@ class Job:
         axes: the mesh axes on these devices; None if the degrees do not fit.
         problems: lines that keep the job from running.
         notes: lines that a user should know, such as files that are not there yet.
+        loaders: by split ("train", "valid"), of dp rank 0; those that could be built.
     """
 
     config: Config
@@ -45,6 +46,7 @@ class Job:
     axes: MeshAxes | None
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    loaders: dict[str, Loader] = field(default_factory=dict)
 
 
 def inspect_job(
@@ -77,9 +79,10 @@ def inspect_job(
     problems += _problems_of(build_postblocks, config.postblocks)
     missing = missing_files(config) if with_data else []
     notes += missing
+    job = Job(config, model, architecture, devices, axes, problems, notes)
     if with_data and not missing and not problems:
-        problems += _data_problems(config, axes.num_data if axes else 1)
-    return Job(config, model, architecture, devices, axes, problems, notes)
+        _open_data(job)
+    return job
 
 
 def _axes(
@@ -145,19 +148,22 @@ def _metric_problems(config: Config, model: Any) -> list[str]:
         {group.var_key: group.n_levels for group in schema.target},
         latitude=np.zeros(1),
         climatology=lambda: np.zeros((1, 1, 1)),
-        but=OSError,
     )
 
 
-def _data_problems(config: Config, num_data: int) -> list[str]:
-    """What the files say against the config; they are opened for it."""
-    found = []
-    splits = ("train",) if config.trainer.skip_validation else ("train", "valid")
-    for split in splits:
-        found += _problems_of(
-            build_loader, config, split=split, local_dp_ranks=(0,), dp_size=num_data
+def _open_data(job: Job) -> None:
+    """Add the loaders, and what the files say against the config."""
+    found: list[str] = []
+    dp_size = job.axes.num_data if job.axes else 1
+
+    def add(split: Split) -> None:
+        job.loaders[split] = build_loader(
+            job.config, split=split, local_dp_ranks=(0,), dp_size=dp_size
         )
-    return list(dict.fromkeys(found))
+
+    for split in splits(job.config):
+        found += _problems_of(add, split)
+    job.problems.extend(dict.fromkeys(found))
 
 
 def _problems_of(
@@ -183,6 +189,9 @@ def missing_files(config: Config) -> list[str]:
         found += _missing("validation_data", config.validation_data)
     if config.loss.use_latitude_weights and config.loss.latitude_weights:
         found += _absent("loss.latitude_weights", config.loss.latitude_weights)
+    metrics = config.metrics.args if config.metrics else {}
+    if metrics.get("use_latitude_weights") and metrics.get("latitude_weights"):
+        found += _absent("metrics.args.latitude_weights", metrics["latitude_weights"])
     for phase in ("ic_only", "per_step"):
         for name, block in getattr(config.preblocks, phase).items():
             for key, value in block.args.items():

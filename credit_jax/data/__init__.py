@@ -3,7 +3,7 @@
 from credit_jax.data.channels import ChannelGroup, ChannelSchema, check_model_channels
 from credit_jax.data.climatology import Climatology, build_climatology
 from credit_jax.data.dataset import Dataset, Sample, open_dataset
-from credit_jax.data.loader import Batch, Loader, build_loader
+from credit_jax.data.loader import Batch, Loader, Split, build_loader, splits
 from credit_jax.data.sampler import Sampler, per_rank_batch_size
 
 __all__ = [
@@ -15,9 +15,11 @@ __all__ = [
     "Loader",
     "Sample",
     "Sampler",
+    "Split",
     "build_climatology",
     "build_loader",
     "check_model_channels",
     "open_dataset",
     "per_rank_batch_size",
+    "splits",
 ]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import grain
 import numpy as np
@@ -22,6 +22,8 @@ from credit_jax.data.channels import ChannelSchema, check_model_channels
 from credit_jax.data.checks import check_dataset, check_finite
 from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
+
+Split = Literal["train", "valid"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,17 @@ class Loader:
         """Between normalised target channels and physical units."""
         return channel_units(find_normaliser(self.preblocks), self.schema.target)
 
+    def for_ranks(self, local_dp_ranks: tuple[int, ...], dp_size: int) -> "Loader":
+        """The loader of other dp ranks, without opening or checking a file again.
+
+        Raises:
+            ValueError: see `Sampler`.
+        """
+        ranks = {"local_dp_ranks": tuple(local_dp_ranks), "dp_size": dp_size}
+        return dataclasses.replace(
+            self, sampler=dataclasses.replace(self.sampler, **ranks)
+        )
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch.
 
@@ -108,10 +121,15 @@ class Loader:
         return Batch(x, y, done["input_times"], done["target_times"])
 
 
+def splits(config: Config) -> tuple[Split, ...]:
+    """The splits that a run reads: no held-out one with `skip_validation`."""
+    return ("train",) if config.trainer.skip_validation else get_args(Split)
+
+
 def build_loader(
     config: Config,
     *,
-    split: Literal["train", "valid"],
+    split: Split,
     local_dp_ranks: tuple[int, ...],
     dp_size: int,
     keep_partial: bool | None = None,

@@ -27,11 +27,12 @@ def latitude_weights(latitude: Float[np.ndarray, " lat"]) -> Float[np.ndarray, "
     return (weights / weights.mean()).astype(np.float32)
 
 
-def read_latitude(path: str | Path) -> Float[np.ndarray, " lat"]:
+def read_latitude(path: str | Path, key: str) -> Float[np.ndarray, " lat"]:
     """The `latitude` coordinate of a NetCDF or Zarr file.
 
     Args:
-        path: file named by `loss.latitude_weights`; environment variables are expanded.
+        path: the file; environment variables are expanded.
+        key: the dotted key of the config that names it, for errors.
 
     Returns:
         (H,) degrees north.
@@ -43,8 +44,8 @@ def read_latitude(path: str | Path) -> Float[np.ndarray, " lat"]:
     place = Path(os.path.expandvars(str(path)))
     if not place.exists():
         raise FileNotFoundError(
-            f"loss.latitude_weights: {place} does not exist; it must be a NetCDF or "
-            "Zarr file with a `latitude` coordinate, such as the static fields"
+            f"{key}: {place} does not exist; it must be a NetCDF or Zarr file with a "
+            "`latitude` coordinate, such as the static fields"
         )
     with xr.open_dataset(place, engine=reading_engine(place)) as dataset:
         for name in LATITUDE_NAMES:
@@ -52,6 +53,5 @@ def read_latitude(path: str | Path) -> Float[np.ndarray, " lat"]:
                 return np.asarray(dataset[name].values, np.float64)
         found = sorted(map(str, dataset.variables))
     raise ValueError(
-        f"loss.latitude_weights: {place} has no one-dimensional `latitude`; "
-        f"it has {found}"
+        f"{key}: {place} has no one-dimensional `latitude`; it has {found}"
     )

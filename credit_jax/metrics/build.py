@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.losses.latitude import latitude_weights, read_latitude
+from credit_jax.losses.latitude import latitude_weights
 from credit_jax.metrics.scores import NEEDS_CLIMATOLOGY, SCORES, Channels, Pair
 from credit_jax.parallel.reductions import FieldReducer
 
@@ -45,7 +45,8 @@ def build_metrics(
         config: the `metrics` section; None is CREDIT's default set.
         channels: number of channels of each target variable, in channel order, by key
             ("ERA5/prognostic/3d/T").
-        latitude: (H,) degrees north, for `use_latitude_weights` without a file.
+        latitude: (H,) degrees north; needed with `use_latitude_weights`. The file of
+            `latitude_weights` is the caller's to read.
         climatology: gives the mean state of the training period, (C_out, H, W) in the
             units of the model's output; `acc` and `activity` need it. It is called when
             the metrics are traced.
@@ -168,9 +169,6 @@ def _row_weights(
 ) -> np.ndarray | None:
     if not args.get("use_latitude_weights", False):
         return None
-    path = args.get("latitude_weights")
-    if path:
-        latitude = read_latitude(path)
     if latitude is None:
         raise ValueError(
             "metrics.args.use_latitude_weights: true needs "

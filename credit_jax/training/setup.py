@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from credit_jax.config import Config
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.data import Batch, ChannelSchema, Loader, build_loader
+from credit_jax.data import Batch, ChannelSchema, Loader, build_loader, splits
 from credit_jax.data.climatology import build_climatology
 from credit_jax.losses import build_channel_weights, build_loss, read_latitude
 from credit_jax.metrics import NEEDS_CLIMATOLOGY, build_metrics, metric_names
@@ -100,37 +100,34 @@ class Setup:
         named = {metrics.type, *(metrics.args.get("metrics") or {})}
         return bool(named.intersection(NEEDS_CLIMATOLOGY))
 
-    def loss(self, *, validation: bool = False) -> Callable[..., Any]:
-        """The training or validation loss."""
+    @cached_property
+    def loss(self) -> Callable[..., Any]:
+        """The training loss."""
+        return self._loss(validation=False)
+
+    def _loss(self, *, validation: bool) -> Callable[..., Any]:
         loss = self.config.loss
         weights = None
         if loss.use_variable_weights and loss.variable_weights:
             weights = build_channel_weights(loss.variable_weights, self._channels)
-        latitude = None
-        if loss.use_latitude_weights:
-            latitude = self._latitude("loss.latitude_weights", loss.latitude_weights)
         return build_loss(
             loss,
-            latitude=latitude,
+            latitude=self._loss_latitude,
             channel_weights=weights,
             validation=validation,
         )
 
+    @cached_property
     def metrics(self) -> Callable[..., dict[str, Any]]:
         """Validation loss and metrics as one function of prediction and target.
 
         Its first trace, that of the first validation, reads the climatology.
         """
-        loss = self.loss(validation=True)
-        args = self.config.metrics.args if self.config.metrics else {}
-        latitude = None
-        if args.get("use_latitude_weights", False):
-            path = args.get("latitude_weights")
-            latitude = self._latitude("metrics.args.latitude_weights", path)
+        loss = self._loss(validation=True)
         scores = build_metrics(
             self.config.metrics,
             self._channels,
-            latitude=latitude,
+            latitude=self._metrics_latitude,
             climatology=(lambda: self.climatology) if self._needs_climatology else None,
         )
 
@@ -147,9 +144,25 @@ class Setup:
         )
         return ["loss", *names]
 
+    @cached_property
+    def _loss_latitude(self) -> np.ndarray | None:
+        loss = self.config.loss
+        if not loss.use_latitude_weights:
+            return None
+        return self._latitude("loss.latitude_weights", loss.latitude_weights)
+
+    @cached_property
+    def _metrics_latitude(self) -> np.ndarray | None:
+        args = self.config.metrics.args if self.config.metrics else {}
+        if not args.get("use_latitude_weights", False):
+            return None
+        path = args.get("latitude_weights")
+        return self._latitude("metrics.args.latitude_weights", path)
+
     def _latitude(self, key: str, path: str | None) -> np.ndarray:
         """Latitudes of the file that `key` names, or else of the data."""
-        found = read_latitude(path) if path else self.train_loader.dataset.latitude
+        own = self.train_loader.dataset.latitude
+        found = read_latitude(path, key) if path else own
         if len(found) != self.architecture.image_height:
             raise ValueError(
                 f"{key}: {path or 'the data'} has {len(found)} latitudes, expected "
@@ -173,13 +186,13 @@ class Setup:
             self.model,
             self.optimiser,
             rate,
-            self.loss(),
+            self.loss,
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
         )
         evaluate = None
         if self.valid_loader is not None:
-            evaluate = make_eval_step(self.model, self.metrics())
+            evaluate = make_eval_step(self.model, self.metrics)
         schedule = jax.jit(rate)
         return Steps(
             train=train,
@@ -230,12 +243,18 @@ class Setup:
         return run
 
 
-def prepare(config: Config, devices: Sequence[Any]) -> Setup:
+def prepare(
+    config: Config,
+    devices: Sequence[Any],
+    loaders: Mapping[str, Loader] | None = None,
+) -> Setup:
     """Open the data and build the model of a config; nothing is compiled.
 
     Args:
         config: the whole config.
         devices: to build the mesh of.
+        loaders: the loaders of this config by split, of any dp rank, as `inspect_job`
+            has them; None opens the files.
 
     Raises:
         FileNotFoundError, ValueError: what is wrong, and what would do.
@@ -245,10 +264,11 @@ def prepare(config: Config, devices: Sequence[Any]) -> Setup:
     ParallelDims.from_config(trainer.parallelism, len(devices), model=architecture)
     mesh, _ = build_device_mesh(trainer.parallelism, devices)
     ranks, (_, dp_size) = local_dp_ranks(mesh), data_parallel_coords(mesh)
-    loaders = {
-        split: build_loader(config, split=split, local_dp_ranks=ranks, dp_size=dp_size)
-        for split in (("train",) if trainer.skip_validation else ("train", "valid"))
-    }
+    place = {"local_dp_ranks": ranks, "dp_size": dp_size}
+    if loaders is None:
+        own = {k: build_loader(config, split=k, **place) for k in splits(config)}
+    else:
+        own = {k: loader.for_ranks(**place) for k, loader in loaders.items()}
     model = build_parallel_model(
         architecture,
         mesh,
@@ -258,10 +278,11 @@ def prepare(config: Config, devices: Sequence[Any]) -> Setup:
         min_shard_size=trainer.fsdp.min_shard_size,
         keep_whole=trainer.fsdp.keep_whole,
     )
-    setup = Setup(config, model, loaders["train"], loaders.get("valid"))
-    setup.loss()
+    setup = Setup(config, model, own["train"], own.get("valid"))
+    # Their errors belong here.
+    _ = setup.loss
     if setup.valid_loader is not None:
-        setup.metrics()
+        _ = setup.metrics
     _check_metric(setup)
     return setup
 

@@ -114,6 +114,14 @@ def test_missing_files_are_notes():
     assert "data.source.ERA5.variables.prognostic.path: no file matches" in notes[0]
 
 
+def test_missing_latitudes_of_the_metrics():
+    args = {"use_latitude_weights": True, "latitude_weights": "absent.nc"}
+    metrics = {"type": "combined", "args": {"metrics": {"rmse": {}}, **args}}
+    config = build_config(example(model=dict(MODEL), metrics=metrics))
+    line = "metrics.args.latitude_weights: absent.nc does not exist"
+    assert line in inspect_job(config).notes
+
+
 def test_data_none_leaves_devices_idle():
     found = job(num_devices=4)
     assert found.notes == ["data: none uses 1 of 4 devices"]

@@ -55,6 +55,13 @@ def test_a_step_holds_the_same_samples_on_any_number_of_ranks(world):
         assert np.array_equal(x[order], whole.x[there])
 
 
+def test_the_ranks_of_an_open_loader_can_change(world):
+    found = load(world).for_ranks((1, 2), 3)
+    same(list(found.epoch(1)), list(load(world, ranks=(1, 2), dp_size=3).epoch(1)))
+    with pytest.raises(ValueError, match="no full batch"):
+        found.for_ranks((0,), 40)
+
+
 def test_validation_is_in_order_and_complete(world):
     loader = load(
         world,
