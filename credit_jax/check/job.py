@@ -14,6 +14,7 @@ from credit_jax.config.job import Config, model_problems
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
 from credit_jax.data.files import discover
 from credit_jax.losses.build import build_loss
+from credit_jax.losses.latitude import read_latitude
 from credit_jax.metrics.build import build_metrics
 from credit_jax.models.architecture import Architecture
 from credit_jax.models.registry import build, parse_model
@@ -79,6 +80,9 @@ def inspect_job(
     problems += _problems_of(build_postblocks, config.postblocks)
     missing = missing_files(config) if with_data else []
     notes += missing
+    if with_data:
+        for key, path in _latitude_files(config).items():
+            problems += _problems_of(read_latitude, path, key, but=OSError)
     job = Job(config, model, architecture, devices, axes, problems, notes)
     if with_data and not missing and not problems:
         _open_data(job)
@@ -187,17 +191,25 @@ def missing_files(config: Config) -> list[str]:
     found = _missing("data", config.data)
     if config.validation_data != config.data:
         found += _missing("validation_data", config.validation_data)
-    if config.loss.use_latitude_weights and config.loss.latitude_weights:
-        found += _absent("loss.latitude_weights", config.loss.latitude_weights)
-    metrics = config.metrics.args if config.metrics else {}
-    if metrics.get("use_latitude_weights") and metrics.get("latitude_weights"):
-        found += _absent("metrics.args.latitude_weights", metrics["latitude_weights"])
+    for key, path in _latitude_files(config).items():
+        found += _absent(key, path)
     for phase in ("ic_only", "per_step"):
         for name, block in getattr(config.preblocks, phase).items():
             for key, value in block.args.items():
                 if key.endswith("_path") and isinstance(value, str):
                     found += _absent(f"preblocks.{phase}.{name}.args.{key}", value)
     return list(dict.fromkeys(found))
+
+
+def _latitude_files(config: Config) -> dict[str, str]:
+    """The files of latitudes that a run reads, by the key that names each."""
+    metrics = config.metrics.args if config.metrics else {}
+    named = {}
+    if config.loss.use_latitude_weights:
+        named["loss.latitude_weights"] = config.loss.latitude_weights
+    if metrics.get("use_latitude_weights") and not config.trainer.skip_validation:
+        named["metrics.args.latitude_weights"] = metrics.get("latitude_weights")
+    return {key: path for key, path in named.items() if path}
 
 
 def _absent(where: str, path: str) -> list[str]:

@@ -161,8 +161,10 @@ class Setup:
 
     def _latitude(self, key: str, path: str | None) -> np.ndarray:
         """Latitudes of the file that `key` names, or else of the data."""
-        own = self.train_loader.dataset.latitude
-        found = read_latitude(path, key) if path else own
+        if path:
+            found = read_latitude(path, key)
+        else:
+            found = self.train_loader.dataset.latitude
         if len(found) != self.architecture.image_height:
             raise ValueError(
                 f"{key}: {path or 'the data'} has {len(found)} latitudes, expected "

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import xarray as xr
 
 from credit_jax.check.__main__ import main
 from credit_jax.check.job import inspect_job
@@ -114,12 +115,34 @@ def test_missing_files_are_notes():
     assert "data.source.ERA5.variables.prognostic.path: no file matches" in notes[0]
 
 
+def latitudes(section, path):
+    """Changes of a config by which that section weighs rows by a file."""
+    weights = {"use_latitude_weights": True, "latitude_weights": str(path)}
+    if section == "loss":
+        return {f"loss__{key}": value for key, value in weights.items()}
+    metrics = {"type": "combined", "args": {"metrics": {"rmse": {}}, **weights}}
+    return {"loss__use_latitude_weights": False, "metrics": metrics}
+
+
 def test_missing_latitudes_of_the_metrics():
-    args = {"use_latitude_weights": True, "latitude_weights": "absent.nc"}
-    metrics = {"type": "combined", "args": {"metrics": {"rmse": {}}, **args}}
-    config = build_config(example(model=dict(MODEL), metrics=metrics))
+    changes = latitudes("metrics", "absent.nc")
+    config = build_config(example(model=dict(MODEL), **changes))
     line = "metrics.args.latitude_weights: absent.nc does not exist"
     assert line in inspect_job(config).notes
+    changes["trainer__skip_validation"] = True
+    config = build_config(example(model=dict(MODEL), **changes))
+    assert line not in inspect_job(config).notes, "nothing reads it"
+
+
+@pytest.mark.parametrize("section", ["loss", "metrics"])
+def test_files_without_latitudes(section, tmp_path):
+    path = tmp_path / "other.nc"
+    xr.Dataset(coords={"y": [10.0]}).to_netcdf(path, engine="h5netcdf")
+    config = build_config(example(model=dict(MODEL), **latitudes(section, path)))
+    found = inspect_job(config).problems
+    lines = [line for line in found if "has no one-dimensional `latitude`" in line]
+    assert len(lines) == 1, found
+    assert lines[0].startswith(f"{section}."), lines
 
 
 def test_data_none_leaves_devices_idle():
