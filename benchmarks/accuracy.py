@@ -35,9 +35,9 @@ from benchmarks.jax_side import MeshRun, num_devices, run_mesh
 from benchmarks.parity_case import Case, case_config, credit_case
 from benchmarks.recipe import REPORTS, recipe, write_report
 from credit_jax.models.registry import build
-from credit_jax.parallel.devices import ensure_devices
-from credit_jax.parallel.precision import default_mp_policy
-from credit_torch_bridge.state_dict import to_state_dict
+from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.parallel.params.precision import default_mp_policy
+from credit_torch_bridge.checkpoint.state_dict import to_state_dict
 
 # Rows of each model's grid: WXFormer's divide on no mesh.
 ROWS: Mapping[str, int] = MappingProxyType({"wxformer": 45, "crossformer": 32})
@@ -56,7 +56,7 @@ OWN_WAYS: Mapping[str, CreditWay] = MappingProxyType(
 )
 CREDIT_BFLOAT16 = "CREDIT, bfloat16 autocast"
 
-# Less optimised programs, compiled in a third of the time.
+# Less optimized programs, compiled in a third of the time.
 QUICK_FLAGS = (
     "--xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true "
     "--xla_backend_optimization_level=0"
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parse(arguments)
     flags = os.environ.get("XLA_FLAGS", "")
-    if not options.optimise and QUICK_FLAGS not in flags:
+    if not options.optimize and QUICK_FLAGS not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {QUICK_FLAGS}".strip()
     ensure_devices(max(map(num_devices, options.meshes)))
     # What is piped has no width of its own.
@@ -113,9 +113,9 @@ def _run_model(
         own = beside.submit(
             lambda: list(_credit_lines(options, model, config, folder, serial))
         )
-        architecture = build(config["model"])
+        model_def = build(config["model"])
         case = credit_case(
-            architecture,
+            model_def,
             serial.initial,
             serial.x,
             serial.y,
@@ -212,7 +212,9 @@ def _our_line(
     case: Case,
     serial: CreditRun,
 ) -> Line:
-    named = to_state_dict(build(config["model"]), run.gradients, case.vectors)
+    named = to_state_dict(
+        build(config["model"]), run.gradients, case.spectral_norm_state
+    )
     errors = errors_of(run, named, serial, serial.gradients)
     return Line(model, name, dtype, errors, ours=True, seconds=run.seconds)
 
@@ -220,7 +222,7 @@ def _our_line(
 def _write(
     options: Any, lines: list[Line], jobs: dict[str, Any], console: Console
 ) -> None:
-    names = ("meshes", "bfloat16_meshes", "steps", "batch", "rollout", "optimise")
+    names = ("meshes", "bfloat16_meshes", "steps", "batch", "rollout", "optimize")
     written = {name: getattr(options, name) for name in names}
     data = {
         "recipe": recipe({**written, "jobs": jobs}),
@@ -246,7 +248,7 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add("--batch", type=int, default=2, help="samples of a global batch, default 2")
     add("--no-own", dest="own", action="store_false", help="not CREDIT beside itself")
     add("--no-bfloat16", dest="bfloat16", action="store_false", help="float32 alone")
-    add("--optimise", action="store_true", help="compile as training does, for longer")
+    add("--optimize", action="store_true", help="compile as training does, for longer")
     add("--out", type=Path, default=REPORTS, help="folder of the report")
     options = parser.parse_args(arguments)
     options.meshes = options.meshes or list(SHORT_MESHES if options.short else MESHES)

@@ -22,11 +22,11 @@ from benchmarks.recipe import (
     recipe,
     write_report,
 )
-from credit_jax.models.architecture import Architecture
-from credit_jax.parallel.axes import DOMAIN, DP_SHARD, TP, MeshAxes
-from credit_jax.parallel.devices import ensure_devices
-from credit_jax.parallel.rows import HALO
-from credit_jax.parallel.sharding import ShardingRules
+from credit_jax.models.model_def import ModelDef
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.parallel.params.spec import ShardingRules
+from credit_jax.parallel.rows.reshard import HALO
 
 DEFAULT_MESHES = (
     "ddp8",
@@ -58,14 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         degrees = dict(build_mesh(mesh).shape)
         axes = MeshAxes.from_degrees(degrees)
         batch = options.samples * axes.num_data
-        architecture, compiled = compile_step(model, mesh, batch=batch)
+        model_def, compiled = compile_step(model, mesh, batch=batch)
         found = collectives(compiled.as_text())
         runs.append(
             {
                 "mesh": mesh,
                 "kinds": _by_kind(found),
                 "sent": by_purpose(found, degrees),
-                "least": least_volume(architecture, axes, options.samples),
+                "least": least_volume(model_def, axes, options.samples),
             }
         )
     tables = [
@@ -92,7 +92,7 @@ _PURPOSES = (
     "of its gradient. Tensor: one sum over tp of every attention and feed-forward "
     "block, forward and backward. Halo: the reach of the convolutions, forward and "
     "backward. Long attention: to its windows and back, forward and backward. Sums "
-    "over dp and domain: gradients; norms, the loss and the optimiser's norm count as "
+    "over dp and domain: gradients; norms, the loss and the optimizer's norm count as "
     "nothing there.\n\n"
     "XLA on a CPU merges the two gathers of FSDP outside of loops (it drops the "
     "barrier between them), which makes a ratio below 1 there; a GPU runs both."
@@ -135,7 +135,7 @@ def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
     raise ValueError(f"a {collective.kind} over {axes}: {collective.name}")
 
 
-def least_volume(architecture: Architecture, axes: MeshAxes, samples: int) -> Volume:
+def least_volume(model_def: ModelDef, axes: MeshAxes, samples: int) -> Volume:
     """Bytes that one device must send in a step, by what they are for.
 
     Args:
@@ -145,9 +145,9 @@ def least_volume(architecture: Architecture, axes: MeshAxes, samples: int) -> Vo
     """
     rules = ShardingRules()
     whole = split = 0.0
-    for declaration in architecture.declarations.values():
-        size = declaration.size * FLOAT
-        spec = rules.spec(declaration, axes)
+    for param_spec in model_def.param_specs.values():
+        size = param_spec.size * FLOAT
+        spec = rules.spec(param_spec, axes)
         if TP in spec:
             size /= axes.num_tensor
         if DP_SHARD in spec:
@@ -157,9 +157,9 @@ def least_volume(architecture: Architecture, axes: MeshAxes, samples: int) -> Vo
     copies = axes.num_data * axes.num_domain
     return {
         FSDP: 3 * _share(axes.num_shard) * split,
-        TENSOR: _tensor_sums(architecture, samples, axes),
-        HALO: _halos(architecture, samples, axes.num_domain),
-        EXCHANGE: _exchanges(architecture, samples, axes.num_domain),
+        TENSOR: _tensor_sums(model_def, samples, axes),
+        HALO: _halos(model_def, samples, axes.num_domain),
+        EXCHANGE: _exchanges(model_def, samples, axes.num_domain),
         SUMS: 2 * _share(copies) * whole
         + 2 * _share(copies // axes.num_shard) * split / axes.num_shard,
     }
@@ -169,9 +169,9 @@ def _share(num: int) -> float:
     return (num - 1) / num
 
 
-def _tensor_sums(architecture: Architecture, samples: int, axes: MeshAxes) -> float:
+def _tensor_sums(model_def: ModelDef, samples: int, axes: MeshAxes) -> float:
     """Four sums a block, forward and backward, of its whole local field."""
-    config = architecture.config
+    config = model_def.config
     fields = sum(
         depth * stage.height * stage.width * stage.channels
         for depth, stage in zip(config.depth, config.geometry().stages, strict=True)
@@ -180,14 +180,14 @@ def _tensor_sums(architecture: Architecture, samples: int, axes: MeshAxes) -> fl
     return 4 * 2 * rings * samples * fields / axes.num_domain * FLOAT
 
 
-def _halos(architecture: Architecture, samples: int, domain: int) -> float:
+def _halos(model_def: ModelDef, samples: int, domain: int) -> float:
     """Rows beyond a shard's own of every convolution, forward and backward.
 
     The first has no backward: nobody asks for the gradient of the data.
     """
     if domain == 1:
         return 0.0
-    config, geometry = architecture.config, architecture.config.geometry()
+    config, geometry = model_def.config, model_def.config.geometry()
     width, channels = geometry.patched[1], config.input_channels * config.frames
     points = 0.0
     for index, stage in enumerate(geometry.stages):
@@ -204,9 +204,9 @@ def _halos(architecture: Architecture, samples: int, domain: int) -> float:
     return 2 * samples * points * FLOAT
 
 
-def _exchanges(architecture: Architecture, samples: int, domain: int) -> float:
+def _exchanges(model_def: ModelDef, samples: int, domain: int) -> float:
     """To the windows of long attention and back, forward and backward."""
-    config = architecture.config
+    config = model_def.config
     fields = sum(
         depth * stage.height * stage.width * stage.channels
         for depth, stage in zip(config.depth, config.geometry().stages, strict=True)

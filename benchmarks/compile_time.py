@@ -35,9 +35,9 @@ from benchmarks.recipe import (
 )
 from benchmarks.timing import Times
 from credit_jax.config import load_config
-from credit_jax.data.demo import ensure_demo_data
+from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.parallel.compiler import compile_sooner
-from credit_jax.parallel.devices import ensure_devices
+from credit_jax.parallel.mesh.devices import ensure_devices
 
 DEPTHS = ("2,2,2,2", "2,2,8,2", "2,2,32,2")
 HEADER = ["model", "depth", "mesh", "trace, s", "compile, s", "both, s"]
@@ -90,7 +90,7 @@ _INTRO = (
 )
 _STARTS = (
     "Seconds of `python -m credit_jax.train` from the command to the end of its first "
-    "step, everything included (imports, checks, opening the data, initialisation, "
+    "step, everything included (imports, checks, opening the data, initialization, "
     "tracing): with an empty cache of compiled programs, and with the cache of that "
     "start."
 )

@@ -13,12 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.jax_side import build_mesh
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.models.architecture import Architecture
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.ops.backend import written_for
-from credit_jax.parallel.execution import Execution
+from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.placement import batch_spec
-from credit_jax.training.optimisers import AdamW
+from credit_jax.training.optimizer import AdamW
 from credit_jax.training.state import init_state, shardings, state_specs
 from credit_jax.training.step import make_train_step
 
@@ -63,10 +63,10 @@ def model_block(name: str) -> dict[str, Any]:
 
 def compile_step(
     model: Mapping[str, Any], mesh: str, *, batch: int, remat: str = "none"
-) -> tuple[Architecture, Any]:
+) -> tuple[ModelDef, Any]:
     """The architecture, and the compiled step; see `trace_step`."""
-    architecture, traced = trace_step(model, mesh, batch=batch, remat=remat)
-    return architecture, traced.lower().compile()
+    model_def, traced = trace_step(model, mesh, batch=batch, remat=remat)
+    return model_def, traced.lower().compile()
 
 
 def trace_step(
@@ -76,7 +76,7 @@ def trace_step(
     batch: int,
     remat: str = "none",
     backend: str = "gpu",
-) -> tuple[Architecture, Any]:
+) -> tuple[ModelDef, Any]:
     """The architecture, and the traced training step (plain MSE, AdamW, clipping).
 
     By default operations and loops of equal blocks are those of an accelerator: a
@@ -90,40 +90,40 @@ def trace_step(
         backend: what the program is written for.
     """
     parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat)
-    architecture, execution = parallel.architecture, parallel.execution
-    optimiser = AdamW(max_norm=1.0)
+    model_def, parallel_config = parallel.model_def, parallel.parallel_config
+    optimizer = AdamW(max_norm=1.0)
     step = make_train_step(
         parallel,
-        optimiser,
+        optimizer,
         lambda _: jnp.float32(1e-3),
         lambda pred, target, reducer: reducer.mean(jnp.square(pred - target)),
     )
-    specs = state_specs(parallel, optimiser)
-    start = partial(init_state, parallel, optimiser)
+    specs = state_specs(parallel, optimizer)
+    start = partial(init_state, parallel, optimizer)
     state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=sharding
         ),
         jax.eval_shape(start, jax.random.key(0)),
-        shardings(specs, execution.mesh),
+        shardings(specs, parallel_config.mesh),
     )
-    shapes = _batch(architecture, execution, batch)
+    shapes = _batch(model_def, parallel_config, batch)
     with written_for(backend):
-        return architecture, step.trace(state, shapes)  # pyright: ignore
+        return model_def, step.trace(state, shapes)  # pyright: ignore
 
 
 def _batch(
-    architecture: Architecture, execution: Execution, batch: int
+    model_def: ModelDef, parallel_config: ParallelConfig, batch: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of one micro-batch; rows filled up as `place_batch` does."""
-    axes = execution.axes
-    blocks = -(-architecture.image_height // axes.num_domain)
-    grid = blocks * axes.num_domain, architecture.image_width
+    axes = parallel_config.axes
+    blocks = -(-model_def.image_height // axes.num_domain)
+    grid = blocks * axes.num_domain, model_def.image_width
     spec: PartitionSpec = batch_spec(axes, stacked=True)
-    place = NamedSharding(execution.mesh, spec)
+    place = NamedSharding(parallel_config.mesh, spec)
     channels = {
-        "x": (architecture.input_channels, architecture.frames),
-        "y": (architecture.output_channels, architecture.output_frames),
+        "x": (model_def.input_channels, model_def.frames),
+        "y": (model_def.output_channels, model_def.output_frames),
     }
     return {
         name: jax.ShapeDtypeStruct((1, batch, *c, *grid), jnp.float32, sharding=place)

@@ -28,7 +28,7 @@ import torch
 import yaml
 
 from benchmarks.rollout import roll_out
-from credit_torch_bridge.credit_import import import_torchvision
+from credit_torch_bridge.compare.credit_import import import_torchvision
 
 # Standard deviation of what is added to every parameter before training, so that none
 # stands at a one or a zero, where a fresh model has its norms and biases.

@@ -89,7 +89,7 @@ def write_data(folder: Path, num_rows: int, *, waves: bool = False) -> np.ndarra
     Args:
         folder: where to.
         num_rows: of the grid.
-        waves: whether travelling waves replace most of the noise (`benchmarks.waves`).
+        waves: whether traveling waves replace most of the noise (`benchmarks.waves`).
 
     Returns:
         (num_rows,) latitudes in degrees.

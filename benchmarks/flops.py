@@ -22,7 +22,7 @@ def flops_of(program: Any) -> float:
     What is recomputed counts again, and loops count as often as they run; what no
     output needs (the gradient by the data, say) does not, as XLA drops it. Read from
     the program before XLA, so that it is the same on every backend; element-wise work,
-    which is bound by memory, is left out, as is usual for the utilisation of a machine.
+    which is bound by memory, is left out, as is usual for the utilization of a machine.
 
     Args:
         program: a closed jaxpr, such as `jitted.trace(...).jaxpr`.

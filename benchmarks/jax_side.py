@@ -20,12 +20,12 @@ from benchmarks.rollout import roll_out
 from credit_jax.config import Config, build_config
 from credit_jax.losses import build_loss
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
-from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
-from credit_jax.parallel.device_mesh import mesh_of_degrees
-from credit_jax.parallel.packing import pack, unpack
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
+from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
+from credit_jax.parallel.params.packing import pack, unpack
+from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
-from credit_jax.parallel.precision import Precision
-from credit_jax.training.optimisers import BETAS, CLIP_EPSILON, build_optimiser
+from credit_jax.training.optimizer import BETAS, CLIP_EPSILON, build_optimizer
 from credit_jax.training.schedules import build_schedule
 from credit_jax.training.state import (
     TrainState,
@@ -113,11 +113,11 @@ def run_mesh(
     job = _job(config)
     trainer, mesh = job.trainer, build_mesh(name)
     model = build_parallel_model(job.model, mesh, mp_policy=precision)
-    optimiser = build_optimiser(trainer)
+    optimizer = build_optimizer(trainer)
     loss = build_loss(job.loss, latitude=case.latitude)
     schedule = build_schedule(trainer, batches_per_epoch=trainer.batches_per_epoch)
-    step = make_train_step(model, optimiser, schedule, loss)
-    state = _first_state(model, optimiser, case)
+    step = make_train_step(model, optimizer, schedule, loss)
+    state = _first_state(model, optimizer, case)
     losses, norms, prediction, gradients = [], [], np.zeros(()), {}
     for index, (x, y) in enumerate(zip(case.x, case.y, strict=True)):
         state, info = step(state, place_batch({"x": x[None], "y": y[None]}, mesh))
@@ -125,8 +125,8 @@ def run_mesh(
         norms.append(float(info["grad_norm"]))
         if index == 0:
             # The rate was 0: weights as given, vectors after one power iteration.
-            prediction = _predict(model, state.params, state.vectors, x)
-            gradients = _first_gradients(model, state, norms[0], optimiser.max_norm)
+            prediction = _predict(model, state.params, state.spectral_norm_state, x)
+            gradients = _first_gradients(model, state, norms[0], optimizer.max_norm)
     states = _roll_out(model, case, rollout) if rollout else np.zeros(0)
     return MeshRun(
         loss=np.asarray(losses),
@@ -138,19 +138,21 @@ def run_mesh(
     )
 
 
-def _first_state(model: ParallelModel, optimiser: Any, case: Case) -> TrainState:
+def _first_state(model: ParallelModel, optimizer: Any, case: Case) -> TrainState:
     """The state before the first step, with the weights of the case."""
     # Copies: the step takes its state's memory, and the next mesh needs the case again.
     params = jax.tree.map(jnp.array, _packed(model, case.params))
-    vectors = jax.tree.map(jnp.array, dict(case.vectors))
-    state = state_of(params, vectors, optimiser, jax.random.key(0), ema=False)
-    specs = state_specs(model, optimiser)
-    return place_state(state, specs, model.execution.mesh)
+    spectral_norm_state = jax.tree.map(jnp.array, dict(case.spectral_norm_state))
+    state = state_of(
+        params, spectral_norm_state, optimizer, jax.random.key(0), ema=False
+    )
+    specs = state_specs(model, optimizer)
+    return place_state(state, specs, model.parallel_config.mesh)
 
 
 def _packed(model: ParallelModel, params: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters as a training state has them, by one small program."""
-    return jax.jit(lambda p: pack(p, model.architecture.declarations))(dict(params))
+    return jax.jit(lambda p: pack(p, model.model_def.param_specs))(dict(params))
 
 
 def _first_gradients(
@@ -163,7 +165,7 @@ def _first_gradients(
     """
     clipped = min(1.0, max_norm / (norm + CLIP_EPSILON)) if max_norm else 1.0
     moment = jax.device_get(state.opt_state.mu)
-    whole = jax.jit(lambda m: unpack(m, model.architecture.declarations))(moment)
+    whole = jax.jit(lambda m: unpack(m, model.model_def.param_specs))(moment)
     factor = (1 - BETAS[0]) * clipped
     return {
         path: (np.asarray(value, np.float64) / factor).astype(np.float32)
@@ -171,25 +173,32 @@ def _first_gradients(
     }
 
 
-def _predict(model: ParallelModel, params: Any, vectors: Any, x: np.ndarray) -> Any:
+def _predict(
+    model: ParallelModel, params: Any, spectral_norm_state: Any, x: np.ndarray
+) -> Any:
     """(batch, channel, lat, lon) in evaluation mode, real rows alone."""
-    placed = place_batch({"x": x}, model.execution.mesh)["x"]
-    rows = np.asarray(model.apply(params, vectors, placed))
-    return rows[:, :, 0, : model.architecture.image_height]
+    placed = place_batch({"x": x}, model.parallel_config.mesh)["x"]
+    rows = np.asarray(model.apply(params, spectral_norm_state, placed))
+    return rows[:, :, 0, : model.model_def.image_height]
 
 
 def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
     """The rollout of the first batch, see `benchmarks.rollout`."""
     assert case.trained is not None, "a case without weights to roll out from"
-    mesh = model.execution.mesh
-    params, vectors = case.trained
+    mesh = model.parallel_config.mesh
+    params, spectral_norm_state = case.trained
     packed = _packed(model, params)
     packed = jax.device_put(packed, shardings(model.packed_specs, mesh))
-    vectors = jax.device_put(dict(vectors), shardings(model.vector_specs, mesh))
-    config = model.architecture.config
+    spectral_norm_state = jax.device_put(
+        dict(spectral_norm_state), shardings(model.spectral_norm_specs, mesh)
+    )
+    config = model.model_def.config
     prognostic = config.channels * config.levels + config.surface_channels
     return roll_out(
-        lambda x: _predict(model, packed, vectors, x), case.x[0], num_steps, prognostic
+        lambda x: _predict(model, packed, spectral_norm_state, x),
+        case.x[0],
+        num_steps,
+        prognostic,
     )
 
 

@@ -40,8 +40,8 @@ from benchmarks.timing import take_turns
 from credit_jax.config import build_config
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.data import reader
-from credit_jax.data.demo import ensure_demo_data
 from credit_jax.data.loader import build_loader
+from credit_jax.demo.dataset import ensure_demo_data
 
 HEADER = [
     "store",
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 
 _INTRO = (
     "Samples a second that the loader delivers alone, from Zarr on disk through "
-    "normalisation to arrays, and how many times that is what the training step takes "
+    "normalization to arrays, and how many times that is what the training step takes "
     "on the same machine. Above 1 the step never waits. The first epoch reads every "
     "field once; in later epochs those are in memory that fit there (1 GiB). `none "
     "kept` reads a field for every sample that has it, twice as a rule, as of a store "

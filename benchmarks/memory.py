@@ -27,9 +27,9 @@ from benchmarks.recipe import (
     write_report,
 )
 from credit_jax.check.memory import FLOAT32, local_size
-from credit_jax.parallel.axes import DOMAIN, MeshAxes
-from credit_jax.parallel.devices import ensure_devices
-from credit_jax.parallel.remat import ACTIVATIONS
+from credit_jax.parallel.mesh.axes import DOMAIN, MeshAxes
+from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.parallel.params.remat import ACTIVATIONS
 
 DEFAULT_MESHES = ("1", "domain2", "domain4", "domain8")
 HEADER = [
@@ -55,13 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     ensure_devices(max(map(num_devices, options.meshes)))
     model, runs = model_block(options.model), []
     for mesh in options.meshes:
-        architecture, compiled = compile_step(
+        model_def, compiled = compile_step(
             model, mesh, batch=options.batch, remat=options.remat
         )
         found = program_bytes(compiled)
         axes = MeshAxes.from_mesh(build_mesh(mesh))
-        declarations = architecture.declarations.values()
-        gradients = FLOAT32 * sum(local_size(d, axes) for d in declarations)
+        param_specs = model_def.param_specs.values()
+        gradients = FLOAT32 * sum(local_size(d, axes) for d in param_specs)
         runs.append({"mesh": mesh, **found, "gradients": gradients})
     rows = [_cells(run, runs[0]) for run in runs]
     print_table("MB a device", HEADER, rows)

@@ -25,7 +25,7 @@ from benchmarks.jax_side import MeshRun, num_devices, run_mesh
 from benchmarks.parity_case import Case, case_config, credit_case, random_case
 from benchmarks.recipe import REPORTS, markdown_table, recipe, write_report
 from credit_jax.models.registry import build
-from credit_jax.parallel.devices import ensure_devices
+from credit_jax.parallel.mesh.devices import ensure_devices
 
 DEFAULT_MESHES = ("1", "dp2", "tp2", "domain2", "domain3", "dp2xtp2xdomain2")
 ALL_MESHES = (

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import yaml
 
-from credit_jax.models.architecture import Architecture
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 
 GEN2_CONFIG = Path(__file__).parents[1] / "tests" / "reference" / "gen2.yml"
@@ -33,7 +33,7 @@ class Case:
 
     Attributes:
         params: parameters by path, whole.
-        vectors: spectral norm vectors by path, whole.
+        vectors: spectral norm state by path, whole.
         x: (step, batch, channel, time, lat, lon).
         y: (step, batch, channel, time, lat, lon).
         latitude: (lat,) degrees, for the weights of the loss.
@@ -41,7 +41,7 @@ class Case:
     """
 
     params: Mapping[str, Any]
-    vectors: Mapping[str, Any]
+    spectral_norm_state: Mapping[str, Any]
     x: np.ndarray
     y: np.ndarray
     latitude: np.ndarray
@@ -63,7 +63,7 @@ def case_config(
 
     Args:
         num_rows: of the grid, below 64.
-        num_steps: optimiser updates.
+        num_steps: optimizer updates.
         batch: samples of a global batch.
         model: "wxformer" or "crossformer".
         batches_per_epoch: at most; the data have 52 samples.
@@ -111,16 +111,16 @@ def random_case(
     config: Mapping[str, Any], num_steps: int, latitude: np.ndarray
 ) -> Case:
     """Weights and batches of our own, where CREDIT does not run beside."""
-    architecture = build(config["model"])
+    model_def = build(config["model"])
     weights_key, vectors_key = jax.random.split(jax.random.key(config["seed"]))
     rng = np.random.default_rng(config["seed"])
     batch = config["trainer"]["train_batch_size"]
-    shape = (num_steps, batch, architecture.input_channels, 1)
-    grid = (architecture.image_height, architecture.image_width)
-    target = (*shape[:2], architecture.output_channels, 1)
+    shape = (num_steps, batch, model_def.input_channels, 1)
+    grid = (model_def.image_height, model_def.image_width)
+    target = (*shape[:2], model_def.output_channels, 1)
     return Case(
-        params=architecture.init(weights_key),
-        vectors=architecture.init_vectors(vectors_key),
+        params=model_def.init(weights_key),
+        spectral_norm_state=model_def.init_spectral_norm(vectors_key),
         x=rng.standard_normal((*shape, *grid)).astype(np.float32),
         y=rng.standard_normal((*target, *grid)).astype(np.float32),
         latitude=latitude,
@@ -128,7 +128,7 @@ def random_case(
 
 
 def credit_case(
-    architecture: Architecture,
+    model_def: ModelDef,
     state_dict: Mapping[str, np.ndarray],
     x: np.ndarray,
     y: np.ndarray,
@@ -147,6 +147,6 @@ def credit_case(
     """
     from credit_torch_bridge import from_state_dict
 
-    params, vectors = from_state_dict(architecture, state_dict)
-    after = None if trained is None else from_state_dict(architecture, trained)
-    return Case(params, vectors, x, y, latitude, after)
+    params, spectral_norm_state = from_state_dict(model_def, state_dict)
+    after = None if trained is None else from_state_dict(model_def, trained)
+    return Case(params, spectral_norm_state, x, y, latitude, after)

@@ -19,7 +19,7 @@ def roll_out(
     prognostic variables come first and in the same order. After each step the predicted
     state replaces that of x. The other channels of x (static, dynamic forcing) are held
     at their first values; what else is predicted (diagnostics) is dropped. Fields stay
-    normalised, nothing is clamped.
+    normalized, nothing is clamped.
 
     Args:
         predict: (batch, channel, 1, lat, lon) -> (batch, channel_out, lat, lon).

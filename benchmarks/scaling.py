@@ -36,10 +36,10 @@ from benchmarks.recipe import (
     recipe,
     write_report,
 )
-from credit_jax.models.architecture import Architecture
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_jax.parallel.axes import DP_SHARD, MeshAxes
-from credit_jax.parallel.devices import ensure_devices
+from credit_jax.parallel.mesh.axes import DP_SHARD, MeshAxes
+from credit_jax.parallel.mesh.devices import ensure_devices
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
     model = model_block(options.model)
     parts = {mesh: _part(model, mesh, options.remat) for mesh in options.meshes}
     machine = Machine(mfu=options.mfu)
-    architecture = build(model)
-    times = [step_time(architecture, parts[m], n, machine) for n, m in rows]
+    model_def = build(model)
+    times = [step_time(model_def, parts[m], n, machine) for n, m in rows]
     best = max(t["rate"] / t["devices"] for t in times)
     cells = [_cells(time, best) for time in times]
     print_table("Derived, milliseconds", HEADER, cells)
@@ -175,7 +175,7 @@ def _part(model: Mapping[str, Any], mesh: str, remat: str) -> Part:
 
 
 def step_time(
-    architecture: Architecture, part: Part, devices: int, machine: Machine
+    model_def: ModelDef, part: Part, devices: int, machine: Machine
 ) -> dict[str, Any]:
     """Seconds of a step with one sample a data-parallel rank.
 
@@ -188,7 +188,7 @@ def step_time(
     inner = num_devices(part.mesh)
     ranks = devices // inner
     degrees = parse_mesh(part.mesh) | {DP_SHARD: ranks}
-    least = least_volume(architecture, MeshAxes.from_degrees(degrees), 1)
+    least = least_volume(model_def, MeshAxes.from_degrees(degrees), 1)
     # Two gathers in bfloat16 and a scatter in float32, of three in float32.
     parameters = least[FSDP] * 2 / 3 + least[SUMS]
     link = machine.fast if devices <= machine.node else machine.slow

@@ -36,7 +36,7 @@ from benchmarks.speed_jax import JaxSide
 from benchmarks.speed_torch import TorchSide
 from benchmarks.timing import Times, ratio, take_turns
 from credit_jax.parallel.compiler import compile_sooner
-from credit_torch_bridge.state_dict import to_state_dict
+from credit_torch_bridge.checkpoint.state_dict import to_state_dict
 
 OURS, EAGER, COMPILED = "credit_jax", "eager", "compiled"
 ROLLOUT_STEPS = 10
@@ -68,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """All that is timed of one size."""
     case = make_case(options.size)
-    params, vectors = initial_weights(case)
-    state = to_state_dict(case.architecture, params, vectors)
+    params, spectral_norm_state = initial_weights(case)
+    state = to_state_dict(case.model_def, params, spectral_norm_state)
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    ours = JaxSide(case, params, vectors, dtype=options.dtype)
+    ours = JaxSide(case, params, spectral_norm_state, dtype=options.dtype)
     theirs = {
         name: TorchSide(
             case, state, device=device, dtype=options.dtype, compiled=name == COMPILED
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         "threads": options.threads,
         "rounds": options.rounds,
         "batch": len(case.x),
-        "parameters": case.architecture.num_parameters,
+        "parameters": case.model_def.num_parameters,
         "model": case.block,
     }
     result: dict[str, Any] = {"recipe": recipe(config)}
@@ -193,7 +193,7 @@ def accelerator_use(
         seconds: of a training step, by side; sides that are not in it failed.
         size: of the square products that are the ceiling.
     """
-    ceiling = matmul_ceiling(ours.model.execution.precision.compute, size)
+    ceiling = matmul_ceiling(ours.model.parallel_config.precision.compute, size)
     work = ours.floating_point_operations()
     ran = {OURS: ours, **{name: theirs[name] for name in theirs if name in seconds}}
     return {

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.compiled_step import CONFIGS
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.models.architecture import Architecture
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 
 
@@ -70,7 +70,7 @@ class Case:
 
     name: str
     block: dict[str, Any]
-    architecture: Architecture
+    model_def: ModelDef
     x: np.ndarray
     y: np.ndarray
 
@@ -78,8 +78,8 @@ class Case:
 def initial_weights(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters and state vectors of a case, on the host."""
     keys = jax.random.split(jax.random.key(0))
-    params = jax.device_get(jax.jit(case.architecture.init)(keys[0]))
-    return params, jax.device_get(jax.jit(case.architecture.init_vectors)(keys[1]))
+    params = jax.device_get(jax.jit(case.model_def.init)(keys[0]))
+    return params, jax.device_get(jax.jit(case.model_def.init_spectral_norm)(keys[1]))
 
 
 def make_case(name: str) -> Case:

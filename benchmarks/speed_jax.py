@@ -18,11 +18,11 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.parallel.compiler import compiler_options
-from credit_jax.parallel.layouts import Field, home_layout
-from credit_jax.parallel.packing import pack
+from credit_jax.parallel.params.packing import pack
+from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
-from credit_jax.parallel.precision import default_mp_policy
-from credit_jax.training.optimisers import AdamW
+from credit_jax.parallel.rows.layout import Field, block_layout
+from credit_jax.training.optimizer import AdamW
 from credit_jax.training.state import place_state, state_of, state_specs
 from credit_jax.training.step import make_train_step
 
@@ -42,31 +42,33 @@ class JaxSide:
         self,
         case: Case,
         params: Mapping[str, np.ndarray],
-        vectors: Mapping[str, Any],
+        spectral_norm_state: Mapping[str, Any],
         *,
         dtype: str = "float32",
     ) -> None:
         mesh = build_mesh("1")
         policy = default_mp_policy(dtype)
-        self.model = build_parallel_model(case.architecture, mesh, mp_policy=policy)
+        self.model = build_parallel_model(case.model_def, mesh, mp_policy=policy)
         self.params = jax.tree.map(jnp.asarray, dict(params))
-        self.vectors = jax.tree.map(jnp.asarray, dict(vectors))
-        declarations = case.architecture.declarations
-        self.packed = jax.jit(lambda p: pack(p, declarations))(self.params)
-        self.folded = self.model.fold(self.packed, self.vectors)
+        self.spectral_norm_state = jax.tree.map(jnp.asarray, dict(spectral_norm_state))
+        param_specs = case.model_def.param_specs
+        self.packed = jax.jit(lambda p: pack(p, param_specs))(self.params)
+        self.fused = self.model.fuse_spectral_norm(
+            self.packed, self.spectral_norm_state
+        )
         self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
         self.x = place_batch({"x": case.x}, mesh)["x"]
-        optimiser = AdamW(max_norm=1.0)
+        optimizer = AdamW(max_norm=1.0)
         state = state_of(
-            *jax.tree.map(jnp.copy, (self.packed, self.vectors)),
-            optimiser,
+            *jax.tree.map(jnp.copy, (self.packed, self.spectral_norm_state)),
+            optimizer,
             jax.random.key(0),
             ema=False,
         )
-        self.state = place_state(state, state_specs(self.model, optimiser), mesh)
+        self.state = place_state(state, state_specs(self.model, optimizer), mesh)
         self.step = make_train_step(
             self.model,
-            optimiser,
+            optimizer,
             lambda _: jnp.float32(1e-3),
             lambda y, target, reducer: reducer.mean(jnp.square(y - target)),
         )
@@ -75,13 +77,13 @@ class JaxSide:
 
     def infer(self) -> None:
         """One forward pass in evaluation mode."""
-        self.model.apply(*self.folded, self.x).block_until_ready()
+        self.model.apply(*self.fused, self.x).block_until_ready()
 
     def rollout(self, steps: int) -> None:
         """An autoregressive forecast: what is predicted is the next input's start."""
         x = self.x
         for _ in range(steps):
-            x = self._feed(x, self.model.apply(*self.folded, x))
+            x = self._feed(x, self.model.apply(*self.fused, x))
         x.block_until_ready()
 
     def _next_input(self, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -103,14 +105,14 @@ class JaxSide:
 
     def operations(self) -> dict[str, tuple[Run, Run]]:
         """By name: forward, and forward with backward, of the parts of the model."""
-        architecture = self.model.architecture
-        normalise = jax.jit(
-            lambda params, vectors: spectral_norm.normalise(
-                params, vectors, architecture.matrices, self.model.specs
+        model_def = self.model.model_def
+        normalize = jax.jit(
+            lambda params, spectral_norm_state: spectral_norm.normalize(
+                params, spectral_norm_state, model_def.matrices, self.model.specs
             )
         )
-        normal = normalise(self.params, self.vectors)
-        module = architecture.bind(normal)
+        normal = normalize(self.params, self.spectral_norm_state)
+        module = model_def.bind(normal)
         inputs = self._inputs(module)
         return {
             name: _timed(part, inputs[name], self._context, call)
@@ -119,7 +121,7 @@ class JaxSide:
 
     @property
     def _context(self) -> Context:
-        return Context(precision=self.model.execution.precision)
+        return Context(precision=self.model.parallel_config.precision)
 
     def _parts(self, module: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
         """The parts, and the keywords that each is called with."""
@@ -136,12 +138,15 @@ class JaxSide:
 
     def _inputs(self, module: Any) -> dict[str, jax.Array]:
         """A field of the right shape for each part."""
-        watch: list[Field] = []
-        context = Context(precision=self.model.execution.precision, watch=watch)
+        capture_intermediates: list[Field] = []
+        context = Context(
+            precision=self.model.parallel_config.precision,
+            capture_intermediates=capture_intermediates,
+        )
 
         def forward(x: jax.Array) -> list[jax.Array]:
             module(x, context)
-            return [field.data for field in watch]
+            return [field.data for field in capture_intermediates]
 
         shapes = jax.eval_shape(forward, self.x)
         start = module._enter(self.x, context).data
@@ -178,7 +183,7 @@ def _timed(
 
     def call(state: Any, x: jax.Array) -> jax.Array:
         module: Any = nnx.merge(graph, state)
-        return module(Field(x, home_layout(x.shape[1])), context, **keywords).data
+        return module(Field(x, block_layout(x.shape[1])), context, **keywords).data
 
     def loss(state: Any, x: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(call(state, x).astype(jnp.float32)))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.speed_cases import Case
-from credit_torch_bridge.credit_side import build_credit
+from credit_torch_bridge.compare.credit_side import build_credit
 
 Run = Callable[[], object]
 
@@ -41,7 +41,7 @@ class TorchSide:
         self.x = torch.from_numpy(case.x).to(device)
         self.y = torch.from_numpy(case.y).to(device)
         self.dtype = dtype
-        self.optimiser = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95)
         )
 
@@ -65,12 +65,12 @@ class TorchSide:
     def train(self) -> float:
         """One step of CREDIT's trainer: forward, MSE, backward, clipping, AdamW."""
         self.model.train()
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         with self._cast():
             loss = torch.nn.functional.mse_loss(self.call(self.x).float(), self.y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm=1.0)
-        self.optimiser.step()
+        self.optimizer.step()
         self._finish()
         return float(loss.detach())
 
@@ -93,10 +93,10 @@ class TorchSide:
         return torch.cuda.max_memory_allocated() - before + self.bytes_held()
 
     def bytes_held(self) -> int:
-        """Of the model, its gradients, the optimiser's state and the batch."""
+        """Of the model, its gradients, the optimizer's state and the batch."""
         held = [self.x, self.y, *self.model.parameters(), *self.model.buffers()]
         held += [p.grad for p in self.model.parameters() if p.grad is not None]
-        for state in self.optimiser.state.values():
+        for state in self.optimizer.state.values():
             held += [value for value in state.values() if torch.is_tensor(value)]
         return sum(tensor.nbytes for tensor in held)
 

@@ -1,4 +1,4 @@
-"""Travelling waves for a data set of noise, so that there is something to learn."""
+"""Traveling waves for a data set of noise, so that there is something to learn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One forward pass: `python -m credit_jax.predict --config F --checkpoint DIR ...`.
 
 Evaluation mode: no dropout, spectral norm with the stored vectors. The input is what
-the model sees: normalised channels in its order, on its grid.
+the model sees: normalized channels in its order, on its grid.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config.base import ConfigError
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.models.architecture import Architecture
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
-from credit_jax.parallel.devices import model_devices
-from credit_jax.parallel.dims import ParallelDims
-from credit_jax.parallel.mesh import build_device_mesh
+from credit_jax.parallel.mesh.credit import build_device_mesh
+from credit_jax.parallel.mesh.devices import model_devices
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
-from credit_jax.parallel.precision import default_mp_policy
-from credit_jax.training.snapshots import RunStore
+from credit_jax.training.restore import RunStore
 
 USER_ERROR, INTERRUPTED = 2, 130
 INPUT = "(batch, channel, time, lat, lon)"
@@ -91,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> str:
     """Predict; the line that says what was done."""
-    architecture = read_architecture(args.config)
-    x = read_input(args.input, architecture)
+    model_def = read_model_def(args.config)
+    x = read_input(args.input, model_def)
     parallelism = parse_parallelism(args.parallelism)
     output = Path(args.output)
     if not output.parent.is_dir():
@@ -100,15 +100,15 @@ def run(args: argparse.Namespace) -> str:
     use_cache(args.cache)
     compile_sooner()
     devices = model_devices(parallelism, args.devices)
-    ParallelDims.from_config(parallelism, len(devices), model=architecture)
+    ParallelDims.from_config(parallelism, len(devices), model=model_def)
     mesh, _ = build_device_mesh(parallelism, devices)
     policy = default_mp_policy(args.precision)
-    model = build_parallel_model(architecture, mesh, mp_policy=policy)
+    model = build_parallel_model(model_def, mesh, mp_policy=policy)
     store = open_store(args.checkpoint)
     step = store.latest_step() if args.step is None else args.step
     if step is None:
         raise FileNotFoundError(f"there is no checkpoint in {store.folder}")
-    weights = RunStore(store, architecture.declarations).restore_model(
+    weights = RunStore(store, model_def.param_specs).restore_model(
         step, model, average=args.ema
     )
     y = predict(model, *weights, x)
@@ -116,7 +116,9 @@ def run(args: argparse.Namespace) -> str:
     return f"{args.input} {x.shape} -> {args.output} {y.shape}, checkpoint {step}"
 
 
-def predict(model: ParallelModel, params: Any, vectors: Any, x: np.ndarray) -> Any:
+def predict(
+    model: ParallelModel, params: Any, spectral_norm_state: Any, x: np.ndarray
+) -> Any:
     """Prediction of host input.
 
     Args:
@@ -134,12 +136,12 @@ def predict(model: ParallelModel, params: Any, vectors: Any, x: np.ndarray) -> A
             f"the input has {len(x)} samples, which {size} data-parallel devices "
             "cannot share alike; use data=none, or a multiple"
         )
-    placed = place_batch({"x": x}, model.execution.mesh)["x"]
-    y = np.asarray(model.apply(params, vectors, placed), np.float32)
-    return y[..., : model.architecture.image_height, :]
+    placed = place_batch({"x": x}, model.parallel_config.mesh)["x"]
+    y = np.asarray(model.apply(params, spectral_norm_state, placed), np.float32)
+    return y[..., : model.model_def.image_height, :]
 
 
-def read_architecture(path: str) -> Architecture:
+def read_model_def(path: str) -> ModelDef:
     """The model of a config file.
 
     Raises:
@@ -151,7 +153,7 @@ def read_architecture(path: str) -> Architecture:
     return build(block)
 
 
-def read_input(path: str, architecture: Architecture) -> np.ndarray:
+def read_input(path: str, model_def: ModelDef) -> np.ndarray:
     """The model's input from a .npy file.
 
     Raises:
@@ -168,8 +170,8 @@ def read_input(path: str, architecture: Architecture) -> np.ndarray:
             f"--input: {path} holds {getattr(x, 'dtype', 'several arrays')}, expected "
             "one array of float32"
         )
-    grid = architecture.image_height, architecture.image_width
-    shape = (architecture.input_channels, architecture.frames, *grid)
+    grid = model_def.image_height, model_def.image_width
+    shape = (model_def.input_channels, model_def.frames, *grid)
     if x.ndim != 5 or x.shape[1:] != shape or not len(x):
         raise ValueError(
             f"--input: {path} has shape {x.shape}, expected {INPUT} = "

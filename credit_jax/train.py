@@ -19,14 +19,14 @@ from credit_jax.check.job import inspect_job
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import Config, ConfigError, load_config
 from credit_jax.data import Loader
-from credit_jax.data.demo import ensure_demo_data
+from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
-from credit_jax.parallel.devices import job_devices
+from credit_jax.parallel.mesh.devices import job_devices
 from credit_jax.training.display import Display
 from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError
+from credit_jax.training.restore import asked_by, required_step
 from credit_jax.training.run import evaluate, train
 from credit_jax.training.setup import Setup, check_writable, prepare
-from credit_jax.training.snapshots import asked_by, required_step
 
 USER_ERROR, DIVERGED, INTERRUPTED = 2, 3, 130
 
@@ -147,10 +147,10 @@ def _check_job(config: Config, num_devices: int) -> Mapping[str, Loader]:
 
 def header(source: str, setup: Setup) -> list[str]:
     """What a run is, in a few lines."""
-    model, schema, loader = setup.architecture, setup.schema, setup.train_loader
+    model, schema, loader = setup.model_def, setup.schema, setup.train_loader
     devices = setup.mesh.devices.reshape(-1)
     axes = setup.model.axes
-    precision = setup.model.execution.precision.compute.name
+    precision = setup.model.parallel_config.precision.compute.name
     valid = setup.valid_loader
     held_out = "" if valid is None else f", {len(valid.dataset)} held out"
     return [

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from credit_torch_bridge.report import ToleranceError
+from credit_torch_bridge.checkpoint.report import ToleranceError
 
 # Converting needs no accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -18,10 +18,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # A command is a module: HELP, add_arguments(parser), run(args) -> lines to print.
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        "convert": "credit_torch_bridge.convert_command",
-        "inspect": "credit_torch_bridge.inspect_command",
-        "compare": "credit_torch_bridge.compare_command",
-        "config": "credit_torch_bridge.config_command",
+        "convert": "credit_torch_bridge.cli.convert",
+        "inspect": "credit_torch_bridge.cli.inspect",
+        "compare": "credit_torch_bridge.cli.compare",
+        "config": "credit_torch_bridge.cli.config",
     }
 )
 DIFFERENT, USER_ERROR, INTERRUPTED = 1, 2, 130

@@ -7,7 +7,7 @@ be in place before the first import of the package.
 import os
 import sys
 
-# Programs of tests run once: compile them three times as fast, less optimised.
+# Programs of tests run once: compile them three times as fast, less optimized.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),

@@ -132,9 +132,9 @@ def test_our_names_can_be_imported(dotted):
 
 def test_a_wrong_name_is_noticed():
     with pytest.raises(AttributeError):
-        resolve("credit_jax.parallel.rows.fetsh")
+        resolve("credit_jax.parallel.rows.reshard.fetsh")
     with pytest.raises(AttributeError):
-        resolve("credit_jax.parallel.dims.ParallelDims.dq")
+        resolve("credit_jax.parallel.mesh.dims.ParallelDims.dq")
 
 
 @pytest.mark.parametrize("section", THEIRS)

@@ -7,7 +7,7 @@ import pytest
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.models.registry import build
 from credit_jax.nn.context import Context
-from credit_jax.parallel.packing import PACKED
+from credit_jax.parallel.params.packing import PACKED
 from credit_jax.predict import main
 from tests.support import assert_close
 from tests.training.conftest import compiled_once, tiny_model, world
@@ -21,19 +21,22 @@ def run(world, tmp_path, tiny_model):
     """A run of the tiny model: config, folder, architecture, weights."""
     mapping = tiny_config(world, tmp_path / "run")
     config = write_yaml(tmp_path / "model.yml", mapping)
-    architecture = build(mapping["model"])
+    model_def = build(mapping["model"])
     keys = jax.random.split(jax.random.key(0))
-    params = jax.device_get(architecture.init(keys[0]))
-    vectors = jax.device_get(architecture.init_vectors(keys[1]))
+    params = jax.device_get(model_def.init(keys[0]))
+    spectral_norm_state = jax.device_get(model_def.init_spectral_norm(keys[1]))
     ema = {path: 2 * value for path, value in params.items()}
     assert PACKED not in params, "checkpoints hold every parameter by its path"
     store = CheckpointStore(tmp_path / "run")
     for step, scale in ((1, 0.5), (2, 1.0)):
         scaled = {path: scale * value for path, value in params.items()}
-        items = {"weights": {"params": scaled, "vectors": vectors}, "ema": ema}
+        items = {
+            "weights": {"params": scaled, "spectral_norm_state": spectral_norm_state},
+            "ema": ema,
+        }
         store.save(step, items, Progress(epoch=0))
     store.close()
-    return config, tmp_path / "run", architecture, params, vectors
+    return config, tmp_path / "run", model_def, params, spectral_norm_state
 
 
 @pytest.fixture
@@ -62,11 +65,13 @@ def predict(run, tmp_path, *flags, **changes):
 def expected(run, x, scale=1.0):
     from credit_jax.nn import spectral_norm
 
-    _, _, architecture, params, vectors = run
+    _, _, model_def, params, spectral_norm_state = run
     weights = {path: scale * value for path, value in params.items()}
-    weights, vectors = jax.device_put((weights, vectors))
-    weights = spectral_norm.normalise(weights, vectors, architecture.matrices, {})
-    return architecture.apply(weights, jax.device_put(x), Context())
+    weights, spectral_norm_state = jax.device_put((weights, spectral_norm_state))
+    weights = spectral_norm.normalize(
+        weights, spectral_norm_state, model_def.matrices, {}
+    )
+    return model_def.apply(weights, jax.device_put(x), Context())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 VENV=.venv
 MARK=$VENV/.installing
-TRAINING='credit_jax.train, credit_jax.predict, credit_jax.data.demo_dynamics'
+TRAINING='credit_jax.train, credit_jax.predict, credit_jax.demo.dynamics'
 TRAINING+=', matplotlib.backends.backend_agg, matplotlib.figure, tensorboardX'
 
 find_python() {

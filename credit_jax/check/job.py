@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.blocks import build_postblocks, build_preblocks
 from credit_jax.config.base import ConfigError
 from credit_jax.config.data import DataConfig
-from credit_jax.config.job import Config, model_problems
+from credit_jax.config.root import Config, model_problems
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
 from credit_jax.data.files import discover
 from credit_jax.losses.build import build_loss
 from credit_jax.losses.latitude import read_latitude
 from credit_jax.metrics.build import build_metrics
-from credit_jax.models.architecture import Architecture
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
-from credit_jax.parallel.axes import DOMAIN, EP, PP, TP, MeshAxes
-from credit_jax.parallel.devices import required_devices
-from credit_jax.parallel.dims import ParallelDims
-from credit_jax.parallel.model_fit import model_notes
-from credit_jax.parallel.model_fit import model_problems as degree_fit
+from credit_jax.parallel.mesh.axes import DOMAIN, EP, PP, TP, MeshAxes
+from credit_jax.parallel.mesh.devices import required_devices
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.mesh.model_fit import model_notes
+from credit_jax.parallel.mesh.model_fit import model_problems as degree_fit
+from credit_jax.transforms import build_postblocks, build_preblocks
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Job:
 
     config: Config
     model: Any
-    architecture: Architecture | None
+    model_def: ModelDef | None
     num_devices: int
     axes: MeshAxes | None
     problems: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ def inspect_job(
     axes = _axes(config, devices, problems, notes)
     model = _model(config, problems, notes)
     sound = model is not None and not model.problems()
-    architecture = build(config.model) if sound else None
+    model_def = build(config.model) if sound else None
     problems += _loss_problems(config)
     problems += _metric_problems(config, model)
     problems += _problems_of(build_preblocks, config.preblocks, but=OSError)
@@ -83,7 +83,7 @@ def inspect_job(
     if with_data:
         for key, path in _latitude_files(config).items():
             problems += _problems_of(read_latitude, path, key, but=OSError)
-    job = Job(config, model, architecture, devices, axes, problems, notes)
+    job = Job(config, model, model_def, devices, axes, problems, notes)
     if with_data and not missing and not problems:
         _open_data(job)
     return job

@@ -8,15 +8,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from credit_jax.config.job import Config
-from credit_jax.models.architecture import Architecture
-from credit_jax.parallel.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
-from credit_jax.parallel.sharding import Declaration, ShardingRules
+from credit_jax.config.root import Config
+from credit_jax.models.model_def import ModelDef
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.params.spec import ParamSpec, ShardingRules
 
 FLOAT32 = 4
 HALF = 2
 # XLA's temporary memory over what is counted here: 1.2 to 2.5 for the gradient of
-# configs/demo.yaml, depth 1 to 4, with and without rematerialisation (CPU, jax 0.10.2).
+# configs/demo.yaml, depth 1 to 4, with and without rematerialization (CPU, jax 0.10.2).
 WORKSPACE = 1.6
 
 
@@ -32,41 +32,37 @@ class Memory:
         return sum(self.parts.values())
 
 
-def estimate_memory(
-    config: Config, architecture: Architecture, axes: MeshAxes
-) -> Memory:
+def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memory:
     """What one device holds at the peak of a training step.
 
     Args:
-        config: batch size, precision, EMA, rematerialisation.
+        config: batch size, precision, EMA, rematerialization.
         architecture: the model.
         axes: the mesh.
 
     Returns:
-        Bytes of parameters, gradients, AdamW's two moments, EMA, the normalised weights
+        Bytes of parameters, gradients, AdamW's two moments, EMA, the normalized weights
         of spectral norm, the gathered parameters of the largest block, activations, and
         the batch.
     """
     trainer = config.trainer
-    declarations = architecture.declarations
-    own = FLOAT32 * sum(local_size(d, axes) for d in declarations.values())
-    normalised = FLOAT32 * sum(
-        local_size(d, axes) for d in architecture.matrices.values()
-    )
+    param_specs = model_def.param_specs
+    own = FLOAT32 * sum(local_size(d, axes) for d in param_specs.values())
+    normalized = FLOAT32 * sum(local_size(d, axes) for d in model_def.matrices.values())
     parts = {
         "parameters": own,
         "gradients": own,
-        "optimiser (AdamW)": 2 * own,
+        "optimizer (AdamW)": 2 * own,
         "EMA": own if trainer.use_ema else 0,
-        "spectral norm": normalised,
-        "gathered blocks (FSDP)": _gathered(config, declarations, axes),
-        "activations (estimate)": _activations(config, architecture, axes),
-        "batch": _batch(config, architecture, axes),
+        "spectral norm": normalized,
+        "gathered blocks (FSDP)": _gathered(config, param_specs, axes),
+        "activations (estimate)": _activations(config, model_def, axes),
+        "batch": _batch(config, model_def, axes),
     }
     return Memory({name: size for name, size in parts.items() if size})
 
 
-def local_size(declaration: Declaration, axes: MeshAxes) -> int:
+def local_size(param_spec: ParamSpec, axes: MeshAxes) -> int:
     """Elements of one device's shard of a parameter."""
     degrees = {
         DP_REPLICATE: 1,
@@ -74,23 +70,21 @@ def local_size(declaration: Declaration, axes: MeshAxes) -> int:
         TP: axes.num_tensor,
         DOMAIN: axes.num_domain,
     }
-    spec = ShardingRules().spec(declaration, axes)
-    names = tuple(spec) + (None,) * (len(declaration.shape) - len(spec))
+    spec = ShardingRules().spec(param_spec, axes)
+    names = tuple(spec) + (None,) * (len(param_spec.shape) - len(spec))
     return math.prod(
         -(-length // degrees[str(name)]) if name else length
-        for length, name in zip(declaration.shape, names, strict=True)
+        for length, name in zip(param_spec.shape, names, strict=True)
     )
 
 
-def _gathered(
-    config: Config, declarations: dict[str, Declaration], axes: MeshAxes
-) -> int:
+def _gathered(config: Config, param_specs: dict[str, ParamSpec], axes: MeshAxes) -> int:
     """Bytes of the parameters that FSDP holds gathered at a time."""
     if axes.num_shard == 1:
         return 0
     groups: dict[str, int] = {}
-    for path, declaration in declarations.items():
-        one = declaration.unstack()
+    for path, param_spec in param_specs.items():
+        one = param_spec.unstack()
         name = "/".join(path.split("/")[:3])
         whole = local_size(one, axes)
         if ShardingRules().shard_dim(one, axes) is not None:
@@ -103,18 +97,18 @@ def _gathered(
     return FLOAT32 * sum(largest[: 1 + (0 if reshard is True else reshard)])
 
 
-def _batch(config: Config, architecture: Architecture, axes: MeshAxes) -> int:
+def _batch(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     """Bytes of the input, the target and the prediction."""
-    rows = -(-architecture.image_height // axes.num_domain)
-    channels = architecture.input_channels * architecture.frames
-    channels += 2 * architecture.output_channels * architecture.output_frames
-    points = rows * architecture.image_width * channels
+    rows = -(-model_def.image_height // axes.num_domain)
+    channels = model_def.input_channels * model_def.frames
+    channels += 2 * model_def.output_channels * model_def.output_frames
+    points = rows * model_def.image_width * channels
     return FLOAT32 * config.trainer.train_batch_size * points
 
 
-def _activations(config: Config, architecture: Architecture, axes: MeshAxes) -> int:
+def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     """Bytes of what the forward pass keeps for the backward pass."""
-    model = architecture.config
+    model = model_def.config
     if not hasattr(model, "geometry"):
         return 0
     geometry = model.geometry()
@@ -132,7 +126,7 @@ def _activations(config: Config, architecture: Architecture, axes: MeshAxes) -> 
         rest = between if mode == "full" else block - again
         kept += 2 * between + model.depth[index] * rest
     kept += largest
-    kept += _edges(architecture, geometry, axes)
+    kept += _edges(model_def, geometry, axes)
     policy = config.trainer.mp_policy
     item = FLOAT32 if policy is None or policy.param_dtype == "float32" else HALF
     return int(WORKSPACE * item * config.trainer.train_batch_size * kept)
@@ -147,8 +141,8 @@ def local_rows(stage: Any, domain: int) -> int:
 def _block_widths(stage: Any, dim_head: int, tensor: int) -> tuple[int, int]:
     """Numbers that one transformer block, and its attention alone, keep a point.
 
-    Attention: the normalised input, q, k, v, scores and weights (one per key), the
-    heads' output, the sum; feed-forward: the normalised input, the hidden units before
+    Attention: the normalized input, q, k, v, scores and weights (one per key), the
+    heads' output, the sum; feed-forward: the normalized input, the hidden units before
     and after their nonlinearity, the sum.
     """
     channels, heads = stage.channels, stage.heads
@@ -159,12 +153,12 @@ def _block_widths(stage: Any, dim_head: int, tensor: int) -> tuple[int, int]:
     return attention + feed_forward, attention
 
 
-def _edges(architecture: Architecture, geometry: Any, axes: MeshAxes) -> int:
+def _edges(model_def: ModelDef, geometry: Any, axes: MeshAxes) -> int:
     """Numbers that the padded input, the decoder and the output keep."""
     domain = axes.num_domain
     rows, lon = geometry.padded
-    frames_in = architecture.input_channels * architecture.frames
-    frames_out = architecture.output_channels * architecture.output_frames
+    frames_in = model_def.input_channels * model_def.frames
+    frames_out = model_def.output_channels * model_def.output_frames
     total = -(-rows // domain) * lon * frames_in
     width = geometry.stages[-1].channels
     for level in (2, 1, 0):

@@ -9,8 +9,8 @@ from rich.table import Table
 from credit_jax.check.job import Job
 from credit_jax.check.memory import estimate_memory, local_rows
 from credit_jax.config.data import INPUT_TYPES, OUTPUT_TYPES, num_samples
-from credit_jax.models.architecture import Architecture, parameter_count
-from credit_jax.parallel.axes import DP_REPLICATE, DP_SHARD, MeshAxes
+from credit_jax.models.model_def import ModelDef, parameter_count
+from credit_jax.parallel.mesh.axes import DP_REPLICATE, DP_SHARD, MeshAxes
 
 GIB = 2**30
 MIB = 2**20
@@ -23,11 +23,11 @@ def job_tables(job: Job) -> Iterator[Table]:
         yield mesh_table(job, job.axes)
     if job.model is not None:
         yield geometry_table(job.model, job.axes or MeshAxes())
-    if job.architecture is None:
+    if job.model_def is None:
         return
-    yield parameter_table(job.architecture)
+    yield parameter_table(job.model_def)
     if job.axes is not None:
-        yield memory_table(job, job.architecture, job.axes)
+        yield memory_table(job, job.model_def, job.axes)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -132,9 +132,9 @@ def _window(window: int, height: int, width: int) -> str:
     return str(window) if fits else f"[red]{window} no"
 
 
-def parameter_table(architecture: Architecture) -> Table:
+def parameter_table(model_def: ModelDef) -> Table:
     """Parameters of each part of the model."""
-    counts = parameter_count(architecture)
+    counts = parameter_count(model_def)
     table = _table("Parameters", "part", "number")
     for name, count in counts.items():
         table.add_row(name, f"{count:,}")
@@ -143,9 +143,9 @@ def parameter_table(architecture: Architecture) -> Table:
     return table
 
 
-def memory_table(job: Job, architecture: Architecture, axes: MeshAxes) -> Table:
+def memory_table(job: Job, model_def: ModelDef, axes: MeshAxes) -> Table:
     """Estimated memory of one device in training."""
-    memory = estimate_memory(job.config, architecture, axes)
+    memory = estimate_memory(job.config, model_def, axes)
     table = _table("Memory a device", "for", "size")
     for name, size in memory.parts.items():
         table.add_row(name, _bytes(size))

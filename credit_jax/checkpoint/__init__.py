@@ -6,7 +6,7 @@
         {step}/                 micro-batches seen when it was written
             weights/            {"params": {path: array}, "vectors": {path: {"u", "v"}}}
             ema/                {path: array}; only with `trainer.use_ema`
-            optimiser/          {"opt_state": {"count", "mu", "nu"},
+            optimizer/          {"opt_state": {"count", "mu", "nu"},
                                 "micro_step", "update_step", "key"}
             loss_scale/         {"scale", "good_updates"}; only in float16
             progress/           `Progress` as JSON
@@ -15,14 +15,14 @@ Every array is stored whole, by its path, whatever mesh wrote it (Orbax, OCDBT).
 folder whose name ends in `.orbax-checkpoint-tmp` was not finished; it is never read and
 is removed at the next start. A checkpoint converted from elsewhere needs `weights` and
 `progress` only: `trainer.load_weights` takes it, and it can be resumed from if it has
-`optimiser` too.
+`optimizer` too.
 """
 
 from credit_jax.checkpoint.progress import Progress
 from credit_jax.checkpoint.store import (
     EMA,
     LOSS_SCALE,
-    OPTIMISER,
+    OPTIMIZER,
     WEIGHTS,
     CheckpointStore,
     set_aside,
@@ -31,7 +31,7 @@ from credit_jax.checkpoint.store import (
 __all__ = [
     "EMA",
     "LOSS_SCALE",
-    "OPTIMISER",
+    "OPTIMIZER",
     "WEIGHTS",
     "CheckpointStore",
     "Progress",

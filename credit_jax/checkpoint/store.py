@@ -22,9 +22,9 @@ from credit_jax.checkpoint.trees import (
 )
 
 FOLDER = "checkpoints"
-WEIGHTS, EMA, OPTIMISER, PROGRESS = "weights", "ema", "optimiser", "progress"
+WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
 LOSS_SCALE = "loss_scale"
-ITEMS = (WEIGHTS, EMA, OPTIMISER, LOSS_SCALE)
+ITEMS = (WEIGHTS, EMA, OPTIMIZER, LOSS_SCALE)
 
 
 class _Kept:
@@ -119,7 +119,7 @@ class CheckpointStore:
 
         Args:
             step: its name: micro-batches seen.
-            items: `weights`, `optimiser`, perhaps `ema` and `loss_scale`, see the
+            items: `weights`, `optimizer`, perhaps `ema` and `loss_scale`, see the
                 package.
             progress: where the run stands.
         """
@@ -176,7 +176,7 @@ class CheckpointStore:
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or it lacks an item.
-            ValueError: it was written for another model or optimiser.
+            ValueError: it was written for another model or optimizer.
         """
         manager = self._manager_with(step)
         self.check_fits(step, targets)

@@ -1,7 +1,6 @@
 """CREDIT's gen2 YAML as validated, documented classes."""
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
-from credit_jax.config.job import Config, check_model_fits
 from credit_jax.config.load import (
     apply_overrides,
     build_config,
@@ -9,6 +8,7 @@ from credit_jax.config.load import (
     load_config,
     write_config,
 )
+from credit_jax.config.root import Config, check_model_fits
 
 __all__ = [
     "Config",

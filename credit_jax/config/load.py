@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from credit_jax.config.base import ConfigError, parse
-from credit_jax.config.job import Config, job_problems
 from credit_jax.config.messages import got
+from credit_jax.config.root import Config, job_problems
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 
 _GEN1 = (

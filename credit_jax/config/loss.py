@@ -11,7 +11,7 @@ _NO_SPECTRAL = Unavailable("spectral terms are not there; use false", (False,))
 
 
 class LossConfig(StrictModel):
-    """What is minimised.
+    """What is minimized.
 
     Attributes:
         training_loss: name of the pointwise loss, such as "mse".

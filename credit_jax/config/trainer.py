@@ -1,4 +1,4 @@
-"""The `trainer:` section: parallelism, optimiser, schedule, epochs, checkpoints."""
+"""The `trainer:` section: parallelism, optimizer, schedule, epochs, checkpoints."""
 
 from typing import Any, ClassVar, Literal
 

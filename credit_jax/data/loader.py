@@ -8,20 +8,20 @@ import grain
 import numpy as np
 from jaxtyping import Float, Int
 
-from credit_jax.blocks import (
-    Block,
-    Units,
-    apply_blocks,
-    build_preblocks,
-    channel_units,
-    check_blocks,
-    find_normaliser,
-)
 from credit_jax.config import Config
 from credit_jax.data.channels import ChannelSchema, check_model_channels
 from credit_jax.data.checks import check_dataset, check_finite
 from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
+from credit_jax.transforms import (
+    Block,
+    Units,
+    apply_transforms,
+    build_preblocks,
+    channel_units,
+    check_transforms,
+    find_normalizer,
+)
 
 Split = Literal["train", "valid"]
 
@@ -74,8 +74,8 @@ class Loader:
 
     @property
     def units(self) -> Units:
-        """Between normalised target channels and physical units."""
-        return channel_units(find_normaliser(self.preblocks), self.schema.target)
+        """Between normalized target channels and physical units."""
+        return channel_units(find_normalizer(self.preblocks), self.schema.target)
 
     def for_ranks(self, local_dp_ranks: tuple[int, ...], dp_size: int) -> "Loader":
         """The loader of other dp ranks, without opening or checking a file again.
@@ -115,7 +115,7 @@ class Loader:
             ValueError: if a value is NaN or infinite, or a file lacks a time.
         """
         samples = collate([self.dataset[int(index)] for index in indices])
-        done = apply_blocks(self.preblocks, samples)
+        done = apply_transforms(self.preblocks, samples)
         x, y = done["x"], done["y"]
         check_finite(x, y, done["input_times"], self.schema)
         return Batch(x, y, done["input_times"], done["target_times"])
@@ -160,7 +160,7 @@ def build_loader(
     check_dataset(dataset, config.model)
     check_model_channels(dataset.schema, config.model)
     blocks = build_preblocks(config.preblocks)
-    check_blocks(blocks, dataset.schema.input + dataset.schema.target)
+    check_transforms(blocks, dataset.schema.input + dataset.schema.target)
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size
     workers = trainer.thread_workers if train else trainer.valid_thread_workers

@@ -63,7 +63,7 @@ def build_metrics(
 
     Differs from CREDIT: the climatology is the mean of the training period; without a
     file CREDIT takes the running mean of the validation targets seen so far. Without
-    `var_weighting` all variables weigh alike (they are normalised); CREDIT asks for a
+    `var_weighting` all variables weigh alike (they are normalized); CREDIT asks for a
     scaler file then.
     """
     args = dict(config.args) if config else {}
@@ -194,5 +194,5 @@ def _variable_weights(
             f"{list(channels)}"
         )
     weights = np.asarray([float(given.get(key, 1.0)) for key in channels], np.float32)
-    normalise = args.get("normalize_weights", True) and weights.mean() > 0
-    return weights / weights.mean() if normalise else weights
+    normalize = args.get("normalize_weights", True) and weights.mean() > 0
+    return weights / weights.mean() if normalize else weights

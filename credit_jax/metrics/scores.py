@@ -87,14 +87,14 @@ class Pair:
         means = self.reducer.channel_mean(values, self.row_weights)
         return self.channels.per_variable(means)
 
-    def centred(self, values: Array) -> Array:
+    def centered(self, values: Array) -> Array:
         """`values` less the weighted mean of their variable."""
         return values - self.channels.per_channel(self.mean(values))
 
     def anomaly(self, values: Array) -> Array:
         """`values` less the climatology, less the mean of that."""
         assert self.climatology is not None, "checked when the metrics are built"
-        return self.centred(values - self.climatology)
+        return self.centered(values - self.climatology)
 
 
 def mse(pair: Pair) -> PerVariable:
@@ -119,14 +119,15 @@ def bias(pair: Pair) -> PerVariable:
 
 def r2score(pair: Pair) -> PerVariable:
     """1 less the squared error over the variance of the target."""
-    total = pair.mean(jnp.square(pair.centred(pair.target)))
+    total = pair.mean(jnp.square(pair.centered(pair.target)))
     return 1.0 - mse(pair) / (total + EPSILON)
 
 
 def log_variance_ratio(pair: Pair) -> PerVariable:
     """log10 of the variance of the forecast over that of the target."""
     variances = [
-        pair.mean(jnp.square(pair.centred(field))) for field in (pair.pred, pair.target)
+        pair.mean(jnp.square(pair.centered(field)))
+        for field in (pair.pred, pair.target)
     ]
     return jnp.log10(variances[0] + EPSILON) - jnp.log10(variances[1] + EPSILON)
 

@@ -8,11 +8,11 @@ from typing import Any
 from flax import nnx
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
-from credit_jax.models.architecture import Architecture
-from credit_jax.models.crossformer import CrossFormer
-from credit_jax.models.crossformer_config import CrossFormerConfig
-from credit_jax.models.wxformer import WXFormer
-from credit_jax.models.wxformer_config import WXFormerConfig
+from credit_jax.models.crossformer.crossformer import CrossFormer
+from credit_jax.models.crossformer.crossformer_config import CrossFormerConfig
+from credit_jax.models.crossformer.wxformer import WXFormer
+from credit_jax.models.crossformer.wxformer_config import WXFormerConfig
+from credit_jax.models.model_def import ModelDef
 
 MODELS: dict[str, tuple[type[StrictModel], Callable[[Any], nnx.Module]]] = {
     "crossformer": (CrossFormerConfig, CrossFormer),
@@ -39,7 +39,7 @@ def parse_model(block: Mapping[str, Any]) -> Any:
     return parse(MODELS[name][0], block, "model")
 
 
-def build(block: Mapping[str, Any]) -> Architecture:
+def build(block: Mapping[str, Any]) -> ModelDef:
     """The architecture of a `model:` block.
 
     Raises:
@@ -49,4 +49,4 @@ def build(block: Mapping[str, Any]) -> Architecture:
     problems = config.problems()
     if problems:
         raise ConfigError(problems, "model")
-    return Architecture(config, MODELS[config.type][1])
+    return ModelDef(config, MODELS[config.type][1])

@@ -17,13 +17,13 @@ from jaxtyping import Array
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.norm import RunningStatistics
 from credit_jax.parallel.collectives import varying_axes
-from credit_jax.parallel.initialisers import constant
+from credit_jax.parallel.params.initializers import constant
 
-Running = dict[str, RunningStatistics]
+BatchStats = dict[str, RunningStatistics]
 
 
 class BatchNorm(nnx.Module):
-    """Scale and bias of a torch.nn.BatchNorm2d; what it is used with normalises."""
+    """Scale and bias of a torch.nn.BatchNorm2d; what it is used with normalizes."""
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
@@ -61,13 +61,13 @@ def fresh_state(channels: Mapping[str, int]) -> dict[str, dict[str, Array]]:
 
 def running_of(
     state: Mapping[str, Mapping[str, Array]], paths: Iterable[str]
-) -> Running:
+) -> BatchStats:
     """The running statistics of the norms at `paths`, from among stored state."""
     return {path: RunningStatistics(**state[path]) for path in paths}
 
 
 def with_running(
-    state: Mapping[str, dict[str, Array]], running: Running
+    state: Mapping[str, dict[str, Array]], running: BatchStats
 ) -> dict[str, dict[str, Array]]:
     """Stored state with these running statistics: the inverse of `running_of`."""
     return {**state, **{path: dict(vars(one)) for path, one in running.items()}}

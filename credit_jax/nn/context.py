@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from credit_jax.nn.batch_norm import Running
-from credit_jax.nn.parameters import declaration_of
-from credit_jax.parallel.axes import MeshAxes
+from credit_jax.nn.batch_norm import BatchStats
+from credit_jax.nn.parameters import param_spec_of
 from credit_jax.parallel.compiler import loops_hold_collectives
-from credit_jax.parallel.fsdp import gather
-from credit_jax.parallel.layouts import Field, Layout, home_layout
-from credit_jax.parallel.precision import Precision
-from credit_jax.parallel.remat import Remat
-from credit_jax.parallel.sharding import ShardingRules
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.fsdp import gather
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.remat import Remat
+from credit_jax.parallel.params.spec import ShardingRules
+from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 
 
 @dataclass
@@ -63,8 +63,8 @@ class Context:
     precision: Precision = field(default_factory=Precision)
     remat: Remat = field(default_factory=Remat)
     blocks: BlockCount | None = None
-    watch: list[Field] | None = None
-    running: Running | None = None
+    capture_intermediates: list[Field] | None = None
+    running: BatchStats | None = None
     key: Array | None = None
     first_sample: Array | int = 0
     sample_stride: int = 1
@@ -78,18 +78,18 @@ class Context:
         """Number in the global batch of each of `batch` local samples, (batch,)."""
         return self.first_sample + self.sample_stride * jnp.arange(batch)
 
-    def fold(self, data: Array | int) -> Context:
+    def fold_in(self, data: Array | int) -> Context:
         """A context whose key is folded with `data`, so that call sites differ."""
         if self.key is None:
             return self
         return replace(self, key=jax.random.fold_in(self.key, data))
 
     def rows(self, size: int, dim: int = 1) -> Layout:
-        """Home layout of `size` rows over the domain axis."""
-        return home_layout(size, self.axes.num_domain, self.axes.domain, dim)
+        """Block layout of `size` rows over the domain axis."""
+        return block_layout(size, self.axes.num_domain, self.axes.domain, dim)
 
     def run(self, block: nnx.Module, *args: Any, **static: Any) -> Any:
-        """`block(*args, context, **static)`, weights gathered and rematerialised."""
+        """`block(*args, context, **static)`, weights gathered and rematerialized."""
         graph, state = nnx.split(block)
 
         def body(state: Any, key: Array | None, *args: Any) -> Any:
@@ -116,7 +116,7 @@ class Context:
         def body(carry: Any, inputs: Any) -> tuple[Any, None]:
             index, leaves = inputs
             block = self._merge(graph, jax.tree.unflatten(tree, leaves))
-            return block(carry, self.fold(index)), None
+            return block(carry, self.fold_in(index)), None
 
         loops = self.axes.num_devices == 1 or loops_hold_collectives()
         gathered_again = num - self._num_kept(num)
@@ -136,8 +136,8 @@ class Context:
 
     def _seen(self, output: Any) -> Any:
         field = output[0] if isinstance(output, tuple) else output
-        if self.watch is not None and isinstance(field, Field):
-            self.watch.append(field)
+        if self.capture_intermediates is not None and isinstance(field, Field):
+            self.capture_intermediates.append(field)
         return output
 
     def _num_kept(self, num: int) -> int:
@@ -151,10 +151,10 @@ class Context:
         """The block with every parameter gathered and in the compute dtype."""
 
         def prepare(variable: nnx.Variable) -> nnx.Variable:
-            declaration = declaration_of(variable).unstack()
+            param_spec = param_spec_of(variable).unstack()
             weight = variable[...]
             return variable.replace(
-                gather(weight, declaration, self.rules, self.axes, self.precision)
+                gather(weight, param_spec, self.rules, self.axes, self.precision)
             )
 
         state = jax.tree.map(

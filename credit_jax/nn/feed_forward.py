@@ -11,7 +11,7 @@ from credit_jax.nn.layers import LayerNorm, Linear
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.gelu import gelu
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.layouts import Field
+from credit_jax.parallel.rows.layout import Field
 
 
 class FeedForward(nnx.Module):

@@ -11,7 +11,7 @@ from credit_jax.nn.batch_norm import BatchNorm, settled
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import Parameter, parameter
-from credit_jax.ops.gates import neighbour_taps
+from credit_jax.ops.gates import neighbor_taps
 from credit_jax.ops.norm import RunningStatistics
 from credit_jax.parallel.domain.channel_attention import (
     CoordinateWeights,
@@ -19,11 +19,11 @@ from credit_jax.parallel.domain.channel_attention import (
     efficient_channel_attention,
 )
 from credit_jax.parallel.domain.spatial_attention import (
+    scse,
     spatial_attention,
-    squeeze_excite_both,
 )
-from credit_jax.parallel.initialisers import torch_uniform
-from credit_jax.parallel.layouts import Field
+from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.rows.layout import Field
 
 # CREDIT's factory is called with these by the blocks of its crossformer.
 REDUCTION = 32
@@ -34,7 +34,7 @@ class ChannelAttention(nnx.Module):
     """CREDIT's ECABlock; spectral norm leaves its 1-D convolution alone."""
 
     def __init__(self, channels: int) -> None:
-        num_taps = neighbour_taps(channels)
+        num_taps = neighbor_taps(channels)
         self.taps = parameter(torch_uniform(num_taps), (num_taps,), (None,))
 
     def __call__(self, field: Field, context: Context) -> Field:
@@ -68,7 +68,7 @@ class MixedAttention(nnx.Module):
         return self.points(self.channels(field, context), context)
 
 
-class ExciteBoth(nnx.Module):
+class SCSE(nnx.Module):
     """CREDIT's SCSEAttention: gates of channels and of points, added.
 
     Args of the constructor:
@@ -92,7 +92,7 @@ class ExciteBoth(nnx.Module):
             points = self.scaled_points[...][:, 0] * self.scale[...][0]
         else:
             points = self.points[...][:, 0]
-        return squeeze_excite_both(field, self.squeeze[...], self.expand[...], points)
+        return scse(field, self.squeeze[...], self.expand[...], points)
 
 
 class CoordinateAttention(nnx.Module):
@@ -147,8 +147,8 @@ _KINDS: dict[str, Callable[[int], Any]] = {
     "eca": ChannelAttention,
     "spatial": SpatialAttention,
     "mixed": MixedAttention,
-    "scse_standard": lambda channels: ExciteBoth(channels, depthwise=False),
-    "scse_optimized": lambda channels: ExciteBoth(channels, depthwise=True),
+    "scse_standard": lambda channels: SCSE(channels, depthwise=False),
+    "scse_optimized": lambda channels: SCSE(channels, depthwise=True),
 }
 
 KINDS = tuple(_KINDS)

@@ -12,20 +12,20 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import Padding
+from credit_jax.ops.dense import dense
 from credit_jax.ops.norm import layer_norm
-from credit_jax.ops.product import channel_product
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import group_norm
-from credit_jax.parallel.initialisers import Initialiser, constant, torch_uniform
-from credit_jax.parallel.layouts import Field, Layout
+from credit_jax.parallel.params.initializers import Initializer, constant, torch_uniform
+from credit_jax.parallel.rows.layout import Field, Layout
 
 # Which dim of its kernel a layer splits over tp.
 Split = Literal["column", "row"] | None
 
 
 class LayerNorm(nnx.Module):
-    """Normalisation over channels; biased variance, epsilon inside the root."""
+    """Normalization over channels; biased variance, epsilon inside the root."""
 
     def __init__(self, channels: int) -> None:
         self.scale = parameter(constant(1.0), (channels,), ("embed",))
@@ -73,7 +73,7 @@ class Linear(nnx.Module):
         if self.split == "row":
             whole = sum_over_tensor(x, self.kernel[...], context)
             return add_bias(whole, self.bias[...])
-        return add_bias(channel_product(x, self.kernel[...]), self.bias[...])
+        return add_bias(dense(x, self.kernel[...]), self.bias[...])
 
 
 def sum_over_tensor(
@@ -86,7 +86,7 @@ def sum_over_tensor(
     The sum is in float32 or wider.
     """
     assert context is not None, "a block passes its context to a row layer"
-    partial = channel_product(x, kernel, dtype=context.precision.wide)
+    partial = dense(x, kernel, dtype=context.precision.wide)
     return psum(partial, context.axes.tensor).astype(x.dtype)
 
 
@@ -104,8 +104,8 @@ class Conv(nnx.Module):
         *,
         stride: int = 1,
         padding: Padding | int = 0,
-        kernel_init: Initialiser | None = None,
-        bias_init: Initialiser | None = None,
+        kernel_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
     ) -> None:
         shape = (kernel_size, kernel_size, channel_in, channel_out)
         default = torch_uniform(math.prod(shape[:3]))

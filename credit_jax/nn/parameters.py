@@ -1,7 +1,7 @@
-"""Parameters of NNX modules: one declaration each, and stacks of equal blocks.
+"""Parameters of NNX modules: one parameter spec each, and stacks of equal blocks.
 
 Modules are built without values: a parameter holds its shape and dtype and what it is.
-`parallel.initialisers.initialise` draws the values, shard by shard.
+`parallel.params.initializers.initialize` draws the values, shard by shard.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import TypeVar
 import jax
 from flax import nnx
 
-from credit_jax.parallel.initialisers import Initialiser
-from credit_jax.parallel.sharding import Declaration
+from credit_jax.parallel.params.initializers import Initializer
+from credit_jax.parallel.params.spec import ParamSpec
 
 Block = TypeVar("Block", bound=nnx.Module)
 
 
 class Parameter(nnx.Variable):
-    """A trainable array; its metadata holds the declaration."""
+    """A trainable array; its metadata holds the parameter spec."""
 
 
 def parameter(
-    init: Initialiser,
+    init: Initializer,
     shape: tuple[int, ...],
     dims: tuple[str | None, ...],
     *,
@@ -34,28 +34,28 @@ def parameter(
     Args:
         init: distribution of the initial values.
         shape: global shape.
-        dims: dim names, see `parallel.sharding`.
+        dims: dim names, see `parallel.params.spec`.
         matrix_out: the output dims if spectral norm applies to the parameter.
     """
-    return redeclare(Declaration(shape, dims, init, matrix_out))
+    return from_param_spec(ParamSpec(shape, dims, init, matrix_out))
 
 
-def redeclare(declaration: Declaration) -> Parameter:
-    """A parameter with this declaration, without a value."""
-    value = jax.ShapeDtypeStruct(declaration.shape, declaration.dtype)
-    return Parameter(value, declaration=declaration)
+def from_param_spec(param_spec: ParamSpec) -> Parameter:
+    """A parameter with this parameter spec, without a value."""
+    value = jax.ShapeDtypeStruct(param_spec.shape, param_spec.dtype)
+    return Parameter(value, param_spec=param_spec)
 
 
-def declaration_of(variable: nnx.Variable) -> Declaration:
-    """The declaration that `parameter` attached."""
-    return variable.get_metadata()["declaration"]
+def param_spec_of(variable: nnx.Variable) -> ParamSpec:
+    """The parameter spec that `parameter` attached."""
+    return variable.get_metadata()["param_spec"]
 
 
 def stack_blocks(make: Callable[[], Block], num: int) -> Block:
     """`num` equal blocks as one module, parameters stacked on a leading dim."""
     graph, state = nnx.split(make())
     stacked = jax.tree.map(
-        lambda variable: redeclare(declaration_of(variable).stack(num)),
+        lambda variable: from_param_spec(param_spec_of(variable).stack(num)),
         state,
         is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
     )

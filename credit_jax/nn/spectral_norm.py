@@ -1,10 +1,10 @@
-"""Spectral normalisation as a function of the parameter dict, once a forward.
+"""Spectral normalization as a function of the parameter dict, once a forward.
 
 torch.nn.utils.spectral_norm divides a weight matrix W by sigma = u' W v, where the
 vectors u and v come from one power iteration a *training* forward and count as
 constants of the gradient; evaluation takes the stored vectors. Here the vectors are
-state beside the parameters: `iterate` gives the next ones, `normalise` the weights a
-forward runs with. Layers know nothing of it, so rematerialisation cannot run a second
+state beside the parameters: `iterate` gives the next ones, `normalize` the weights a
+forward runs with. Layers know nothing of it, so rematerialization cannot run a second
 power iteration, and sharded matrices need only a `psum` over the axes that split them.
 """
 
@@ -21,11 +21,11 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.parallel.collectives import psum_each
-from credit_jax.parallel.initialisers import Initialiser, initialise
-from credit_jax.parallel.sharding import LAYERS, Declaration, matrix_specs
+from credit_jax.parallel.params.initializers import Initializer, initialize
+from credit_jax.parallel.params.spec import LAYERS, ParamSpec, matrix_specs
 
 Weights = dict[str, Array]
-Vectors = dict[str, dict[str, Array]]
+SpectralNormState = dict[str, dict[str, Array]]
 
 # torch.nn.utils.spectral_norm's default.
 EPSILON = 1e-12
@@ -34,86 +34,89 @@ EPSILON = 1e-12
 LARGE = 2**16
 
 
-def vector_shapes(declaration: Declaration) -> dict[str, tuple[int, ...]]:
+def spectral_norm_shapes(param_spec: ParamSpec) -> dict[str, tuple[int, ...]]:
     """Global shapes of u (output dims) and v (input dims); stacked blocks lead."""
-    shape = declaration.shape
-    lead = shape[:1] if declaration.is_stacked else ()
-    out = declaration.matrix_out or ()
+    shape = param_spec.shape
+    lead = shape[:1] if param_spec.is_stacked else ()
+    out = param_spec.matrix_out or ()
     return {
         "u": (*lead, *(shape[d] for d in out)),
-        "v": (*lead, *(shape[d] for d in declaration.matrix_in)),
+        "v": (*lead, *(shape[d] for d in param_spec.matrix_in)),
     }
 
 
-def init_vectors(
+def init_spectral_norm(
     key: Array,
-    declarations: Mapping[str, Declaration],
+    param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
     degrees: Mapping[str, int] | None = None,
-) -> Vectors:
+) -> SpectralNormState:
     """Random unit vectors for every matrix, as torch draws them: the local shards.
 
     Args:
         key: typed PRNG key.
-        declarations: of the normalised matrices, by path.
+        parameter specs: of the normalized matrices, by path.
         specs: PartitionSpec of each matrix; None makes the vectors whole.
         degrees: size of every mesh axis that `specs` names.
     """
-    drawn: dict[str, Declaration] = {}
+    drawn: dict[str, ParamSpec] = {}
     drawn_specs: dict[str, PartitionSpec] = {}
-    for path, declaration in declarations.items():
+    for path, param_spec in param_specs.items():
         spec = specs[path] if specs else PartitionSpec()
-        for name, shape in vector_shapes(declaration).items():
-            dims = (LAYERS,) if declaration.is_stacked else ()
+        for name, shape in spectral_norm_shapes(param_spec).items():
+            dims = (LAYERS,) if param_spec.is_stacked else ()
             dims += (None,) * (len(shape) - len(dims))
-            drawn[f"{path}:{name}"] = Declaration(shape, dims, Initialiser("normal", 1))
-            drawn_specs[f"{path}:{name}"] = matrix_specs(declaration, spec)[name]
-    values = initialise(drawn, key, drawn_specs if specs else None, degrees)
+            drawn[f"{path}:{name}"] = ParamSpec(shape, dims, Initializer("normal", 1))
+            drawn_specs[f"{path}:{name}"] = matrix_specs(param_spec, spec)[name]
+    values = initialize(drawn, key, drawn_specs if specs else None, degrees)
     raw = {
         path: {side: values[f"{path}:{side}"] for side in ("u", "v")}
-        for path in declarations
+        for path in param_specs
     }
-    vectors: Vectors = {path: {} for path in declarations}
-    groups = _groups(declarations, specs)
+    spectral_norm_state: SpectralNormState = {path: {} for path in param_specs}
+    groups = _groups(param_specs, specs)
     for side in ("u", "v"):
         rows = _unit(groups, [group.stack(raw, side) for group in groups], side)
         for group, row in zip(groups, rows, strict=True):
-            vectors = group.unstack(row, side, raw, vectors)
-    return vectors
+            spectral_norm_state = group.unstack(row, side, raw, spectral_norm_state)
+    return spectral_norm_state
 
 
 def iterate(
     weights: Weights,
-    vectors: Vectors,
-    declarations: Mapping[str, Declaration],
+    spectral_norm_state: SpectralNormState,
+    param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
-) -> Vectors:
+) -> SpectralNormState:
     """One power iteration: v = W'u / |W'u|, u = Wv / |Wv|. No gradient flows.
 
     Args:
         weights: local shards of all parameters.
-        vectors: local shards of u and v of every normalised matrix; what belongs to no
+        vectors: local shards of u and v of every normalized matrix; what belongs to no
             matrix stays as it is.
-        declarations: of the normalised matrices, or of all parameters.
+        parameter specs: of the normalized matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
     """
-    matrices = _matrices(vectors, declarations)
-    new = {path: {} if path in matrices else dict(vectors[path]) for path in vectors}
+    matrices = _matrices(spectral_norm_state, param_specs)
+    new = {
+        path: {} if path in matrices else dict(spectral_norm_state[path])
+        for path in spectral_norm_state
+    }
     groups = _groups(matrices, specs)
     stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
-    u = [group.stack(vectors, "u") for group in groups]
+    u = [group.stack(spectral_norm_state, "u") for group in groups]
     v = _unit(groups, _products(groups, stacked, u, "u"), "v")
     u = _unit(groups, _products(groups, stacked, v, "v"), "u")
     for group, rows_u, rows_v in zip(groups, u, v, strict=True):
-        new = group.unstack(rows_u, "u", vectors, new)
-        new = group.unstack(rows_v, "v", vectors, new)
+        new = group.unstack(rows_u, "u", spectral_norm_state, new)
+        new = group.unstack(rows_v, "v", spectral_norm_state, new)
     return new
 
 
-def normalise(
+def normalize(
     weights: Weights,
-    vectors: Vectors,
-    declarations: Mapping[str, Declaration],
+    spectral_norm_state: SpectralNormState,
+    param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Weights:
     """All weights, each matrix that has vectors divided by its sigma = u' W v.
@@ -121,8 +124,11 @@ def normalise(
     Args: as for `iterate`.
     """
     out = dict(weights)
-    groups = _groups(_matrices(vectors, declarations), specs)
-    u, v = ([group.stack(vectors, side) for group in groups] for side in ("u", "v"))
+    groups = _groups(_matrices(spectral_norm_state, param_specs), specs)
+    u, v = (
+        [group.stack(spectral_norm_state, side) for group in groups]
+        for side in ("u", "v")
+    )
     mapped = _products(groups, [group.matrix(weights) for group in groups], v, "v")
     sigmas = psum_each(
         [(a * b).sum(-1) for a, b in zip(u, mapped, strict=True)],
@@ -136,10 +142,12 @@ def normalise(
 
 
 def _matrices(
-    vectors: Vectors, declarations: Mapping[str, Declaration]
-) -> dict[str, Declaration]:
-    """Declarations of the matrices that have vectors."""
-    return {path: declarations[path] for path in vectors if path in declarations}
+    spectral_norm_state: SpectralNormState, param_specs: Mapping[str, ParamSpec]
+) -> dict[str, ParamSpec]:
+    """Parameter specs of the matrices that have vectors."""
+    return {
+        path: param_specs[path] for path in spectral_norm_state if path in param_specs
+    }
 
 
 @dataclass(frozen=True)
@@ -148,12 +156,12 @@ class _Group:
 
     Attributes:
         paths: the parameters.
-        declarations: of them.
+        parameter specs: of them.
         axes_in, axes_out: mesh axes that split the input and the output dims.
     """
 
     paths: tuple[str, ...]
-    declarations: tuple[Declaration, ...]
+    param_specs: tuple[ParamSpec, ...]
     axes_in: tuple[str, ...]
     axes_out: tuple[str, ...]
 
@@ -164,21 +172,25 @@ class _Group:
     def matrix(self, weights: Weights) -> Float[Array, "count inputs outputs"]:
         """All matrices; a parameter's input dims stand before its output dims."""
         flat = []
-        for path, declaration in zip(self.paths, self.declarations, strict=True):
+        for path, param_spec in zip(self.paths, self.param_specs, strict=True):
             weight = weights[path]
-            outputs = math.prod(weight.shape[d] for d in declaration.matrix_out or ())
-            flat.append(weight.reshape(_count(declaration), -1, outputs))
+            outputs = math.prod(weight.shape[d] for d in param_spec.matrix_out or ())
+            flat.append(weight.reshape(_count(param_spec), -1, outputs))
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
-    def stack(self, vectors: Vectors, side: str) -> Float[Array, "count length"]:
+    def stack(
+        self, spectral_norm_state: SpectralNormState, side: str
+    ) -> Float[Array, "count length"]:
         """The vectors of one side of all matrices, one a row."""
         rows = [
-            vectors[path][side].reshape(_count(declaration), -1)
-            for path, declaration in zip(self.paths, self.declarations, strict=True)
+            spectral_norm_state[path][side].reshape(_count(param_spec), -1)
+            for path, param_spec in zip(self.paths, self.param_specs, strict=True)
         ]
         return rows[0] if len(rows) == 1 else jnp.concatenate(rows)
 
-    def unstack(self, rows: Array, side: str, like: Vectors, into: Vectors) -> Vectors:
+    def unstack(
+        self, rows: Array, side: str, like: SpectralNormState, into: SpectralNormState
+    ) -> SpectralNormState:
         """`into` plus the rows, shaped `like` these vectors: the inverse of `stack`."""
         out = dict(into)
         for path, part in self.parts(rows):
@@ -187,24 +199,27 @@ class _Group:
 
     def parts(self, rows: Array) -> Iterator[tuple[str, Array]]:
         """(path, its rows); without the leading dim where the parameter has none."""
-        counts = [_count(declaration) for declaration in self.declarations]
+        counts = [_count(param_spec) for param_spec in self.param_specs]
         pieces = [rows] if len(counts) == 1 else lax.split(rows, counts)
-        for path, declaration, piece in zip(
-            self.paths, self.declarations, pieces, strict=True
+        for path, param_spec, piece in zip(
+            self.paths, self.param_specs, pieces, strict=True
         ):
-            yield path, piece if declaration.is_stacked else piece[0]
+            yield path, piece if param_spec.is_stacked else piece[0]
 
 
 def _products(
     groups: Sequence[_Group],
     matrices: Sequence[Array],
-    vectors: Sequence[Array],
+    spectral_norm_state: Sequence[Array],
     side: str,
 ) -> list[Array]:
     """W v (side "v") or W' u (side "u") of each, summed over the shards."""
     equation = {"v": "nio,ni->no", "u": "nio,no->ni"}[side]
     return psum_each(
-        [_einsum(equation, *pair) for pair in zip(matrices, vectors, strict=True)],
+        [
+            _einsum(equation, *pair)
+            for pair in zip(matrices, spectral_norm_state, strict=True)
+        ],
         [group.axes(side) for group in groups],
     )
 
@@ -222,29 +237,29 @@ def _unit(groups: Sequence[_Group], rows: Sequence[Array], side: str) -> list[Ar
 
 
 def _groups(
-    declarations: Mapping[str, Declaration],
+    param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
 ) -> list[_Group]:
     """Matrices by shape and sharding; large ones alone, so that none is copied."""
     found: dict[tuple, list[str]] = {}
-    for path, declaration in declarations.items():
+    for path, param_spec in param_specs.items():
         spec = specs[path] if specs else None
-        inputs, outputs = declaration.matrix_in, declaration.matrix_out or ()
+        inputs, outputs = param_spec.matrix_in, param_spec.matrix_out or ()
         assert max(inputs) < min(outputs), f"{path}: outputs must be the last dims"
-        shape = declaration.shape
+        shape = param_spec.shape
         rows = math.prod(shape[d] for d in inputs)
         columns = math.prod(shape[d] for d in outputs)
         alone = path if rows * columns > LARGE else ""
         axes = _axes(spec, inputs), _axes(spec, outputs)
         found.setdefault((rows, columns, *axes, alone), []).append(path)
     return [
-        _Group(tuple(paths), tuple(declarations[p] for p in paths), key[2], key[3])
+        _Group(tuple(paths), tuple(param_specs[p] for p in paths), key[2], key[3])
         for key, paths in found.items()
     ]
 
 
-def _count(declaration: Declaration) -> int:
-    return declaration.shape[0] if declaration.is_stacked else 1
+def _count(param_spec: ParamSpec) -> int:
+    return param_spec.shape[0] if param_spec.is_stacked else 1
 
 
 def _axes(spec: PartitionSpec | None, dims: Sequence[int]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Any
 from flax import nnx
 
 from credit_jax.nn.layers import Conv, Linear
-from credit_jax.nn.parameters import declaration_of, redeclare
+from credit_jax.nn.parameters import from_param_spec, param_spec_of
 
 # Dim name of the channels between a column and a row layer.
 HIDDEN = "mlp"
@@ -98,7 +98,7 @@ def _why_not(layer: Any) -> str | None:
         return f"which is split by {layer.split}s already"
     if isinstance(layer, Linear):
         return None
-    kernel = declaration_of(layer.kernel).unstack().shape[:2]
+    kernel = param_spec_of(layer.kernel).unstack().shape[:2]
     if kernel != (1, 1) or layer.stride != (1, 1) or any(map(any, layer.padding)):
         return (
             f"a Conv of kernel {list(kernel)}, stride {list(layer.stride)}, padding "
@@ -110,8 +110,8 @@ def _why_not(layer: Any) -> str | None:
 def _check_widths(
     block: nnx.Module, pair: tuple[str, str], column: Any, row: Any
 ) -> None:
-    made = declaration_of(column.kernel).shape[-1]
-    taken = declaration_of(row.kernel).shape[-2]
+    made = param_spec_of(column.kernel).shape[-1]
+    taken = param_spec_of(row.kernel).shape[-2]
     if made != taken:
         raise ValueError(
             f"{type(block).__name__}.tp_plan: {pair[0]!r} makes {made} channels, but "
@@ -132,7 +132,7 @@ def _split_rows(layer: Any) -> None:
 
 def _named(variable: Any, dim: int) -> Any:
     """The parameter with one dim declared as hidden channels."""
-    declaration = declaration_of(variable)
-    dims = list(declaration.dims)
+    param_spec = param_spec_of(variable)
+    dims = list(param_spec.dims)
     dims[dim] = HIDDEN
-    return redeclare(replace(declaration, dims=tuple(dims)))
+    return from_param_spec(replace(param_spec, dims=tuple(dims)))

@@ -29,9 +29,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops.backend import on_cpu
+from credit_jax.ops.dense import dense, dense_transposed
 from credit_jax.ops.fourier_conv import Tiles, fourier_conv
-from credit_jax.ops.product import channel_product, transposed_product
-from credit_jax.ops.varying import vary_alike
+from credit_jax.ops.vma import match_vma
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
@@ -81,7 +81,7 @@ def conv2d(
     check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
     conv = _fast_on_cpu(x, kernel, stride, pads, dilation, groups)
     if conv is not None:
-        return conv(*vary_alike(x, kernel))
+        return conv(*match_vma(x, kernel))
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -158,7 +158,7 @@ def _field_from_product(
 ) -> Array:
     """What each point sends back through all taps in one product, then the sums."""
     *taps, channels, out = kernel.shape
-    sent = transposed_product(cotangent.reshape(-1, out), kernel.reshape(-1, out))
+    sent = dense_transposed(cotangent.reshape(-1, out), kernel.reshape(-1, out))
     sent = sent.reshape(*cotangent.shape[:-1], *taps, channels)
     rows, columns = ([(i, n - 1 - i) for i in range(n)] for n in taps)
     moved = [
@@ -180,14 +180,14 @@ def _tap_by_tap(x: Array, kernel: Array) -> Array:
     )
     places = itertools.product(range(taps_high), range(taps_wide))
     parts = [
-        channel_product(x[:, i : i + height, j : j + width], tap)
+        dense(x[:, i : i + height, j : j + width], tap)
         for (i, j), tap in zip(places, taps, strict=True)
     ]
     return reduce(jnp.add, parts)
 
 
 def _wide(x: Array, kernel: Array, stride: Pair) -> Array:
-    """Some neighbouring columns of the output at once, as channels of one point."""
+    """Some neighboring columns of the output at once, as channels of one point."""
     (high, step), (_, taps_wide, _, channel_out) = stride, kernel.shape
     width = conv_out_size(x.shape[2], taps_wide, step)
     affordable = 1 + int(_MORE_TAPS * taps_wide) // step

@@ -1,8 +1,7 @@
 """Three-dimensional convolution of NDHWC arrays.
 
-With a stride it runs on CPU from all phases of the input (`ops.phases`), for the sake
-of its gradients. Where the kernel is the stride (patches) that is a matrix product, and
-is what every backend runs.
+With a stride it runs on CPU after space-to-depth, whose gradients are faster there.
+Where the kernel is the stride (patches) that is a matrix product on every backend.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from credit_jax.ops.conv import (
     conv_out_size,
     explicit_padding,
 )
-from credit_jax.ops.phases import (
+from credit_jax.ops.space_to_depth import (
     LAYOUTS,
     dense_taps,
     fit,
+    space_to_depth,
     split_taps,
-    to_phases,
     unit_stride_conv,
 )
 
@@ -89,5 +88,5 @@ def _phased(
     kernel = kernel.reshape(*taps, -1, kernel.shape[-1])
     points = [sizes[d] + spacing[d] * (taps[d] - 1) for d in range(3)]
     ends = [(0, points[d] * stride[d] - x.shape[1 + d]) for d in range(3)]
-    x = to_phases(fit(x, [(0, 0), *ends, (0, 0)]), stride, groups)
+    x = space_to_depth(fit(x, [(0, 0), *ends, (0, 0)]), stride, groups)
     return unit_stride_conv(x, kernel, dilation=spacing, groups=groups)

@@ -1,7 +1,7 @@
 """Transposed convolutions of NHWC and NDHWC arrays.
 
-They run as convolutions of stride 1 to all phases of the output (`ops.phases`), on
-every backend; where the kernel is the stride that is one matrix product.
+They run as convolutions of stride 1 followed by depth-to-space, on every backend;
+where the kernel is the stride that is one matrix product.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import NO_PADDING, Padding, Pair
 from credit_jax.ops.conv3d import NO_PADDING_3D, Padding3d, Triple
-from credit_jax.ops.phases import (
+from credit_jax.ops.space_to_depth import (
     dense_taps,
+    depth_to_space,
     fit,
-    from_phases,
     split_taps,
     unit_stride_conv,
 )
@@ -177,7 +177,7 @@ def _conv_transpose(
     ends = [(reach[d] - first[d], last[d] + 1 - x.shape[1 + d]) for d in spatial]
     x = fit(x, [(0, 0), *ends, (0, 0)])
     y = unit_stride_conv(x, phases, dilation=spacing, groups=groups)
-    y = from_phases(y, stride, groups)
+    y = depth_to_space(y, stride, groups)
     for d in spatial:
         start = padding[d][0] - first[d] * stride[d]
         y = lax.slice_in_dim(y, start, start + out[d], axis=1 + d)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from credit_jax.ops.counter_bits import counter_bits
+from credit_jax.ops.random_bits import random_bits
 
 
 def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
@@ -17,7 +17,7 @@ def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
         rate: probability of dropping.
     """
     threshold = min(round(rate * 2**32), 2**32 - 1)
-    return counter_bits(key, high, low) >= jnp.uint32(threshold)
+    return random_bits(key, high, low) >= jnp.uint32(threshold)
 
 
 def drop(x: Array, keep: Array, rate: float) -> Array:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.ops.phases import fit, split_taps
+from credit_jax.ops.space_to_depth import fit, split_taps
 
 # A tile makes about so many times the kernel's columns.
 _TILE_PER_TAP = 6

@@ -32,14 +32,14 @@ def squeeze_gate(
     return jax.nn.sigmoid(_add(jnp.matmul(jax.nn.relu(hidden), expand), expand_bias))
 
 
-def neighbour_gate(
+def neighbor_gate(
     pooled: Float[Array, "batch channel"], kernel: Float[Array, " taps"]
 ) -> Float[Array, "batch channel"]:
-    """Sigmoid of a convolution over neighbouring channels: CREDIT's ECABlock.
+    """Sigmoid of a convolution over neighboring channels: CREDIT's ECABlock.
 
     Args:
         pooled: mean of each channel over the globe.
-        kernel: an odd number of taps (`neighbour_taps`); beyond the first and the last
+        kernel: an odd number of taps (`neighbor_taps`); beyond the first and the last
             channel are zeros.
     """
     half = kernel.shape[0] // 2
@@ -53,10 +53,10 @@ def neighbour_gate(
     return jax.nn.sigmoid(mixed[:, :, 0])
 
 
-def neighbour_taps(channels: int, *, gamma: float = 2, offset: float = 1) -> int:
+def neighbor_taps(channels: int, *, gamma: float = 2, offset: float = 1) -> int:
     """Kernel size of ECABlock: |(log2(channels) + offset) / gamma|, made odd.
 
-    >>> [neighbour_taps(channels) for channels in (8, 64, 128, 512)]
+    >>> [neighbor_taps(channels) for channels in (8, 64, 128, 512)]
     [3, 3, 5, 5]
     """
     taps = int(abs((math.log2(channels) + offset) / gamma))

@@ -1,4 +1,4 @@
-"""Normalisations with statistics of channels, or of a batch."""
+"""Normalizations with statistics of channels, or of a batch."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ _normal.defvjp(_normal_forward, _normal_backward)
 def _normal_and_scale(
     x: Array, epsilon: float, mean: Callable[[Array], Array]
 ) -> tuple[Array, Array]:
-    centred = x - mean(x)
-    scale = lax.rsqrt(mean(centred * centred) + epsilon)
-    return centred * scale, scale
+    centered = x - mean(x)
+    scale = lax.rsqrt(mean(centered * centered) + epsilon)
+    return centered * scale, scale
 
 
 def _mean(x: Array) -> Array:
@@ -86,7 +86,7 @@ def _mean_beside_gradients(x: Array) -> Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RunningStatistics:
-    """What batch normalisation remembers for evaluation; a tree of arrays.
+    """What batch normalization remembers for evaluation; a tree of arrays.
 
     Attributes:
         mean, variance: (channel,) float; the variance is unbiased, as torch stores it.
@@ -161,7 +161,7 @@ def batch_norm(
         epsilon: inside the root.
 
     Returns:
-        The normalised array, and `running` after this batch.
+        The normalized array, and `running` after this batch.
 
     Raises:
         ValueError: training with one value a channel, as in torch.
@@ -204,18 +204,18 @@ def batch_norm_by(
     if training or running is None:
         if training and num_values < 2:
             raise ValueError(
-                f"batch normalisation got {num_values} value a channel in training; "
+                f"batch normalization got {num_values} value a channel in training; "
                 "expected at least 2: use a larger batch or grid"
             )
         mean = mean_of(wide)
-        centred = wide - mean.reshape(*lead, -1)
-        variance = mean_of(centred * centred)
+        centered = wide - mean.reshape(*lead, -1)
+        variance = mean_of(centered * centered)
         if training and running is not None:
             running = running.updated(
                 mean, variance, num_values=num_values, momentum=momentum
             )
     else:
-        centred = wide - running.mean.reshape(*lead, -1)
+        centered = wide - running.mean.reshape(*lead, -1)
         variance = running.variance
-    normal = centred * lax.rsqrt(variance + epsilon).reshape(*lead, -1)
+    normal = centered * lax.rsqrt(variance + epsilon).reshape(*lead, -1)
     return scale_and_shift(normal, scale, bias).astype(x.dtype), running

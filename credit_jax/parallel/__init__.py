@@ -6,12 +6,6 @@ device are in `credit_jax.ops`. What needs a model is above: `build_parallel_mod
 `credit_jax.nn.tensor_parallel`.
 """
 
-from credit_jax.parallel.axes import MeshAxes as MeshAxes
-from credit_jax.parallel.device_mesh import get_dp_mesh as get_dp_mesh
-from credit_jax.parallel.device_mesh import has_dp_mesh as has_dp_mesh
-from credit_jax.parallel.device_mesh import mesh_of_degrees as mesh_of_degrees
-from credit_jax.parallel.devices import ensure_devices as ensure_devices
-from credit_jax.parallel.dims import ParallelDims as ParallelDims
 from credit_jax.parallel.domain.channel_attention import (
     coordinate_attention as coordinate_attention,
 )
@@ -63,37 +57,45 @@ from credit_jax.parallel.domain.shuffle import (
     pixel_shuffle_field as pixel_shuffle_field,
 )
 from credit_jax.parallel.domain.spatial_attention import (
-    spatial_attention as spatial_attention,
+    scse as scse,
 )
 from credit_jax.parallel.domain.spatial_attention import (
-    squeeze_excite_both as squeeze_excite_both,
+    spatial_attention as spatial_attention,
 )
 from credit_jax.parallel.domain.windows import group_layout as group_layout
 from credit_jax.parallel.domain.windows import merge as merge
 from credit_jax.parallel.domain.windows import partition as partition
 from credit_jax.parallel.domain.windows import window_layout as window_layout
-from credit_jax.parallel.execution import Execution as Execution
-from credit_jax.parallel.fsdp import gather as gather
-from credit_jax.parallel.fsdp import spread as spread
-from credit_jax.parallel.layouts import Field as Field
-from credit_jax.parallel.layouts import Layout as Layout
-from credit_jax.parallel.layouts import home_layout as home_layout
-from credit_jax.parallel.mesh import build_device_mesh as build_device_mesh
-from credit_jax.parallel.mesh import data_parallel_coords as data_parallel_coords
-from credit_jax.parallel.mesh import dp_world_size as dp_world_size
-from credit_jax.parallel.mesh import local_dp_ranks as local_dp_ranks
-from credit_jax.parallel.mesh import parse_parallelism_conf as parse_parallelism_conf
-from credit_jax.parallel.model_fit import (
+from credit_jax.parallel.mesh.axes import MeshAxes as MeshAxes
+from credit_jax.parallel.mesh.credit import build_device_mesh as build_device_mesh
+from credit_jax.parallel.mesh.credit import data_parallel_coords as data_parallel_coords
+from credit_jax.parallel.mesh.credit import dp_world_size as dp_world_size
+from credit_jax.parallel.mesh.credit import local_dp_ranks as local_dp_ranks
+from credit_jax.parallel.mesh.credit import (
+    parse_parallelism_conf as parse_parallelism_conf,
+)
+from credit_jax.parallel.mesh.device_mesh import get_dp_mesh as get_dp_mesh
+from credit_jax.parallel.mesh.device_mesh import has_dp_mesh as has_dp_mesh
+from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees as mesh_of_degrees
+from credit_jax.parallel.mesh.devices import ensure_devices as ensure_devices
+from credit_jax.parallel.mesh.dims import ParallelDims as ParallelDims
+from credit_jax.parallel.mesh.model_fit import (
     validate_sharding_constraints as validate_sharding_constraints,
 )
+from credit_jax.parallel.parallel_config import ParallelConfig as ParallelConfig
+from credit_jax.parallel.params.fsdp import gather as gather
+from credit_jax.parallel.params.fsdp import spread as spread
+from credit_jax.parallel.params.precision import Precision as Precision
+from credit_jax.parallel.params.precision import default_mp_policy as default_mp_policy
+from credit_jax.parallel.params.remat import Remat as Remat
+from credit_jax.parallel.params.spec import ParamSpec as ParamSpec
+from credit_jax.parallel.params.spec import ShardingRules as ShardingRules
 from credit_jax.parallel.placement import gather_tensor as gather_tensor
 from credit_jax.parallel.placement import place_batch as place_batch
 from credit_jax.parallel.placement import shard_batch as shard_batch
 from credit_jax.parallel.placement import shard_tensor as shard_tensor
-from credit_jax.parallel.precision import Precision as Precision
-from credit_jax.parallel.precision import default_mp_policy as default_mp_policy
 from credit_jax.parallel.reductions import FieldReducer as FieldReducer
-from credit_jax.parallel.remat import Remat as Remat
-from credit_jax.parallel.rows import fetch as fetch
-from credit_jax.parallel.sharding import Declaration as Declaration
-from credit_jax.parallel.sharding import ShardingRules as ShardingRules
+from credit_jax.parallel.rows.layout import Field as Field
+from credit_jax.parallel.rows.layout import Layout as Layout
+from credit_jax.parallel.rows.layout import block_layout as block_layout
+from credit_jax.parallel.rows.reshard import reshard as reshard

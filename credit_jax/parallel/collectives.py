@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from credit_jax.ops.varying import vary, vary_alike, varying_axes
+from credit_jax.ops.vma import match_vma, pvary, varying_axes
 
 __all__ = [
     "axis_index",
+    "match_vma",
     "psum",
     "psum_each",
     "psum_varying",
-    "vary",
-    "vary_alike",
+    "pvary",
     "varying_axes",
 ]
 

@@ -18,7 +18,7 @@ CACHE_HELP = (
 
 # Measured on WXFormer steps, 2026-11, jax 0.10.2, 2 cores:
 # - Without LLVM's costly passes a step compiles sooner and runs as fast. The fusion
-#   emitters stay on: the older ones do not vectorise what is written over its input,
+#   emitters stay on: the older ones do not vectorize what is written over its input,
 #   which is most of a gradient (GELU's: 3.2 for 0.5 ms) and all of AdamW.
 # - YNNPACK's convolutions take two to three times as long as Eigen's, its products a
 #   third longer; its reductions are faster.

@@ -17,9 +17,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.layouts import Field, home_layout
-from credit_jax.parallel.take import take_rows, take_static
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.rows.layout import Field, block_layout
+from credit_jax.parallel.rows.take import take_rows, take_static
 
 ROW_DIM = -2
 
@@ -81,7 +81,7 @@ def shard_tensor(
         return _local_block(jnp.asarray(x), mesh, dim)
     axes = MeshAxes.from_mesh(mesh)
     spec = array_spec(axes, x.ndim, sample_dim=None, row_dim=dim)
-    x = fill_rows(x, axes.num_domain, dim)
+    x = pad_rows(x, axes.num_domain, dim)
     sharding = NamedSharding(mesh, spec)
     if isinstance(x, jax.Array):
         return jax.device_put(x, sharding)
@@ -102,7 +102,7 @@ def gather_tensor(
             block of it.
         mesh: the device mesh, or, inside `shard_map`, the mesh axes.
         dim: the split array dim.
-        size: number of real rows; default all, filler included.
+        size: number of real rows; default all, padding included.
 
     Returns:
         The array with `size` rows, the same on all domain shards. How other dims are
@@ -116,7 +116,7 @@ def gather_tensor(
     inside = isinstance(mesh, MeshAxes)
     total = x.shape[dim] * (axes.num_domain if inside else 1)
     rows = total if size is None else size
-    blocks = home_layout(rows, axes.num_domain, axes.domain, dim)
+    blocks = block_layout(rows, axes.num_domain, axes.domain, dim)
     if rows > total or blocks.length * axes.num_domain != total:
         raise ValueError(
             f"size is {rows}, which is {blocks.length} rows on each of "
@@ -137,8 +137,8 @@ def gather_rows(field: Field) -> Shaped[Array, "*shape"]:
     layout, x = field.layout, field.data
     if layout.axis is not None:
         x = lax.all_gather(x, layout.axis, axis=layout.dim, tiled=True, to="invarying")
-    held = [row for rows in layout.held for row in rows]
-    where = {row: i for i, row in enumerate(held)}
+    rows_per_shard = [row for rows in layout.rows for row in rows]
+    where = {row: i for i, row in enumerate(rows_per_shard)}
     return take_static(x, [where[row] for row in range(layout.size)], layout.dim)
 
 
@@ -205,7 +205,7 @@ def place_samples(
             "data-parallel ranks; choose a multiple"
         )
     per_rank = samples // len(ranks)
-    x = fill_rows(x, axes.num_domain, row_dim)
+    x = pad_rows(x, axes.num_domain, row_dim)
     shape = list(x.shape)
     shape[sample_dim] = per_rank * axes.num_data
     spec = array_spec(axes, x.ndim, sample_dim=sample_dim, row_dim=row_dim)
@@ -233,7 +233,7 @@ def array_spec(
     return PartitionSpec(*parts)
 
 
-def fill_rows(x: Any, num_domain: int, dim: int = ROW_DIM) -> Any:
+def pad_rows(x: Any, num_domain: int, dim: int = ROW_DIM) -> Any:
     """Repeat the last row until the rows make `num_domain` equal blocks.
 
     Args:
@@ -254,8 +254,9 @@ def _local_block(x: Array, axes: MeshAxes, dim: int) -> Array:
     """This shard's rows of an array that every shard has whole."""
     dim = dim % x.ndim
     size = x.shape[dim]
-    held = np.asarray(home_layout(size, axes.num_domain, axes.domain, dim).held)
-    index = np.where(held < 0, size - 1, held)
+    layout = block_layout(size, axes.num_domain, axes.domain, dim)
+    rows_per_shard = np.asarray(layout.rows)
+    index = np.where(rows_per_shard < 0, size - 1, rows_per_shard)
     return take_rows(x, index, axes.domain, dim)
 
 

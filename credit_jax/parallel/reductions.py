@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.collectives import psum, vary
-from credit_jax.parallel.layouts import Layout
+from credit_jax.parallel.collectives import psum, pvary
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.rows.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FieldReducer:
     axes: MeshAxes
 
     def local_rows(self, per_row: np.ndarray | Array) -> Array:
-        """This shard's values of an array indexed by global row; filler rows get 0.
+        """This shard's values of an array indexed by global row; padding rows get 0.
 
         Args:
             per_row: (lat,) or (lat, ...) values of every global row.
@@ -44,7 +44,7 @@ class FieldReducer:
         """Mean of values * row_weights over every element of the global array.
 
         Args:
-            values: local values; what filler rows hold does not matter if finite.
+            values: local values; what padding rows hold does not matter if finite.
             row_weights: (lat,) weight of each global row; None weighs all alike.
         """
         return self.channel_mean(values, row_weights).mean()
@@ -62,7 +62,7 @@ class FieldReducer:
         total = jnp.einsum(
             "bctyx,y->c", values.astype(dtype), local, precision="highest"
         )
-        total = psum(vary(total, self.axes.batch), self.axes.batch)
+        total = psum(pvary(total, self.axes.batch), self.axes.batch)
         count = batch * self.axes.num_data * time * self.rows.size * lon
         return total / count
 
@@ -79,5 +79,5 @@ class FieldReducer:
             "bctyx,y->bct", values.astype(dtype), local, precision="highest"
         )
         domain = (self.axes.domain,) if self.axes.domain else ()
-        total = psum(vary(total, domain), domain)
+        total = psum(pvary(total, domain), domain)
         return total / (self.rows.size * values.shape[-1])

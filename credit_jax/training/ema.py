@@ -11,7 +11,7 @@ def effective_decay(num_updates: Int[Array, ""], decay: float) -> Float[Array, "
     """`min(decay, (1 + s) / (10 + s))`: short runs forget their random start.
 
     Args:
-        num_updates: s, optimiser updates done, the one just made included.
+        num_updates: s, optimizer updates done, the one just made included.
         decay: its limit.
     """
     steps = jnp.asarray(num_updates, jnp.float32)
@@ -29,7 +29,7 @@ def update_ema(
     Args:
         ema: the average so far; starts as a copy of the initial parameters.
         params: the parameters after the update.
-        num_updates: optimiser updates done, this one included.
+        num_updates: optimizer updates done, this one included.
         decay: see `effective_decay`.
 
     Spectral-norm vectors are no parameters and are not averaged: validation uses the

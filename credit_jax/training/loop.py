@@ -18,9 +18,9 @@ from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.training.display import Display
-from credit_jax.training.records import CsvLog, Row, TensorBoard, logged_metrics
+from credit_jax.training.loggers import CsvLog, Row, TensorBoard, logged_metrics
+from credit_jax.training.restore import RunStore, Start
 from credit_jax.training.signals import StopRequests
-from credit_jax.training.snapshots import RunStore, Start
 from credit_jax.training.state import TrainState
 
 FINISHED, EARLY = "finished", "stopped early"
@@ -37,7 +37,7 @@ class Steps:
     Attributes:
         train: (state, placed micro-batches) -> (state, {"loss": (k,), "grad_norm",
             "learning_rate"}).
-        fold: (params, vectors) -> those of forwards that share them.
+        fuse: (params, vectors) -> those of forwards that share them.
         evaluate: (params, vectors, placed batch) -> {"loss", "rmse", ...}; None where
             nothing is validated.
         place_train: micro-batches of one update -> arrays on the mesh.
@@ -46,7 +46,7 @@ class Steps:
     """
 
     train: Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
-    fold: Callable[[Any, Any], tuple[Any, Any]]
+    fuse: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[[Any, Any, Any], dict[str, Any]] | None
     place_train: Callable[[Sequence[Batch]], Any]
     place_valid: Callable[[Batch], Any]
@@ -54,7 +54,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Sinks:
+class Loggers:
     """Where a run goes to.
 
     Attributes:
@@ -102,7 +102,7 @@ class TrainingLoop:
     steps: Steps
     train_loader: Loader
     valid_loader: Loader | None
-    sinks: Sinks
+    loggers: Loggers
     lengths: dict[str, int] = field(default_factory=dict)
 
     def run(self, start: Start) -> Outcome:
@@ -116,7 +116,7 @@ class TrainingLoop:
         self._losses = list(start.progress.epoch_losses)
         first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
         reason: str | None = None
-        with self.sinks.display, StopRequests() as requests:
+        with self.loggers.display, StopRequests() as requests:
             for epoch in range(first, last):
                 reason = self._train_epoch(epoch, last, requests)
                 reason = reason or self._end_epoch(epoch, last)
@@ -124,7 +124,7 @@ class TrainingLoop:
                     reason = reason or requests.pending()
                 if reason:
                     break
-            self.sinks.store.checkpoints.wait()
+            self.loggers.store.checkpoints.wait()
         return Outcome(self._state, self._progress, reason or FINISHED)
 
     def _last_epoch(self, first: int) -> int:
@@ -139,7 +139,7 @@ class TrainingLoop:
         """Trains the rest of an epoch; the signal's name if one stopped it."""
         total = num_batches(self.train_loader, self.trainer.batches_per_epoch)
         done = self._progress.batches
-        self.sinks.display.start(
+        self.loggers.display.start(
             f"epoch {epoch + 1}/{last}",
             total=total,
             done=done,
@@ -185,7 +185,7 @@ class TrainingLoop:
             batches=self._progress.batches + len(group),
         )
         self._losses += losses.tolist()
-        self.sinks.display.advance(
+        self.loggers.display.advance(
             len(group),
             sum(len(batch.x) for batch in group) * jax.process_count(),
             {
@@ -202,7 +202,7 @@ class TrainingLoop:
             return {}
         scale = float(info["loss_scale"])
         if skipped and scale <= 1:
-            self.sinks.display.message(
+            self.loggers.display.message(
                 f"The gradient overflowed float16 though the loss scale is {scale:g}; "
                 "the update is left out. bfloat16 (trainer.fsdp2_mp_policy) has "
                 "the range of float32."
@@ -219,7 +219,7 @@ class TrainingLoop:
         what = f"the loss is {losses[place]}"
         if not bad.any():
             what = f"the norm of the gradient is {norm}"
-        checkpoints = self.sinks.store.checkpoints
+        checkpoints = self.loggers.store.checkpoints
         checkpoints.wait()
         saved = checkpoints.latest_step()
         kept = (
@@ -242,15 +242,17 @@ class TrainingLoop:
         if self.valid_loader is None or self.steps.evaluate is None:
             return {}
         total = num_batches(self.valid_loader, self.trainer.valid_batches_per_epoch)
-        self.sinks.display.start(f"validation {epoch + 1}/{last}", total=total)
-        weights = self.steps.fold(averaged(self._state), self._state.vectors)
+        self.loggers.display.start(f"validation {epoch + 1}/{last}", total=total)
+        weights = self.steps.fuse(
+            averaged(self._state), self._state.spectral_norm_state
+        )
         found: dict[str, list[float]] = {}
         for batch in itertools.islice(self.valid_loader.epoch(epoch), total):
             placed = self.steps.place_valid(batch)
             values = self.steps.evaluate(*weights, placed)
             for name, value in values.items():
                 found.setdefault(name, []).append(float(value))
-            self.sinks.display.advance(1, len(batch.x) * jax.process_count())
+            self.loggers.display.advance(1, len(batch.x) * jax.process_count())
         return {name: float(np.mean(values)) for name, values in found.items()}
 
     # -------------------------------------------------------- end of epoch
@@ -263,10 +265,10 @@ class TrainingLoop:
         measured = row | {f"valid_{name}": value for name, value in valid.items()}
         value = measured.get(self.trainer.training_metric)
         self._progress, self._losses = self._judged(epoch, value), []
-        if self.sinks.log:
-            self.sinks.log.append(row)
-        if self.sinks.board:
-            self.sinks.board.write(row)
+        if self.loggers.log:
+            self.loggers.log.append(row)
+        if self.loggers.board:
+            self.loggers.board.write(row)
         self._save()
         self._announce(row, last, time.monotonic() - began)
         return self._patience_over(epoch)
@@ -286,7 +288,7 @@ class TrainingLoop:
         best, patience = self._progress.best_epoch, self.trainer.stopping_patience
         if best is None or epoch - best < patience:
             return None
-        self.sinks.display.message(
+        self.loggers.display.message(
             f"No better {self.trainer.training_metric} for {patience} epochs; "
             f"epoch {best + 1} was best."
         )
@@ -307,7 +309,7 @@ class TrainingLoop:
         )
 
     def _save(self) -> None:
-        self.sinks.store.save(self._micro_step, self._state, self._progress)
+        self.loggers.store.save(self._micro_step, self._state, self._progress)
 
     def _announce(self, row: Row, last: int, seconds: float) -> None:
         shown = [
@@ -316,7 +318,7 @@ class TrainingLoop:
             if name not in self.lengths and name != "epoch" and "/" not in name
         ]
         best = " (best so far)" if self._progress.best_epoch == row["epoch"] else ""
-        self.sinks.display.message(
+        self.loggers.display.message(
             f"epoch {int(row['epoch']) + 1}/{last} done{best}: {'  '.join(shown)}  "
             f"validation {seconds:.1f} s"
         )

@@ -10,27 +10,27 @@ from credit_jax.checkpoint import CheckpointStore, set_aside
 from credit_jax.config import Config, write_config
 from credit_jax.data.channels import SCHEMA_FILE
 from credit_jax.data.climatology import build_climatology
-from credit_jax.parallel.mesh import data_parallel_coords
+from credit_jax.evaluation.report import FIGURE_NAME, skill_table, write_figure
+from credit_jax.evaluation.skill import measure_skill
+from credit_jax.parallel.mesh.credit import data_parallel_coords
 from credit_jax.training.display import Display
+from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard, read_log
 from credit_jax.training.loop import (
     EARLY,
     FINISHED,
+    Loggers,
     Outcome,
-    Sinks,
     TrainingLoop,
     averaged,
 )
-from credit_jax.training.records import LOG_NAME, CsvLog, TensorBoard, read_log
-from credit_jax.training.report import FIGURE_NAME, skill_table, write_figure
-from credit_jax.training.setup import Setup
-from credit_jax.training.skill import measure_skill
-from credit_jax.training.snapshots import (
+from credit_jax.training.restore import (
     RunStore,
     Start,
     asked_by,
     required_step,
     start_of_run,
 )
+from credit_jax.training.setup import Setup
 
 
 def train(
@@ -52,7 +52,7 @@ def train(
         "keep_best": trainer.save_best_weights,
     }
     store = CheckpointStore(folder, **keep)
-    run_store = RunStore(store, setup.architecture.declarations)
+    run_store = RunStore(store, setup.model_def.param_specs)
     if resume or trainer.load_weights:
         step = required_step(store, asked_by(resume=resume))
         run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
@@ -61,27 +61,27 @@ def train(
         store.close()
         display.message(f"Checkpoints of an earlier run are now in {set_aside(folder)}")
         store = CheckpointStore(folder, **keep)
-        run_store = RunStore(store, setup.architecture.declarations)
+        run_store = RunStore(store, setup.model_def.param_specs)
     if start.step is not None:
         display.message(
             f"Going on from {store.path(start.step)}: epoch {start.progress.epoch + 1},"
             f" batch {start.progress.batches + 1}"
         )
-    sinks = _sinks(setup, folder, run_store, display, start)
+    loggers = _loggers(setup, folder, run_store, display, start)
     loop = TrainingLoop(
         trainer,
         setup.steps(first_rate_at=start.progress.first_rate_at),
         setup.train_loader,
         setup.valid_loader,
-        sinks,
+        loggers,
         _lengths(setup.config),
     )
     try:
         outcome = loop.run(start)
     finally:
         store.close()
-        if sinks.board:
-            sinks.board.close()
+        if loggers.board:
+            loggers.board.close()
     if outcome.reason not in (FINISHED, EARLY):
         display.message(
             f"Stopped by {outcome.reason} after step {int(outcome.state.micro_step)}; "
@@ -90,16 +90,16 @@ def train(
     return outcome
 
 
-def _sinks(
+def _loggers(
     setup: Setup, folder: Path, store: RunStore, display: Display, start: Start
-) -> Sinks:
+) -> Loggers:
     if jax.process_index() > 0:
-        return Sinks(store, display)
+        return Loggers(store, display)
     write_config(setup.config, folder / "model.yml")
     setup.schema.save(folder / SCHEMA_FILE)
     log = CsvLog(folder / LOG_NAME, keep_before=start.progress.epoch)
     board = TensorBoard(folder) if setup.config.trainer.use_tensorboard else None
-    return Sinks(store, display, log, board)
+    return Loggers(store, display, log, board)
 
 
 def _lengths(config: Config) -> dict[str, int]:
@@ -120,12 +120,12 @@ def evaluate(setup: Setup, folder: Path, outcome: Outcome, display: Display) -> 
     store = CheckpointStore(folder)
     best = store.best_step()
     if best is not None and best != int(state.micro_step):
-        run_store = RunStore(store, setup.architecture.declarations)
+        run_store = RunStore(store, setup.model_def.param_specs)
         state = run_store.restore_weights(best, state)
     store.close()
     size = setup.config.trainer.valid_batch_size * data_parallel_coords(setup.mesh)[1]
     skill = measure_skill(
-        setup.forecaster(averaged(state), state.vectors),
+        setup.forecaster(averaged(state), state.spectral_norm_state),
         valid,
         build_climatology(setup.train_loader.dataset, by="season"),
         batch_size=size,

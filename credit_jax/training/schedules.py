@@ -1,7 +1,7 @@
 """Learning-rate schedules: functions of the number of micro-batches already seen.
 
 CREDIT steps its per-batch schedulers after every micro-batch, whether or not the
-optimiser stepped, and its per-epoch ones at the end of an epoch. Index 0 is the first
+optimizer stepped, and its per-epoch ones at the end of an epoch. Index 0 is the first
 micro-batch. All arithmetic is float32, in a form that stays precise near the end.
 """
 
@@ -55,7 +55,7 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> Schedul
 def with_first_rate_at(schedule: Schedule, micro_step: int | None) -> Schedule:
     """The schedule with its first rate at one micro-batch; None changes nothing.
 
-    CREDIT builds the schedule after it has loaded the optimiser, and that sets the
+    CREDIT builds the schedule after it has loaded the optimizer, and that sets the
     first rate: the first micro-batch of a run that goes on trains at it.
     """
     if micro_step is None:

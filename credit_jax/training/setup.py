@@ -21,20 +21,20 @@ from credit_jax.data import Batch, ChannelSchema, Loader, build_loader, splits
 from credit_jax.data.climatology import build_climatology
 from credit_jax.losses import build_channel_weights, build_loss, read_latitude
 from credit_jax.metrics import NEEDS_CLIMATOLOGY, build_metrics, metric_names
-from credit_jax.models.architecture import Architecture
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
-from credit_jax.parallel.dims import ParallelDims
-from credit_jax.parallel.mesh import (
+from credit_jax.parallel.mesh.credit import (
     build_device_mesh,
     data_parallel_coords,
     local_dp_ranks,
 )
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.params.precision import Precision, default_mp_policy
 from credit_jax.parallel.placement import place_batch
-from credit_jax.parallel.precision import Precision, default_mp_policy
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.training.loop import Steps, num_batches
-from credit_jax.training.optimisers import AdamW, build_optimiser
+from credit_jax.training.optimizer import AdamW, build_optimizer
 from credit_jax.training.schedules import Schedule, build_schedule, with_first_rate_at
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import (
@@ -49,7 +49,7 @@ class Setup:
 
     Attributes:
         config: the whole config.
-        model: on its mesh, with its precision and rematerialisation.
+        model: on its mesh, with its precision and rematerialization.
         train_loader: batches of the training period.
         valid_loader: those of the held-out period; None with `skip_validation`.
     """
@@ -61,11 +61,11 @@ class Setup:
 
     @property
     def mesh(self) -> Mesh:
-        return self.model.execution.mesh
+        return self.model.parallel_config.mesh
 
     @property
-    def architecture(self) -> Architecture:
-        return self.model.architecture
+    def model_def(self) -> ModelDef:
+        return self.model.model_def
 
     @property
     def schema(self) -> ChannelSchema:
@@ -77,8 +77,8 @@ class Setup:
         return num_batches(self.train_loader, self.config.trainer.batches_per_epoch)
 
     @cached_property
-    def optimiser(self) -> AdamW:
-        return build_optimiser(self.config.trainer)
+    def optimizer(self) -> AdamW:
+        return build_optimizer(self.config.trainer)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -88,9 +88,9 @@ class Setup:
 
     @cached_property
     def climatology(self) -> np.ndarray:
-        """(C_out, H, W) normalised mean state; the first call reads training data."""
+        """(C_out, H, W) normalized mean state; the first call reads training data."""
         mean = build_climatology(self.train_loader.dataset).mean[:, :, 0]
-        return self.train_loader.units.normalise(mean)[0]
+        return self.train_loader.units.normalize(mean)[0]
 
     @property
     def _needs_climatology(self) -> bool:
@@ -165,10 +165,10 @@ class Setup:
             found = read_latitude(path, key)
         else:
             found = self.train_loader.dataset.latitude
-        if len(found) != self.architecture.image_height:
+        if len(found) != self.model_def.image_height:
             raise ValueError(
                 f"{key}: {path or 'the data'} has {len(found)} latitudes, expected "
-                f"model.image_height {self.architecture.image_height}"
+                f"model.image_height {self.model_def.image_height}"
             )
         return found
 
@@ -186,7 +186,7 @@ class Setup:
         rate = with_first_rate_at(self.schedule, first_rate_at)
         train = make_train_step(
             self.model,
-            self.optimiser,
+            self.optimizer,
             rate,
             self.loss,
             accumulate=trainer.grad_accum_every,
@@ -198,7 +198,7 @@ class Setup:
         schedule = jax.jit(rate)
         return Steps(
             train=train,
-            fold=self.model.fold,
+            fuse=self.model.fuse_spectral_norm,
             evaluate=evaluate,
             place_train=self.place_train,
             place_valid=self.place_valid,
@@ -224,21 +224,25 @@ class Setup:
         """New weights, from `seed`."""
         return init_state(
             self.model,
-            self.optimiser,
+            self.optimizer,
             jax.random.key(self.config.seed),
             ema=self.config.trainer.use_ema,
         )
 
-    def forecaster(self, params: Any, vectors: Any) -> Callable[..., np.ndarray]:
+    def forecaster(
+        self, params: Any, spectral_norm_state: Any
+    ) -> Callable[..., np.ndarray]:
         """Host input of a whole batch (b, C, T, H, W) -> host prediction."""
         ranks, size = local_dp_ranks(self.mesh), data_parallel_coords(self.mesh)[1]
-        params, vectors = self.model.fold(params, vectors)
-        height = self.architecture.image_height
+        params, spectral_norm_state = self.model.fuse_spectral_norm(
+            params, spectral_norm_state
+        )
+        height = self.model_def.image_height
 
         def run(x: np.ndarray) -> np.ndarray:
             own = np.concatenate([np.split(x, size)[rank] for rank in ranks])
             placed = place_batch({"x": own}, self.mesh, local_dp_ranks=ranks)
-            return to_host(self.model.apply(params, vectors, placed["x"]))[
+            return to_host(self.model.apply(params, spectral_norm_state, placed["x"]))[
                 ..., :height, :
             ]
 
@@ -262,8 +266,8 @@ def prepare(
         FileNotFoundError, ValueError: what is wrong, and what would do.
     """
     trainer = config.trainer
-    architecture = build(config.model)
-    ParallelDims.from_config(trainer.parallelism, len(devices), model=architecture)
+    model_def = build(config.model)
+    ParallelDims.from_config(trainer.parallelism, len(devices), model=model_def)
     mesh, _ = build_device_mesh(trainer.parallelism, devices)
     ranks, (_, dp_size) = local_dp_ranks(mesh), data_parallel_coords(mesh)
     place = {"local_dp_ranks": ranks, "dp_size": dp_size}
@@ -272,7 +276,7 @@ def prepare(
     else:
         own = {k: loader.for_ranks(**place) for k, loader in loaders.items()}
     model = build_parallel_model(
-        architecture,
+        model_def,
         mesh,
         ac_mode=trainer.activation_checkpoint,
         mp_policy=_mp_policy(trainer),

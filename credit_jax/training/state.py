@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from credit_jax.models.architecture import Weights
+from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.spectral_norm import Vectors
-from credit_jax.parallel.packing import packed_declarations
+from credit_jax.nn.spectral_norm import SpectralNormState
+from credit_jax.parallel.params.packing import packed_param_specs
 from credit_jax.training.loss_scale import LossScale
-from credit_jax.training.optimisers import AdamW
+from credit_jax.training.optimizer import AdamW
 
 
 @jax.tree_util.register_dataclass
@@ -29,11 +29,11 @@ class TrainState:
 
     Attributes:
         micro_step: micro-batches seen, int32; the index of per-batch schedules.
-        update_step: optimiser updates done, int32.
+        update_step: optimizer updates done, int32.
         params: parameters before spectral norm, by path; the small ones are packed into
-            one vector (`parallel.packing`).
-        vectors: spectral norm vectors by path.
-        opt_state: of the optimiser, like params.
+            one vector (`parallel.params.packing`).
+        vectors: spectral norm state by path.
+        opt_state: of the optimizer, like params.
         ema: averaged parameters, like params, or None.
         loss_scale: of float16, see `training.loss_scale`, or None.
         key: of dropout; each micro-batch folds its number into it.
@@ -42,7 +42,7 @@ class TrainState:
     micro_step: Any
     update_step: Any
     params: Any
-    vectors: Any
+    spectral_norm_state: Any
     opt_state: Any
     ema: Any
     loss_scale: Any
@@ -50,23 +50,23 @@ class TrainState:
 
 
 def state_specs(
-    model: ParallelModel, optimiser: AdamW, *, ema: bool = False
+    model: ParallelModel, optimizer: AdamW, *, ema: bool = False
 ) -> TrainState:
     """PartitionSpec of every leaf of the state."""
-    declarations = packed_declarations(model.architecture.declarations)
+    param_specs = packed_param_specs(model.model_def.param_specs)
     params, whole = model.packed_specs, PartitionSpec()
     shapes = {
-        path: jax.ShapeDtypeStruct(d.shape, d.dtype) for path, d in declarations.items()
+        path: jax.ShapeDtypeStruct(d.shape, d.dtype) for path, d in param_specs.items()
     }
     opt_state = jax.tree_util.tree_map_with_path(
-        partial(_spec_of_moment, params), jax.eval_shape(optimiser.init, shapes)
+        partial(_spec_of_moment, params), jax.eval_shape(optimizer.init, shapes)
     )
-    scaled = model.execution.precision.needs_scaling
+    scaled = model.parallel_config.precision.needs_scaling
     return TrainState(
         micro_step=whole,
         update_step=whole,
         params=params,
-        vectors=model.vector_specs,
+        spectral_norm_state=model.spectral_norm_specs,
         opt_state=opt_state,
         ema=params if ema else None,
         loss_scale=LossScale(whole, whole) if scaled else None,
@@ -77,7 +77,7 @@ def state_specs(
 def _spec_of_moment(
     params: Mapping[str, PartitionSpec], path: tuple[Any, ...], _: Any
 ) -> PartitionSpec:
-    """The spec of the parameter that a leaf of the optimiser's state belongs to."""
+    """The spec of the parameter that a leaf of the optimizer's state belongs to."""
     keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
     return params.get(keys[-1], PartitionSpec()) if keys else PartitionSpec()
 
@@ -92,37 +92,42 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
 
 
 def init_state(
-    model: ParallelModel, optimiser: AdamW, key: Array, *, ema: bool = False
+    model: ParallelModel, optimizer: AdamW, key: Array, *, ema: bool = False
 ) -> TrainState:
     """A fresh state; every device makes its own shards and nothing else.
 
     Args:
         model: the model on its mesh.
-        optimiser: makes its state from local parameters.
+        optimizer: makes its state from local parameters.
         key: typed PRNG key; the same key gives the same state on every mesh.
         ema: whether to keep averaged parameters.
     """
 
     def init(key: Array) -> TrainState:
-        params, vectors, noise_key = model.local_init(key)
-        scaled = model.execution.precision.needs_scaling
+        params, spectral_norm_state, noise_key = model.local_init(key)
+        scaled = model.parallel_config.precision.needs_scaling
         return state_of(
-            params, vectors, optimiser, noise_key, ema=ema, loss_scaling=scaled
+            params,
+            spectral_norm_state,
+            optimizer,
+            noise_key,
+            ema=ema,
+            loss_scaling=scaled,
         )
 
     body = jax.shard_map(
         init,
-        mesh=model.execution.mesh,
+        mesh=model.parallel_config.mesh,
         in_specs=PartitionSpec(),
-        out_specs=state_specs(model, optimiser, ema=ema),
+        out_specs=state_specs(model, optimizer, ema=ema),
     )
     return jax.jit(body)(key)
 
 
 def state_of(
     params: Weights,
-    vectors: Vectors,
-    optimiser: AdamW,
+    spectral_norm_state: SpectralNormState,
+    optimizer: AdamW,
     key: Array,
     *,
     ema: bool,
@@ -133,8 +138,8 @@ def state_of(
         micro_step=jnp.zeros((), jnp.int32),
         update_step=jnp.zeros((), jnp.int32),
         params=params,
-        vectors=vectors,
-        opt_state=optimiser.init(params),
+        spectral_norm_state=spectral_norm_state,
+        opt_state=optimizer.init(params),
         ema=jax.tree.map(jnp.copy, params) if ema else None,
         loss_scale=LossScale.fresh() if loss_scaling else None,
         key=key,

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from credit_jax.models.architecture import Weights
+from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.spectral_norm import Vectors
-from credit_jax.parallel.collectives import vary, varying_axes
+from credit_jax.nn.spectral_norm import SpectralNormState
+from credit_jax.parallel.collectives import pvary, varying_axes
 from credit_jax.parallel.compiler import compiler_options
-from credit_jax.parallel.fsdp import spread
+from credit_jax.parallel.params.fsdp import spread
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import keep_if, loss_factor, unscale
-from credit_jax.training.optimisers import AdamW, global_norm
+from credit_jax.training.optimizer import AdamW, global_norm
 from credit_jax.training.state import TrainState, state_specs
 
 Batch = Mapping[str, Array]
@@ -32,14 +32,14 @@ Schedule = Callable[[Array], Scalar]
 
 def make_train_step(
     model: ParallelModel,
-    optimiser: AdamW,
+    optimizer: AdamW,
     schedule: Schedule,
     loss: Loss,
     *,
     accumulate: int = 1,
     ema_decay: float | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
-    """The training step: one optimiser update from k micro-batches.
+    """The training step: one optimizer update from k micro-batches.
 
     Spectral norm makes one power iteration a micro-batch. Gradients add up locally; the
     transpose of casting the parameters to vary over dp and domain sums them once.
@@ -47,7 +47,7 @@ def make_train_step(
 
     Args:
         model: on its mesh.
-        optimiser: update rule, on local shards.
+        optimizer: update rule, on local shards.
         schedule: learning rate by micro-batch number.
         loss: of local prediction and target, and a reducer for global means.
         accumulate: what each micro-batch's loss is divided by (CREDIT's
@@ -59,15 +59,17 @@ def make_train_step(
         has "loss" (k,), "grad_norm" and "learning_rate", and in float16 "loss_scale"
         and "skipped". The state passed in is donated.
     """
-    specs = state_specs(model, optimiser, ema=ema_decay is not None)
+    specs = state_specs(model, optimizer, ema=ema_decay is not None)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        grads, vectors, losses = _accumulate(state, batch, model, loss, accumulate)
+        grads, spectral_norm_state, losses = _accumulate(
+            state, batch, model, loss, accumulate
+        )
         micro_step = state.micro_step + batch["x"].shape[0]
         learning_rate = schedule(micro_step - 1)
         norm = global_norm(grads)
         info = {"loss": losses, "grad_norm": norm, "learning_rate": learning_rate}
-        updates, opt_state = optimiser.update(
+        updates, opt_state = optimizer.update(
             grads, state.opt_state, state.params, learning_rate, grad_norm=norm
         )
         params = jax.tree.map(jnp.add, state.params, updates)
@@ -86,7 +88,7 @@ def make_train_step(
             micro_step=micro_step,
             update_step=update_step,
             params=params,
-            vectors=vectors,
+            spectral_norm_state=spectral_norm_state,
             opt_state=opt_state,
             ema=ema,
             loss_scale=loss_scale,
@@ -97,7 +99,7 @@ def make_train_step(
     spec = batch_spec(model.axes, stacked=True)
     sharded = jax.shard_map(
         step,
-        mesh=model.execution.mesh,
+        mesh=model.parallel_config.mesh,
         in_specs=(specs, spec),
         out_specs=(specs, PartitionSpec()),
     )
@@ -106,19 +108,22 @@ def make_train_step(
 
 def make_eval_step(
     model: ParallelModel, metrics: Metrics
-) -> Callable[[Weights, Vectors, Batch], dict[str, Scalar]]:
-    """The evaluation step: metrics of one batch with stored spectral norm vectors.
+) -> Callable[[Weights, SpectralNormState, Batch], dict[str, Scalar]]:
+    """The evaluation step: metrics of one batch with stored spectral norm state.
 
     Args:
         model: on its mesh.
         metrics: of local prediction and target; include the validation loss here.
 
     Returns:
-        `evaluate(params, vectors, {"x": (b, c, t, lat, lon), "y": ...}) -> scalars`.
+        `evaluate(params, spectral_norm_state, {"x": (b, c, t, lat, lon), "y": ...})
+        -> scalars`.
     """
 
-    def evaluate(params: Weights, vectors: Vectors, batch: Batch) -> dict[str, Scalar]:
-        prediction = model.local_forward(params, vectors, batch["x"])
+    def evaluate(
+        params: Weights, spectral_norm_state: SpectralNormState, batch: Batch
+    ) -> dict[str, Scalar]:
+        prediction = model.local_forward(params, spectral_norm_state, batch["x"])
         return metrics(prediction, batch["y"], model.reducer)
 
     spec = batch_spec(model.axes)
@@ -127,18 +132,24 @@ def make_eval_step(
 
 def _accumulate(
     state: TrainState, batch: Batch, model: ParallelModel, loss: Loss, accumulate: int
-) -> tuple[Weights, Vectors, Array]:
+) -> tuple[Weights, SpectralNormState, Array]:
     """Summed gradient, new vectors and the loss of each of k micro-batches."""
-    axes, precision = model.axes.batch, model.execution.precision
+    axes, precision = model.axes.batch, model.parallel_config.precision
     weights, pullback = jax.vjp(lambda p: spread(p, axes, precision), state.params)
     factor = loss_factor(state.loss_scale)
 
-    def micro(vectors: Vectors, index: Array, x: Array, y: Array) -> Any:
-        vectors = model.local_iterate(state.params, vectors)
+    def micro(
+        spectral_norm_state: SpectralNormState, index: Array, x: Array, y: Array
+    ) -> Any:
+        spectral_norm_state = model.local_iterate(state.params, spectral_norm_state)
         key = jax.random.fold_in(state.key, state.micro_step + index)
 
-        def objective(weights: Weights) -> tuple[Scalar, tuple[Scalar, Vectors]]:
-            prediction, after = model.local_training_forward(weights, vectors, x, key)
+        def objective(
+            weights: Weights,
+        ) -> tuple[Scalar, tuple[Scalar, SpectralNormState]]:
+            prediction, after = model.local_training_forward(
+                weights, spectral_norm_state, x, key
+            )
             value = loss(prediction, y, model.reducer)
             return value * factor / accumulate, (value, after)
 
@@ -150,19 +161,24 @@ def _accumulate(
 
     count = batch["x"].shape[0]
     if count == 1:
-        vectors, grads, value = micro(
-            state.vectors, jnp.zeros((), jnp.int32), batch["x"][0], batch["y"][0]
+        spectral_norm_state, grads, value = micro(
+            state.spectral_norm_state,
+            jnp.zeros((), jnp.int32),
+            batch["x"][0],
+            batch["y"][0],
         )
-        return summed(grads), vectors, value[None]
+        return summed(grads), spectral_norm_state, value[None]
 
-    def body(carry: tuple[Vectors, Weights], inputs: Any) -> Any:
-        vectors, grads, value = micro(carry[0], *inputs)
-        return (vectors, jax.tree.map(jnp.add, carry[1], grads)), value
+    def body(carry: tuple[SpectralNormState, Weights], inputs: Any) -> Any:
+        spectral_norm_state, grads, value = micro(carry[0], *inputs)
+        return (spectral_norm_state, jax.tree.map(jnp.add, carry[1], grads)), value
 
     zeros = {
-        path: vary(jnp.zeros_like(p), sorted(varying_axes(p)))
+        path: pvary(jnp.zeros_like(p), sorted(varying_axes(p)))
         for path, p in weights.items()
     }
     inputs = (jnp.arange(count), batch["x"], batch["y"])
-    (vectors, grads), losses = jax.lax.scan(body, (state.vectors, zeros), inputs)
-    return summed(grads), vectors, losses
+    (spectral_norm_state, grads), losses = jax.lax.scan(
+        body, (state.spectral_norm_state, zeros), inputs
+    )
+    return summed(grads), spectral_norm_state, losses

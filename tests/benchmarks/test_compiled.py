@@ -24,8 +24,8 @@ from benchmarks.loader import main as loader
 from benchmarks.memory import main as memory
 from benchmarks.scaling import main as scaling
 from credit_jax.models.registry import build
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.rows import HALO
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.rows.reshard import HALO
 from tests.support import make_mesh
 
 
@@ -116,11 +116,11 @@ def test_a_purpose_for_everything_that_moves():
 
 
 def test_least_volume_of_one_device_is_nothing():
-    architecture = build(SMALL_MODEL)
-    assert not any(least_volume(architecture, MeshAxes(), 8).values())
+    model_def = build(SMALL_MODEL)
+    assert not any(least_volume(model_def, MeshAxes(), 8).values())
     replicas = MeshAxes.from_degrees({"dp_replicate": 4})
-    least = least_volume(architecture, replicas, 8)
-    assert least[SUMS] == pytest.approx(2 * 3 / 4 * 4 * architecture.num_parameters)
+    least = least_volume(model_def, replicas, 8)
+    assert least[SUMS] == pytest.approx(2 * 3 / 4 * 4 * model_def.num_parameters)
     assert not least[FSDP]
 
 

@@ -14,7 +14,7 @@ from benchmarks.speed_cases import initial_weights, make_case
 from benchmarks.speed_jax import JaxSide
 from benchmarks.speed_torch import TorchSide
 from benchmarks.timing import Times, ratio, take_turns
-from credit_torch_bridge.state_dict import to_state_dict
+from credit_torch_bridge.checkpoint.state_dict import to_state_dict
 
 
 def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
@@ -40,13 +40,13 @@ def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
     assert "| up block 1 |" in text
 
 
-def test_memory_and_utilisation_of_an_accelerator_are_those_of_the_step(credit):
+def test_memory_and_utilization_of_an_accelerator_are_those_of_the_step(credit):
     del credit
     case = make_case("tiny")
-    params, vectors = initial_weights(case)
-    ours = JaxSide(case, params, vectors)
-    theirs = TorchSide(case, to_state_dict(case.architecture, params, vectors))
-    parameters = 4 * case.architecture.num_parameters
+    params, spectral_norm_state = initial_weights(case)
+    ours = JaxSide(case, params, spectral_norm_state)
+    theirs = TorchSide(case, to_state_dict(case.model_def, params, spectral_norm_state))
+    parameters = 4 * case.model_def.num_parameters
     assert theirs.bytes_held() >= parameters
     theirs.train()
     held = 4 * parameters + case.x.nbytes + case.y.nbytes

@@ -19,7 +19,7 @@ def load(folder, name=MAIN):
 
 
 def renamed(content, change):
-    """A checkpoint with other names, those of the optimiser included."""
+    """A checkpoint with other names, those of the optimizer included."""
     model = content["model_state_dict"]
     if "shadow" in model:
         shadow = OrderedDict((change(k), v) for k, v in model["shadow"].items())
@@ -29,12 +29,12 @@ def renamed(content, change):
 
 
 def by_name(content):
-    """The optimiser's state as fsdp2 saves it: by name, betas a list."""
-    model, optimiser = content["model_state_dict"], content["optimizer_state_dict"]
+    """The optimizer's state as fsdp2 saves it: by name, betas a list."""
+    model, optimizer = content["model_state_dict"], content["optimizer_state_dict"]
     names = [key for key in model if not key.endswith(("_u", "_v"))]
-    group = dict(optimiser["param_groups"][0])
+    group = dict(optimizer["param_groups"][0])
     group["betas"], group["params"] = list(group["betas"]), names
-    state = {names[i]: entry for i, entry in optimiser["state"].items()}
+    state = {names[i]: entry for i, entry in optimizer["state"].items()}
     return content | {"optimizer_state_dict": {"state": state, "param_groups": [group]}}
 
 
@@ -83,11 +83,11 @@ def _fsdp2(source, target, model):
 def _fsdp2_resumed(source, target, model):
     """As `_fsdp2`, with the zeros that a resume gives to what has no gradient."""
     content = by_name(load(source))
-    optimiser, weights = content["optimizer_state_dict"], content["model_state_dict"]
-    for name in optimiser["param_groups"][0]["params"]:
+    optimizer, weights = content["optimizer_state_dict"], content["model_state_dict"]
+    for name in optimizer["param_groups"][0]["params"]:
         zeros = torch.zeros(weights[name].shape)
         fresh = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros}
-        optimiser["state"].setdefault(name, fresh)
+        optimizer["state"].setdefault(name, fresh)
     torch.save(content, target / MAIN)
     shutil.copyfile(source / AVERAGE, target / AVERAGE)
     return target

@@ -1,6 +1,6 @@
 """A run that began in PyTorch goes on in JAX, and the other way round.
 
-CREDIT builds the schedule after it has loaded the optimiser, and the schedule sets its
+CREDIT builds the schedule after it has loaded the optimizer, and the schedule sets its
 first rate: the first batch after a resume trains at that rate (0 in a warm-up). A
 converted checkpoint says so, and so does our continuation (`Progress.first_rate_at`).
 """
@@ -14,11 +14,11 @@ import pytest
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.config import load_config
+from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.setup import prepare
-from credit_jax.training.snapshots import RunStore, start_of_run
 from credit_torch_bridge import Moments, Snapshot, from_state_dict
-from credit_torch_bridge.job import read_job
-from credit_torch_bridge.run_folder import write_run
+from credit_torch_bridge.checkpoint.run_config import read_job
+from credit_torch_bridge.checkpoint.run_folder import write_run
 
 pytestmark = pytest.mark.reference
 
@@ -39,7 +39,7 @@ class JaxRun:
     def start(self, folder):
         """What `--resume` begins with."""
         self.store = CheckpointStore(folder)
-        runs = RunStore(self.store, self.setup.architecture.declarations)
+        runs = RunStore(self.store, self.setup.model_def.param_specs)
         fresh = self.setup.fresh_state()
         return start_of_run(self.setup.config.trainer, runs, fresh, resume=True)
 
@@ -55,7 +55,7 @@ class JaxRun:
     def save(self, folder, state, progress):
         """A checkpoint, as the loop writes it."""
         store = CheckpointStore(folder)
-        runs = RunStore(store, self.setup.architecture.declarations)
+        runs = RunStore(store, self.setup.model_def.param_specs)
         runs.save(int(state.micro_step), state, progress)
         store.close()
 
@@ -70,10 +70,10 @@ def follow(losses, expected, what):
 
 def begin(folder, job, initial):
     """A checkpoint of before the first step, with CREDIT's weights."""
-    params, vectors = from_state_dict(job.architecture, initial)
+    params, spectral_norm_state = from_state_dict(job.model_def, initial)
     zeros = {path: np.zeros_like(array) for path, array in params.items()}
     folder.mkdir()
-    snapshot = Snapshot(params, vectors, moments=Moments(zeros, zeros, 0))
+    snapshot = Snapshot(params, spectral_norm_state, moments=Moments(zeros, zeros, 0))
     write_run(folder, job, [snapshot])
 
 

@@ -9,8 +9,8 @@ from credit_jax.check.__main__ import main
 from credit_jax.check.job import inspect_job
 from credit_jax.check.memory import estimate_memory, local_size
 from credit_jax.config import build_config, write_config
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.sharding import Declaration
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.spec import ParamSpec
 from tests.config.example import example
 
 MODEL = {
@@ -42,7 +42,7 @@ def job(num_devices=None, **changes):
 def test_a_sound_job_has_no_problems():
     found = job()
     assert found.problems == [], found.problems
-    assert found.architecture is not None
+    assert found.model_def is not None
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_data_none_leaves_devices_idle():
 
 
 def test_local_sizes_are_shares_of_the_whole():
-    kernel = Declaration((64, 4, 16), ("embed", "heads", "head_dim"))
+    kernel = ParamSpec((64, 4, 16), ("embed", "heads", "head_dim"))
     fsdp = MeshAxes(data=("dp_shard",), shard="dp_shard", num_data=4, num_shard=4)
     both = MeshAxes(
         data=("dp_shard",),
@@ -171,12 +171,12 @@ def test_local_sizes_are_shares_of_the_whole():
 def test_memory_falls_with_every_kind_of_parallelism():
     def total(devices, **block):
         found = job(num_devices=devices, trainer__parallelism=block)
-        assert found.architecture is not None
+        assert found.model_def is not None
         assert found.axes is not None
-        return estimate_memory(found.config, found.architecture, found.axes)
+        return estimate_memory(found.config, found.model_def, found.axes)
 
     one = total(1)
-    assert one.parts["parameters"] == 4 * job().architecture.num_parameters
+    assert one.parts["parameters"] == 4 * job().model_def.num_parameters
     assert total(8, data="fsdp2").parts["parameters"] < one.parts["parameters"] / 4
     activations = "activations (estimate)"
     assert total(2, tensor=2).parts[activations] < one.parts[activations]

@@ -21,7 +21,7 @@ def weights(value=1.0):
     kernel = value * jnp.arange(64, dtype=jnp.float32).reshape(8, 8)
     return {
         "params": {"stages/0/blocks/to_q/kernel": kernel, "head/bias": jnp.ones(8)},
-        "vectors": {"stages/0/blocks/to_q/kernel": {"u": jnp.ones(8)}},
+        "spectral_norm_state": {"stages/0/blocks/to_q/kernel": {"u": jnp.ones(8)}},
     }
 
 
@@ -32,7 +32,7 @@ def items(value=1.0):
     return {
         "weights": weights(value),
         "ema": params,
-        "optimiser": {"opt_state": state, "micro_step": jnp.int32(7), "key": key},
+        "optimizer": {"opt_state": state, "micro_step": jnp.int32(7), "key": key},
     }
 
 
@@ -167,7 +167,7 @@ def test_errors(open_store, tmp_path):
     store.wait()
     with pytest.raises(FileNotFoundError, match=r"no checkpoint 4 in .*: \[3\]"):
         store.progress(4)
-    with pytest.raises(FileNotFoundError, match=r"has no ema, optimiser; it has w"):
+    with pytest.raises(FileNotFoundError, match=r"has no ema, optimizer; it has w"):
         store.restore(3, items())
     other = weights()
     other["params"]["head/bias"] = jnp.ones(9)

@@ -35,7 +35,7 @@ CASES = {
     "plain": {},
     "history": {"data__history_len": 3, "model__frames": 3},
     "coarse": {"data__timestep": "12h", "seed": 42},
-    "no normaliser": {"preblocks": {"per_step": {"concat": {"type": "concat"}}}},
+    "no normalizer": {"preblocks": {"per_step": {"concat": {"type": "concat"}}}},
     "ranges": {
         "data__start_datetime": None,
         "data__end_datetime": None,

@@ -81,6 +81,6 @@ def test_units(world):
     loader = load(world)
     batch = loader.read([0, 1])
     sample = loader.dataset[1].target["ERA5"]["ERA5/prognostic/2d/SP"]
-    physical = loader.units.denormalise(batch.y)
+    physical = loader.units.denormalize(batch.y)
     assert np.allclose(physical[1, 4], sample[0], rtol=1e-6)
-    assert np.allclose(loader.units.normalise(physical), batch.y, atol=1e-4)
+    assert np.allclose(loader.units.normalize(physical), batch.y, atol=1e-4)

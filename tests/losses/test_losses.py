@@ -15,9 +15,9 @@ from credit_jax.losses import (
     latitude_weights,
     read_latitude,
 )
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.layouts import home_layout
+from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.rows.layout import block_layout
 from tests.support import assert_close
 
 LEVELS, LAT, LON = 3, 8, 12
@@ -30,7 +30,7 @@ CHANNELS_OF = {"S/p/3d/U": 3, "S/p/3d/T": 3, "S/p/2d/SP": 1, "S/d/2d/TP": 1}
 
 def reducer(lat, mesh=None):
     axes = MeshAxes() if mesh is None else MeshAxes.from_mesh(mesh)
-    return FieldReducer(home_layout(lat, axes.num_domain, axes.domain), axes)
+    return FieldReducer(block_layout(lat, axes.num_domain, axes.domain), axes)
 
 
 @pytest.fixture

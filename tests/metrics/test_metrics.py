@@ -9,9 +9,9 @@ from jax.sharding import PartitionSpec as P
 
 from credit_jax.config.metrics import MetricsConfig
 from credit_jax.metrics import NEEDS_CLIMATOLOGY, SCORES, build_metrics, metric_names
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.layouts import home_layout
+from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.rows.layout import block_layout
 from tests.support import assert_close
 
 LON = 12
@@ -21,7 +21,7 @@ NUM = sum(CHANNELS.values())
 
 def reducer(lat, mesh=None):
     axes = MeshAxes() if mesh is None else MeshAxes.from_mesh(mesh)
-    return FieldReducer(home_layout(lat, axes.num_domain, axes.domain), axes)
+    return FieldReducer(block_layout(lat, axes.num_domain, axes.domain), axes)
 
 
 def draw(rng, lat, batch=2):

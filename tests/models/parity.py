@@ -14,9 +14,9 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
-from credit_jax.parallel.packing import pack
-from credit_jax.parallel.precision import Precision
-from credit_torch_bridge.state_dict import from_state_dict, to_state_dict
+from credit_jax.parallel.params.packing import pack
+from credit_jax.parallel.params.precision import Precision
+from credit_torch_bridge.checkpoint.state_dict import from_state_dict, to_state_dict
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-9
@@ -33,21 +33,23 @@ def run_with_credits_weights(
         block: the `model:` block.
         case: a `CreditCase` of it.
     """
-    architecture = build(block)
-    params, vectors = jax.device_put(from_state_dict(architecture, case.state))
+    model_def = build(block)
+    params, spectral_norm_state = jax.device_put(from_state_dict(model_def, case.state))
     name = str(case.x.dtype)
 
     def loss(params: Any, x: Any) -> Any:
-        weights = spectral_norm.normalise(params, vectors, architecture.matrices)
-        context = Context(
-            precision=Precision.of(name), running=architecture.running(vectors)
+        weights = spectral_norm.normalize(
+            params, spectral_norm_state, model_def.matrices
         )
-        y = architecture.apply(weights, x, context)
+        context = Context(
+            precision=Precision.of(name), running=model_def.running(spectral_norm_state)
+        )
+        y = model_def.apply(weights, x, context)
         return (y**2).mean(), y
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
     (value, y), (by_param, by_input) = step(params, jnp.asarray(case.x))
-    named = to_state_dict(architecture, *jax.device_get((by_param, vectors)))
+    named = to_state_dict(model_def, *jax.device_get((by_param, spectral_norm_state)))
     return np.asarray(y), np.asarray(value), np.asarray(by_input), named
 
 
@@ -96,20 +98,22 @@ def assert_equals_credit_in_float64(
 def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) -> None:
     """The output of one training-mode forward, and the vectors and statistics after."""
     case = credit.credit_case(block, seed=1, mode="train")
-    architecture = build(block)
-    params, before = jax.device_put(from_state_dict(architecture, case.state))
-    _, after = from_state_dict(architecture, case.state_after)
+    model_def = build(block)
+    params, before = jax.device_put(from_state_dict(model_def, case.state))
+    _, after = from_state_dict(model_def, case.state_after)
     mesh = make_mesh()
-    model = build_parallel_model(architecture, mesh)
+    model = build_parallel_model(model_def, mesh)
 
     @jax.jit
     @partial(
         jax.shard_map, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()
     )
-    def forward(params: Any, vectors: Any, x: Any) -> Any:
-        packed = pack(params, architecture.declarations)
-        vectors = model.local_iterate(packed, vectors)
-        return model.local_training_forward(packed, vectors, x, jax.random.key(0))
+    def forward(params: Any, spectral_norm_state: Any, x: Any) -> Any:
+        packed = pack(params, model_def.param_specs)
+        spectral_norm_state = model.local_iterate(packed, spectral_norm_state)
+        return model.local_training_forward(
+            packed, spectral_norm_state, x, jax.random.key(0)
+        )
 
     y, new = forward(params, before, jnp.asarray(case.x))
     assert new.keys() == after.keys(), "the state must be of the same norms"

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from credit_jax.models.architecture import Architecture
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.batch_norm import fresh_state, with_running
 from credit_jax.nn.context import Context
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.layouts import home_layout
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.spec import ShardingRules, matrix_specs
 from credit_jax.parallel.placement import batch_spec, place_batch
-from credit_jax.parallel.precision import Precision
 from credit_jax.parallel.reductions import FieldReducer
-from credit_jax.parallel.sharding import ShardingRules, matrix_specs
-from tests.models.cases import CASES, CROSSFORMER_CASES
+from credit_jax.parallel.rows.layout import block_layout
+from tests.models.crossformer.cases import CASES, CROSSFORMER_CASES
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 BLOCKS = CASES | {f"crossformer {k}": v for k, v in CROSSFORMER_CASES.items()}
@@ -41,12 +41,12 @@ MESHES = {
 }
 
 
-def _data(architecture: Architecture, dtype: str) -> dict[str, np.ndarray]:
+def _data(model_def: ModelDef, dtype: str) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(5)
-    grid = architecture.image_height, architecture.image_width
+    grid = model_def.image_height, model_def.image_width
     shapes = {
-        "x": (architecture.input_channels, architecture.frames),
-        "y": (architecture.output_channels, architecture.output_frames),
+        "x": (model_def.input_channels, model_def.frames),
+        "y": (model_def.output_channels, model_def.output_frames),
     }
     wide = np.float64 if dtype == "float64" else np.float32
     return {
@@ -61,27 +61,27 @@ def _run(name: str, degrees: tuple[int, int, int], dtype: str) -> Any:
     The state is the vectors after one power iteration, and the running statistics after
     the forward.
     """
-    architecture = build(BLOCKS[name])
+    model_def = build(BLOCKS[name])
     mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
     axes, rules = MeshAxes.from_mesh(mesh), ShardingRules()
-    specs = rules.specs(architecture.declarations, axes)
-    matrices = architecture.matrices
-    vector_specs = {p: matrix_specs(d, specs[p]) for p, d in matrices.items()}
-    rows = home_layout(architecture.image_height, axes.num_domain, axes.domain, dim=3)
+    specs = rules.specs(model_def.param_specs, axes)
+    matrices = model_def.matrices
+    spectral_norm_specs = {p: matrix_specs(d, specs[p]) for p, d in matrices.items()}
+    rows = block_layout(model_def.image_height, axes.num_domain, axes.domain, dim=3)
     reducer = FieldReducer(rows, axes)
     whole = PartitionSpec()
-    statistics = jax.tree.map(lambda _: whole, fresh_state(architecture.norms))
+    statistics = jax.tree.map(lambda _: whole, fresh_state(model_def.norms))
     context = Context(
         axes=axes, rules=rules, precision=Precision.of(dtype), key=jax.random.key(0)
     )
 
-    def step(params: Any, vectors: Any, batch: Any) -> Any:
-        new = spectral_norm.iterate(params, vectors, matrices, specs)
+    def step(params: Any, spectral_norm_state: Any, batch: Any) -> Any:
+        new = spectral_norm.iterate(params, spectral_norm_state, matrices, specs)
 
         def loss(params: Any) -> Any:
-            weights = spectral_norm.normalise(params, new, matrices, specs)
-            here = replace(context, running=architecture.running(new))
-            y = architecture.apply(weights, batch["x"], here)
+            weights = spectral_norm.normalize(params, new, matrices, specs)
+            here = replace(context, running=model_def.running(new))
+            y = model_def.apply(weights, batch["x"], here)
             after = with_running(new, here.running or {})
             return reducer.mean((y - batch["y"]) ** 2), (y, after)
 
@@ -92,21 +92,23 @@ def _run(name: str, degrees: tuple[int, int, int], dtype: str) -> Any:
     body = jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(specs, vector_specs | statistics, spec),
-        out_specs=(spec, whole, specs, vector_specs | statistics),
+        in_specs=(specs, spectral_norm_specs | statistics, spec),
+        out_specs=(spec, whole, specs, spectral_norm_specs | statistics),
     )
-    params, vectors = _weights(name, dtype)
-    batch = place_batch(_data(architecture, dtype), mesh)
-    y, value, grads, new = jax.device_get(jax.jit(body)(params, vectors, batch))
-    return y[..., : architecture.image_height, :], value, grads, new
+    params, spectral_norm_state = _weights(name, dtype)
+    batch = place_batch(_data(model_def, dtype), mesh)
+    y, value, grads, new = jax.device_get(
+        jax.jit(body)(params, spectral_norm_state, batch)
+    )
+    return y[..., : model_def.image_height, :], value, grads, new
 
 
 @cache
 def _weights(name: str, dtype: str) -> Any:
     """Random weights, the same for every mesh; none at its initial zero or one."""
-    architecture = build(BLOCKS[name])
-    params, vectors = jax.jit(
-        lambda key: (architecture.init(key), architecture.init_vectors(key))
+    model_def = build(BLOCKS[name])
+    params, spectral_norm_state = jax.jit(
+        lambda key: (model_def.init(key), model_def.init_spectral_norm(key))
     )(jax.random.key(0))
     rng = np.random.default_rng(1)
     spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
@@ -117,7 +119,7 @@ def _weights(name: str, dtype: str) -> Any:
         whole = np.issubdtype(array.dtype, np.integer)
         return np.asarray(array, array.dtype if whole else wide)
 
-    return jax.tree.map(widened, (params, vectors))
+    return jax.tree.map(widened, (params, spectral_norm_state))
 
 
 @cache

@@ -9,17 +9,17 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.nn.blocks import TransformerBlock
+from credit_jax.models.crossformer.blocks import TransformerBlock
 from credit_jax.nn.context import Context
-from credit_jax.nn.parameters import declaration_of, named_parameters, stack_blocks
+from credit_jax.nn.parameters import named_parameters, param_spec_of, stack_blocks
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.collectives import axis_index, psum, vary
+from credit_jax.parallel.collectives import axis_index, psum, pvary
 from credit_jax.parallel.domain.windows import window_layout
-from credit_jax.parallel.initialisers import initialise
-from credit_jax.parallel.layouts import Field
-from credit_jax.parallel.rows import fetch
-from credit_jax.parallel.sharding import ShardingRules
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.initializers import initialize
+from credit_jax.parallel.params.spec import ShardingRules
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.reshard import reshard
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.gradients import draw
 
@@ -37,13 +37,13 @@ def blocks():
     return apply_tensor_parallel(stacked)
 
 
-def declarations():
-    return {path: declaration_of(v) for path, v in named_parameters(blocks())}
+def param_specs():
+    return {path: param_spec_of(v) for path, v in named_parameters(blocks())}
 
 
 @lru_cache
 def parameters():
-    return jax.jit(lambda key: initialise(declarations(), key))(jax.random.key(1))
+    return jax.jit(lambda key: initialize(param_specs(), key))(jax.random.key(1))
 
 
 # A number added to all logits of a softmax: its gradient is zero but for rounding.
@@ -57,7 +57,7 @@ WITHOUT_EFFECT = (
 def program(mesh, dropout=True):
     """Output and weight gradients of stacked transformer blocks in training."""
     axes = MeshAxes.from_mesh(mesh)
-    specs = ShardingRules().specs(declarations(), axes)
+    specs = ShardingRules().specs(param_specs(), axes)
 
     def forward(params, x, key):
         graph, state = nnx.split(blocks())
@@ -72,12 +72,12 @@ def program(mesh, dropout=True):
             sample_stride=axes.num_data,
         )
         home = context.rows(ROWS)
-        field = fetch(Field(x, home), window_layout(home, ROWS, WINDOW))
-        return fetch(context.scan(module, field, DEPTH), home).data
+        field = reshard(Field(x, home), window_layout(home, ROWS, WINDOW))
+        return reshard(context.scan(module, field, DEPTH), home).data
 
     def body(params, x, key):
         def loss(params):
-            spread = {p: vary(w, axes.batch) for p, w in params.items()}
+            spread = {p: pvary(w, axes.batch) for p, w in params.items()}
             out = forward(spread, x, key)
             return psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch), out
 

@@ -10,22 +10,22 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.nn.spectral_norm import (
-    init_vectors,
+    init_spectral_norm,
     iterate,
-    normalise,
-    vector_shapes,
+    normalize,
+    spectral_norm_shapes,
 )
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.sharding import Declaration, ShardingRules, matrix_specs
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.spec import ParamSpec, ShardingRules, matrix_specs
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import cotangent, draw
 
-LINEAR = Declaration((32, 48), ("embed", "mlp"), matrix_out=(1,))
-CONV = Declaration((3, 3, 8, 16), (None, None, "conv_in", "conv_out"), matrix_out=(3,))
-QKV = Declaration(
+LINEAR = ParamSpec((32, 48), ("embed", "mlp"), matrix_out=(1,))
+CONV = ParamSpec((3, 3, 8, 16), (None, None, "conv_in", "conv_out"), matrix_out=(3,))
+QKV = ParamSpec(
     (16, 3, 4, 8), ("embed", None, "heads", "head_dim"), matrix_out=(1, 2, 3)
 )
-OUT = Declaration((4, 16, 24), ("heads", "head_dim", "embed"), matrix_out=(2,))
+OUT = ParamSpec((4, 16, 24), ("heads", "head_dim", "embed"), matrix_out=(2,))
 DECLARATIONS = {
     "linear": LINEAR,
     "conv": CONV,
@@ -42,40 +42,42 @@ def weights(dtype=np.float32):
     }
 
 
-def step(params, vectors, declarations=None, specs=None):
-    """One training forward: new vectors, normalised weights, and its transpose."""
-    declarations = declarations or DECLARATIONS
-    new = iterate(params, vectors, declarations, specs)
-    normal, pullback = jax.vjp(lambda w: normalise(w, new, declarations, specs), params)
+def step(params, spectral_norm_state, param_specs=None, specs=None):
+    """One training forward: new vectors, normalized weights, and its transpose."""
+    param_specs = param_specs or DECLARATIONS
+    new = iterate(params, spectral_norm_state, param_specs, specs)
+    normal, pullback = jax.vjp(lambda w: normalize(w, new, param_specs, specs), params)
     return new, normal, pullback
 
 
-def to_torch(declaration, value):
+def to_torch(param_spec, value):
     """Our kernel as torch's (out, in) matrix."""
-    order = (*declaration.matrix_out, *declaration.matrix_in)
-    out = np.prod([declaration.shape[d] for d in declaration.matrix_out])
+    order = (*param_spec.matrix_out, *param_spec.matrix_in)
+    out = np.prod([param_spec.shape[d] for d in param_spec.matrix_out])
     return np.asarray(value).transpose(order).reshape(out, -1)
 
 
 @pytest.mark.parametrize("path", ["linear", "conv", "qkv", "out"])
 def test_one_training_forward_is_that_of_torch(path):
     torch = pytest.importorskip("torch")
-    declaration = DECLARATIONS[path]
-    matrix = to_torch(declaration, weights()[path])
-    vectors = jax.jit(lambda key: init_vectors(key, DECLARATIONS))(jax.random.key(0))
+    param_spec = DECLARATIONS[path]
+    matrix = to_torch(param_spec, weights()[path])
+    spectral_norm_state = jax.jit(lambda key: init_spectral_norm(key, DECLARATIONS))(
+        jax.random.key(0)
+    )
     layer = torch.nn.Linear(*matrix.shape[::-1], bias=False)
     layer.weight.data = torch.from_numpy(matrix.copy())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         layer = torch.nn.utils.spectral_norm(layer)
     for name, buffer in (("u", layer.weight_u), ("v", layer.weight_v)):
-        buffer.copy_(torch.tensor(np.asarray(vectors[path][name]).ravel()))
+        buffer.copy_(torch.tensor(np.asarray(spectral_norm_state[path][name]).ravel()))
     layer(torch.zeros(1, matrix.shape[1]))
-    weight = cotangent(declaration.shape)
-    (layer.weight * torch.from_numpy(to_torch(declaration, weight))).sum().backward()
+    weight = cotangent(param_spec.shape)
+    (layer.weight * torch.from_numpy(to_torch(param_spec, weight))).sum().backward()
 
     def run(params):
-        new, normal, pullback = step(params, vectors)
+        new, normal, pullback = step(params, spectral_norm_state)
         cotangents = {p: jnp.zeros_like(w) for p, w in normal.items()}
         return new[path], normal[path], pullback({**cotangents, path: weight})[0][path]
 
@@ -83,18 +85,18 @@ def test_one_training_forward_is_that_of_torch(path):
     assert_close(new["u"].ravel(), layer.weight_u, 1e-6, f"{path}, u")
     assert_close(new["v"].ravel(), layer.weight_v, 1e-6, f"{path}, v")
     expected = layer.weight.detach()
-    assert_close(to_torch(declaration, normal), expected, 1e-6, f"{path}, weight")
+    assert_close(to_torch(param_spec, normal), expected, 1e-6, f"{path}, weight")
     expected = layer.weight_orig.grad
-    assert_close(to_torch(declaration, gradient), expected, 1e-5, f"{path}, gradient")
+    assert_close(to_torch(param_spec, gradient), expected, 1e-5, f"{path}, gradient")
 
 
-def test_stacked_blocks_are_normalised_one_by_one():
+def test_stacked_blocks_are_normalized_one_by_one():
     params = weights()
-    vectors = init_vectors(jax.random.key(0), DECLARATIONS)
-    new, normal, _ = step(params, vectors)
+    spectral_norm_state = init_spectral_norm(jax.random.key(0), DECLARATIONS)
+    new, normal, _ = step(params, spectral_norm_state)
     for block in range(3):
         one = {"qkv": params["stacked"][block]}
-        pair = {"qkv": {k: v[block] for k, v in vectors["stacked"].items()}}
+        pair = {"qkv": {k: v[block] for k, v in spectral_norm_state["stacked"].items()}}
         alone, alone_normal, _ = step(one, pair, {"qkv": QKV})
         for name in "uv":
             expected = alone["qkv"][name]
@@ -104,11 +106,13 @@ def test_stacked_blocks_are_normalised_one_by_one():
 
 def test_power_iterations_find_the_largest_singular_value():
     params = weights()
-    vectors = init_vectors(jax.random.key(0), DECLARATIONS)
-    run = jax.jit(lambda vectors: iterate(params, vectors, DECLARATIONS))
+    spectral_norm_state = init_spectral_norm(jax.random.key(0), DECLARATIONS)
+    run = jax.jit(
+        lambda spectral_norm_state: iterate(params, spectral_norm_state, DECLARATIONS)
+    )
     for _ in range(200):
-        vectors = run(vectors)
-    normal = normalise(params, vectors, DECLARATIONS)
+        spectral_norm_state = run(spectral_norm_state)
+    normal = normalize(params, spectral_norm_state, DECLARATIONS)
     for path in ("linear", "conv", "qkv", "out"):
         matrix = to_torch(DECLARATIONS[path], normal[path])
         largest = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)[0]
@@ -117,29 +121,33 @@ def test_power_iterations_find_the_largest_singular_value():
 
 def test_weights_without_vectors_are_left_alone():
     params = weights()
-    vectors = init_vectors(jax.random.key(0), {"linear": LINEAR})
-    normal = normalise(params, vectors, DECLARATIONS)
+    spectral_norm_state = init_spectral_norm(jax.random.key(0), {"linear": LINEAR})
+    normal = normalize(params, spectral_norm_state, DECLARATIONS)
     assert all(normal[path] is params[path] for path in params if path != "linear")
 
 
 def run_on(mesh):
-    """New vectors, normalised weights and gradients, whole arrays."""
+    """New vectors, normalized weights and gradients, whole arrays."""
     specs = ShardingRules().specs(DECLARATIONS, MeshAxes.from_mesh(mesh))
     if mesh.size > 1:
         used = {name for spec in specs.values() for name in spec if name}
         assert used == set(mesh.axis_names) - {"domain"}, "nothing is split"
-    vector_specs = {p: matrix_specs(d, specs[p]) for p, d in DECLARATIONS.items()}
+    spectral_norm_specs = {
+        p: matrix_specs(d, specs[p]) for p, d in DECLARATIONS.items()
+    }
 
     def body(key, params, weight):
-        vectors = init_vectors(key, DECLARATIONS, specs, dict(mesh.shape))
-        new, normal, pullback = step(params, vectors, specs=specs)
-        return vectors, new, normal, pullback(weight)[0]
+        spectral_norm_state = init_spectral_norm(
+            key, DECLARATIONS, specs, dict(mesh.shape)
+        )
+        new, normal, pullback = step(params, spectral_norm_state, specs=specs)
+        return spectral_norm_state, new, normal, pullback(weight)[0]
 
     sharded = jax.shard_map(
         body,
         mesh=mesh,
         in_specs=(P(), specs, specs),
-        out_specs=(vector_specs, vector_specs, specs, specs),
+        out_specs=(spectral_norm_specs, spectral_norm_specs, specs, specs),
     )
     weight = {p: jnp.asarray(cotangent(d.shape)) for p, d in DECLARATIONS.items()}
     return jax.jit(sharded)(jax.random.key(5), weights(), weight)
@@ -153,9 +161,9 @@ def on_one_device():
 @pytest.mark.parametrize(
     "degrees", [{"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2, "domain": 2}, {"dp": 4}]
 )
-def test_split_matrices_are_normalised_as_whole_ones(degrees):
+def test_split_matrices_are_normalized_as_whole_ones(degrees):
     actual, expected = run_on(make_mesh(**degrees)), on_one_device()
-    names = ("start", "vectors", "weights", "gradients")
+    names = ("start", "spectral_norm_state", "weights", "gradients")
     bounds = (1e-6, 1e-6, 1e-6, 1e-5)
     for name, bound, a, e in zip(names, bounds, actual, expected, strict=True):
         for path, leaf in jax.tree_util.tree_leaves_with_path(e):
@@ -165,5 +173,5 @@ def test_split_matrices_are_normalised_as_whole_ones(degrees):
 
 
 def test_shapes_of_vectors():
-    assert vector_shapes(QKV) == {"u": (3, 4, 8), "v": (16,)}
-    assert vector_shapes(CONV.stack(2)) == {"u": (2, 16), "v": (2, 3, 3, 8)}
+    assert spectral_norm_shapes(QKV) == {"u": (3, 4, 8), "v": (16,)}
+    assert spectral_norm_shapes(CONV.stack(2)) == {"u": (2, 16), "v": (2, 3, 3, 8)}

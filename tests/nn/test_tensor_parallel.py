@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec
 
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, GroupNorm, Linear
-from credit_jax.nn.parameters import declaration_of, named_parameters, stack_blocks
+from credit_jax.nn.parameters import named_parameters, param_spec_of, stack_blocks
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.layouts import Field, home_layout
-from credit_jax.parallel.sharding import ShardingRules
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.spec import ShardingRules
+from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.gradients import cotangent, draw
 
@@ -59,7 +59,7 @@ def _run(num_tensor: int) -> tuple[Any, Any, Any, dict[str, PartitionSpec]]:
     axes, rules = MeshAxes.from_mesh(mesh), ShardingRules()
     block = apply_tensor_parallel(Block())
     graph, state = nnx.split(block)
-    declared = {p: declaration_of(v) for p, v in named_parameters(block)}
+    declared = {p: param_spec_of(v) for p, v in named_parameters(block)}
     specs = rules.specs(declared, axes)
     params = {
         # As large as initial weights are, or the sine of large numbers loses digits.
@@ -75,7 +75,7 @@ def _run(num_tensor: int) -> tuple[Any, Any, Any, dict[str, PartitionSpec]]:
             for path, variable in nnx.to_flat_state(state)
         ]
         module: Any = nnx.merge(graph, nnx.from_flat_state(flat))
-        out = module(Field(x, home_layout(5)), context).data
+        out = module(Field(x, block_layout(5)), context).data
         return jnp.sum(out * cotangent(out.shape, np.float32)), out
 
     step = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
@@ -115,7 +115,7 @@ def test_split_pairs_are_whole_pairs(one_device: Any, num_tensor: int) -> None:
 
 def test_stacked_blocks_are_split_alike() -> None:
     stacked = apply_tensor_parallel(stack_blocks(Inner, 3))
-    declared = {p: declaration_of(v) for p, v in named_parameters(stacked)}
+    declared = {p: param_spec_of(v) for p, v in named_parameters(stacked)}
     assert declared["layers/0/kernel"].dims == ("layers", "embed", "mlp")
     assert declared["layers/0/bias"].dims == ("layers", "mlp")
     assert declared["layers/1/kernel"].dims == ("layers", "mlp", "embed")

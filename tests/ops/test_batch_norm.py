@@ -1,4 +1,4 @@
-"""Batch normalisation against torch.nn.BatchNorm2d, what it remembers included."""
+"""Batch normalization against torch.nn.BatchNorm2d, what it remembers included."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.ops.counter_bits import counter_bits
 from credit_jax.ops.dropout import drop, keep_mask
+from credit_jax.ops.random_bits import random_bits
 
 KEY = jax.random.key(3)
 
@@ -18,15 +18,15 @@ def positions(rows, columns):
 def test_bits_are_threefry_of_key_and_position():
     # The first known answer of Random123's kat_vectors: key and counter all zero.
     key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
-    bits = counter_bits(key, jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+    bits = random_bits(key, jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
     assert hex(int(bits[0])) == "0x6b200159"
 
 
 def test_bits_depend_on_key_and_position_alone():
-    whole = counter_bits(KEY, *positions(6, 10))
-    part = counter_bits(KEY, jnp.arange(2, 5)[:, None], jnp.arange(4, 7)[None, :])
+    whole = random_bits(KEY, *positions(6, 10))
+    part = random_bits(KEY, jnp.arange(2, 5)[:, None], jnp.arange(4, 7)[None, :])
     assert (whole[2:5, 4:7] == part).all()
-    other = counter_bits(jax.random.key(4), *positions(6, 10))
+    other = random_bits(jax.random.key(4), *positions(6, 10))
     assert (whole != other).all()
     assert len(np.unique(whole)) == whole.size, "two positions have the same bits"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.ops.gates import neighbour_gate, neighbour_taps, squeeze_gate
+from credit_jax.ops.gates import neighbor_gate, neighbor_taps, squeeze_gate
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
 torch = pytest.importorskip("torch")
@@ -27,7 +27,7 @@ def test_squeeze_gate_is_that_of_torch(bias):
 
 
 @pytest.mark.parametrize(("channels", "taps"), [(7, 3), (4, 5), (9, 1)])
-def test_neighbour_gate_is_that_of_torch(channels, taps):
+def test_neighbor_gate_is_that_of_torch(channels, taps):
     def torch_gate(pooled, kernel):
         mixed = functional.conv1d(
             pooled[:, None], kernel[None, None], padding=taps // 2
@@ -36,16 +36,16 @@ def test_neighbour_gate_is_that_of_torch(channels, taps):
 
     arrays = draw((2, channels)), draw((taps,), seed=1)
     expected = torch_values(torch_gate, *arrays)
-    assert_same(jax_values(neighbour_gate, *arrays), expected, f"{taps} taps")
+    assert_same(jax_values(neighbor_gate, *arrays), expected, f"{taps} taps")
 
 
-def test_neighbour_taps_are_those_of_credit(credit):
+def test_neighbor_taps_are_those_of_credit(credit):
     from tests.support.credit_modules import credit_attribute
 
     block = credit_attribute("models.unet_attention_modules", "ECABlock")
     wrong = []
     for channels in np.unique(np.geomspace(1, 5000, 300).astype(int)).tolist():
         (size,) = block(channels).conv.kernel_size
-        if neighbour_taps(channels) != size:
-            wrong.append((channels, size, neighbour_taps(channels)))
+        if neighbor_taps(channels) != size:
+            wrong.append((channels, size, neighbor_taps(channels)))
     assert not wrong, f"(channels, CREDIT's, ours): {wrong[:5]}"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from credit_jax.parallel.domain.windows import group_layout, window_layout
-from credit_jax.parallel.layouts import Field
-from credit_jax.parallel.rows import fetch
-from tests.parallel.cases import conv, norm, padding, resizing, scales, windows
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.reshard import reshard
+from tests.parallel.domain.cases import conv, norm, padding, resizing, scales, windows
 from tests.support.sharded import Case, build_cases
 
 KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce")
@@ -77,7 +77,7 @@ def test_collectives_of_an_operation(name):
 
 def test_long_windows_send_a_quarter_to_each_of_four_shards():
     def op(field: Field) -> Field:
-        return fetch(field, group_layout(field.layout, 48, 4))
+        return reshard(field, group_layout(field.layout, 48, 4))
 
     program, (fields, _), _ = build_cases(
         {"case": Case(op, ((1, 48, 5, 3),))}, 4, gradients=False
@@ -92,8 +92,8 @@ def test_long_windows_send_a_quarter_to_each_of_four_shards():
 
 def test_layouts_that_agree_share_one_move():
     def op(field: Field) -> Field:
-        field = fetch(field, window_layout(field.layout, 48, 4))
-        field = fetch(field, window_layout(field.layout, 48, 4))
-        return fetch(field, field.layout.home())
+        field = reshard(field, window_layout(field.layout, 48, 4))
+        field = reshard(field, window_layout(field.layout, 48, 4))
+        return reshard(field, field.layout.to_blocks())
 
     assert sent(Case(op, ((1, 48, 2, 1),))) == {}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.parallel.axes import DOMAIN, DP_SHARD, MeshAxes
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, MeshAxes
 from credit_jax.parallel.placement import (
     batch_spec,
-    fill_rows,
     gather_tensor,
+    pad_rows,
     place_batch,
     shard_batch,
     shard_tensor,
@@ -39,7 +39,7 @@ def test_there_and_back(rows, dim, on_device):
         assert shard.data.shape[dim] == length
     last = np.take(np.asarray(split), range(rows, 4 * length), dim)
     expected = np.take(x, [rows - 1] * (4 * length - rows), dim)
-    assert np.array_equal(last, expected), "filler is the last row"
+    assert np.array_equal(last, expected), "padding is the last row"
     whole = gather_tensor(split, mesh, dim=dim, size=rows)
     assert isinstance(whole, jax.Array)
     assert whole.sharding.is_fully_replicated
@@ -99,7 +99,7 @@ def test_the_blocks_are_those_of_the_outside():
             out_specs=P(None, None, None, DOMAIN),
         )
     )(x)
-    assert np.array_equal(inside, shard_tensor(x, mesh)), "filler included"
+    assert np.array_equal(inside, shard_tensor(x, mesh)), "padding included"
 
 
 @pytest.mark.parametrize("size", [17, 12, 3])
@@ -176,8 +176,8 @@ def test_specs():
 
 def test_filling():
     x = draw((1, 3, 2))
-    assert fill_rows(x, 1) is x
-    assert fill_rows(x, 3) is x
-    assert isinstance(fill_rows(x, 2), np.ndarray)
-    assert isinstance(fill_rows(jnp.asarray(x), 2), jax.Array)
-    assert fill_rows(x, 8).shape == (1, 8, 2)
+    assert pad_rows(x, 1) is x
+    assert pad_rows(x, 3) is x
+    assert isinstance(pad_rows(x, 2), np.ndarray)
+    assert isinstance(pad_rows(jnp.asarray(x), 2), jax.Array)
+    assert pad_rows(x, 8).shape == (1, 8, 2)

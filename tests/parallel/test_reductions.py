@@ -1,4 +1,4 @@
-"""Means of sharded fields: the same on every mesh, whatever filler holds."""
+"""Means of sharded fields: the same on every mesh, whatever padding holds."""
 
 from functools import partial
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from credit_jax.parallel.axes import MeshAxes
-from credit_jax.parallel.layouts import home_layout
+from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.rows.layout import block_layout
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
 from tests.support.sharded import GARBAGE
@@ -28,7 +28,7 @@ MESHES = {
 def run(mesh, values, weights):
     """Mean, channel means, sample means, and the gradient of the mean."""
     axes = MeshAxes.from_mesh(mesh)
-    rows = home_layout(values.shape[3], axes.num_domain, axes.domain, dim=3)
+    rows = block_layout(values.shape[3], axes.num_domain, axes.domain, dim=3)
     filler = rows.num_shards * rows.length - rows.size
     widths = [(0, 0)] * 3 + [(0, filler), (0, 0)]
     x = np.pad(values, widths, constant_values=GARBAGE)
@@ -54,7 +54,9 @@ def run(mesh, values, weights):
         out_specs=(whole, spec, whole, PartitionSpec(axes.data or None)),
     )
     mean, gradient, channels, samples = jax.jit(sharded)(x)
-    assert not np.asarray(gradient)[:, :, :, rows.size :].any(), "filler has a gradient"
+    assert not np.asarray(gradient)[:, :, :, rows.size :].any(), (
+        "padding has a gradient"
+    )
     return mean, np.asarray(gradient)[:, :, :, : rows.size], channels, samples
 
 
@@ -75,6 +77,6 @@ def test_means_on_every_mesh(name, weighted):
 
 def test_bfloat16_is_summed_in_float32():
     values = jnp.ones((1, 1, 1, 300, 3), jnp.bfloat16)
-    mean = FieldReducer(home_layout(300, dim=3), MeshAxes()).mean(values)
+    mean = FieldReducer(block_layout(300, dim=3), MeshAxes()).mean(values)
     assert mean.dtype == jnp.float32
     assert mean == 1.0

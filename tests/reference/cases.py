@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from credit_torch_bridge.credit_side import fresh_credit
+from credit_torch_bridge.compare.credit_side import fresh_credit
 
 _SETTLING_FORWARDS = 5
 _SPREAD = 0.1
@@ -31,7 +31,7 @@ class CreditCase:
         state_after: the state dict after it; in training mode the vectors have moved by
             one power iteration.
         parameters: names of the parameters in the order of `model.parameters()`, which
-            is the order of an optimiser's integer keys.
+            is the order of an optimizer's integer keys.
     """
 
     x: np.ndarray
@@ -89,7 +89,7 @@ def credit_case(
 
 
 def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Module:
-    """The CREDIT model of a `model:` block, on the CPU, freshly initialised."""
+    """The CREDIT model of a `model:` block, on the CPU, freshly initialized."""
     torch.set_num_threads(1)
     # CREDIT and its libraries warn of their own affairs; ours are errors.
     with warnings.catch_warnings():

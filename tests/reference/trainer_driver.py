@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from credit_torch_bridge.credit_import import import_torchvision
+from credit_torch_bridge.compare.credit_import import import_torchvision
 
 # What a step records is passed through these; CREDIT's own files stay as they are.
 _RECORD: dict[str, list[np.ndarray | float]] = defaultdict(list)

@@ -22,9 +22,9 @@ class CreditRun:
 
     Attributes:
         x: (step, batch, channel, time, lat, lon) as handed to the model.
-        y: (step, batch, channel, time, lat, lon), the normalised target.
+        y: (step, batch, channel, time, lat, lon), the normalized target.
         loss: (step,) of the training batches.
-        learning_rate: (update,) used by each optimiser update.
+        learning_rate: (update,) used by each optimizer update.
         gradient_norm: (update,) before clipping; empty where nothing is clipped.
         valid_loss: (epoch * validation batch,), with the averaged weights where there
             is EMA.

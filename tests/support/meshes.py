@@ -5,7 +5,7 @@ import math
 import jax
 from jax.sharding import AxisType, Mesh
 
-from credit_jax.parallel.axes import DOMAIN, DP_SHARD, TP
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP
 
 
 def make_mesh(*, dp: int = 1, tp: int = 1, domain: int = 1) -> Mesh:

@@ -1,7 +1,7 @@
 """Runs operations on fields split over shards, and on one device, with gradients.
 
 A case is a function of fields and weights. All cases run in one compiled program for
-each number of shards, because compiling takes most of the time. What filler rows hold
+each number of shards, because compiling takes most of the time. What padding rows hold
 must not matter, so they go in as large numbers.
 """
 
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from credit_jax.parallel.axes import DOMAIN
 from credit_jax.parallel.collectives import psum
-from credit_jax.parallel.layouts import Field, Layout, home_layout
+from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 from tests.support.gradients import cotangent, draw
 
 GARBAGE = 1e6
@@ -130,7 +130,7 @@ def _spec(case: Case) -> PartitionSpec:
 
 def _home(case: Case, shape: Shape, num_shards: int) -> Layout:
     axis = DOMAIN if num_shards > 1 else None
-    return home_layout(shape[case.dim], num_shards, axis, case.dim)
+    return block_layout(shape[case.dim], num_shards, axis, case.dim)
 
 
 def _on_layouts(case: Case, fields: Any, num_shards: int) -> list[Field]:
@@ -148,13 +148,13 @@ def _times_cotangent(out: Field) -> jax.Array:
 
 
 def _split(case: Case, num_shards: int, dtype: Any) -> tuple[np.ndarray, ...]:
-    """The fields as equal blocks, garbage in the filler."""
+    """The fields as equal blocks, garbage in the padding."""
     out = []
     for number, shape in enumerate(case.fields):
         x = draw(shape, seed=number, dtype=dtype)
-        held = np.asarray(_home(case, shape, num_shards).held).reshape(-1)
-        rows = np.moveaxis(x, case.dim, 0)[np.maximum(held, 0)]
-        rows[held < 0] = GARBAGE
+        rows_per_shard = np.asarray(_home(case, shape, num_shards).rows).reshape(-1)
+        rows = np.moveaxis(x, case.dim, 0)[np.maximum(rows_per_shard, 0)]
+        rows[rows_per_shard < 0] = GARBAGE
         out.append(np.moveaxis(rows, 0, case.dim))
     return tuple(out)
 
@@ -178,8 +178,8 @@ def _collect(
 
 
 def _global(x: Any, layout: Layout) -> np.ndarray:
-    """The real rows in order; filler of a gradient must be zero or is left out."""
-    held = np.asarray(layout.held).reshape(-1)
-    where = {row: i for i, row in enumerate(held) if row >= 0}
+    """The real rows in order; padding of a gradient must be zero or is left out."""
+    rows_per_shard = np.asarray(layout.rows).reshape(-1)
+    where = {row: i for i, row in enumerate(rows_per_shard) if row >= 0}
     index = [where[row] for row in range(layout.size)]
     return np.take(np.asarray(x), index, layout.dim)

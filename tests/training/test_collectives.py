@@ -13,14 +13,14 @@ import pytest
 from benchmarks.hlo import collectives
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
-from credit_jax.parallel.axes import MeshAxes
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.spec import ShardingRules
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.reductions import FieldReducer
-from credit_jax.parallel.sharding import ShardingRules
-from credit_jax.training.optimisers import AdamW
+from credit_jax.training.optimizer import AdamW
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from tests.models.cases import CASES
+from tests.models.crossformer.cases import CASES
 from tests.support import make_mesh
 
 BLOCK = {**CASES["plain"], "depth": [1, 1, 2, 1]}
@@ -34,7 +34,7 @@ KINDS = (
 
 
 def _collectives(text: str) -> dict[str, list[tuple[int, ...]]]:
-    """Shape of (the first result of) every collective of optimised HLO, by kind."""
+    """Shape of (the first result of) every collective of optimized HLO, by kind."""
     found: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
     pattern = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
     for result, kind in pattern.findall(text):
@@ -51,16 +51,16 @@ def _program(kind: str, degrees: dict[str, int]) -> Any:
     """A step before XLA."""
     mesh = make_mesh(**degrees)
     model = build_parallel_model(BLOCK, mesh)
-    architecture = model.architecture
-    optimiser = AdamW(max_norm=1.0)
-    state = init_state(model, optimiser, jax.random.key(0))
-    grid = architecture.image_height, architecture.image_width
-    x = np.zeros((4, architecture.input_channels, 1, *grid), np.float32)
-    y = np.zeros((4, architecture.output_channels, 1, *grid), np.float32)
+    model_def = model.model_def
+    optimizer = AdamW(max_norm=1.0)
+    state = init_state(model, optimizer, jax.random.key(0))
+    grid = model_def.image_height, model_def.image_width
+    x = np.zeros((4, model_def.input_channels, 1, *grid), np.float32)
+    y = np.zeros((4, model_def.output_channels, 1, *grid), np.float32)
     if kind == "forecast":
         batch = place_batch({"x": x}, mesh)["x"]
-        return model.apply.lower(state.params, state.vectors, batch)  # pyright: ignore
-    train = make_train_step(model, optimiser, lambda _: jnp.float32(1e-3), _loss)
+        return model.apply.lower(state.params, state.spectral_norm_state, batch)  # pyright: ignore
+    train = make_train_step(model, optimizer, lambda _: jnp.float32(1e-3), _loss)
     batch = place_batch({"x": x[None], "y": y[None]}, mesh)
     return train.lower(state, batch)  # pyright: ignore
 
@@ -111,12 +111,12 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     a stage once.
     """
     found, num_gathers = _compiled("train", dp=4)
-    architecture = build(BLOCK)
+    model_def = build(BLOCK)
     axes = MeshAxes.from_mesh(make_mesh(dp=4))
     split = {
-        path: declaration.unstack().shape
-        for path, declaration in architecture.declarations.items()
-        if ShardingRules().shard_dim(declaration, axes) is not None
+        path: param_spec.unstack().shape
+        for path, param_spec in model_def.param_specs.items()
+        if ShardingRules().shard_dim(param_spec, axes) is not None
     }
     shapes = {tuple(sorted(shape)) for shape in split.values()}
     gathered = [tuple(sorted(n for n in s if n > 1)) for s in found["all-gather"]]

@@ -13,6 +13,7 @@ from rich.console import Console
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import build_config
 from credit_jax.training.display import Display
+from credit_jax.training.loggers import read_log
 from credit_jax.training.loop import (
     EARLY,
     FINISHED,
@@ -21,10 +22,9 @@ from credit_jax.training.loop import (
     grouped,
     is_better,
 )
-from credit_jax.training.records import read_log
+from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.run import train
 from credit_jax.training.setup import Setup, prepare
-from credit_jax.training.snapshots import RunStore, start_of_run
 from tests.support import assert_close
 from tests.training.tiny import tiny_config
 
@@ -88,7 +88,7 @@ def go(setup, tmp_path, *, resume=False):
 
 
 def run_store(setup, folder):
-    return RunStore(CheckpointStore(folder), setup.architecture.declarations)
+    return RunStore(CheckpointStore(folder), setup.model_def.param_specs)
 
 
 def terminate_before(step):
@@ -113,7 +113,7 @@ def test_a_whole_run(make, tmp_path):
     assert "epoch 3/3 done" in text
     store = CheckpointStore(tmp_path)
     assert store.latest_step() == 18
-    assert store.item_names(18) == ["weights", "ema", "optimiser"]
+    assert store.item_names(18) == ["weights", "ema", "optimizer"]
     store.close()
 
 
@@ -237,7 +237,7 @@ def test_accumulation_with_a_short_last_group(make, tmp_path):
 
 
 def test_weights_alone(make, tmp_path):
-    """CREDIT's `load_weights`: the same weights, a fresh optimiser and schedule."""
+    """CREDIT's `load_weights`: the same weights, a fresh optimizer and schedule."""
     trained, _ = go(make(trainer__epochs=1), tmp_path)
     setup = make(trainer__load_weights=True)
     store = run_store(setup, tmp_path)

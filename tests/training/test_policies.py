@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from credit_jax.models.parallel_model import build_parallel_model
-from credit_jax.parallel.dims import ParallelDims
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.params.precision import Precision, default_mp_policy
 from credit_jax.parallel.placement import place_batch
-from credit_jax.parallel.precision import Precision, default_mp_policy
 from credit_jax.training.loss_scale import INITIAL_SCALE, LossScale
-from credit_jax.training.optimisers import AdamW
+from credit_jax.training.optimizer import AdamW
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
-from tests.models.cases import CASES
+from tests.models.crossformer.cases import CASES
 from tests.support import assert_close
 
 # Spectral norm, whose vectors are far from converged in the first steps; two blocks in
@@ -33,9 +33,9 @@ LOSS, NORM = 1e-4, 1e-3
 
 def _data(model: Any) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    grid = model.architecture.image_height, model.architecture.image_width
-    x = rng.normal(size=(STEPS, BATCH, model.architecture.input_channels, 1, *grid))
-    y = rng.normal(size=(STEPS, BATCH, model.architecture.output_channels, 1, *grid))
+    grid = model.model_def.image_height, model.model_def.image_width
+    x = rng.normal(size=(STEPS, BATCH, model.model_def.input_channels, 1, *grid))
+    y = rng.normal(size=(STEPS, BATCH, model.model_def.output_channels, 1, *grid))
     return x.astype(np.float32), y.astype(np.float32)
 
 
@@ -46,9 +46,9 @@ def _build(
     devices = jax.devices()[: int(np.prod([1, *degrees.values()]))]
     mesh = ParallelDims(**degrees, world_size=len(devices)).build_mesh(devices)
     model = build_parallel_model(BLOCK, mesh, **policies)
-    optimiser = AdamW(weight_decay=1e-3, max_norm=1.0)
-    step = make_train_step(model, optimiser, lambda _: jnp.float32(1e-3), _mse)
-    start = partial(init_state, model, optimiser)
+    optimizer = AdamW(weight_decay=1e-3, max_norm=1.0)
+    step = make_train_step(model, optimizer, lambda _: jnp.float32(1e-3), _mse)
+    start = partial(init_state, model, optimizer)
     key = jax.random.key(0)
     return model, step, jax.eval_shape(start, key) if shapes_only else start(key)
 
@@ -63,7 +63,7 @@ def _run(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Loss and gradient norm of every step, and the bytes that a device works in."""
     model, step, state = _build(dict(degrees), **dict(policies))
-    mesh = model.execution.mesh
+    mesh = model.parallel_config.mesh
     xs, ys = _data(model)
     batches = [
         place_batch({"x": x[None], "y": y[None]}, mesh)
@@ -121,7 +121,7 @@ def _program(degrees: dict[str, int], **policies: Any) -> str:
     """The step as XLA is given it; nothing is compiled."""
     model, step, state = _build(degrees, shapes_only=True, **policies)
     x, y = _data(model)
-    batch = place_batch({"x": x[:1], "y": y[:1]}, model.execution.mesh)
+    batch = place_batch({"x": x[:1], "y": y[:1]}, model.parallel_config.mesh)
     return step.lower(state, batch).as_text()  # pyright: ignore
 
 
@@ -165,7 +165,7 @@ def test_bfloat16_stays_near_float32_with_gradients_summed_in_it() -> None:
     policy = default_mp_policy(reduce_dtype="bfloat16", output_dtype="bfloat16")
     model, step, state = _build(HSDP, mp_policy=policy)
     x, y = _data(model)
-    batch = place_batch({"x": x[:1], "y": y[:1]}, model.execution.mesh)
+    batch = place_batch({"x": x[:1], "y": y[:1]}, model.parallel_config.mesh)
     lowered = step.lower(state, batch)  # pyright: ignore
     scatters = _types(lowered.as_text(), "reduce_scatter")
     assert scatters
@@ -208,7 +208,7 @@ def test_loss_scale_follows_that_of_torch() -> None:
     torch = pytest.importorskip("torch")
     scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL_SCALE)
     weight = torch.nn.Parameter(torch.zeros(1))
-    optimiser = torch.optim.SGD([weight], lr=0.0)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
     ours = LossScale.fresh()
     after = jax.jit(LossScale.after)
     rng = np.random.default_rng(0)
@@ -216,9 +216,9 @@ def test_loss_scale_follows_that_of_torch() -> None:
     for number, good in enumerate(finite):
         scaler.scale(weight.sum()).backward()
         weight.grad[:] = 1.0 if good else float("inf")
-        scaler.step(optimiser)
+        scaler.step(optimizer)
         scaler.update()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         ours = after(ours, good)
         assert float(ours.scale) == scaler.get_scale(), f"after update {number}"
     assert float(ours.scale) != INITIAL_SCALE
@@ -235,7 +235,7 @@ def test_float16_leaves_out_updates_that_overflow(float16: Any) -> None:
     """A target of 1e5 sends its gradient beyond float16 at the first scale."""
     model, step, fresh = float16
     x, y = _data(model)
-    batch = place_batch({"x": x[:1], "y": 1e5 * y[:1]}, model.execution.mesh)
+    batch = place_batch({"x": x[:1], "y": 1e5 * y[:1]}, model.parallel_config.mesh)
     state, scales, skipped, moved = fresh(), [], [], []
     for _ in range(12):
         before = jax.device_get(state.params)
@@ -262,7 +262,7 @@ def test_float16_trains_near_float32(float16: Any) -> None:
     state, losses = fresh(), []
     for pair in zip(x, y, strict=True):
         batch = {name: part[None] for name, part in zip("xy", pair, strict=True)}
-        state, info = step(state, place_batch(batch, model.execution.mesh))
+        state, info = step(state, place_batch(batch, model.parallel_config.mesh))
         losses.append(float(info["loss"][0]))
     assert_close(np.asarray(losses), _curve({})[0], 2e-3, "float16 losses")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from credit_jax.config import load_config
-from credit_jax.nn.spectral_norm import Vectors
-from credit_jax.parallel.packing import pack, unpack
+from credit_jax.nn.spectral_norm import SpectralNormState
+from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
-from credit_torch_bridge.state_dict import from_state_dict
+from credit_torch_bridge.checkpoint.state_dict import from_state_dict
 from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close, assert_trees_close, relative_error
 
@@ -34,18 +34,20 @@ def _prepare(mesh: str) -> Setup:
 
 def _start(setup: Setup, initial: dict[str, np.ndarray]) -> TrainState:
     """The state before the first step, with CREDIT's weights and vectors."""
-    architecture = setup.architecture
-    params, vectors = jax.device_put(from_state_dict(architecture, initial))
-    packed = pack(params, architecture.declarations)
-    state = state_of(packed, vectors, setup.optimiser, jax.random.key(0), ema=True)
-    specs = state_specs(setup.model, setup.optimiser, ema=True)
+    model_def = setup.model_def
+    params, spectral_norm_state = jax.device_put(from_state_dict(model_def, initial))
+    packed = pack(params, model_def.param_specs)
+    state = state_of(
+        packed, spectral_norm_state, setup.optimizer, jax.random.key(0), ema=True
+    )
+    specs = state_specs(setup.model, setup.optimizer, ema=True)
     return place_state(state, specs, setup.mesh)
 
 
 def _by_credits_names(
     setup: Setup, stored: dict[str, np.ndarray]
-) -> tuple[dict[str, Any], Vectors]:
-    return from_state_dict(setup.architecture, stored)
+) -> tuple[dict[str, Any], SpectralNormState]:
+    return from_state_dict(setup.model_def, stored)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -81,11 +83,11 @@ def test_losses_follow_credit(
 
 def _compare_end(setup: Setup, state: TrainState, run: Any, mesh: str) -> None:
     """Parameters, average, vectors and validation loss after the last step."""
-    declarations = setup.architecture.declarations
-    params = jax.device_get(unpack(state.params, declarations))
+    param_specs = setup.model_def.param_specs
+    params = jax.device_get(unpack(state.params, param_specs))
     assert state.ema is not None
-    ema = jax.device_get(unpack(state.ema, declarations))
-    final, vectors = _by_credits_names(setup, run.final)
+    ema = jax.device_get(unpack(state.ema, param_specs))
+    final, spectral_norm_state = _by_credits_names(setup, run.final)
     start, _ = _by_credits_names(setup, run.initial)
     averaged, _ = _by_credits_names(setup, {**run.final, **run.ema})
     for what, actual, expected in (
@@ -96,16 +98,18 @@ def _compare_end(setup: Setup, state: TrainState, run: Any, mesh: str) -> None:
         should = _flat({k: expected[k] - start[k] for k in start})
         print(f"{mesh} {what}: way from the start {relative_error(moved, should):.1e}")
         assert_close(_flat(actual), _flat(expected), LOSS, f"{mesh}: {what}")
-    got = jax.device_get(state.vectors)
+    got = jax.device_get(state.spectral_norm_state)
     assert_trees_close(
         {path: pair["u"] for path, pair in got.items()},
-        {path: pair["u"] for path, pair in vectors.items()},
+        {path: pair["u"] for path, pair in spectral_norm_state.items()},
         1e-2,
         f"{mesh}: vectors u",
     )
     assert setup.valid_loader is not None
     batch = next(iter(setup.valid_loader.epoch(0)))
-    scores = setup.steps().evaluate(state.ema, state.vectors, setup.place_valid(batch))
+    scores = setup.steps().evaluate(
+        state.ema, state.spectral_norm_state, setup.place_valid(batch)
+    )
     assert_close(float(scores["loss"]), run.valid_loss[0], LOSS, "validation loss")
 
 

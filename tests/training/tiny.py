@@ -14,7 +14,7 @@ from flax import nnx
 from credit_jax.config.base import StrictModel
 from credit_jax.nn.parameters import parameter
 from credit_jax.parallel.collectives import psum
-from credit_jax.parallel.initialisers import torch_uniform
+from credit_jax.parallel.params.initializers import torch_uniform
 from tests.data.world import MODEL, raw_config
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.ops.affine import add_bias
-from credit_jax.ops.gates import neighbour_gate, squeeze_gate
+from credit_jax.ops.gates import neighbor_gate, squeeze_gate
 from credit_jax.ops.norm import RunningStatistics
 from credit_jax.parallel.domain.global_pool import (
     global_mean_pool,
@@ -19,8 +19,8 @@ from credit_jax.parallel.domain.global_pool import (
     mean_over_lon,
 )
 from credit_jax.parallel.domain.norm import batch_norm_field
-from credit_jax.parallel.layouts import Field, home_layout
 from credit_jax.parallel.placement import gather_rows
+from credit_jax.parallel.rows.layout import Field, block_layout
 
 
 def squeeze_excite(
@@ -51,13 +51,13 @@ def squeeze_excite(
 
 
 def efficient_channel_attention(field: Field, kernel: Float[Array, " taps"]) -> Field:
-    """CREDIT's ECABlock: every channel times a gate of its neighbours' global means.
+    """CREDIT's ECABlock: every channel times a gate of its neighbors' global means.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
-        kernel: over channels; `ops.gates.neighbour_taps` gives CREDIT's size.
+        kernel: over channels; `ops.gates.neighbor_taps` gives CREDIT's size.
     """
-    return _times(field, neighbour_gate(global_mean_pool(field), kernel))
+    return _times(field, neighbor_gate(global_mean_pool(field), kernel))
 
 
 @jax.tree_util.register_dataclass
@@ -67,7 +67,7 @@ class CoordinateWeights:
 
     Attributes:
         squeeze, squeeze_bias: (channel, hidden), (hidden,).
-        norm_scale, norm_bias: (hidden,) of the batch normalisation.
+        norm_scale, norm_bias: (hidden,) of the batch normalization.
         lat, lat_bias: (hidden, channel), (channel,): to the gate of each row.
         lon, lon_bias: the same to the gate of each column.
     """
@@ -95,7 +95,7 @@ def coordinate_attention(
 ) -> tuple[Field, RunningStatistics | None]:
     """CREDIT's CoordinateAttention: gates of rows and of columns from their means.
 
-    The batch normalisation goes over rows and columns together, each counted once
+    The batch normalization goes over rows and columns together, each counted once
     whatever the number of shards. Only squeezed means are sent.
 
     Args:
@@ -110,7 +110,7 @@ def coordinate_attention(
     lon = _squeezed(mean_over_lat(field), field, weights, dim=2)[:, 0]
     joint = jnp.concatenate([lat, lon], 1)
     normal, running = batch_norm_field(
-        Field(joint, home_layout(joint.shape[1])),
+        Field(joint, block_layout(joint.shape[1])),
         weights.norm_scale,
         weights.norm_bias,
         running,

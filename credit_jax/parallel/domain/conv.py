@@ -20,12 +20,12 @@ from credit_jax.ops.conv import (
 from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple, conv3d
 from credit_jax.parallel.domain.targets import (
     deliver,
-    on_one_stretch,
+    on_one_row_range,
     spatial_dim,
     whole_rows,
 )
-from credit_jax.parallel.layouts import FILLER, Field, Layout
-from credit_jax.parallel.rows import HALO, fetch
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout
+from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def conv2d_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv.conv2d` on a field: each shard fetches the rows its output rows read.
+    """`ops.conv.conv2d` on a field: each shard gets the rows its output reads.
 
     Args:
         field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
@@ -81,7 +81,7 @@ def conv3d_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv3d.conv3d` on a field: each shard fetches the rows its output rows read.
+    """`ops.conv3d.conv3d` on a field: each shard gets the rows its output reads.
 
     Args:
         field: (batch, depth, lat, lon, channel_in), rows split along dim 1, 2 or 3.
@@ -123,9 +123,9 @@ def _conv_field(
     rows = conv_out_size(
         layout.size, taps.size, taps.stride, taps.padding, taps.dilation
     )
-    target = on_one_stretch(layout, rows, out)
+    target = on_one_row_range(layout, rows, out)
     if layout.num_shards > 1:
-        field = fetch(field, conv_rows(layout, target, taps), scope=HALO)
+        field = reshard(field, conv_rows(layout, target, taps), scope=HALO)
         pads = without(pads, at)
     data = conv(
         whole_rows(field).data,
@@ -166,7 +166,7 @@ def conv2d_scales(
     low, largest = pads[-1][0], kernels[-1].shape[0]
     if shards > 1:
         reach = Taps(largest, stride, pads[-1], 1)
-        field = fetch(field, conv_rows(field.layout, out, reach), scope=HALO)
+        field = reshard(field, conv_rows(field.layout, out, reach), scope=HALO)
     parts = []
     for kernel, bias, pad in zip(kernels, biases, pads, strict=True):
         x, rows_pad = field.data, pad
@@ -202,20 +202,20 @@ def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
         taps: the kernel along the split dim.
     """
     span = (out.length - 1) * taps.stride + (taps.size - 1) * taps.dilation + 1
-    held = []
-    for rows in out.held:
+    rows_per_shard = []
+    for rows in out.rows:
         first = next((row - i for i, row in enumerate(rows) if row >= 0), None)
         if first is None:
-            held.append((FILLER,) * span)
+            rows_per_shard.append((PADDING,) * span)
             continue
         start = first * taps.stride - taps.padding[0]
-        held.append(
+        rows_per_shard.append(
             tuple(
-                g if 0 <= g < layout.size else FILLER
+                g if 0 <= g < layout.size else PADDING
                 for g in range(start, start + span)
             )
         )
-    return layout.with_rows(held, layout.size)
+    return layout.with_rows(rows_per_shard, layout.size)
 
 
 def without(padding: Sequence[Pair], index: int) -> tuple[Pair, ...]:

@@ -16,13 +16,13 @@ from credit_jax.ops.conv_transpose import (
 )
 from credit_jax.parallel.domain.targets import (
     deliver,
-    on_one_stretch,
+    on_one_row_range,
     spatial_dim,
     whole_rows,
 )
-from credit_jax.parallel.layouts import FILLER, Field, Layout
-from credit_jax.parallel.rows import HALO, fetch
-from credit_jax.parallel.take import take_rows
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout
+from credit_jax.parallel.rows.reshard import HALO, reshard
+from credit_jax.parallel.rows.take import take_rows
 
 
 def conv_transpose2d_field(
@@ -38,7 +38,7 @@ def conv_transpose2d_field(
 ) -> Field:
     """`ops.conv_transpose.conv_transpose2d` on a field.
 
-    Each shard fetches the rows that its output rows are made of. Where the kernel is
+    Each shard gets the rows that its output rows are made of. Where the kernel is
     the stride and the equal blocks of input and output rows agree, none move.
 
     Args:
@@ -120,7 +120,7 @@ def _conv_transpose_field(
         output_padding=output_padding[at],
         dilation=dilation[at],
     )
-    target = on_one_stretch(layout, rows, out)
+    target = on_one_row_range(layout, rows, out)
     more = {"stride": stride, "dilation": dilation, "groups": groups}
     if layout.num_shards == 1:
         data = op(
@@ -139,7 +139,7 @@ def _conv_transpose_field(
     ends[at] = (before * step, max(extent - step, 0))
     after[at] = max(step - extent, 0)
     data = op(
-        fetch(field, need, scope=HALO).data,
+        reshard(field, need, scope=HALO).data,
         kernel,
         padding=tuple(ends),
         output_padding=tuple(after),
@@ -171,18 +171,18 @@ def transposed_rows(
     """
     firsts = [
         next((row - i for i, row in enumerate(rows) if row >= 0), None)
-        for rows in out.held
+        for rows in out.rows
     ]
     idle = next(first for first in firsts if first is not None)
     starts = np.asarray([idle if first is None else first for first in firsts]) + low
     phase = starts % stride
     before = max((extent - 1 - int(phase.min())) // stride, 0)
     length = before + 1 + (int(phase.max()) + out.length - 1) // stride
-    held = [
+    rows_per_shard = [
         [
-            g if first is not None and 0 <= g < layout.size else FILLER
+            g if first is not None and 0 <= g < layout.size else PADDING
             for g in range(start - before, start - before + length)
         ]
         for first, start in zip(firsts, (starts // stride).tolist(), strict=True)
     ]
-    return layout.with_rows(held, layout.size), phase, before
+    return layout.with_rows(rows_per_shard, layout.size), phase, before

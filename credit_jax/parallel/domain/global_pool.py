@@ -9,16 +9,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.parallel.collectives import psum, vary
+from credit_jax.parallel.collectives import psum, pvary
 from credit_jax.parallel.domain.norm import num_points
 from credit_jax.parallel.domain.select import dim_size, lat_lon_dims
-from credit_jax.parallel.layouts import Field
+from credit_jax.parallel.rows.layout import Field
 
 
 def global_mean_pool(field: Field) -> Float[Array, "batch channel"]:
     """Mean over all points of the globe: torch.nn.AdaptiveAvgPool2d(1).
 
-    Filler rows count for nothing; the sum is float32 or wider.
+    Padding rows count for nothing; the sum is float32 or wider.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
@@ -70,15 +70,15 @@ def global_max_pool(field: Field) -> Float[Array, "batch channel"]:
     seen = jnp.where(field.mask(), seen, -jnp.inf)
     largest = seen.max(dims, keepdims=True)
     if axis:
-        largest = lax.pmax(vary(largest, (axis,)), axis)
+        largest = lax.pmax(pvary(largest, (axis,)), axis)
     position = _positions(field)
     last = np.iinfo(np.int32).max
     where = jnp.where((seen == largest) & field.mask(), position, last)
     first = where.min(dims, keepdims=True)
     if axis:
-        first = lax.pmin(vary(first, (axis,)), axis)
+        first = lax.pmin(pvary(first, (axis,)), axis)
     chosen = jnp.where(where == first, x, jnp.zeros((), x.dtype)).sum(dims)
-    return psum(vary(chosen, (axis,)), axis) if axis else chosen
+    return psum(pvary(chosen, (axis,)), axis) if axis else chosen
 
 
 def _positions(field: Field) -> Array:
@@ -105,9 +105,9 @@ def _mean_along(field: Field, dim: int) -> Array:
 def _shard_sum(
     field: Field, dims: tuple[int, ...], axis: str | None, *, keepdims: bool = False
 ) -> Array:
-    """Sum over dims, and over the shards where an axis is given, without filler."""
+    """Sum over dims, and over the shards where an axis is given, without padding."""
     values = field.data.astype(jnp.promote_types(field.data.dtype, jnp.float32))
     if field.layout.has_filler and field.layout.dim in dims:
         values = jnp.where(field.mask(), values, jnp.zeros((), values.dtype))
     total = values.sum(dims, keepdims=keepdims)
-    return psum(vary(total, (axis,)), axis) if axis else total
+    return psum(pvary(total, (axis,)), axis) if axis else total

@@ -1,4 +1,4 @@
-"""Halo exchange as a step of its own: a block with rows of its neighbours.
+"""Halo exchange as a step of its own: a block with rows of its neighbors.
 
 Operations on fields state the rows that they need and have no use for this. It is for
 code that works on local arrays: exchange, apply any stencil, trim.
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from credit_jax.parallel.axes import DOMAIN
-from credit_jax.parallel.layouts import FILLER, Field, Layout, home_layout
-from credit_jax.parallel.rows import HALO, fetch
+from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout, block_layout
+from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
 def halo_exchange(
@@ -25,11 +25,11 @@ def halo_exchange(
     size: int | None = None,
     periodic: bool = False,
 ) -> Shaped[Array, "*wider"]:
-    """The local block with `halo_width` rows of its neighbours on each side.
+    """The local block with `halo_width` rows of its neighbors on each side.
 
     Rows beyond the poles are zeros, or with `periodic` those of the other end. The halo
     may be wider than a shard. On uneven rows, what follows the last real row stands
-    right behind it, where its filler was. The gradient is the transpose: every shard
+    right behind it, where its padding was. The gradient is the transpose: every shard
     gets back what its rows were used for elsewhere.
 
     Args:
@@ -58,10 +58,10 @@ def halo_exchange(
     if not layout.is_block:
         raise ValueError(
             "the rows of the field are not in equal blocks; "
-            "fetch(field, field.layout.home()) puts them there"
+            "reshard(field, field.layout.to_blocks()) puts them there"
         )
     need = _halo_layout(layout, halo_width, periodic)
-    return fetch(field, need, scope=HALO).data
+    return reshard(field, need, scope=HALO).data
 
 
 def trim(
@@ -124,7 +124,7 @@ def _as_field(x: Array, dim: int, axis: str | None, size: int | None) -> Field:
     num_shards = lax.axis_size(axis) if axis else 1
     length = x.shape[dim]
     rows = num_shards * length if size is None else size
-    layout = home_layout(rows, num_shards, axis, dim % x.ndim)
+    layout = block_layout(rows, num_shards, axis, dim % x.ndim)
     if layout.length != length:
         raise ValueError(
             f"{rows} rows over {num_shards} shards are blocks of {layout.length}, but "
@@ -136,14 +136,14 @@ def _as_field(x: Array, dim: int, axis: str | None, size: int | None) -> Field:
 def _halo_layout(layout: Layout, width: int, periodic: bool) -> Layout:
     """Row numbers from `width` before each block to `width` behind it."""
     size, length = layout.size, layout.length
-    held = []
+    rows_per_shard = []
     for shard in range(layout.num_shards):
         first = shard * length
         rows = range(first - width, first + length + width)
         if first >= size:
-            held.append([FILLER] * len(rows))
+            rows_per_shard.append([PADDING] * len(rows))
         elif periodic:
-            held.append([row % size for row in rows])
+            rows_per_shard.append([row % size for row in rows])
         else:
-            held.append([row if 0 <= row < size else FILLER for row in rows])
-    return layout.with_rows(held, size)
+            rows_per_shard.append([row if 0 <= row < size else PADDING for row in rows])
+    return layout.with_rows(rows_per_shard, size)

@@ -1,4 +1,4 @@
-"""Normalisation with statistics over the rows of all shards."""
+"""Normalization with statistics over the rows of all shards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 from credit_jax.ops.affine import scale_and_shift
 from credit_jax.ops.norm import RunningStatistics, batch_norm_by
-from credit_jax.parallel.collectives import psum, vary
-from credit_jax.parallel.layouts import Field
+from credit_jax.parallel.collectives import psum, pvary
+from credit_jax.parallel.rows.layout import Field
 
 
 def group_norm(
@@ -25,7 +25,7 @@ def group_norm(
 ) -> Field:
     """torch.nn.GroupNorm: statistics over all points and the channels of a group.
 
-    Filler rows count for nothing. Mean and centred variance are each one local sum and
+    Padding rows do not count. Mean and centered variance are each one local sum and
     one `psum`, in float32 or wider.
 
     Args:
@@ -47,12 +47,12 @@ def group_norm(
             values = jnp.where(mask, values, jnp.zeros((), values.dtype))
         local = values.sum(dims, keepdims=True)
         if layout.axis:
-            local = psum(vary(local, (layout.axis,)), layout.axis)
+            local = psum(pvary(local, (layout.axis,)), layout.axis)
         return local / (points * per_group)
 
-    centred = wide - mean(wide)
-    variance = mean(centred * centred)
-    normal = centred * lax.rsqrt(variance + epsilon)
+    centered = wide - mean(wide)
+    variance = mean(centered * centered)
+    normal = centered * lax.rsqrt(variance + epsilon)
     normal = scale_and_shift(normal.reshape(x.shape), scale, bias)
     return field.like(normal.astype(x.dtype))
 
@@ -78,7 +78,7 @@ def batch_norm_field(
             running statistics of its own, and their type says so.
 
     Returns:
-        The normalised field, and `running` after this batch: the same on all shards.
+        The normalized field, and `running` after this batch: the same on all shards.
     """
     x, layout = field.data, field.layout
     summed = dict.fromkeys(([layout.axis] if layout.axis else []) + list(axes))
@@ -90,7 +90,7 @@ def batch_norm_field(
     def mean_of(values: Array) -> Array:
         if layout.has_filler:
             values = jnp.where(field.mask(), values, jnp.zeros((), values.dtype))
-        return psum(vary(values.sum(dims), over), over) / count
+        return psum(pvary(values.sum(dims), over), over) / count
 
     data, running = batch_norm_by(
         mean_of,
@@ -107,6 +107,6 @@ def batch_norm_field(
 
 
 def num_points(field: Field) -> int:
-    """Points of the whole globe, filler left out: the product of the spatial dims."""
+    """Points of the whole globe, padding left out: the product of the spatial dims."""
     spatial = math.prod(field.data.shape[1:-1])
     return spatial // field.layout.length * field.layout.size

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from credit_jax.ops.conv import Pair
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.select import dim_size, lat_lon_dims, select
-from credit_jax.parallel.layouts import Field, Layout
+from credit_jax.parallel.rows.layout import Field, Layout
 
 
 def pad_globe(
@@ -75,8 +75,8 @@ def _source_rows(mode: str, lat: Pair, rows: int) -> list[int]:
 
 def _turn_beyond_poles(data: Array, target: Layout, lat: Pair, rows: int) -> Array:
     """Half a turn in longitude for the rows beyond the poles."""
-    held = np.asarray(target.held)
-    beyond = (held >= 0) & ((held < lat[0]) | (held >= lat[0] + rows))
+    needed = np.asarray(target.rows)
+    beyond = (needed >= 0) & ((needed < lat[0]) | (needed >= lat[0] + rows))
     lon_dim = target.dim + 1
     turned = jnp.roll(data, data.shape[lon_dim] // 2, lon_dim)
     shape = (-1,) + (1,) * (data.ndim - 1 - target.dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Array, Float
 
 from credit_jax.parallel.domain.conv import conv2d_field, conv3d_field
-from credit_jax.parallel.layouts import Field, Layout
+from credit_jax.parallel.rows.layout import Field, Layout
 
 
 def patch_embed2d_field(

@@ -10,12 +10,12 @@ from credit_jax.ops.periodic import check_periodic, pads, periodic_conv2d
 from credit_jax.parallel.domain.conv import Taps, conv_rows
 from credit_jax.parallel.domain.targets import (
     deliver,
-    on_one_stretch,
+    on_one_row_range,
     spatial_dim,
     whole_rows,
 )
-from credit_jax.parallel.layouts import FILLER, Field, Layout
-from credit_jax.parallel.rows import HALO, fetch
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout
+from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
 def periodic_conv2d_field(
@@ -47,12 +47,12 @@ def periodic_conv2d_field(
     sizes = [layout.size if d == at else field.data.shape[1 + d] for d in range(2)]
     check_periodic(padding, *sizes)
     padded = layout.size + 2 * padding
-    target = on_one_stretch(layout, padded - kernel.shape[at] + 1, out)
+    target = on_one_row_range(layout, padded - kernel.shape[at] + 1, out)
     if layout.num_shards == 1:
         data = periodic_conv2d(whole_rows(field).data, kernel, padding=padding)
         return deliver(Field(data, target), out)
     need = _periodic_rows(layout, target, kernel.shape[at], padding)
-    data = fetch(field, need, scope=HALO).data
+    data = reshard(field, need, scope=HALO).data
     if padding:
         mode = "wrap" if layout.dim == 1 else "reflect"
         data = jnp.pad(data, pads(padding, dim=3 - layout.dim), mode=mode)
@@ -67,6 +67,6 @@ def _periodic_rows(layout: Layout, out: Layout, size: int, padding: int) -> Layo
         source = [last - abs(last - abs(row)) for row in rows]
     else:
         source = [row % layout.size for row in rows]
-    padded = conv_rows(layout.home(len(source)), out, Taps(size, 1, (0, 0), 1))
-    held = [[source[g] if g >= 0 else FILLER for g in need] for need in padded.held]
-    return layout.with_rows(held, layout.size)
+    padded = conv_rows(layout.to_blocks(len(source)), out, Taps(size, 1, (0, 0), 1))
+    needed = [[source[g] if g >= 0 else PADDING for g in need] for need in padded.rows]
+    return layout.with_rows(needed, layout.size)

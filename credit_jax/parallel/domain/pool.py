@@ -24,12 +24,12 @@ from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.conv import Taps, conv_rows
 from credit_jax.parallel.domain.targets import (
     deliver,
-    on_one_stretch,
+    on_one_row_range,
     spatial_dim,
     whole_rows,
 )
-from credit_jax.parallel.layouts import Field, Layout
-from credit_jax.parallel.rows import HALO, fetch
+from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.rows.reshard import HALO, reshard
 
 
 def avg_pool2d_field(
@@ -42,7 +42,7 @@ def avg_pool2d_field(
     count_include_pad: bool = True,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.pool.avg_pool2d` on a field: each shard fetches the rows of its windows.
+    """`ops.pool.avg_pool2d` on a field: each shard reshards to the rows of its windows.
 
     Args:
         field: (batch, lat, lon, channel), rows split along dim 1 or 2.
@@ -76,7 +76,7 @@ def max_pool2d_field(
     ceil_mode: bool = False,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.pool.max_pool2d` on a field: each shard fetches the rows of its windows.
+    """`ops.pool.max_pool2d` on a field: each shard reshards to the rows of its windows.
 
     Args:
         field: (batch, lat, lon, channel), rows split along dim 1 or 2.
@@ -107,11 +107,11 @@ def _rows_of_windows(
     """The rows that each shard's windows read, and the layout of its output rows."""
     layout = field.layout
     window = windows[spatial_dim(layout, 2)]
-    target = on_one_stretch(layout, window.count(layout.size), out)
+    target = on_one_row_range(layout, window.count(layout.size), out)
     if layout.num_shards == 1:
         return whole_rows(field), target
     taps = Taps(window.size, window.stride, window.padding, window.dilation)
-    return fetch(field, conv_rows(layout, target, taps), scope=HALO), target
+    return reshard(field, conv_rows(layout, target, taps), scope=HALO), target
 
 
 def _span(local: Field, target: Layout, window: Windows, dim: int) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def adaptive_avg_pool2d_field(
 
     Windows of more rows than a shard has are summed where the rows lie, and the sums
     are added up and dealt out by one `psum_scatter`; for smaller windows each shard
-    fetches the rows of its own.
+    reshards to the rows of its own.
 
     Args:
         field: (batch, lat, lon, channel), rows split along dim 1 or 2.
@@ -149,7 +149,7 @@ def adaptive_avg_pool2d_field(
     if rows is None or rows == field.layout.size:
         return deliver(field, out)
     windows = adaptive_windows(field.layout.size, rows)
-    target = on_one_stretch(field.layout, rows, out)
+    target = on_one_row_range(field.layout, rows, out)
     if field.layout.num_shards == 1:
         data = adaptive_means(whole_rows(field).data, rows, target.dim)
         return deliver(Field(data, target), out)
@@ -159,14 +159,14 @@ def adaptive_avg_pool2d_field(
 
 
 def _fetched_means(field: Field, windows: list[range], target: Layout) -> Field:
-    """Each shard fetches the windows of its output rows, one after the other."""
+    """Each shard reshards the windows of its output rows, one after the other."""
     longest = max(map(len, windows))
-    held = [
+    rows_per_shard = [
         padded_windows([windows[g] if g >= 0 else () for g in rows], longest).tolist()
-        for rows in target.held
+        for rows in target.rows
     ]
-    need = field.layout.with_rows(held, field.layout.size)
-    local = fetch(field, need, scope=HALO)
+    need = field.layout.with_rows(rows_per_shard, field.layout.size)
+    local = reshard(field, need, scope=HALO)
     points = target.local(np.asarray([len(w) for w in windows]), fill=1)
     return Field(mean_of_windows(local.data, points, target.dim), target)
 
@@ -175,7 +175,7 @@ def _scattered_means(field: Field, windows: list[range], target: Layout) -> Fiel
     """Each shard sums its own rows for every output row; the sums are added up."""
     layout = field.layout
     if not layout.is_block:
-        field, layout = fetch(field, layout.home()), layout.home()
+        field, layout = reshard(field, layout.to_blocks()), layout.to_blocks()
     wide = field.data.astype(jnp.promote_types(field.data.dtype, jnp.float32))
     if layout.has_filler:
         wide = jnp.where(field.mask(), wide, jnp.zeros((), wide.dtype))
@@ -190,12 +190,12 @@ def _scattered_means(field: Field, windows: list[range], target: Layout) -> Fiel
 
 def _shares(layout: Layout, windows: list[range], target: Layout) -> np.ndarray:
     """(shards, output rows of all shards, local rows): weight of a row in a mean."""
-    wanted = [row for rows in target.held for row in rows]
+    wanted = [row for rows in target.rows for row in rows]
     shares = np.zeros((layout.num_shards, len(wanted), layout.length))
-    held = np.asarray(layout.held)
+    rows_per_shard = np.asarray(layout.rows)
     for position, row in enumerate(wanted):
         if row >= 0:
             window = windows[row]
-            inside = (held >= window.start) & (held < window.stop)
+            inside = (rows_per_shard >= window.start) & (rows_per_shard < window.stop)
             shares[:, position] = inside / len(window)
     return shares

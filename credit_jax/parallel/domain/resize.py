@@ -11,9 +11,9 @@ from jaxtyping import Array
 from credit_jax.ops.resize import Taps, linear_taps, nearest_taps
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.select import dim_size
-from credit_jax.parallel.layouts import FILLER, Field, Layout
-from credit_jax.parallel.rows import fetch
-from credit_jax.parallel.take import take_rows
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout
+from credit_jax.parallel.rows.reshard import reshard
+from credit_jax.parallel.rows.take import take_rows
 
 
 def resize_bilinear(
@@ -78,7 +78,7 @@ def _resize(
         points = size[dim - 1]
         before = dim_size(field, dim)
         if dim == split and (points != before or out is not None):
-            target = field.layout.home(points) if out is None else out
+            target = field.layout.to_blocks(points) if out is None else out
             field = _resize_rows(field, make_taps(before, points), target)
         elif points != before:
             data = _resize_whole(field.data, make_taps(before, points), dim)
@@ -88,17 +88,17 @@ def _resize(
 
 def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
     """Fetch the rows that each shard's output rows read, then blend two of them."""
-    spans = [_span(held, taps) for held in target.held]
+    spans = [_span(rows, taps) for rows in target.rows]
     need = field.layout.with_rows(
         [range(low, high + 1) if high >= 0 else [] for low, high in spans],
         field.layout.size,
     )
-    local = fetch(field, need).data
+    local = reshard(field, need).data
     low, high = _local_taps(target, taps, spans)
     axis, dim = target.axis, target.dim
     if taps.is_copy:
         return Field(_take_nearest(local, low, axis, dim), target)
-    weight = np.asarray([[taps.weight[max(g, 0)] for g in h] for h in target.held])
+    weight = np.asarray([[taps.weight[max(g, 0)] for g in h] for h in target.rows])
     mine = _along(jnp.asarray(weight)[axis_index(axis)], local.ndim, dim)
     data = _blend(
         take_rows(local, low, axis, dim), take_rows(local, high, axis, dim), mine
@@ -130,11 +130,11 @@ def _take_nearest(data: Array, index: np.ndarray, axis: str | None, dim: int) ->
     return jnp.broadcast_to(apart, wide).reshape(*shape[:dim], count, *shape[dim + 1 :])
 
 
-def _span(held: tuple[int, ...], taps: Taps) -> tuple[int, int]:
+def _span(rows_of_shard: tuple[int, ...], taps: Taps) -> tuple[int, int]:
     """First and last input row that a shard's output rows read; (0, -1) if none."""
-    rows = [g for g in held if g >= 0]
+    rows = [g for g in rows_of_shard if g >= 0]
     if not rows:
-        return 0, FILLER
+        return 0, PADDING
     return int(taps.low[rows].min()), int(taps.high[rows].max())
 
 
@@ -144,8 +144,8 @@ def _local_taps(
     """Positions of the two taps of each output row within the fetched rows."""
     low = np.zeros((target.num_shards, target.length), np.int32)
     high = np.zeros_like(low)
-    for d, (held, (first, _)) in enumerate(zip(target.held, spans, strict=True)):
-        for i, g in enumerate(held):
+    for d, (rows, (first, _)) in enumerate(zip(target.rows, spans, strict=True)):
+        for i, g in enumerate(rows):
             if g >= 0:
                 low[d, i], high[d, i] = taps.low[g] - first, taps.high[g] - first
     return low, high

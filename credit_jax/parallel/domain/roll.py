@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from credit_jax.parallel.domain.select import dim_size, lat_lon_dims, select
-from credit_jax.parallel.layouts import Field, Layout
+from credit_jax.parallel.rows.layout import Field, Layout
 
 
 def roll_field(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from credit_jax.parallel.layouts import FILLER, Field, Layout
-from credit_jax.parallel.rows import fetch
-from credit_jax.parallel.take import take_static
+from credit_jax.parallel.rows.layout import PADDING, Field, Layout
+from credit_jax.parallel.rows.reshard import reshard
+from credit_jax.parallel.rows.take import take_static
 
 
 def select(
@@ -22,14 +22,14 @@ def select(
     """
     if dim != field.layout.dim:
         return field.like(take_static(field.data, index, dim))
-    target = field.layout.home(len(index)) if out is None else out
-    need = [[index[g] if g >= 0 else FILLER for g in held] for held in target.held]
-    data = fetch(field, target.with_rows(need, field.layout.size)).data
+    target = field.layout.to_blocks(len(index)) if out is None else out
+    need = [[index[g] if g >= 0 else PADDING for g in rows] for rows in target.rows]
+    data = reshard(field, target.with_rows(need, field.layout.size)).data
     return Field(data, target)
 
 
 def dim_size(field: Field, dim: int) -> int:
-    """Number of global rows along `dim`, filler left out."""
+    """Number of global rows along `dim`, padding left out."""
     return field.layout.size if dim == field.layout.dim else field.data.shape[dim]
 
 

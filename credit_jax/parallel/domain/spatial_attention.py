@@ -8,13 +8,13 @@ from jaxtyping import Array, Float
 
 from credit_jax.parallel.domain.channel_attention import squeeze_excite
 from credit_jax.parallel.domain.conv import conv2d_field
-from credit_jax.parallel.layouts import Field
+from credit_jax.parallel.rows.layout import Field
 
 
 def spatial_attention(
     field: Field, kernel: Float[Array, "kernel_h kernel_w 2 1"]
 ) -> Field:
-    """CREDIT's LightSpatialAttention: every point times a gate of its neighbourhood.
+    """CREDIT's LightSpatialAttention: every point times a gate of its neighborhood.
 
     The gate is the sigmoid of a convolution over mean and maximum of the channels, with
     zeros around the grid. The gradient of a maximum goes to the first of equal ones, as
@@ -47,7 +47,7 @@ def spatial_attention(
     return field.like(x * jax.nn.sigmoid(gate.data))
 
 
-def squeeze_excite_both(
+def scse(
     field: Field,
     squeeze: Float[Array, "channel hidden"],
     expand: Float[Array, "hidden channel"],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from credit_jax.parallel.layouts import Field, Layout
-from credit_jax.parallel.rows import fetch
+from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.rows.reshard import reshard
 
 
-def on_one_stretch(layout: Layout, rows: int, out: Layout | None) -> Layout:
+def on_one_row_range(layout: Layout, rows: int, out: Layout | None) -> Layout:
     """The layout to compute output rows on, one ascending stretch a shard.
 
     Args:
@@ -34,19 +34,19 @@ def on_one_stretch(layout: Layout, rows: int, out: Layout | None) -> Layout:
             f"give the layout of {rows} rows, or none for equal blocks"
         )
     if out is None or layout.num_shards == 1 or not _ascends(out):
-        return layout.home(rows)
+        return layout.to_blocks(rows)
     return out
 
 
 def deliver(field: Field, out: Layout | None) -> Field:
     """The field on layout `out`; as it is where none is asked for."""
-    return field if out is None or out == field.layout else fetch(field, out)
+    return field if out is None or out == field.layout else reshard(field, out)
 
 
 def whole_rows(field: Field) -> Field:
     """On one shard the rows in order; on several, where they come from is no matter."""
     layout = field.layout
-    return field if layout.num_shards > 1 else fetch(field, layout.home())
+    return field if layout.num_shards > 1 else reshard(field, layout.to_blocks())
 
 
 def spatial_dim(layout: Layout, num_dims: int) -> int:
@@ -65,7 +65,7 @@ def spatial_dim(layout: Layout, num_dims: int) -> int:
 
 @lru_cache(4096)
 def _ascends(layout: Layout) -> bool:
-    for rows in layout.held:
+    for rows in layout.rows:
         first = next((row - i for i, row in enumerate(rows) if row >= 0), None)
         if first is None:
             continue

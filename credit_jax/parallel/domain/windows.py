@@ -1,7 +1,7 @@
-"""Windows of attention on split rows: neighbouring (short) and dilated (long).
+"""Windows of attention on split rows: neighboring (short) and dilated (long).
 
 Rows may be split along latitude (dim 1) or longitude (dim 2): "rows" are then columns.
-Short windows hold w x w neighbouring points. Long windows hold the w x w points that
+Short windows hold w x w neighboring points. Long windows hold the w x w points that
 are H / w rows and W / w columns apart, so that they span the globe: group j of rows is
 j, j + H/w, j + 2H/w, ...; each shard gets whole windows, or whole groups.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import Pair
-from credit_jax.parallel.layouts import Field, Layout
+from credit_jax.parallel.rows.layout import Field, Layout
 
 Kind = Literal["short", "long"]
 
@@ -33,10 +33,10 @@ def window_layout(layout: Layout, size: int, window: int) -> Layout:
 def group_layout(layout: Layout, size: int, window: int) -> Layout:
     """Whole long windows a shard, group after group; row order on one shard is kept."""
     if layout.num_shards == 1:
-        return layout.home(size)
+        return layout.to_blocks(size)
     groups = size // window
     per_shard = -(-groups // layout.num_shards)
-    held = [
+    rows_per_shard = [
         [
             member * groups + group
             for group in range(d * per_shard, min((d + 1) * per_shard, groups))
@@ -44,7 +44,7 @@ def group_layout(layout: Layout, size: int, window: int) -> Layout:
         ]
         for d in range(layout.num_shards)
     ]
-    return layout.with_rows(held, size)
+    return layout.with_rows(rows_per_shard, size)
 
 
 def _stretches(size: int, length: int, layout: Layout) -> list[range]:

@@ -1,0 +1,250 @@
+"""The whole config, and what its sections must agree on."""
+
+from typing import Any, ClassVar
+
+from pydantic import Field, PrivateAttr, field_validator
+
+from credit_jax.config.base import ConfigError, StrictModel
+from credit_jax.config.data import (
+    FIELD_TYPES,
+    INPUT_TYPES,
+    OUTPUT_TYPES,
+    DataConfig,
+    Direction,
+    ValidationDataConfig,
+    num_channels,
+    num_samples,
+)
+from credit_jax.config.demo import DemoConfig
+from credit_jax.config.loss import LossConfig
+from credit_jax.config.messages import got
+from credit_jax.config.metrics import MetricsConfig
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
+
+_JOB = "job submission only"
+
+
+class Config(StrictModel):
+    """A training job: CREDIT's gen2 YAML.
+
+    Attributes:
+        save_loc: folder of everything that a run writes.
+        seed: of the initial weights, the order of the samples, and dropout.
+        data: see `DataConfig`.
+        validation_overrides: the `validation_data` section as it is written.
+        preblocks, postblocks: see `credit_jax.config.transforms`.
+        model: `type` and the arguments of that architecture, which knows them.
+        loss: see `LossConfig`.
+        metrics: see `MetricsConfig`; null is the default set of metrics.
+        trainer: see `TrainerConfig`.
+        demo: a data set to make first if it is not there (`DemoConfig`); CREDIT has no
+            such section and passes over it.
+    """
+
+    save_loc: str
+    seed: int = 42
+    data: DataConfig
+    validation_overrides: ValidationDataConfig = Field(
+        ValidationDataConfig(), alias="validation_data"
+    )
+    preblocks: PreblocksConfig = PreblocksConfig()
+    postblocks: PostblocksConfig = PostblocksConfig()
+    model: dict[str, Any]
+    loss: LossConfig
+    metrics: MetricsConfig | None = None
+    trainer: TrainerConfig
+    demo: DemoConfig | None = None
+
+    ignored: ClassVar = {
+        "pbs": _JOB,
+        "slurm": _JOB,
+        "predict": "training only",
+        "inference": "training only",
+        "custom_objects": "no plug-ins are loaded",
+        "custom_models": "no plug-ins are loaded",
+    }
+
+    _written: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @field_validator("model")
+    @classmethod
+    def _has_type(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(value.get("type"), str):
+            raise ValueError(
+                f"needs type, the name of an architecture, got {got(value.get('type'))}"
+            )
+        return value
+
+    @property
+    def validation_data(self) -> DataConfig:
+        """The data section of the validation: `data`, with what is given for it."""
+        return self.validation_overrides.over(self.data)
+
+
+def job_problems(config: Config) -> list[str]:
+    """What the sections of a config do not agree on, one line each.
+
+    Args:
+        config: a config whose sections are each valid.
+
+    Returns:
+        Lines that start with the dotted path of a key; empty if all is well.
+    """
+    problems = []
+    if "$" in config.save_loc:
+        problems.append(
+            f"save_loc: {config.save_loc!r} holds an environment variable that is not "
+            "set; set it, or write the path"
+        )
+    problems += _source_problems("data", config.data)
+    problems += _date_problems("data", config.data, config.trainer.train_batch_size)
+    if config.trainer.skip_validation:
+        return problems + _metric_problems(config.trainer)
+    valid = config.validation_data
+    if config.validation_overrides.source is not None:
+        problems += _source_problems("validation_data", valid)
+    if valid != config.data:
+        size = config.trainer.valid_batch_size
+        problems += _date_problems("validation_data", valid, size)
+        problems += _twin_problems(config.data, valid)
+    return problems
+
+
+def _source_problems(path: str, data: DataConfig) -> list[str]:
+    problems = []
+    for name, source in data.source.items():
+        where = f"{path}.source.{name}"
+        for key in ("history_len", "forecast_len"):
+            own, common = getattr(source, key), getattr(data, key)
+            if own not in (None, common):
+                problems.append(
+                    f"{where}.{key}: {own} differs from {path}.{key} {common}; all "
+                    "sources have the same times"
+                )
+        seen: dict[str, str] = {}
+        for kind in FIELD_TYPES:
+            field = getattr(source.variables, kind)
+            for variable in field.vars_3D + field.vars_2D if field else ():
+                if variable in seen:
+                    problems.append(
+                        f"{where}.variables.{kind}: {variable} is already in "
+                        f"{seen[variable]}; a variable has one field type"
+                    )
+                seen.setdefault(variable, kind)
+    return problems
+
+
+def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
+    count = num_samples(data)
+    when = ", ".join(f"{first} to {last}" for first, last in data.blocks)
+    if count < 1:
+        return [
+            f"{path}: no sample fits into {when}: history_len {data.history_len} + "
+            f"forecast_len {data.forecast_len} times, {data.timestep} apart, are needed"
+        ]
+    if count < batch_size:
+        return [
+            f"{path}: {count} samples in {when} do not fill one batch of {batch_size}; "
+            "widen the dates or take a smaller batch"
+        ]
+    return []
+
+
+def _twin_problems(data: DataConfig, valid: DataConfig) -> list[str]:
+    """What a validation sample must share with a training sample."""
+    problems = [
+        f"validation_data.{key}: {getattr(valid, key)} differs from data.{key} "
+        f"{getattr(data, key)}; the model is the same"
+        for key in ("history_len", "timestep")
+        if getattr(valid, key) != getattr(data, key)
+    ]
+    for direction in ("input", "output"):
+        here, there = (num_channels(d, direction, 1) for d in (valid, data))
+        if here != there:
+            problems.append(
+                f"validation_data.source: gives {here} {direction} channels, "
+                f"data.source {there}; the model is the same"
+            )
+    return problems
+
+
+def _metric_problems(trainer: TrainerConfig) -> list[str]:
+    if not trainer.training_metric.startswith("valid"):
+        return []
+    return [
+        f"trainer.training_metric: {trainer.training_metric!r} needs a validation, but "
+        "trainer.skip_validation is true; use 'train_loss'"
+    ]
+
+
+def check_model_fits(
+    config: Config,
+    *,
+    frames: int,
+    input_channels: int,
+    output_channels: int,
+    file_levels: int | None = None,
+) -> None:
+    """Check that a model takes what the data section gives, and gives what it asks.
+
+    Args:
+        config: the config.
+        frames: input times of the model.
+        input_channels: channels of the model's input.
+        output_channels: channels of the model's output.
+        file_levels: levels of a source whose `levels` is null.
+
+    Raises:
+        ConfigError: listing every count that differs, with both numbers.
+    """
+    problems = model_problems(
+        config,
+        frames=frames,
+        input_channels=input_channels,
+        output_channels=output_channels,
+        file_levels=file_levels,
+    )
+    if problems:
+        raise ConfigError(problems)
+
+
+def model_problems(
+    config: Config,
+    *,
+    frames: int,
+    input_channels: int,
+    output_channels: int,
+    file_levels: int | None = None,
+) -> list[str]:
+    """The lines of `check_model_fits`, without raising."""
+    problems = []
+    if frames != config.data.history_len:
+        problems.append(
+            f"model.frames: {frames} differs from data.history_len "
+            f"{config.data.history_len}; make them equal"
+        )
+    if file_levels is None:
+        file_levels = config.model.get("levels")
+    counts: dict[Direction, int] = {"input": input_channels, "output": output_channels}
+    for direction, count in counts.items():
+        given = num_channels(config.data, direction, file_levels)
+        if given != count:
+            problems.append(
+                f"model: has {count} {direction} channels, but data.source has {given} "
+                f"({_channel_sum(config, direction, file_levels)})"
+            )
+    return problems
+
+
+def _channel_sum(config: Config, direction: Direction, file_levels: int | None) -> str:
+    """The arithmetic behind a channel count, source by source."""
+    terms = []
+    for source in config.data.source.values():
+        levels = len(source.levels) if source.levels is not None else file_levels or 0
+        for kind in INPUT_TYPES if direction == "input" else OUTPUT_TYPES:
+            field = getattr(source.variables, kind)
+            if field:
+                num_3d, num_2d = len(field.vars_3D), len(field.vars_2D)
+                terms.append(f"{kind} {num_3d} x {levels} levels + {num_2d}")
+    return "; ".join(terms)

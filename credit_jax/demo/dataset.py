@@ -1,0 +1,203 @@
+"""Makes the demo data set: `python -m credit_jax.demo.dataset --out DIR --days N`.
+
+A moist Held-Suarez climate on a Gaussian grid, computed by the dynamical core of
+dinosaur, with 6-hourly fields:
+
+- prognostic: U, V, T, Q on 8 sigma levels; SP
+- diagnostic: V500, Z500 (meridional wind and geopotential at 500 hPa) and TP (rain of
+  the last 6 hours), which all follow from the state: the first two are smooth, rain
+  falls only where air is saturated
+- dynamic forcing: tsi (solar radiation), which drives season and day in the model
+- static: Z_GDS4_SFC, LSM (mountains and land, both of which the model feels)
+
+The same arguments give the same numbers on the same machine and versions.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.demo import DemoConfig
+from credit_jax.demo.write import (
+    FIRST_TIME,
+    Axes,
+    Statistics,
+    YearWriter,
+    days_of_year,
+    new_folder,
+    read_manifest,
+    solar_fields,
+    write_static,
+)
+
+LAYOUT = 1  # counts up when the files or the climate change
+DAYS_AT_ONCE = 10
+PER_DAY = 4
+
+
+def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
+    """Make the data set unless its folder already holds it.
+
+    Args:
+        demo: what to make, and where.
+        console: shows progress; None makes one on stderr.
+
+    Returns:
+        The folder: demo_{year}.zarr, static.nc, mean.nc, std.nc, demo.json.
+
+    Raises:
+        ValueError: if the folder holds something else; nothing is ever overwritten.
+    """
+    folder = Path(demo.out)
+    wanted = manifest(demo)
+    if folder.exists():
+        _check_same(folder, wanted)
+        return folder
+    console = console or Console(stderr=True)
+    console.print(
+        f"Making {demo.days} days of {demo.truncation} demo data in {folder} "
+        f"(after {demo.spinup_days} days of spin-up); they are kept for later runs."
+    )
+    # The core broadcasts by rank; callers may have forbidden that.
+    with jax.numpy_rank_promotion("allow"), _progress(console) as progress:
+        task = progress.add_task("days", total=demo.spinup_days + demo.days)
+        with new_folder(folder, wanted) as partial:
+            _make(demo, partial, lambda days: progress.advance(task, days))
+    return folder
+
+
+def manifest(demo: DemoConfig) -> dict[str, Any]:
+    """What identifies a data set: all arguments but the folder."""
+    return {"layout": LAYOUT, **demo.model_dump(exclude={"out"})}
+
+
+def _make(demo: DemoConfig, folder: Path, advance: Any) -> None:
+    from credit_jax.demo.dynamics import build_climate
+
+    climate = build_climate(demo.truncation, demo.seed)
+    axes = Axes(climate.sigma, climate.latitude, climate.longitude)
+    statistics, writer = Statistics(), YearWriter(folder, axes)
+    training_end = FIRST_TIME + pd.Timedelta(days=demo.days - demo.held_out_days)
+    for times, fields in _chunks(demo, climate, advance):
+        fields["tsi"] = solar_fields(axes, times)
+        writer.add(times, fields)
+        training = times < training_end
+        for name, field in fields.items():
+            if training.any():
+                statistics.add(name, field[training])
+    for name, field in climate.static.items():
+        statistics.add(name, field[None])
+    statistics.write(folder, axes)
+    write_static(folder, axes, climate.static)
+
+
+def _chunks(
+    demo: DemoConfig, climate: Any, advance: Any
+) -> Iterator[tuple[pd.DatetimeIndex, dict[str, np.ndarray]]]:
+    """Run the model; yield some days of fields at a time, spin-up left out."""
+    first = -demo.spinup_days
+    state = climate.initial
+    rain = np.zeros((climate.latitude.size, climate.longitude.size), np.float32)
+    for start in range(first, demo.days, DAYS_AT_ONCE):
+        num_days = min(DAYS_AT_ONCE, demo.days - start)
+        times: Any = pd.date_range(
+            FIRST_TIME + pd.Timedelta(days=start), periods=num_days * PER_DAY, freq="6h"
+        )
+        kept: list[dict[str, Any]] = []
+        for time, day in zip(times, days_of_year(times), strict=True):
+            if time >= FIRST_TIME:
+                kept.append({**climate.fields(state), "TP": rain})
+            state, rain = climate.advance(state, day)
+        jax.block_until_ready(state)
+        advance(num_days)
+        late = times >= FIRST_TIME
+        if kept:
+            stacked = {
+                name: np.stack([np.asarray(fields[name]) for fields in kept])
+                for name in kept[0]
+            }
+            _check_healthy(stacked, times[late])
+            yield times[late], stacked
+
+
+def _check_healthy(fields: dict[str, np.ndarray], times: pd.DatetimeIndex) -> None:
+    for name, field in fields.items():
+        if not np.isfinite(field).all():
+            raise RuntimeError(
+                f"the climate model became unstable: {name} is not finite between "
+                f"{times[0]} and {times[-1]}; another --seed may do"
+            )
+
+
+def _check_same(folder: Path, wanted: dict[str, Any]) -> None:
+    found = read_manifest(folder)
+    if found == wanted:
+        return
+    if found is None:
+        raise ValueError(
+            f"{folder} exists and is not a demo data set (it has no demo.json); "
+            "choose another folder"
+        )
+    differences = ", ".join(
+        f"{key} {found.get(key)} instead of {wanted.get(key)}"
+        for key in sorted({*found, *wanted})
+        if found.get(key) != wanted.get(key)
+    )
+    raise ValueError(
+        f"{folder} holds another demo data set: {differences}. Remove the folder to "
+        "make it anew, or choose another one"
+    )
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    defaults = DemoConfig(out="")
+    parser = argparse.ArgumentParser(
+        prog="python -m credit_jax.demo.dataset",
+        description="Make a demo data set with the dynamical core of dinosaur.",
+    )
+    parser.add_argument("--out", required=True, help="folder to make")
+    parser.add_argument("--truncation", default="T21", help="T21 (32x64), T42 (64x128)")
+    for name in ("days", "spinup_days", "held_out_days", "seed"):
+        flag = "--" + name.replace("_", "-")
+        value = getattr(defaults, name)
+        parser.add_argument(flag, type=int, default=value, help=f"default {value}")
+    given = vars(parser.parse_args(arguments))
+    console = Console(stderr=True)
+    try:
+        folder = ensure_demo_data(parse(DemoConfig, given, source="demo"), console)
+    except (ConfigError, ValueError, OSError) as error:
+        console.print(f"error: {error}", markup=False, style="red")
+        return 2
+    console.print(f"{folder} is complete.")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,186 @@
+"""Is the forecast worth anything? Its error beside that of persistence and climatology.
+
+On held-out samples, for each variable, with area weights `w` of mean 1 and means over
+samples, levels and grid points:  `rmse = sqrt(mean(w (guess - truth)^2))`.
+
+    forecast      the model's
+    persistence   the truth at the time of the input: nothing changes
+    climatology   the mean of the training period for that season
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.data import ChannelSchema, Dataset, Loader
+from credit_jax.data.climatology import Climatology
+from credit_jax.losses.latitude import latitude_weights
+from credit_jax.transforms import Units
+
+FORECAST: str = "forecast"
+PERSISTENCE: str = "persistence"
+CLIMATOLOGY: str = "climatology"
+BASELINES: tuple[str, ...] = (FORECAST, PERSISTENCE, CLIMATOLOGY)
+
+Fields = Float[np.ndarray, "sample channel lat lon"]
+# Model input (b, C, T, H, W) -> prediction (b, C_out, T_out, H, W), host arrays.
+Forecast = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One forecast, for a picture.
+
+    Attributes:
+        time: datetime64 of the forecast field.
+        truth: (channel, lat, lon), physical units.
+        forecast: like `truth`.
+    """
+
+    time: np.datetime64
+    truth: Float[np.ndarray, "channel lat lon"]
+    forecast: Float[np.ndarray, "channel lat lon"]
+
+
+@dataclass(frozen=True)
+class Skill:
+    """Errors on held-out samples.
+
+    Attributes:
+        variables: var_key of every target variable.
+        normalized: by guess, the RMSE of each variable, in standard deviations.
+        physical: the same in the variable's own units.
+        num_samples: samples that were compared.
+        example: the last one of them.
+    """
+
+    variables: tuple[str, ...]
+    normalized: dict[str, Float[np.ndarray, " variable"]]
+    physical: dict[str, Float[np.ndarray, " variable"]]
+    num_samples: int
+    example: Example
+
+    def wins(self, variable: int) -> bool:
+        """Whether the forecast is better than both others, in both kinds of units."""
+        return all(
+            bool(errors[FORECAST][variable] < errors[other][variable])
+            for errors in (self.normalized, self.physical)
+            for other in (PERSISTENCE, CLIMATOLOGY)
+        )
+
+
+def measure_skill(
+    forecast: Forecast,
+    loader: Loader,
+    climatology: Climatology,
+    *,
+    batch_size: int,
+    max_samples: int = 256,
+) -> Skill:
+    """Compare forecasts of held-out samples with persistence and climatology.
+
+    Args:
+        forecast: model input of `batch_size` samples -> prediction, normalized.
+        loader: of the held-out period.
+        climatology: of the training period.
+        batch_size: samples that `forecast` takes at once.
+        max_samples: beyond it, evenly spaced samples are taken.
+
+    Raises:
+        ValueError: no sample has a truth at the time of its input, which persistence
+            needs.
+    """
+    indices, befores = _with_persistence(loader.dataset, max_samples)
+    rows = latitude_weights(loader.dataset.latitude)[:, None]
+    sums: dict[str, np.ndarray] = dict.fromkeys(BASELINES, np.zeros(1))
+    example: Example | None = None
+    for part in _parts(len(indices), batch_size):
+        batch = loader.read(_filled(indices[part], batch_size))
+        kept = len(indices[part])
+        truth = batch.y[:kept, :, 0]
+        times = batch.target_times[:kept]
+        guesses = {
+            FORECAST: forecast(batch.x)[:kept, :, 0],
+            PERSISTENCE: _normalized(
+                np.stack([_truth(loader.dataset, int(i)) for i in befores[part]]),
+                loader.units,
+            ),
+            CLIMATOLOGY: _normalized(climatology.at(times)[:, :, 0], loader.units),
+        }
+        for name, guess in guesses.items():
+            error = np.square(guess - truth, dtype=np.float64) * rows
+            sums[name] = sums[name] + error.mean(axis=(2, 3)).sum(axis=0)
+        example = _example(times[-1], truth[-1], guesses[FORECAST][-1], loader.units)
+    assert example is not None, "there is at least one sample"
+    return _skill(sums, len(indices), loader, example)
+
+
+def _with_persistence(
+    dataset: Dataset, max_samples: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Samples, and for each the sample whose target is at the time of its input."""
+    by_time = {dataset.target_time(i): i for i in range(len(dataset))}
+    pairs = [
+        (index, by_time[start])
+        for index, start in enumerate(dataset.starts)
+        if start in by_time
+    ]
+    if not pairs:
+        raise ValueError(
+            f"none of the {len(dataset)} held-out samples begins where another one "
+            "ends; validation_data must cover two or more consecutive time steps"
+        )
+    places = np.linspace(0, len(pairs) - 1, min(len(pairs), max_samples))
+    chosen = np.asarray(pairs)[places.round().astype(int)]
+    return chosen[:, 0], chosen[:, 1]
+
+
+def _parts(num: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, num, size))
+
+
+def _filled(indices: np.ndarray, size: int) -> np.ndarray:
+    """The indices, the last one repeated up to `size`: one shape, one program."""
+    return np.concatenate([indices, np.repeat(indices[-1:], size - len(indices))])
+
+
+def _truth(dataset: Dataset, index: int) -> Float[np.ndarray, "channel lat lon"]:
+    fields, _ = dataset.target(index)
+    arrays = [array for source in fields.values() for array in source.values()]
+    return np.concatenate(arrays)[:, 0]
+
+
+def _normalized(fields: Fields, units: Units) -> Fields:
+    return units.normalize(fields)
+
+
+def _example(
+    time: np.datetime64, truth: np.ndarray, forecast: np.ndarray, units: Units
+) -> Example:
+    return Example(
+        time, units.denormalize(truth[None])[0], units.denormalize(forecast[None])[0]
+    )
+
+
+def _skill(
+    sums: dict[str, np.ndarray], num: int, loader: Loader, example: Example
+) -> Skill:
+    schema: ChannelSchema = loader.schema
+    places = schema.target_slices()
+    std = np.square(loader.units.std.astype(np.float64))
+
+    def rmse(squares: np.ndarray) -> np.ndarray:
+        means = [squares[place].mean() for place in places.values()]
+        return np.sqrt(np.asarray(means))
+
+    return Skill(
+        tuple(places),
+        {name: rmse(total / num) for name, total in sums.items()},
+        {name: rmse(total / num * std) for name, total in sums.items()},
+        num,
+        example,
+    )

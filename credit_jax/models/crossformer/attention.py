@@ -1,0 +1,195 @@
+"""Window attention of CrossFormer and WXFormer, heads split over the tensor axis."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from credit_jax.nn.context import Context
+from credit_jax.nn.layers import LayerNorm, Linear
+from credit_jax.nn.parameters import parameter
+from credit_jax.ops.affine import add_bias
+from credit_jax.ops.dense import dense
+from credit_jax.ops.dropout import drop, keep_mask
+from credit_jax.ops.position_bias import bias_index, bias_positions
+from credit_jax.ops.window_attention import attend, attention_logits
+from credit_jax.parallel.collectives import axis_index, psum
+from credit_jax.parallel.domain.windows import (
+    Kind,
+    group_layout,
+    merge,
+    partition,
+    window_layout,
+)
+from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.rows.layout import Field, Layout
+
+
+class PositionBias(nnx.Module):
+    """CREDIT's DynamicPositionBias: a small network over relative positions."""
+
+    def __init__(self, channels: int) -> None:
+        self.linear_0 = Linear(2, channels)
+        self.norm_0 = LayerNorm(channels)
+        self.linear_1 = Linear(channels, channels)
+        self.norm_1 = LayerNorm(channels)
+        self.linear_2 = Linear(channels, channels)
+        self.norm_2 = LayerNorm(channels)
+        self.linear_3 = Linear(channels, 1)
+
+    def __call__(self, window: int) -> Float[Array, "tokens tokens"]:
+        """Bias of every pair of tokens of a window, (w * w, w * w)."""
+        dtype = self.linear_0.kernel[...].dtype
+        x = jnp.asarray(bias_positions(window), dtype)
+        x = jax.nn.relu(self.norm_0(self.linear_0(x)))
+        x = jax.nn.relu(self.norm_1(self.linear_1(x)))
+        x = jax.nn.relu(self.norm_2(self.linear_2(x)))
+        return self.linear_3(x)[:, 0][bias_index(window)]
+
+
+class QueryKeyValue(nnx.Module):
+    """Column-parallel projection to q, k, v; heads split over tp, no bias."""
+
+    def __init__(self, channels: int, heads: int, dim_head: int) -> None:
+        self.kernel = parameter(
+            torch_uniform(channels),
+            (channels, 3, heads, dim_head),
+            ("embed", None, "heads", "head_dim"),
+            matrix_out=(1, 2, 3),
+        )
+
+    def __call__(
+        self, x: Float[Array, "batch windows tokens channel"]
+    ) -> Float[Array, "three batch windows heads tokens head_dim"]:
+        made = dense(x, self.kernel[...])
+        return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
+
+    def values(
+        self, x: Float[Array, "batch windows tokens channel"]
+    ) -> Float[Array, "batch windows heads tokens head_dim"]:
+        """The third of them alone, v."""
+        return jnp.swapaxes(dense(x, self.kernel[...][:, 2]), 2, 3)
+
+
+class OutProjection(nnx.Module):
+    """Row-parallel projection of all heads: one `psum` over tp, then the bias once."""
+
+    def __init__(self, channels: int, heads: int, dim_head: int) -> None:
+        init = torch_uniform(heads * dim_head)
+        self.kernel = parameter(
+            init,
+            (heads, dim_head, channels),
+            ("heads", "head_dim", "embed"),
+            matrix_out=(2,),
+        )
+        self.bias = parameter(init, (channels,), ("embed",))
+
+    def __call__(
+        self, x: Float[Array, "batch windows heads tokens head_dim"], context: Context
+    ) -> Float[Array, "batch windows tokens channel"]:
+        batch, windows, _, tokens, _ = x.shape
+        kernel = self.kernel[...]
+        partial = dense(
+            jnp.swapaxes(x, 2, 3).reshape(batch, windows, tokens, -1),
+            kernel.reshape(-1, kernel.shape[-1]),
+            dtype=context.precision.wide,
+        )
+        whole = psum(partial, context.axes.tensor).astype(x.dtype)
+        return add_bias(whole, self.bias[...])
+
+
+class WindowAttention(nnx.Module):
+    """Attention in neighboring (short) or dilated (long) windows, without residual.
+
+    Args of the constructor:
+        channels: of the field; heads = channels // dim_head.
+        kind: "short" or "long".
+        window: tokens along each side of a window.
+        dim_head: channels of a head.
+        dropout: rate on the attention weights.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kind: Kind,
+        window: int,
+        *,
+        dim_head: int = 32,
+        dropout: float = 0.0,
+    ) -> None:
+        self.kind: Kind = kind
+        self.window = window
+        self.heads = channels // dim_head
+        self.scale = dim_head**-0.5
+        self.dropout = dropout
+        self.norm = LayerNorm(channels)
+        self.to_qkv = QueryKeyValue(channels, self.heads, dim_head)
+        self.to_out = OutProjection(channels, self.heads, dim_head)
+        self.position_bias = PositionBias(channels // 4)
+
+    def layout(self, layout: Layout) -> Layout:
+        """The rows this attention needs on each shard; any do for windows of one."""
+        if self.window == 1:
+            return layout
+        whole = window_layout if self.kind == "short" else group_layout
+        return whole(layout, layout.size, self.window)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        """Attend within the windows of a field that lies on `self.layout`."""
+
+        def attend(data: Array) -> Array:
+            return self._attend(field.like(data), context).data
+
+        return field.like(context.remat.attention(attend)(field.data))
+
+    def _attend(self, field: Field, context: Context) -> Field:
+        x = partition(field.like(self.norm(field.data)), self.kind, self.window)
+        mixed = self._mix(x, field, context)
+        return merge(self.to_out(mixed, context), field, self.kind, self.window)
+
+    def _mix(
+        self,
+        x: Float[Array, "batch windows tokens channel"],
+        field: Field,
+        context: Context,
+    ) -> Float[Array, "batch windows heads tokens head_dim"]:
+        """Every token's values, weighted; a token alone in its window has weight 1."""
+        if self.window == 1:
+            v = self.to_qkv.values(x)
+            return self._drop(jnp.ones_like(v[..., :1]), field, context) * v
+        q, k, v = self.to_qkv(x)
+        logits = attention_logits(q * self.scale, k, dtype=context.precision.wide)
+        bias = self.position_bias(self.window).astype(logits.dtype)
+        weights = jax.nn.softmax(logits + bias[None, None, None], -1).astype(v.dtype)
+        weights = self._drop(weights, field, context)
+        return attend(weights, v)
+
+    def _drop(self, weights: Array, field: Field, context: Context) -> Array:
+        """Dropout by global sample, window, head and pair of tokens."""
+        if context.key is None or self.dropout == 0.0:
+            return weights
+        batch, _, heads, tokens, _ = weights.shape
+        rows = field.layout.size // self.window
+        columns = field.data.shape[2] // self.window
+        sample = context.samples(batch)
+        high = sample[:, None] * rows + self._window_rows(field.layout)[None, :]
+        head = axis_index(context.axes.tensor) * heads + jnp.arange(heads)
+        low = jnp.arange(columns)[:, None] * self.heads + head[None, :]
+        low = low[:, :, None] * tokens**2 + jnp.arange(tokens**2)[None, None, :]
+        shape = (batch, high.shape[1], columns, heads, tokens, tokens)
+        high = high[:, :, None, None, None, None]
+        low = low.reshape(1, 1, *shape[2:])
+        keep = keep_mask(context.key, high, low, self.dropout)
+        return drop(weights, keep.reshape(weights.shape), self.dropout)
+
+    def _window_rows(self, layout: Layout) -> Array:
+        """Global row number of each local window."""
+        rows = layout.global_rows()
+        groups = layout.size // self.window
+        if self.kind == "long" and layout.num_shards == 1:
+            return rows[:groups]
+        first = rows.reshape(-1, self.window)[:, 0]
+        return first if self.kind == "long" else first // self.window

@@ -1,0 +1,207 @@
+"""What the models of the CrossFormer family share in their `model:` blocks.
+
+Four encoder stages, a decoder that doubles the grid four times, padding around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, PositiveInt
+
+from credit_jax.config.base import StrictModel
+from credit_jax.models.crossformer import checks
+from credit_jax.ops.conv import conv_out_size
+from credit_jax.parallel.domain.conv import scale_padding
+
+
+def _repeated(count: int) -> Any:
+    """One number stands for all of `count`."""
+
+    def repeat(value: Any) -> Any:
+        return (value,) * count if isinstance(value, int) else value
+
+    return BeforeValidator(repeat)
+
+
+Stages = Annotated[
+    tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], _repeated(4)
+]
+Depths = Annotated[tuple[int, int, int, int], _repeated(4)]
+Ends = Annotated[tuple[int, int], _repeated(2)]
+Kernels = tuple[tuple[PositiveInt, ...], ...]
+
+
+class PaddingConfig(StrictModel):
+    """`padding_conf`: rows beyond the poles and columns around the globe.
+
+    Attributes:
+        activate: whether to pad.
+        mode: "earth" (across the pole) or "mirror" (reflected).
+        pad_lat: rows to add (north, south); one number for both.
+        pad_lon: columns to add (west, east); one number for both.
+    """
+
+    activate: bool = True
+    mode: Literal["earth", "mirror"] = "earth"
+    pad_lat: Ends = (40, 40)
+    pad_lon: Ends = (40, 40)
+
+
+@dataclass(frozen=True)
+class StageGeometry:
+    """Sizes of one encoder stage.
+
+    Attributes:
+        height, width: points of the stage's fields.
+        channels: of the fields.
+        heads: of each attention.
+        local_window, global_window: tokens along each side of a window.
+    """
+
+    height: int
+    width: int
+    channels: int
+    heads: int
+    local_window: int
+    global_window: int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes on the way through the model, (lat, lon) each."""
+
+    padded: tuple[int, int]
+    patched: tuple[int, int]
+    stages: tuple[StageGeometry, ...]
+    decoded: tuple[int, int]
+    output: tuple[int, int]
+
+
+class EncoderConfig(StrictModel):
+    """The keys of every model of the family, with CREDIT's defaults.
+
+    Attributes:
+        image_height, image_width: grid of input and output.
+        patch_height, patch_width: points of a patch; 1 x 1 is no patch embedding.
+        frames, output_frames: time steps in and out.
+        channels: number of 3D variables; levels: of each.
+        surface_channels, input_only_channels, output_only_channels: 2D variables that
+            go in and out, only in, only out.
+        dim, depth: channels and number of transformer blocks of each stage.
+        dim_head: channels of an attention head.
+        global_window_size, local_window_size: of long and short attention, for each
+            stage.
+        cross_embed_kernel_sizes, cross_embed_strides: of each stage's embedding.
+        attn_dropout, ff_dropout: rates in training.
+        use_spectral_norm: on every 2D convolution and linear layer.
+        interp: interpolate the output to the grid.
+        padding_conf: see `PaddingConfig`.
+    """
+
+    # Whether embeddings pad both ends alike (`parallel.domain.conv.scale_padding`).
+    symmetric_embedding: ClassVar[bool] = False
+
+    image_height: PositiveInt = 640
+    image_width: PositiveInt = 1280
+    patch_height: PositiveInt = 1
+    patch_width: PositiveInt = 1
+    frames: PositiveInt = 2
+    output_frames: PositiveInt = 1
+    channels: int = 4
+    surface_channels: int = 7
+    input_only_channels: int = 3
+    output_only_channels: int = 0
+    levels: int = 15
+    dim: Stages = (64, 128, 256, 512)
+    depth: Depths = (2, 2, 8, 2)
+    dim_head: PositiveInt = 32
+    global_window_size: Stages = (5, 5, 2, 1)
+    local_window_size: Stages = (10, 10, 10, 10)
+    cross_embed_kernel_sizes: Kernels = ((4, 8, 16, 32), (2, 4), (2, 4), (2, 4))
+    cross_embed_strides: Stages = (4, 2, 2, 2)
+    attn_dropout: float = 0.0
+    ff_dropout: float = 0.0
+    use_spectral_norm: bool = True
+    interp: bool = True
+    padding_conf: PaddingConfig | None = None
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        return self.patch_height, self.patch_width
+
+    @property
+    def padding(self) -> PaddingConfig | None:
+        """The padding, None where it is absent or not active."""
+        conf = self.padding_conf
+        return conf if conf is not None and conf.activate else None
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of one input frame."""
+        variables = self.channels * self.levels + self.surface_channels
+        return variables + self.input_only_channels
+
+    @property
+    def output_channels(self) -> int:
+        """Channels of one output frame."""
+        variables = self.channels * self.levels + self.surface_channels
+        return variables + self.output_only_channels
+
+    @property
+    def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows (north, south) and columns (west, east) to add; zeros for none."""
+        pad = self.padding
+        return (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
+
+    def scale_sizes(self, index: int, size: int) -> list[int]:
+        """Points that each kernel of a stage's embedding makes of `size` points."""
+        stride = self.cross_embed_strides[index]
+        sizes = []
+        for kernel in sorted(self.cross_embed_kernel_sizes[index]):
+            pad = scale_padding(kernel, stride, symmetric=self.symmetric_embedding)
+            sizes.append(conv_out_size(size, kernel, stride, pad))
+        return sizes
+
+    def geometry(self) -> Geometry:
+        """Sizes on the way through the model; meaningful if `problems()` is empty."""
+        lat, lon = self.pads
+        padded = self.image_height + sum(lat), self.image_width + sum(lon)
+        patched = padded[0] // self.patch_height, padded[1] // self.patch_width
+        stages = tuple(self._stages(patched))
+        decoded = stages[0].height * 2, stages[0].width * 2
+        cropped = decoded[0] - sum(lat), decoded[1] - sum(lon)
+        grid = self.image_height, self.image_width
+        return Geometry(
+            padded, patched, stages, decoded, grid if self.interp else cropped
+        )
+
+    def _stages(self, patched: tuple[int, int]) -> Iterator[StageGeometry]:
+        height, width = patched
+        for index in range(4):
+            height = self.scale_sizes(index, height)[-1]
+            width = self.scale_sizes(index, width)[-1]
+            yield StageGeometry(
+                height,
+                width,
+                self.dim[index],
+                self.dim[index] // self.dim_head,
+                self.local_window_size[index],
+                self.global_window_size[index],
+            )
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """All that keeps the model from running, with arithmetic and what would fit.
+
+        Args:
+            tensor: tensor-parallel degree.
+            domain: domain-parallel degree; any degree works, some shards may idle.
+        """
+        return checks.shape_problems(self) or [
+            *checks.padding_problems(self),
+            *checks.stage_problems(self),
+            *checks.decoder_problems(self),
+            *checks.tensor_problems(self, tensor),
+        ]

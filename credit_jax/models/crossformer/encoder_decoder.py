@@ -1,0 +1,129 @@
+"""The CrossFormer family: a windowed-attention encoder, a decoder, skip connections.
+
+An encoder of four stages, each a cross-scale strided convolution followed by short and
+long window attention; a decoder of three blocks that double the grid, each joined with
+the stage of its size; a head that doubles it once more. The models differ in the blocks
+of the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from credit_jax.models.crossformer.blocks import PatchEmbed
+from credit_jax.models.crossformer.config import EncoderConfig
+from credit_jax.models.crossformer.stage import Stage
+from credit_jax.nn.context import Context
+from credit_jax.parallel.domain.padding import crop_globe, pad_globe
+from credit_jax.parallel.domain.resize import resize_bilinear
+from credit_jax.parallel.domain.shuffle import join
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.reshard import reshard
+
+
+class EncoderDecoder(nnx.Module):
+    """The whole model but for what its decoder is made of.
+
+    Args of the constructor:
+        config: see `EncoderConfig` for its keys.
+        make_up: (channels in, channels out, groups of its norms) -> block that doubles
+            the grid.
+        make_head: (channels in, channels out) -> the last one.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        make_up: Callable[[int, int, int], nnx.Module],
+        make_head: Callable[[int, int], nnx.Module],
+    ) -> None:
+        self.config = config
+        frames_in = config.input_channels * config.frames
+        frames_out = config.output_channels * config.output_frames
+        self.cube_embedding = PatchEmbed(
+            frames_in, config.dim[0], config.frames, config.patch
+        )
+        widths = (frames_in if config.patch == (1, 1) else config.dim[0], *config.dim)
+        self.stages = nnx.List(
+            _stage(config, index, widths[index]) for index in range(4)
+        )
+        last, groups = config.dim[3], config.dim[0]
+        skips = config.dim[2], config.dim[1], config.dim[0]
+        ups, width = [], last
+        for index, skip in enumerate(skips):
+            channels = last // 2 ** (index + 1)
+            ups.append(make_up(width, channels, groups))
+            width = channels + skip
+        self.up_blocks = nnx.List(ups)
+        self.head = make_head(width, frames_out)
+
+    def __call__(
+        self, x: Float[Array, "batch channel time rows lon"], context: Context
+    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+        """Predict; rows lie in equal blocks over the domain axis, in and out.
+
+        Differs from CREDIT: nothing; frames fold channel-major (channel * time).
+        """
+        config = self.config
+        field = self._enter(context.precision.cast(x), context)
+        if config.patch != (1, 1):
+            field = context.run(self.cube_embedding, field)
+        encodings = []
+        for index, stage in enumerate(self.stages):
+            field = stage(field, context.fold_in(index))
+            encodings.append(field)
+        for index, up in enumerate(self.up_blocks):
+            field = join(self._up(up, field, context, index), encodings[2 - index])
+        field = context.run(self.head, field)
+        return self._leave(field, context).astype(x.dtype)
+
+    def _up(self, block: Any, field: Field, context: Context, index: int) -> Field:
+        """Run one block of the decoder; a model whose blocks know more overrides it."""
+        return context.run(block, field)
+
+    def _enter(
+        self, x: Float[Array, "batch channel time rows lon"], context: Context
+    ) -> Field:
+        """To padded NHWC, frames folded into channels."""
+        batch, channels, time, rows, lon = x.shape
+        data = x.transpose(0, 3, 4, 1, 2).reshape(batch, rows, lon, channels * time)
+        field = Field(data, context.rows(self.config.image_height))
+        pad = self.config.padding
+        if pad is None:
+            return field
+        return pad_globe(field, mode=pad.mode, lat=pad.pad_lat, lon=pad.pad_lon)
+
+    def _leave(
+        self, field: Field, context: Context
+    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+        """Crop the padding, interpolate to the grid, unfold frames."""
+        config, pad = self.config, self.config.padding
+        if pad is not None:
+            field = crop_globe(field, lat=pad.pad_lat, lon=pad.pad_lon)
+        if config.interp:
+            size = (config.image_height, config.image_width)
+            field = resize_bilinear(field, size)
+        field = reshard(field, field.layout.to_blocks())
+        batch, rows, lon, _ = field.data.shape
+        x = field.data.reshape(batch, rows, lon, -1, config.output_frames)
+        return x.transpose(0, 3, 4, 1, 2)
+
+
+def _stage(config: EncoderConfig, index: int, channel_in: int) -> Stage:
+    return Stage(
+        channel_in,
+        config.dim[index],
+        depth=config.depth[index],
+        kernel_sizes=config.cross_embed_kernel_sizes[index],
+        stride=config.cross_embed_strides[index],
+        symmetric=config.symmetric_embedding,
+        local_window=config.local_window_size[index],
+        global_window=config.global_window_size[index],
+        dim_head=config.dim_head,
+        attn_dropout=config.attn_dropout,
+        ff_dropout=config.ff_dropout,
+    )

@@ -1,0 +1,65 @@
+"""One encoder stage of the CrossFormer family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flax import nnx
+
+from credit_jax.models.crossformer.blocks import CrossEmbed, TransformerBlock
+from credit_jax.nn.context import Context
+from credit_jax.nn.parameters import stack_blocks
+from credit_jax.parallel.rows.layout import Field
+
+
+class Stage(nnx.Module):
+    """Embedding and `depth` transformer blocks, which `lax.scan` runs.
+
+    Args of the constructor:
+        channel_in, channels: of the field that comes, and of those of the stage.
+        depth: number of transformer blocks.
+        kernel_sizes, stride, symmetric: of the embedding, see `CrossEmbed`.
+        local_window, global_window: tokens along each side of a window.
+        dim_head: channels of an attention head.
+        attn_dropout, ff_dropout: rates in training.
+    """
+
+    def __init__(
+        self,
+        channel_in: int,
+        channels: int,
+        *,
+        depth: int,
+        kernel_sizes: Sequence[int],
+        stride: int,
+        symmetric: bool,
+        local_window: int,
+        global_window: int,
+        dim_head: int,
+        attn_dropout: float,
+        ff_dropout: float,
+    ) -> None:
+        self.depth = depth
+        self.window = local_window
+
+        def block() -> TransformerBlock:
+            return TransformerBlock(
+                channels,
+                local_window,
+                global_window,
+                dim_head=dim_head,
+                attn_dropout=attn_dropout,
+                ff_dropout=ff_dropout,
+            )
+
+        self.embed = CrossEmbed(
+            channel_in, channels, kernel_sizes, stride, symmetric=symmetric
+        )
+        if depth:
+            self.blocks = stack_blocks(block, depth)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = context.run(self.embed, field, window=self.window)
+        if not self.depth:
+            return field
+        return context.scan(self.blocks, field, self.depth)

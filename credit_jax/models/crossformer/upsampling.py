@@ -1,0 +1,180 @@
+"""Decoder blocks of CREDIT's `crossformer`: transposed convolutions or bilinear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from credit_jax.nn.context import Context
+from credit_jax.nn.field_attention import CoordinateAttention, field_attention
+from credit_jax.nn.layers import Conv, GroupNorm
+from credit_jax.nn.parameters import parameter
+from credit_jax.ops.affine import add_bias
+from credit_jax.ops.norm import RunningStatistics
+from credit_jax.parallel.domain.conv_transpose import conv_transpose2d_field
+from credit_jax.parallel.domain.resize import resize_bilinear
+from credit_jax.parallel.domain.shuffle import add
+from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.rows.layout import Field
+
+
+class ConvTranspose(nnx.Module):
+    """torch.nn.ConvTranspose2d on fields, with bias."""
+
+    def __init__(
+        self,
+        channel_in: int,
+        channel_out: int,
+        kernel_size: int,
+        *,
+        stride: int,
+        padding: int = 0,
+    ) -> None:
+        # What torch takes for the fan in of its (in, out, height, width) weight.
+        init = torch_uniform(channel_out * kernel_size**2)
+        self.stride = stride
+        self.padding = padding
+        self.kernel = parameter(
+            init,
+            (kernel_size, kernel_size, channel_in, channel_out),
+            (None, None, "conv_in", "conv_out"),
+            matrix_out=(3,),
+        )
+        self.bias = parameter(init, (channel_out,), ("conv_out",))
+
+    def __call__(self, field: Field) -> Field:
+        ends = (self.padding, self.padding)
+        field = conv_transpose2d_field(
+            field,
+            self.kernel[...],
+            stride=(self.stride, self.stride),
+            padding=(ends, ends),
+        )
+        return field.like(add_bias(field.data, self.bias[...]))
+
+
+class ResizeConv(nnx.Module):
+    """Bilinear interpolation to twice the grid, then a convolution of 3 x 3."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        self.conv = Conv(channel_in, channel_out, 3, padding=1)
+
+    def __call__(self, field: Field) -> Field:
+        rows, columns = field.layout.size, field.data.shape[2]
+        return self.conv(resize_bilinear(field, (2 * rows, 2 * columns)))
+
+
+def doubling(
+    channel_in: int,
+    channel_out: int,
+    *,
+    interpolate: bool,
+    kernel_size: int = 2,
+    padding: int = 0,
+) -> ResizeConv | ConvTranspose:
+    """What doubles the grid: `interpolate` decides which of the two.
+
+    Args:
+        channel_in, channel_out: channels.
+        interpolate: CREDIT's `upsample_v_conv`.
+        kernel_size, padding: of the transposed convolution.
+    """
+    if interpolate:
+        return ResizeConv(channel_in, channel_out)
+    return ConvTranspose(
+        channel_in, channel_out, kernel_size, stride=2, padding=padding
+    )
+
+
+class _Residual(nnx.Module):
+    """Twice the grid, then two residual layers of convolution and norm."""
+
+    def __init__(
+        self, channel_in: int, channel_out: int, num_groups: int, *, interpolate: bool
+    ) -> None:
+        self.up = doubling(channel_in, channel_out, interpolate=interpolate)
+        self.residual_conv_0 = Conv(channel_out, channel_out, 3, padding=1)
+        self.residual_norm_0 = GroupNorm(num_groups, channel_out)
+        self.residual_conv_1 = Conv(channel_out, channel_out, 3, padding=1)
+        self.residual_norm_1 = GroupNorm(num_groups, channel_out)
+
+    def double(self, field: Field) -> Field:
+        """What the block does before its attention."""
+        field = self.up(field)
+        x = self.residual_norm_0(self.residual_conv_0(field, field.layout))
+        x = x.like(jax.nn.silu(x.data))
+        x = self.residual_norm_1(self.residual_conv_1(x, field.layout))
+        return add(field, x.like(jax.nn.silu(x.data)))
+
+
+class ResidualUpBlock(_Residual):
+    """Twice the grid, two residual layers, and attention.
+
+    Args of the constructor:
+        channel_in, channel_out: channels.
+        num_groups: of the norms.
+        interpolate: see `doubling`.
+        attention: a kind of `nn.field_attention.KINDS`, or None.
+    """
+
+    def __init__(
+        self,
+        channel_in: int,
+        channel_out: int,
+        num_groups: int,
+        *,
+        interpolate: bool = False,
+        attention: str | None = None,
+    ) -> None:
+        super().__init__(channel_in, channel_out, num_groups, interpolate=interpolate)
+        last: Any = (
+            None if attention is None else field_attention(attention, channel_out)
+        )
+        self.attention = last
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = self.double(field)
+        return field if self.attention is None else self.attention(field, context)
+
+
+class CoordinateUpBlock(_Residual):
+    """The same with coordinate attention, whose batch norm has running statistics.
+
+    Args of the constructor: as for `ResidualUpBlock`.
+    """
+
+    # Where the batch norm is below the block.
+    norm = "attention/norm"
+
+    def __init__(
+        self,
+        channel_in: int,
+        channel_out: int,
+        num_groups: int,
+        *,
+        interpolate: bool = False,
+    ) -> None:
+        super().__init__(channel_in, channel_out, num_groups, interpolate=interpolate)
+        self.attention = CoordinateAttention(channel_out)
+
+    def __call__(
+        self, field: Field, running: RunningStatistics, context: Context
+    ) -> tuple[Field, RunningStatistics]:
+        """The field, and the statistics after it."""
+        return self.attention(self.double(field), running, context)
+
+
+class UpsampleHead(nnx.Module):
+    """The last doubling, to the channels of the output."""
+
+    def __init__(
+        self, channel_in: int, channel_out: int, *, interpolate: bool = False
+    ) -> None:
+        self.up = doubling(
+            channel_in, channel_out, interpolate=interpolate, kernel_size=4, padding=1
+        )
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        return self.up(field)

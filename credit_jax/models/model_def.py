@@ -1,0 +1,228 @@
+"""A model as pure functions on a flat dict of arrays: specs, `init`, `apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from credit_jax.config.messages import divisors
+from credit_jax.nn import spectral_norm
+from credit_jax.nn.batch_norm import BatchStats, fresh_state, named_norms, running_of
+from credit_jax.nn.context import BlockCount, Context
+from credit_jax.nn.parameters import named_parameters, param_spec_of
+from credit_jax.nn.tensor_parallel import apply_tensor_parallel
+from credit_jax.parallel.params.initializers import initialize
+from credit_jax.parallel.params.spec import TENSOR_DIMS, ParamSpec
+
+Weights = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class ModelDef:
+    """A model of the registry, without weights.
+
+    Parameters are a flat dict from path ("stages/0/embed/convs/0/kernel") to array;
+    blocks of a stage are stacked on a leading dim.
+
+    Attributes:
+        config: its validated `model:` block.
+        make: builds the NNX module.
+        keep_whole: patterns of parameter paths that FSDP never splits.
+    """
+
+    config: Any
+    make: Callable[[Any], nnx.Module]
+    keep_whole: tuple[str, ...] = ()
+
+    @cached_property
+    def _abstract(self) -> nnx.Module:
+        module = apply_tensor_parallel(self.make(self.config))
+        for path, variable in named_parameters(module):
+            if any(fnmatch(path, pattern) for pattern in self.keep_whole):
+                kept = replace(param_spec_of(variable), keep_whole=True)
+                variable.set_metadata(param_spec=kept)
+        return module
+
+    @cached_property
+    def _split(self) -> tuple[Any, Any]:
+        return nnx.split(self._abstract)
+
+    @cached_property
+    def param_specs(self) -> dict[str, ParamSpec]:
+        """Shape, dtype and dim names of every parameter, by path."""
+        named = named_parameters(self._abstract)
+        return {path: param_spec_of(variable) for path, variable in named}
+
+    @property
+    def matrices(self) -> dict[str, ParamSpec]:
+        """The parameters that spectral norm applies to; empty where it is off."""
+        if not self.config.use_spectral_norm:
+            return {}
+        named = self.param_specs.items()
+        return {path: d for path, d in named if d.matrix_out is not None}
+
+    @cached_property
+    def norms(self) -> dict[str, int]:
+        """Channels of every batch norm, by path."""
+        return dict(named_norms(self._abstract))
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(d.size for d in self.param_specs.values())
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of one input frame."""
+        return self.config.input_channels
+
+    @property
+    def output_channels(self) -> int:
+        """Channels of one output frame."""
+        return self.config.output_channels
+
+    @property
+    def frames(self) -> int:
+        return self.config.frames
+
+    @property
+    def output_frames(self) -> int:
+        return self.config.output_frames
+
+    @property
+    def image_height(self) -> int:
+        return self.config.image_height
+
+    @property
+    def image_width(self) -> int:
+        return self.config.image_width
+
+    def validate(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """All that keeps the model from running on a mesh, one readable line each."""
+        found = self.config.problems(tensor, domain)
+        return found or self._indivisible(tensor)
+
+    def _indivisible(self, tensor: int) -> list[str]:
+        """The dims that tp would split, and cannot."""
+        return [
+            f"{path}: {length} {name} are not divisible by tensor {tensor}; would fit: "
+            f"{divisors(length)}"
+            for path, param_spec in self.param_specs.items()
+            for length, name in zip(param_spec.shape, param_spec.dims, strict=True)
+            if name in TENSOR_DIMS and length % tensor
+        ]
+
+    def unmatched(self) -> list[str]:
+        """The patterns of `keep_whole` that no parameter matches, one line each."""
+        return [
+            f"keep_whole has {pattern!r}, which matches no parameter; there are "
+            f"{', '.join(sorted(self.param_specs)[:3])}, ..."
+            for pattern in self.keep_whole
+            if not any(fnmatch(path, pattern) for path in self.param_specs)
+        ]
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Blocks of one forward pass, counted by tracing it; nothing is compiled."""
+        blocks = BlockCount()
+        shape = (1, self.input_channels, self.frames)
+        shaped = jax.ShapeDtypeStruct
+        x = shaped((*shape, self.image_height, self.image_width), jnp.float32)
+        weights = {p: shaped(d.shape, d.dtype) for p, d in self.param_specs.items()}
+        context = Context(blocks=blocks, running=self.running(fresh_state(self.norms)))
+        jax.eval_shape(lambda w, x: self.apply(w, x, context), weights, x)
+        return blocks.seen
+
+    def init(
+        self,
+        key: Array,
+        specs: Mapping[str, PartitionSpec] | None = None,
+        degrees: Mapping[str, int] | None = None,
+    ) -> Weights:
+        """Fresh parameters: this device's shards inside `shard_map`, else whole.
+
+        Args:
+            key: typed PRNG key.
+            specs: PartitionSpec of each parameter; None makes them whole.
+            degrees: size of every mesh axis that `specs` names.
+        """
+        return initialize(self.param_specs, key, specs, degrees)
+
+    def init_spectral_norm(
+        self,
+        key: Array,
+        specs: Mapping[str, PartitionSpec] | None = None,
+        degrees: Mapping[str, int] | None = None,
+    ) -> spectral_norm.SpectralNormState:
+        """Fresh state beside the parameters; args as `init`.
+
+        Spectral norm vectors, and running statistics of batch norms; empty without
+        either.
+        """
+        spectral_norm_state = spectral_norm.init_spectral_norm(
+            key, self.matrices, specs, degrees
+        )
+        return spectral_norm_state | fresh_state(self.norms)
+
+    def running(
+        self, spectral_norm_state: Mapping[str, Mapping[str, Array]]
+    ) -> BatchStats | None:
+        """What `Context.running` is to be; None without batch norms."""
+        return running_of(spectral_norm_state, self.norms) if self.norms else None
+
+    def apply(
+        self,
+        weights: Mapping[str, Array],
+        x: Float[Array, "batch channel time rows lon"],
+        context: Context,
+    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+        """One forward pass on local arrays.
+
+        Args:
+            weights: local shards of all parameters, after spectral norm.
+            x: local samples and rows; rows in equal blocks, padding at the end.
+            context: mesh axes, precision, remat; its key decides on dropout.
+
+        Returns:
+            Local prediction in the same layout.
+
+        Raises:
+            ValueError: the model has batch norms, the context no running statistics.
+        """
+        if self.norms and context.running is None:
+            raise ValueError(
+                f"the model has {len(self.norms)} batch norms; give the context their "
+                "statistics: Context(running=architecture.running(vectors))"
+            )
+        module = self.bind(weights)
+        if context.remat.counts_blocks:
+            context = replace(context, blocks=BlockCount(self.num_blocks))
+        return module(x, context)
+
+    def bind(self, weights: Mapping[str, Array]) -> Any:
+        """The module with these weights, by path; its parts can be called alone."""
+        graph, state = self._split
+        flat = nnx.to_flat_state(state)
+        paths = ["/".join(map(str, path)) for path, _ in flat]
+        filled = [
+            (path, variable.replace(weights[name]))
+            for name, (path, variable) in zip(paths, flat, strict=True)
+        ]
+        return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+def parameter_count(model_def: ModelDef) -> dict[str, int]:
+    """Number of parameters below each first path component."""
+    counts: dict[str, int] = {}
+    for path, param_spec in model_def.param_specs.items():
+        head = path.split("/")[0]
+        counts[head] = counts.get(head, 0) + param_spec.size
+    return counts

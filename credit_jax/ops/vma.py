@@ -1,0 +1,30 @@
+"""Over which mesh axes a value differs between devices: reading and changing that type.
+
+JAX tracks it under `shard_map(check_vma=True)`. Outside of `shard_map` nothing varies,
+and the functions here are the identity, so one definition serves one device and many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+from jaxtyping import Array
+
+
+def varying_axes(x: Array) -> frozenset[str]:
+    """Mesh axes over which `x` differs between devices (empty outside `shard_map`)."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def pvary(x: Array, axes: Sequence[str]) -> Array:
+    """Cast `x` to differ over `axes`; the transpose sums its gradient over them."""
+    missing = tuple(axis for axis in axes if axis not in varying_axes(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def match_vma(*arrays: Array) -> tuple[Array, ...]:
+    """Cast all arrays to differ over the union of their axes."""
+    axes = sorted(set().union(*(varying_axes(x) for x in arrays)))
+    return tuple(pvary(x, axes) for x in arrays)

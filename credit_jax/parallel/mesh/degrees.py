@@ -1,0 +1,201 @@
+"""From a config block to the degree of every axis, with all that is wrong with it.
+
+A block names degrees as `ParallelDims` does or as CREDIT does; a line about a degree
+uses the name that the block uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from credit_jax.config.base import nearest_key
+from credit_jax.config.messages import divisors, got
+from credit_jax.config.parallelism import DATA_MODES, data_problems, degree_problems
+from credit_jax.parallel.mesh.axes import (
+    DOMAIN,
+    DP_REPLICATE,
+    DP_SHARD,
+    EP,
+    ORDER,
+    PP,
+    TP,
+)
+
+ETP = "etp"
+ULYSSES = "ulysses_degree"
+REST = -1
+
+# A degree and its other names: CREDIT's, context parallelism's, and the older one.
+NAMES = {
+    DP_REPLICATE: (DP_REPLICATE,),
+    DP_SHARD: (DP_SHARD, "dp"),
+    EP: (EP,),
+    PP: (PP,),
+    TP: (TP, "tensor"),
+    DOMAIN: (DOMAIN, "cp"),
+    ETP: (ETP,),
+    ULYSSES: (ULYSSES,),
+}
+KEYS = ("data", *(name for names in NAMES.values() for name in names))
+
+Degrees = dict[str, int]
+
+
+def as_block(config: Any) -> dict[str, Any]:
+    """The keys of a config block that say something.
+
+    Args:
+        config: a mapping, a config class, or an object with the keys as attributes (of
+            which only the known ones are looked at).
+    """
+    if isinstance(config, BaseModel):
+        config = config.model_dump()
+    elif is_dataclass(config) and not isinstance(config, type):
+        config = asdict(config)
+        config = {key: config[key] for key in KEYS if key in config}
+    elif not isinstance(config, Mapping):
+        config = {key: getattr(config, key, None) for key in KEYS}
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def whole_number(value: Any) -> int | None:
+    """The integer that a value such as 2, 2.0 or "2" stands for, or None."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if isinstance(value, float) and number != value else number
+
+
+def resolve(block: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[str]]:
+    """The degrees of a block, with the rest filled in.
+
+    Args:
+        block: see `ParallelDims.from_config`; dp_shard -1 is the rest.
+        world_size: number of devices.
+
+    Returns:
+        degrees: of every axis, etp, ulysses_degree if it is given, and world_size: the
+            devices that are used. Meaningful if nothing is wrong.
+        problems: all that is wrong, one line each.
+    """
+    degrees, names, problems = _read(block)
+    data = block.get("data")
+    problems += data_problems(data, degrees.get(DP_REPLICATE), degrees.get(DP_SHARD))
+    rest = _rest(data, degrees)
+    degrees = dict.fromkeys(ORDER, 1) | degrees
+    degrees.setdefault(ETP, degrees[TP])
+    problems += degree_problems(
+        tp=degrees[TP],
+        domain=degrees[DOMAIN],
+        etp=degrees[ETP],
+        ulysses_degree=degrees.get(ULYSSES),
+        names=names,
+    )
+    world = whole_number(world_size)
+    if world is None or world < 1:
+        problems.append(f"world_size must be an integer >= 1, got {got(world_size)}")
+    elif rest:
+        degrees, wrong = _fill(degrees, names, rest, world)
+        problems += wrong
+    else:
+        problems += _product_problems(degrees, names, world)
+    if data == "none":
+        degrees |= {DP_REPLICATE: 1, DP_SHARD: 1}
+        world = math.prod(degrees[axis] for axis in ORDER)
+    return degrees | {"world_size": world or 1}, problems
+
+
+def _read(block: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str]]:
+    """The degrees that a block gives, what it calls each, and its bad keys."""
+    problems = []
+    for key in sorted(set(block) - set(KEYS), key=str):
+        problems.append(f"{key}: unknown key; {nearest_key(key, KEYS)}")
+    if block.get("data") not in (None, *DATA_MODES):
+        problems.append(
+            f"data must be 'fsdp2', 'ddp', or 'none', got {got(block['data'])}"
+        )
+    degrees: Degrees = {}
+    names: dict[str, str] = {}
+    for degree, keys in NAMES.items():
+        given: Degrees = {}
+        for key in keys:
+            if block.get(key) is None:
+                continue
+            number = whole_number(block[key])
+            if number is None or not _allowed(degree, number):
+                least = "-1 (the rest) or " if degree == DP_SHARD else ""
+                problems.append(
+                    f"{key} must be {least}an integer >= 1, got {got(block[key])}"
+                )
+            else:
+                given[key] = number
+        # A 1 beside another name's degree is a default.
+        said = {key: n for key, n in given.items() if n != 1} or given
+        if len(set(said.values())) > 1:
+            listed = " and ".join(f"{key} is {n}" for key, n in said.items())
+            problems.append(f"{listed}, but they name one degree; give one of them")
+        if said:
+            names[degree], degrees[degree] = next(iter(said.items()))
+    return degrees, names, problems
+
+
+def _allowed(degree: str, number: int) -> bool:
+    return number >= 1 or (degree == DP_SHARD and number == REST)
+
+
+def _rest(data: str | None, degrees: Degrees) -> str | None:
+    """The axis that takes the devices that are left."""
+    if degrees.get(DP_SHARD) == REST or data == "none":
+        return DP_SHARD
+    return DP_REPLICATE if data == "ddp" and DP_REPLICATE not in degrees else None
+
+
+def _fill(
+    degrees: Degrees, names: Mapping[str, str], rest: str, world: int
+) -> tuple[Degrees, list[str]]:
+    """`degrees` with axis `rest` taking what the others leave, and what is wrong."""
+    shown = [
+        axis
+        for axis in ORDER
+        if axis != rest and (degrees[axis] > 1 or axis in (TP, DOMAIN))
+    ]
+    labels = {axis: names.get(axis, axis) for axis in shown}
+    product = math.prod(degrees[axis] for axis in shown)
+    if world % product == 0:
+        return degrees | {rest: world // product}, []
+    formula = "*".join(labels.values())
+    terms = " x ".join(f"{labels[axis]} {degrees[axis]}" for axis in shown)
+    return degrees | {rest: 1}, [
+        f"world_size={world} not divisible by {formula}={product} ({terms}); with "
+        f"{world} devices {formula} can be {divisors(world)}"
+    ]
+
+
+def _product_problems(
+    degrees: Degrees, names: Mapping[str, str], world: int
+) -> list[str]:
+    """What is wrong where all degrees are given."""
+    product = math.prod(degrees[axis] for axis in ORDER)
+    if product == world:
+        return []
+    terms = " x ".join(
+        f"{names.get(axis, axis)} {degrees[axis]}"
+        for axis in ORDER
+        if degrees[axis] > 1 or axis == DP_SHARD
+    )
+    others = product // degrees[DP_SHARD]
+    shard = names.get(DP_SHARD, DP_SHARD)
+    if world % others == 0:
+        advice = f"{shard} would fit with {world // others}, or -1 (the rest)"
+    else:
+        advice = (
+            f"the degrees beside {shard}, {others} together, must divide {world}: "
+            f"{divisors(world)} would fit"
+        )
+    return [f"{terms} = {product} devices, but world_size is {world}; {advice}"]

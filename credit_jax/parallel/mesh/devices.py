@@ -1,0 +1,129 @@
+"""Enough devices for a mesh: real ones, or simulated ones on a CPU-only machine."""
+
+import math
+import os
+import re
+from typing import Any
+
+import jax
+
+from credit_jax.config.messages import divisors
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.parallel.mesh.axes import DOMAIN, ORDER
+from credit_jax.parallel.mesh.credit import Parallelism, normalize_parallelism
+from credit_jax.parallel.mesh.device_mesh import all_devices
+
+_XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+
+
+def required_devices(parallelism_conf: Parallelism) -> int:
+    """The fewest devices that a parallelism block can run on.
+
+    tensor * domain, and what is given of the further degrees.
+    """
+    return math.prod(_given_degrees(parallelism_conf).values())
+
+
+def _given_degrees(parallelism_conf: Parallelism) -> dict[str, int]:
+    """tensor, domain, and the further degrees of the mesh that are above 1."""
+    block = normalize_parallelism(parallelism_conf)
+    further = {axis: block.get(axis, 1) for axis in ORDER if axis != DOMAIN}
+    above = {axis: degree for axis, degree in further.items() if degree > 1}
+    return above | {"tensor": block["tensor"], "domain": block["domain"]}
+
+
+def job_devices(trainer: TrainerConfig, num_devices: int | None = None) -> list[Any]:
+    """The devices that a job runs on, simulated ones if need be (`ensure_devices`).
+
+    Args:
+        trainer: its `num_devices` and `parallelism` say what the job is made for.
+        num_devices: the number of devices, over what `trainer.num_devices` says.
+
+    Returns:
+        The devices, rank by rank: as many as are asked for, or else all there are.
+
+    Raises:
+        ValueError: as `ensure_devices`.
+    """
+    wanted = num_devices if num_devices is not None else trainer.num_devices
+    ensure_devices(trainer.parallelism if wanted is None else wanted)
+    return all_devices()[:wanted]
+
+
+def model_devices(
+    parallelism_conf: Parallelism, num_devices: int | None = None
+) -> list[Any]:
+    """The devices of one forward pass: with `data: none` no more than it needs.
+
+    Args:
+        parallelism_conf: the block.
+        num_devices: how many to take; None is for it to say.
+
+    Raises:
+        ValueError: as `ensure_devices`.
+    """
+    ensure_devices(parallelism_conf if num_devices is None else num_devices)
+    alone = normalize_parallelism(parallelism_conf)["data"] == "none"
+    if num_devices is None and alone:
+        num_devices = required_devices(parallelism_conf)
+    return all_devices()[:num_devices]
+
+
+def ensure_devices(wanted: int | Parallelism) -> None:
+    """Make sure that there are enough devices, before JAX is used for the first time.
+
+    A CPU-only machine gets as many simulated devices as are wanted, and one line says
+    so. A machine with accelerators must have them.
+
+    Args:
+        wanted: the number of devices, or a parallelism block (see `required_devices`).
+
+    Raises:
+        ValueError: if there are too few devices: accelerators, or CPU devices of a
+            JAX that is already in use.
+    """
+    needs, why = _needs(wanted)
+    late = not _simulate(needs)
+    devices = jax.devices()
+    platform = devices[0].platform
+    if len(devices) >= needs:
+        if platform == "cpu" and needs > 1 and not late:
+            print(f"No accelerator found: running on {needs} simulated CPU devices.")
+        return
+    if platform == "cpu" and late:
+        raise ValueError(
+            f"{why}, but JAX is already in use with {len(devices)} CPU device(s); call "
+            f"ensure_devices({needs}) before the first JAX operation, or start Python "
+            f"with JAX_NUM_CPU_DEVICES={needs}"
+        )
+    raise ValueError(
+        f"{why}, but this machine has {len(devices)} {platform} device(s); "
+        f"tensor*domain can be {divisors(len(devices))} here, or set "
+        "JAX_PLATFORMS=cpu to simulate the devices"
+    )
+
+
+def _needs(wanted: int | Parallelism) -> tuple[int, str]:
+    """The number of devices and the words for it."""
+    if isinstance(wanted, int):
+        if wanted < 1:
+            raise ValueError(f"the number of devices must be at least 1, got {wanted}")
+        return wanted, f"{wanted} devices are asked for"
+    degrees = _given_degrees(wanted)
+    needs = math.prod(degrees.values())
+    terms = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
+    return needs, f"{terms} = {needs} devices are needed"
+
+
+def _simulate(needs: int) -> bool:
+    """Set the number of CPU devices; False if JAX is in use and it is too late."""
+    flag = _XLA_FLAG.search(os.environ.get("XLA_FLAGS", ""))
+    configured = jax.config.values["jax_num_cpu_devices"]
+    there = max(configured, int(flag[1]) if flag else 1)
+    if needs <= there:
+        return True
+    try:
+        jax.config.update("jax_num_cpu_devices", needs)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,216 @@
+"""The degrees of all kinds of parallelism, checked before anything is built.
+
+    devices = dp_replicate x dp_shard x ep x pp x tp x domain
+
+`ParallelDims` says how many devices share what. A misconfiguration is one error that
+lists all that is wrong, with the arithmetic and what would fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from jax.sharding import Mesh
+
+from credit_jax.config.base import ConfigError
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_AXES, DP_SHARD, ORDER, MeshAxes
+from credit_jax.parallel.mesh.degrees import ETP, REST, as_block, resolve
+from credit_jax.parallel.mesh.device_mesh import (
+    all_devices,
+    built_degrees,
+    mesh_of_degrees,
+)
+from credit_jax.parallel.mesh.model_fit import model_notes, model_problems
+
+_SOURCE = "parallelism"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelDims:
+    """Degrees that multiply to `world_size`; names of degrees above 1 are mesh axes.
+
+    Attributes:
+        dp_replicate: whole copies of the parameters; samples are split over it.
+        dp_shard: parameters and samples are split over it; -1 is made the rest,
+            world_size / (product of the others).
+        ep: experts.
+        etp: units of one expert; tp or 1.
+        pp: pipeline stages.
+        tp: heads and feed-forward units.
+        domain: latitude rows.
+        ulysses_degree: part of domain; at most domain, and divides it. None is domain.
+        world_size: number of devices.
+        cp: another name of domain; always equal to it.
+
+    Raises:
+        ValueError: listing all that is wrong with the degrees.
+
+    >>> ParallelDims(dp_replicate=2, dp_shard=-1, tp=2, world_size=8).dp_shard
+    2
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    ep: int = 1
+    etp: int = 1
+    pp: int = 1
+    tp: int = 1
+    domain: int = 1
+    ulysses_degree: int | None = None
+    world_size: int = 1
+    cp: int | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        resolved, problems = resolve(given, given.pop("world_size"))
+        if problems:
+            raise ConfigError(problems, _SOURCE)
+        for name, value in (resolved | {"cp": resolved[DOMAIN]}).items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_config(
+        cls, config: Any, world_size: int, *, model: Any = None
+    ) -> ParallelDims:
+        """The degrees of a config block.
+
+        Args:
+            config: a mapping, or an object with such attributes. Keys are the names of
+                the degrees, or CREDIT's {data, tensor, domain}; `cp` is domain, and the
+                older `dp` is dp_shard. With `data: ddp` the devices that are left go to
+                dp_replicate, with `data: none` they stay idle; otherwise dp_shard takes
+                them, unless it is given. etp is tp unless it is given.
+            world_size: number of devices.
+            model: an architecture or model config; what does not fit it is listed in
+                the same error (see `validate_against_model`).
+
+        Raises:
+            ValueError: listing all that is wrong.
+
+        >>> ParallelDims.from_config({"data": "fsdp2", "tensor": 4}, 8).dp_shard
+        2
+        """
+        block = as_block(config)
+        if block.get("data", "fsdp2") == "fsdp2" and "dp" not in block:
+            block = {DP_SHARD: REST} | block
+        resolved, problems = resolve(block, world_size)
+        if model is not None:
+            problems += model_problems(model, resolved)
+        if problems:
+            raise ConfigError(problems, _SOURCE)
+        return cls(**resolved)
+
+    def validate_against_model(self, model: Any) -> list[str]:
+        """Check the degrees against a model, before anything of it is built.
+
+        Heads and feed-forward units of every stage must divide by tp, experts by ep.
+        Rows and windows run on any domain degree.
+
+        Args:
+            model: an architecture, or the config of one.
+
+        Returns:
+            Lines a user should know: uneven rows, shards that hold no window.
+
+        Raises:
+            ValueError: listing all that does not fit.
+        """
+        degrees = {axis: getattr(self, axis) for axis in ORDER}
+        problems = model_problems(model, degrees)
+        if problems:
+            raise ConfigError(problems, _SOURCE)
+        return model_notes(model, self.domain)
+
+    def build_mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """The mesh of the degrees above 1, outermost first as in `axes.ORDER`.
+
+        Args:
+            devices: as many as `world_size`, rank by rank; None takes the first
+                `world_size` of all processes.
+
+        Raises:
+            ValueError: if there are more or fewer devices than `world_size`.
+        """
+        if devices is None:
+            devices = all_devices()[: self.world_size]
+        return mesh_of_degrees(self.axis_degrees, devices)
+
+    @property
+    def axis_degrees(self) -> dict[str, int]:
+        """The axes of the mesh with their degrees; dp_shard 1 if there is no other."""
+        return built_degrees({axis: getattr(self, axis) for axis in ORDER})
+
+    @property
+    def mesh_axes(self) -> MeshAxes:
+        """The mesh as a step sees it, without a device."""
+        return MeshAxes.from_degrees(self.axis_degrees)
+
+    @property
+    def fsdp(self) -> tuple[str, ...]:
+        """Axes that parameters are split over and gathered along."""
+        return self._there(DP_SHARD)
+
+    @property
+    def dp(self) -> tuple[str, ...]:
+        """Axes that samples are split over."""
+        return self._there(*DP_AXES)
+
+    @property
+    def loss(self) -> tuple[str, ...]:
+        """Axes that a loss is summed over: samples and rows."""
+        return self._there(*DP_AXES, DOMAIN)
+
+    def _there(self, *axes: str) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if axis in self.axis_degrees)
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel replicas: dp_replicate x dp_shard."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def non_dp_size(self) -> int:
+        """Devices of one replica: ep x pp x tp x domain."""
+        return self.ep * self.pp * self.tp * self.domain
+
+    @property
+    def dp_enabled(self) -> bool:
+        return self.dp_size > 1
+
+    @property
+    def fsdp_enabled(self) -> bool:
+        """Whether there is a data-parallel axis: a shard axis or HSDP's outer one."""
+        return self.dp_shard > 1 or self.dp_replicate > 1
+
+    @property
+    def hsdp_enabled(self) -> bool:
+        """Whether parameters are split over one axis and copied over the other."""
+        return self.dp_shard > 1 and self.dp_replicate > 1
+
+    @property
+    def ep_enabled(self) -> bool:
+        return self.ep > 1
+
+    @property
+    def pp_enabled(self) -> bool:
+        return self.pp > 1
+
+    @property
+    def tp_enabled(self) -> bool:
+        return self.tp > 1
+
+    @property
+    def domain_enabled(self) -> bool:
+        return self.domain > 1
+
+    @property
+    def cp_enabled(self) -> bool:
+        return self.domain_enabled
+
+    def summary(self) -> str:
+        """All degrees in one line."""
+        names = (*ORDER, ETP)
+        degrees = " ".join(f"{name}={getattr(self, name)}" for name in names)
+        return f"{degrees} | dp={self.dp_size} world={self.world_size}"

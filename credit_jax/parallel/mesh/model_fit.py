@@ -1,0 +1,175 @@
+"""What a model says to the degrees of parallelism, and what is good to know of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from credit_jax.config.messages import divisors
+from credit_jax.parallel.mesh.axes import DOMAIN, EP, PP, TP
+
+# Sizes that transformer configs name, and the degree that must divide them.
+_DIVIDED = (
+    ("num_attention_heads", TP),
+    ("num_key_value_heads", TP),
+    ("num_experts", EP),
+)
+
+
+def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
+    """All that keeps a model from running on a mesh, one readable line each.
+
+    Args:
+        model: an architecture, or the config of one. What it does not say of itself
+            (`problems(tensor, domain)`, `num_experts`, ...) is not checked.
+        degrees: degree of each mesh axis; 1 where there is none.
+    """
+    config = getattr(model, "config", model)
+    name = getattr(config, "type", type(config).__name__)
+    tp, domain, ep, pp = (degrees.get(axis) or 1 for axis in (TP, DOMAIN, EP, PP))
+    own = getattr(config, "problems", None)
+    found = list(own(tp, domain)) if own else []
+    for key, axis in _DIVIDED:
+        size, degree = getattr(config, key, None), degrees.get(axis) or 1
+        if size is not None and size % degree:
+            found.append(
+                f"{key} is {size}, which {axis} {degree} does not divide; would fit: "
+                f"{divisors(size)}"
+            )
+    if ep > 1 and getattr(config, "num_experts", None) is None:
+        found.append(
+            f"ep is {ep}, but {name} has no experts to share: expert parallelism is "
+            "not yet there for this model; use ep: 1"
+        )
+    if pp > 1:
+        found.append(
+            f"pp is {pp}, but {name} has no pipeline stages: pipeline parallelism is "
+            "not yet there for this model; use pp: 1"
+        )
+    return found
+
+
+def model_notes(model: Any, domain: int) -> list[str]:
+    """Uneven rows and idle shards: exact all the same, but devices wait for others.
+
+    Args:
+        model: an architecture, or the config of one.
+        domain: number of latitude shards.
+    """
+    config = getattr(model, "config", model)
+    height = getattr(config, "image_height", None)
+    if domain == 1 or height is None:
+        return []
+    notes = []
+    if height % domain:
+        listed = ", ".join(map(str, _blocks(height, domain)))
+        notes.append(
+            f"{height} rows over domain {domain} are uneven ({listed}); exact all the "
+            "same"
+        )
+    idle = list(_idle(config, domain))
+    if idle:
+        notes.append(
+            f"some of the {domain} domain shards hold no window of attention: "
+            f"{'; '.join(idle)}; exact all the same"
+        )
+    return notes
+
+
+def validate_sharding_constraints(
+    model: Any,
+    local_h: int,
+    window_sizes: Sequence[int | Sequence[int]] | None = None,
+) -> list[str]:
+    """What is uneven or idle with `local_h` rows a domain shard.
+
+    Nothing has to divide: every message is about waiting, none about wrong numbers.
+
+    Args:
+        model: an architecture, or the config of one. None, or a model that does not
+            say its `image_height`: only `window_sizes` are looked at.
+        local_h: rows of a shard at the model's input.
+        window_sizes: rows of a window at each level, or (rows, columns); each level has
+            half the rows of the one before, as CREDIT assumes. None: the short windows
+            of the model's stages, with the rows that they really have.
+
+    Returns:
+        One readable line each; empty if all shards work alike.
+
+    Raises:
+        ValueError: `local_h` is below 1.
+
+    Differs from CREDIT: windows that do not divide the rows work, so the messages say
+    what they cost; and without `window_sizes` the model is asked, where CREDIT checks
+    nothing.
+    """
+    if local_h < 1:
+        raise ValueError(f"local_h is {local_h}; expected at least 1 row a shard")
+    config = getattr(model, "config", model)
+    height = getattr(config, "image_height", None)
+    found, levels = [], []
+    if height:
+        domain = -(-height // local_h)
+        found += [*_block_notes(height, local_h, domain), *model_notes(model, domain)]
+        levels = _stage_rows(config, domain)
+    if window_sizes is not None:
+        levels = _halved(local_h, window_sizes)
+    for level, (rows, window) in enumerate(levels):
+        if window > 1 and rows % window:
+            found.append(
+                f"level {level}: {rows} rows a shard are no whole windows of {window}; "
+                "rows move to neighbors before the attention and back after it; "
+                "exact all the same"
+            )
+    return found
+
+
+def _block_notes(height: int, local_h: int, domain: int) -> Iterator[str]:
+    block = -(-height // domain)
+    if block != local_h:
+        yield (
+            f"{height} rows over domain {domain} are {block} a shard, not {local_h}: "
+            "equal blocks are as small as they can be"
+        )
+
+
+def _halved(
+    local_h: int, window_sizes: Sequence[int | Sequence[int]]
+) -> list[tuple[int, int]]:
+    """(rows a shard, rows of a window) of each level, half the rows at each."""
+    return [
+        (local_h // 2**level, size if isinstance(size, int) else size[0])
+        for level, size in enumerate(window_sizes)
+    ]
+
+
+def _stage_rows(config: Any, domain: int) -> list[tuple[int, int]]:
+    """The same of the stages that a model has; 1 where a stage has no attention."""
+    geometry = getattr(config, "geometry", None)
+    if domain == 1 or geometry is None:
+        return []
+    return [
+        (-(-stage.height // domain), stage.local_window if depth else 1)
+        for stage, depth in zip(geometry().stages, config.depth, strict=True)
+    ]
+
+
+def _idle(config: Any, domain: int) -> Iterator[str]:
+    """Attentions that leave shards idle: whole windows, or groups, stay on a shard."""
+    geometry = getattr(config, "geometry", None)
+    for index, stage in enumerate(geometry().stages if geometry else ()):
+        if not config.depth[index]:
+            continue
+        for kind, window in (
+            ("short", stage.local_window),
+            ("long", stage.global_window),
+        ):
+            bands = stage.height // window
+            idle = _blocks(bands, domain).count(0)
+            if idle:
+                sizes = f"{stage.height} / {window} = {bands}"
+                yield f"stage {index} {kind}: {idle} ({sizes})"
+
+
+def _blocks(size: int, num_shards: int) -> list[int]:
+    """Sizes of equal blocks of ceil(size / num_shards), the last ones shorter."""
+    length = -(-size // num_shards)
+    return [min(length, max(0, size - length * d)) for d in range(num_shards)]

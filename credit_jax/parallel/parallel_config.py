@@ -1,0 +1,33 @@
+"""How a model runs on devices: mesh, layout of parameters, precision, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jax.sharding import Mesh
+
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.remat import Remat
+from credit_jax.parallel.params.spec import ShardingRules
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How steps run: where, in what precision, keeping what.
+
+    Attributes:
+        mesh: the device mesh.
+        rules: how parameters are laid out on it.
+        precision: dtypes of the forward and of gradient sums.
+        remat: what blocks keep for the backward pass.
+    """
+
+    mesh: Mesh
+    rules: ShardingRules = field(default_factory=ShardingRules)
+    precision: Precision = field(default_factory=Precision)
+    remat: Remat = field(default_factory=Remat)
+
+    @property
+    def axes(self) -> MeshAxes:
+        return MeshAxes.from_mesh(self.mesh)

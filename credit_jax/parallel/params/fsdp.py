@@ -1,0 +1,117 @@
+"""FSDP: parameters are stored split over dp_shard and gathered where their block runs.
+
+The gather stands inside the block's `jax.checkpoint`, so that the backward pass gathers
+again; its transpose is the reduce-scatter of the gradient. Where compute and reduction
+have two dtypes, that transpose has to be said: the weight travels in the one, its
+gradient in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array
+
+from credit_jax.parallel.collectives import psum, pvary, varying_axes
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.spec import ParamSpec, ShardingRules
+
+# Name of gathered parameters for rematerialization policies.
+GATHERED = "gathered_parameter"
+
+
+def gather(
+    weight: Array,
+    param_spec: ParamSpec,
+    rules: ShardingRules,
+    axes: MeshAxes,
+    precision: Precision,
+) -> Array:
+    """The parameter whole over dp_shard and in the compute dtype.
+
+    Args:
+        weight: local shard of a parameter of one block.
+        parameter spec: of that parameter, not stacked.
+        rules: the rules it was laid out by.
+        axes: mesh axes.
+        precision: dtypes of the forward and of the gradient's sum.
+    """
+    dim = rules.shard_dim(param_spec, axes)
+    if dim is None:
+        return precision.cast(weight)
+    if weight.dtype == precision.compute == precision.reduce:
+        whole = lax.all_gather(weight, axes.shard, axis=dim, tiled=True)
+    else:
+        whole = _gather_as(weight, axes.shard, dim, precision)
+    return checkpoint_name(whole, GATHERED)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather_as(
+    weight: Array, axis: str | None, dim: int, precision: Precision
+) -> Array:
+    """Gathered in the compute dtype; the gradient is scattered in the reduce dtype."""
+    return lax.all_gather(precision.cast(weight), axis, axis=dim, tiled=True)
+
+
+def _gather_as_forward(
+    weight: Array, axis: str | None, dim: int, precision: Precision
+) -> tuple[Array, Any]:
+    return _gather_as(weight, axis, dim, precision), weight.dtype.type(0)
+
+
+def _gather_as_backward(
+    axis: str | None, dim: int, precision: Precision, stored: Any, grad: Array
+) -> tuple[Array]:
+    wide = grad.astype(precision.reduce)
+    shard = lax.psum_scatter(wide, axis, scatter_dimension=dim, tiled=True)
+    return (shard.astype(stored.dtype),)
+
+
+_gather_as.defvjp(_gather_as_forward, _gather_as_backward)
+
+
+def spread(
+    params: Mapping[str, Array], axes: Sequence[str], precision: Precision
+) -> dict[str, Array]:
+    """Parameters as varying over `axes`: the gradient is summed over them here, once.
+
+    Args:
+        params: local shards by path.
+        axes: mesh axes over which samples and rows differ.
+        precision: its reduce dtype is that of the sum.
+    """
+    return {path: _spread(p, tuple(axes), precision) for path, p in params.items()}
+
+
+def _spread(param: Array, axes: tuple[str, ...], precision: Precision) -> Array:
+    missing = tuple(name for name in axes if name not in varying_axes(param))
+    if precision.reduce == param.dtype or not missing:
+        return pvary(param, axes)
+    return _spread_as(param, missing, precision)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _spread_as(param: Array, axes: tuple[str, ...], precision: Precision) -> Array:
+    return pvary(param, axes)
+
+
+def _spread_as_forward(
+    param: Array, axes: tuple[str, ...], precision: Precision
+) -> tuple[Array, None]:
+    return pvary(param, axes), None
+
+
+def _spread_as_backward(
+    axes: tuple[str, ...], precision: Precision, _: None, grad: Array
+) -> tuple[Array]:
+    return (psum(grad.astype(precision.reduce), axes).astype(grad.dtype),)
+
+
+_spread_as.defvjp(_spread_as_forward, _spread_as_backward)

@@ -1,0 +1,145 @@
+"""Row layouts: which global rows of a sharded dim each shard holds, at trace time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from credit_jax.parallel.collectives import axis_index
+
+Rows = tuple[tuple[int, ...], ...]
+
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rows of every shard along one array dim.
+
+    Attributes:
+        rows: for each shard the global row of each local row, in order; -1 is padding.
+        size: number of global rows.
+        axis: mesh axis the rows are split over; None on one device.
+        dim: array dim that holds the rows (1: latitude of NHWC, 2: longitude).
+    """
+
+    rows: Rows
+    size: int
+    axis: str | None = None
+    dim: int = 1
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        lengths = {len(rows) for rows in self.rows}
+        assert len(lengths) == 1, f"shards hold different numbers of rows: {lengths}"
+        assert self.num_shards == 1 or self.axis, "several shards need an axis"
+        object.__setattr__(
+            self, "_hash", hash((self.rows, self.size, self.axis, self.dim))
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.rows)
+
+    @property
+    def length(self) -> int:
+        """Rows of a local array, padding included."""
+        return len(self.rows[0])
+
+    @cached_property
+    def is_block(self) -> bool:
+        """Whether shard d holds rows d*length, d*length + 1, ..., then padding."""
+        return self.rows == block_rows(self.size, self.num_shards, self.length)
+
+    @cached_property
+    def has_filler(self) -> bool:
+        return any(row < 0 for rows in self.rows for row in rows)
+
+    def with_rows(self, rows_per_shard: Iterable[Sequence[int]], size: int) -> Layout:
+        """Another layout on the same axis and dim; shards are filled to one length."""
+        rows = [tuple(r) for r in rows_per_shard]
+        length = max(max(map(len, rows)), 1)
+        filled = tuple(r + (PADDING,) * (length - len(r)) for r in rows)
+        return Layout(filled, size, self.axis, self.dim)
+
+    def to_blocks(self, size: int | None = None) -> Layout:
+        """Equal blocks of ceil(size / n) rows over the same shards."""
+        rows = self.size if size is None else size
+        return Layout(block_rows(rows, self.num_shards), rows, self.axis, self.dim)
+
+    def local(self, per_row: np.ndarray | Array, fill: float | int = 0) -> Array:
+        """The values of this shard's rows of an array indexed by global row.
+
+        Args:
+            per_row: (size, ...) values of every global row.
+            fill: value for padding rows.
+        """
+        index = np.maximum(np.asarray(self.rows), 0)
+        mine = jnp.asarray(index)[axis_index(self.axis)]
+        values = jnp.asarray(per_row)[mine]
+        if not self.has_filler:
+            return values
+        real = self.real_rows().reshape((-1,) + (1,) * (values.ndim - 1))
+        return jnp.where(real, values, jnp.asarray(fill, values.dtype))
+
+    def real_rows(self) -> Bool[Array, " rows"]:
+        """Which local rows of this shard are no padding."""
+        real = np.asarray(self.rows) >= 0
+        return jnp.asarray(real)[axis_index(self.axis)]
+
+    def global_rows(self) -> Array:
+        """Global row number of each local row of this shard, -1 for padding, int32."""
+        return jnp.asarray(np.asarray(self.rows, np.int32))[axis_index(self.axis)]
+
+
+def block_rows(size: int, num_shards: int, length: int | None = None) -> Rows:
+    """Equal blocks: shard d holds [d * length, (d + 1) * length), -1 past the end."""
+    length = max(-(-size // num_shards), 1) if length is None else length
+    return tuple(
+        tuple(g if g < size else PADDING for g in range(d * length, (d + 1) * length))
+        for d in range(num_shards)
+    )
+
+
+def block_layout(
+    size: int, num_shards: int = 1, axis: str | None = None, dim: int = 1
+) -> Layout:
+    """The layout of fields at rest: equal blocks of ceil(size / num_shards) rows.
+
+    >>> block_layout(5, 2, "domain").rows
+    ((0, 1, 2), (3, 4, -1))
+    """
+    return Layout(block_rows(size, num_shards), size, axis, dim)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Field:
+    """A local array and the rows it holds.
+
+    Attributes:
+        data: local array, rows along `layout.dim`; NHWC (batch, lat, lon, channel).
+        layout: which global rows those are.
+    """
+
+    data: Array
+    layout: Layout = field(metadata={"static": True})
+
+    def like(self, data: Array) -> Field:
+        """Another array on the same rows."""
+        return Field(data, self.layout)
+
+    def mask(self) -> Bool[Array, "*shape"]:
+        """Real rows, shaped to broadcast against `data`."""
+        shape = [1] * self.data.ndim
+        shape[self.layout.dim] = self.layout.length
+        return self.layout.real_rows().reshape(shape)

@@ -1,0 +1,133 @@
+"""Local row gathers in their cheapest form: slices where the index is regular.
+
+XLA gathers rows slowly on CPU and their transpose is a scatter. Nearly every index that
+row plans produce is a slice, a reversed slice, a few of these, or a matrix transpose;
+those forms are recognized here at trace time, everything else stays a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from credit_jax.parallel.collectives import axis_index
+
+MAX_PIECES = 8
+
+
+def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
+    """Rows `index[shard]` of the local array, one index list a shard, all in range.
+
+    Args:
+        x: local array.
+        index: (shards, rows) local row numbers.
+        axis: mesh axis whose coordinate chooses the list; None on one device.
+        dim: array dim of the rows.
+    """
+    if (index == index[:1]).all():
+        return take_static(x, index[0].tolist(), dim)
+    shard = axis_index(axis)
+    starts = index[:, 0]
+    if (index == starts[:, None] + np.arange(index.shape[1])).all():
+        start = jnp.asarray(starts, jnp.int32)[shard]
+        return lax.dynamic_slice_in_dim(x, start, index.shape[1], dim)
+    rows = jnp.asarray(index, jnp.int32)[shard]
+    where = (slice(None),) * dim + (rows,)
+    return x.at[where].get(mode="promise_in_bounds")
+
+
+def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
+    """Rows `index` of `x` along `dim`, known at trace time; -1 is a row of zeros."""
+    if list(index) == list(range(x.shape[dim])):
+        return x
+    columns = _as_transpose(index, x.shape[dim])
+    if columns:
+        return _transpose_rows(x, columns, dim)
+    runs = _runs(index)
+    if len(runs) > MAX_PIECES:
+        return _gather(x, np.asarray(index), dim)
+    if _is_zero_padding(runs):
+        return _pad(x, runs, dim)
+    pieces = [_piece(x, start, step, count, dim) for start, step, count in runs]
+    return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, dim)
+
+
+def _runs(index: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Maximal (start, step, count) runs of step +1, -1 or, for zero rows, 0."""
+    runs: list[list[int]] = []
+    previous = None
+    for row in index:
+        step = None if previous is None else _step(previous, row)
+        if step is None:
+            runs.append([row, 0 if row < 0 else 1, 1])
+        elif runs[-1][2] == 1 or runs[-1][1] == step:
+            runs[-1][1] = step
+            runs[-1][2] += 1
+        else:
+            runs.append([row, 0 if row < 0 else 1, 1])
+        previous = row
+    return [(start, step, count) for start, step, count in runs]
+
+
+def _step(previous: int, row: int) -> int | None:
+    if previous < 0 or row < 0:
+        return 0 if previous < 0 and row < 0 else None
+    return row - previous if abs(row - previous) == 1 else None
+
+
+def _is_zero_padding(runs: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether the runs are one ascending slice between zero rows."""
+    real = [step for start, step, _ in runs if start >= 0]
+    return len(real) == 1 and real[0] == 1 and len(runs) > 1
+
+
+def _pad(x: Array, runs: Sequence[tuple[int, int, int]], dim: int) -> Array:
+    low = runs[0][2] if runs[0][0] < 0 else 0
+    high = runs[-1][2] if runs[-1][0] < 0 else 0
+    start, _, count = next(run for run in runs if run[0] >= 0)
+    widths = [(0, 0)] * x.ndim
+    widths[dim] = (low, high)
+    return jnp.pad(lax.slice_in_dim(x, start, start + count, axis=dim), widths)
+
+
+def _piece(x: Array, start: int, step: int, count: int, dim: int) -> Array:
+    if start < 0:
+        shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+        return jnp.zeros_like(x, shape=shape)
+    if step == 1:
+        return lax.slice_in_dim(x, start, start + count, axis=dim)
+    low = start - count + 1
+    return lax.rev(lax.slice_in_dim(x, low, start + 1, axis=dim), (dim,))
+
+
+def _gather(x: Array, index: np.ndarray, dim: int) -> Array:
+    where = (slice(None),) * dim + (np.maximum(index, 0),)
+    rows = x.at[where].get(mode="promise_in_bounds")
+    if (index >= 0).all():
+        return rows
+    shape = [1] * x.ndim
+    shape[dim] = len(index)
+    return jnp.where((index >= 0).reshape(shape), rows, jnp.zeros((), x.dtype))
+
+
+def _as_transpose(index: Sequence[int], size: int) -> int | None:
+    """The number of columns if the index reads a row-major (n, columns) matrix by
+    columns.
+    """
+    if len(index) != size or size < 4 or index[0] != 0:
+        return None
+    columns = index[1]
+    if columns < 2 or size % columns:
+        return None
+    by_columns = np.arange(size).reshape(-1, columns).T.reshape(-1)
+    return columns if (np.asarray(index) == by_columns).all() else None
+
+
+def _transpose_rows(x: Array, columns: int, dim: int) -> Array:
+    shape = x.shape
+    matrix = x.reshape(*shape[:dim], -1, columns, *shape[dim + 1 :])
+    return jnp.swapaxes(matrix, dim, dim + 1).reshape(shape)

@@ -1,0 +1,275 @@
+"""Between the state of a run and its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from credit_jax.checkpoint import (
+    EMA,
+    LOSS_SCALE,
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointStore,
+    Progress,
+)
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.models.model_def import Weights
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.spectral_norm import SpectralNormState
+from credit_jax.parallel.params.packing import PACKED, packed_paths
+from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.training.loss_scale import LossScale
+from credit_jax.training.state import TrainState, shardings
+
+_OPTIMIZER_FIELDS = ("opt_state", "micro_step", "update_step", "key")
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """The checkpoints of one model.
+
+    A checkpoint has every parameter under its own path; in a state the small ones are
+    packed into one vector.
+
+    Attributes:
+        checkpoints: where they are.
+        parameter specs: of the model's parameters.
+    """
+
+    checkpoints: CheckpointStore
+    param_specs: Mapping[str, ParamSpec]
+
+    def save(self, step: int, state: TrainState, progress: Progress) -> None:
+        """Starts to write a checkpoint; see `CheckpointStore.save`."""
+        self.checkpoints.save(step, self.items_of(state), progress)
+
+    def items_of(self, state: TrainState) -> dict[str, PyTree]:
+        """What a checkpoint holds of a state; see `credit_jax.checkpoint`."""
+        items: dict[str, PyTree] = {
+            WEIGHTS: {
+                "params": state.params,
+                "spectral_norm_state": state.spectral_norm_state,
+            },
+            OPTIMIZER: {name: getattr(state, name) for name in _OPTIMIZER_FIELDS},
+        }
+        if state.ema is not None:
+            items[EMA] = state.ema
+        if state.loss_scale is not None:
+            items[LOSS_SCALE] = dict(vars(state.loss_scale))
+        return _on_packed(self._spread, items)
+
+    def check_fits(self, step: int, state: TrainState, *, resume: bool) -> None:
+        """Raises the error that restoring would, without reading arrays.
+
+        Args:
+            step: which checkpoint.
+            state: shapes of a fresh state (`jax.eval_shape`).
+            resume: whether the optimizer is restored, too.
+        """
+        wanted = self.items_of(state)
+        for optional in (EMA, LOSS_SCALE):
+            wanted.pop(optional, None)
+        if not resume:
+            del wanted[OPTIMIZER]
+        self.checkpoints.check_fits(step, wanted)
+
+    def restore_all(self, step: int, state: TrainState) -> TrainState:
+        """The state at a checkpoint.
+
+        Args:
+            step: which one.
+            state: a fresh state; its shapes and shardings are those of the result.
+        """
+        return self._restore(step, state, with_optimizer=True)
+
+    def restore_weights(self, step: int, state: TrainState) -> TrainState:
+        """`state` with the weights of a checkpoint, its optimizer as it is."""
+        return self._restore(step, state, with_optimizer=False)
+
+    def restore_model(
+        self, step: int, model: ParallelModel, *, average: bool = False
+    ) -> tuple[Weights, SpectralNormState]:
+        """The weights of a checkpoint on the mesh of a model, for a forward pass.
+
+        Args:
+            step: which checkpoint.
+            model: its mesh may be another one than that which wrote the checkpoint.
+            average: the moving average of the weights instead of the last ones.
+
+        Raises:
+            FileNotFoundError, ValueError: see `CheckpointStore.restore`.
+        """
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        specs = (model.packed_specs, model.spectral_norm_specs)
+        params, spectral_norm_state = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=place
+            ),
+            shapes,
+            shardings(specs, model.parallel_config.mesh),
+        )
+        like = {WEIGHTS: {"params": params, "spectral_norm_state": spectral_norm_state}}
+        if average:
+            like[EMA] = params
+        wanted = _on_packed(self._spread_on_host, like)
+        found = self.checkpoints.restore(step, wanted)
+        packed = _on_packed(self._packed, like, found)
+        weights = packed[WEIGHTS]
+        return packed[EMA] if average else weights["params"], weights[
+            "spectral_norm_state"
+        ]
+
+    def _restore(
+        self, step: int, state: TrainState, *, with_optimizer: bool
+    ) -> TrainState:
+        wanted = self.items_of(state)
+        there = self.checkpoints.item_names(step)
+        if not with_optimizer:
+            del wanted[OPTIMIZER]
+            wanted.pop(LOSS_SCALE, None)
+        for optional in {EMA, LOSS_SCALE}.difference(there):
+            wanted.pop(optional, None)
+        found = self.checkpoints.restore(step, wanted)
+        average = found.pop(EMA, None)
+        if LOSS_SCALE in found:
+            # A run that begins to scale its loss starts from a fresh scale.
+            state = dataclasses.replace(
+                state, loss_scale=LossScale(**found[LOSS_SCALE])
+            )
+        changes: dict[str, Any] = dict(found[WEIGHTS]) | found.get(OPTIMIZER, {})
+        if state.ema is not None:
+            # A run that begins to average starts from the weights that it has.
+            begin = found[WEIGHTS]["params"]
+            has_ema = EMA in there
+            changes["ema"] = jax.tree.map(jnp.copy, begin) if not has_ema else average
+        like = {name: getattr(state, name) for name in changes}
+        packed = _on_packed(self._packed, like, changes)
+        return dataclasses.replace(state, **packed)
+
+    def _spread(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Packed parameters by path; those of the vector are host arrays."""
+        spread = {path: value for path, value in params.items() if path != PACKED}
+        paths = packed_paths(self.param_specs)
+        shapes = [self.param_specs[path].shape for path in paths]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+        vector = params[PACKED]
+        if isinstance(vector, jax.ShapeDtypeStruct):
+            shaped = jax.ShapeDtypeStruct
+            parts = [shaped(shape, vector.dtype) for shape in shapes]
+            return spread | dict(zip(paths, parts, strict=True))
+        parts = np.split(np.array(vector), ends)
+        for path, shape, part in zip(paths, shapes, parts, strict=True):
+            spread[path] = part.reshape(shape)
+        return spread
+
+    def _spread_on_host(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """`_spread` of shapes; those of the vector become host arrays to be read."""
+        vector = params[PACKED]
+        zeros = np.zeros(vector.shape, vector.dtype)
+        return self._spread({**params, PACKED: zeros})
+
+    def _packed(
+        self, like: Mapping[str, Any], spread: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The inverse of `_spread`, on the devices of `like`."""
+        paths = packed_paths(self.param_specs)
+        vector = np.concatenate(
+            [np.asarray(spread[path]).reshape(-1) for path in paths]
+        )
+        packed = {path: spread[path] for path in like if path != PACKED}
+        packed[PACKED] = jax.device_put(vector, like[PACKED].sharding)
+        return packed
+
+
+def _on_packed(change: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
+    """`change` applied to each mapping of packed parameters; the last tree's leaves."""
+
+    def is_packed(node: Any) -> bool:
+        return isinstance(node, Mapping) and PACKED in node
+
+    def visit(node: Any, *rest: Any) -> Any:
+        return change(node, *rest) if is_packed(node) else (node, *rest)[-1]
+
+    return jax.tree.map(visit, tree, *others, is_leaf=is_packed)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        state: weights and optimizer.
+        progress: epoch and batch.
+        step: the checkpoint it comes from; None for fresh weights.
+    """
+
+    state: TrainState
+    progress: Progress
+    step: int | None = None
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches seen; does not wait until fresh weights are made."""
+        return 0 if self.step is None else int(self.state.micro_step)
+
+
+def start_of_run(
+    trainer: TrainerConfig, store: RunStore, state: TrainState, *, resume: bool
+) -> Start:
+    """Fresh weights, or what `--resume` and CREDIT's `load_*` keys ask for.
+
+    `--resume` goes on exactly where the newest checkpoint stands. `load_weights` alone
+    takes its weights, with a fresh optimizer and schedule; together with one of
+    `load_optimizer`, `load_scaler`, `load_scheduler` it takes everything. The epoch is
+    `start_epoch`, or that of the checkpoint with `reload_epoch`.
+
+    Args:
+        trainer: the trainer section.
+        store: checkpoints of `save_loc`.
+        state: a fresh state on the mesh of this run.
+        resume: whether `--resume` was given.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint to go on from.
+        ValueError: it does not fit the model.
+    """
+    if not (resume or trainer.load_weights):
+        return Start(state, Progress(epoch=trainer.start_epoch))
+    step = required_step(store.checkpoints, asked_by(resume=resume))
+    saved = store.checkpoints.progress(step)
+    if resume:
+        return Start(store.restore_all(step, state), saved, step)
+    everything = trainer.load_optimizer or trainer.load_scaler or trainer.load_scheduler
+    restore = store.restore_all if everything else store.restore_weights
+    fresh = Progress(epoch=trainer.start_epoch)
+    progress = saved if trainer.reload_epoch else fresh
+    return Start(restore(step, state), progress, step)
+
+
+def asked_by(*, resume: bool) -> str:
+    """What in a user's words needs a checkpoint."""
+    return "--resume" if resume else "trainer.load_weights: true"
+
+
+def required_step(store: CheckpointStore, why: str) -> int:
+    """The newest checkpoint.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    step = store.latest_step()
+    if step is None:
+        raise FileNotFoundError(
+            f"{why} needs a checkpoint, but there is none in {store.folder}; train "
+            "first, or give the save_loc of the run to go on with"
+        )
+    return step

@@ -1,0 +1,69 @@
+"""`reconstruct`: a flat prediction becomes named fields again."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from credit_jax.config.base import StrictModel
+from credit_jax.transforms.base import Batch
+
+
+class ReconstructArgs(StrictModel):
+    """Arguments of `reconstruct`.
+
+    Attributes:
+        detach: stop gradients at the fields.
+        in_key: entry that is split: "y_pred", or "y" for the target.
+        out_key: entry that the fields are put into.
+    """
+
+    detach: bool = True
+    in_key: str = "y_pred"
+    out_key: str = "y_processed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reconstruct:
+    """Split (batch, channel, time, lat, lon) by the channel map.
+
+    Attributes:
+        args: see `ReconstructArgs`.
+    """
+
+    args: ReconstructArgs
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Add `{source: {key: (batch, level, time, lat, lon)}}` under `out_key`.
+
+        Args:
+            batch: with `in_key` (batch, channel, time, lat, lon) or (batch, channel,
+                lat, lon), and "channel_map" {key: slice}.
+
+        Raises:
+            ValueError: if an entry is missing or has another number of channels.
+        """
+        flat, slices = self._take(batch)
+        if flat.ndim == 4:
+            flat = flat[:, :, None]
+        if self.args.detach and isinstance(flat, jax.Array):
+            flat = jax.lax.stop_gradient(flat)
+        fields: dict[str, dict[str, Any]] = {}
+        for key, place in slices.items():
+            fields.setdefault(key.split("/")[0], {})[key] = flat[:, place]
+        return {**batch, self.args.out_key: fields}
+
+    def _take(self, batch: Batch) -> tuple[Any, dict[str, slice]]:
+        for key in (self.args.in_key, "channel_map"):
+            if key not in batch:
+                raise ValueError(
+                    f"reconstruct: the batch has no {key!r}; it has: {sorted(batch)}"
+                )
+        flat, slices = batch[self.args.in_key], batch["channel_map"]
+        count = max(place.stop for place in slices.values())
+        if flat.shape[1] != count:
+            raise ValueError(
+                f"reconstruct: {self.args.in_key!r} has {flat.shape[1]} channels, the "
+                f"channel map {count}"
+            )
+        return flat, slices

@@ -1,0 +1,168 @@
+"""`era5_normalizer`: (x - mean) / std per variable and level, from two files."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Shaped
+
+from credit_jax.config.base import StrictModel
+from credit_jax.config.files import reading_engine
+from credit_jax.transforms.base import Batch, Group, map_fields, variable_of
+
+SMALLEST_STD = 1e-12  # CREDIT's floor of the divisor
+
+
+class NormalizerArgs(StrictModel):
+    """Arguments of `era5_normalizer`.
+
+    Attributes:
+        mean_path: NetCDF file, one variable each: (level,) for 3-D, a number for 2-D.
+        std_path: the same with standard deviations.
+        levels: levels to take from those files, counted from 1; null takes all.
+    """
+
+    mean_path: str
+    std_path: str
+    levels: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalizer:
+    """x -> (x - mean) / max(std, 1e-12), for the variables of both files.
+
+    Other variables pass as they are, as in CREDIT.
+
+    Attributes:
+        mean: variable -> () or (level,) float32, in the variable's own units.
+        std: the same.
+        paths: where they come from, for errors.
+    """
+
+    mean: Mapping[str, np.ndarray]
+    std: Mapping[str, np.ndarray]
+    paths: str
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Normalize all fields of the input and the target."""
+        return map_fields(batch, self.normalize, ("input", "target"))
+
+    def normalize(
+        self, key: str, array: Shaped[Any, "batch level time lat lon"]
+    ) -> Shaped[Any, "batch level time lat lon"]:
+        """Physical units -> normalized."""
+        if variable_of(key) not in self.mean:
+            return array
+        mean, std = self.statistics(key, array.shape[1])
+        return (array - _spread(mean)) / _spread(std)
+
+    def denormalize(
+        self, key: str, array: Shaped[Any, "batch level time lat lon"]
+    ) -> Shaped[Any, "batch level time lat lon"]:
+        """Normalized -> physical units: x std + mean."""
+        if variable_of(key) not in self.mean:
+            return array
+        mean, std = self.statistics(key, array.shape[1])
+        return array * _spread(std) + _spread(mean)
+
+    def statistics(
+        self, key: str, num_levels: int
+    ) -> tuple[Float[np.ndarray, "level"], Float[np.ndarray, "level"]]:
+        """Mean and divisor of a variable, per level; 0 and 1 if it is not normalized.
+
+        Raises:
+            ValueError: if the files have another number of levels.
+        """
+        name = variable_of(key)
+        if name not in self.mean:
+            return np.zeros(num_levels, np.float32), np.ones(num_levels, np.float32)
+        mean, std = self.mean[name], np.maximum(self.std[name], SMALLEST_STD)
+        std = std.astype(np.float32)
+        for values in (mean, std):
+            if values.ndim > 1 or values.size not in (1, num_levels):
+                raise ValueError(
+                    f"{self.paths}: {name} has shape {values.shape}, but the data have "
+                    f"{num_levels} level{'s' if num_levels > 1 else ''}; give one "
+                    "value a level, or choose with `levels` (counted from 1)"
+                )
+        return tuple(np.broadcast_to(v.reshape(-1), (num_levels,)) for v in (mean, std))  # type: ignore[return-value]
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Check that the statistics fit the variables of a channel layout."""
+        for group in groups:
+            self.statistics(group.var_key, group.n_levels)
+
+    def is_normalized(self, key: str) -> bool:
+        """Whether a variable has statistics in both files."""
+        return variable_of(key) in self.mean
+
+
+def build_normalizer(args: NormalizerArgs) -> Normalizer:
+    """Read both files.
+
+    Raises:
+        FileNotFoundError: if a file is not there.
+        ValueError: for a value that is not finite, a negative std, or a level that the
+            files do not have.
+    """
+    mean, std = _read(args.mean_path, "mean_path"), _read(args.std_path, "std_path")
+    shared = [name for name in mean if name in std]
+    chosen = {}
+    for label, values, path in (
+        ("mean", mean, args.mean_path),
+        ("std", std, args.std_path),
+    ):
+        chosen[label] = {
+            name: _levels(values[name], args.levels, name, path) for name in shared
+        }
+    negative = [name for name in shared if (chosen["std"][name] < 0).any()]
+    if negative:
+        raise ValueError(f"{args.std_path}: negative std of {', '.join(negative)}")
+    paths = f"{args.mean_path} and {args.std_path}"
+    return Normalizer(chosen["mean"], chosen["std"], paths)
+
+
+def _read(path: str, key: str) -> dict[str, np.ndarray]:
+    """Variable -> its values, float32."""
+    if not os.path.exists(path):
+        folder = os.path.dirname(path) or "."
+        there = sorted(os.listdir(folder)) if os.path.isdir(folder) else None
+        hint = f"{folder!r} holds: {', '.join(there[:8])}" if there else ""
+        raise FileNotFoundError(
+            f"era5_normalizer {key}: no file {path!r}; "
+            + (hint or f"the folder {folder!r} is empty or does not exist")
+        )
+    with xr.open_dataset(path, engine=reading_engine(path)) as dataset:
+        values = {
+            str(name): np.asarray(variable.values, dtype=np.float32)
+            for name, variable in dataset.data_vars.items()
+        }
+    for name, array in values.items():
+        if not np.isfinite(array).all():
+            bad = int((~np.isfinite(array)).sum())
+            raise ValueError(
+                f"era5_normalizer {key}: {path} has {bad} of {array.size} values that "
+                f"are not finite in {name!r}; recompute it"
+            )
+    return values
+
+
+def _levels(
+    values: np.ndarray, levels: Sequence[int] | None, name: str, path: str
+) -> np.ndarray:
+    if levels is None or values.ndim != 1 or values.size == 1:
+        return values
+    outside = [level for level in levels if not 1 <= level <= values.size]
+    if outside:
+        raise ValueError(
+            f"{path}: {name} has levels 1 to {values.size}, but `levels` asks for "
+            f"{outside}"
+        )
+    return values[[level - 1 for level in levels]]
+
+
+def _spread(values: Float[np.ndarray, "level"]) -> Float[np.ndarray, "1 level 1 1 1"]:
+    return np.asarray(values).reshape(1, -1, 1, 1, 1)

@@ -1,0 +1,116 @@
+"""How one array is laid out in PyTorch and here, as one line that reads both ways.
+
+An arrangement is written as an einops pattern whose left side is PyTorch's and whose
+right side is ours. "(n h d) i 1 1 -> i n h d" says that PyTorch's first dim holds n
+(q, k and v), heads h and head dims d, and that the two trailing dims of a 1 x 1
+convolution are dropped. Every letter on the left stands on the right, so the inverse
+is the same line read backwards.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from einops import rearrange
+
+from credit_torch_bridge.checkpoint.report import Shape
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One array in both layouts.
+
+    Attributes:
+        pattern: "PyTorch's dims -> our dims".
+        torch_out: the dim of PyTorch's array that spectral norm takes as the rows of
+            the matrix: 0, but 1 for transposed convolutions.
+    """
+
+    pattern: str
+    torch_out: int = 0
+
+    def __post_init__(self) -> None:
+        left, right = map(_groups, self._sides)
+        ours = [letter for group in right for letter in group]
+        torch = [letter for group in left for letter in group]
+        plain = all(len(group) == 1 for group in right)
+        if not plain or len(set(ours)) != len(ours) or sorted(ours) != sorted(torch):
+            raise ValueError(
+                f"arrangement {self.pattern!r}: the right side must name every letter "
+                "of the left side once, one letter a dim"
+            )
+
+    def to_ours(self, array: np.ndarray, shape: Shape) -> np.ndarray:
+        """PyTorch's array in our layout.
+
+        Args:
+            array: in PyTorch's layout.
+            shape: wanted shape in our layout; it gives the size of every letter.
+        """
+        return _contiguous(rearrange(array, self.pattern, **self._sizes(shape)))
+
+    def to_torch(self, array: np.ndarray) -> np.ndarray:
+        """Our array in PyTorch's layout: the inverse of `to_ours`."""
+        torch, ours = self._sides
+        return _contiguous(rearrange(array, f"{ours} -> {torch}"))
+
+    def torch_shape(self, shape: Shape) -> Shape:
+        """Shape of PyTorch's array where ours has `shape`."""
+        sizes = self._sizes(shape)
+        groups = _groups(self._sides[0])
+        return tuple(int(np.prod([sizes[k] for k in group])) for group in groups)
+
+    def vectors(self) -> tuple[Arrangement, Arrangement]:
+        """Arrangements of u and v, the vectors of spectral norm.
+
+        PyTorch's are flat, in the order of its own dims: u over the rows of the matrix,
+        v over the rest. Ours keep the dims of the parameter that they belong to.
+        """
+        groups = _groups(self._sides[0])
+        rows = groups[self.torch_out]
+        rest = [g for i, g in enumerate(groups) if i != self.torch_out]
+        return self._flat(rows), self._flat([k for group in rest for k in group])
+
+    def _flat(self, letters: list[str]) -> Arrangement:
+        kept = [letter for letter in self.letters if letter in letters]
+        return Arrangement(f"({' '.join(letters)}) -> {' '.join(kept)}")
+
+    def _sizes(self, shape: Shape) -> dict[str, int]:
+        return dict(zip(self.letters, shape, strict=True))
+
+    @property
+    def _sides(self) -> tuple[str, str]:
+        left, _, right = self.pattern.partition("->")
+        return left.strip(), right.strip()
+
+    @property
+    def letters(self) -> list[str]:
+        """The letters of our dims, in order."""
+        return self._sides[1].split()
+
+
+def _groups(side: str) -> list[list[str]]:
+    """The letters of each dim: "(n h d) i 1" -> [[n, h, d], [i], []]."""
+    dims = re.findall(r"\(([^)]*)\)|(\S+)", side)
+    return [
+        [letter for letter in (several or single).split() if letter != "1"]
+        for several, single in dims
+    ]
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    # ascontiguousarray would give a 0-d array a dim.
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+SAME = Arrangement("c -> c")
+LINEAR = Arrangement("o i -> i o")
+# A convolution of one grid point is a matrix here.
+POINTWISE = Arrangement("o i 1 1 -> i o")
+CONV_2D = Arrangement("o i h w -> h w i o")
+CONV_3D = Arrangement("o i t h w -> t h w i o")
+CHANNELS_OF_FIELD = Arrangement("1 c 1 1 -> c")
+QUERY_KEY_VALUE = Arrangement("(n h d) i 1 1 -> i n h d")
+HEADS_TO_CHANNELS = Arrangement("o (h d) 1 1 -> h d o")

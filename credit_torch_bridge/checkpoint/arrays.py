@@ -1,0 +1,71 @@
+"""Tensors as arrays: mapped where they can be, widened where they must, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from credit_torch_bridge.checkpoint.report import Shape, raise_problems
+
+# Elements that are looked at together.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A tensor that becomes a float32 array when it is asked for, and not before.
+
+    Attributes:
+        tensor: of 16 or 32 bits, perhaps on disk.
+    """
+
+    tensor: torch.Tensor
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.tensor.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.tensor.float().numpy()
+        return array if dtype is None else array.astype(dtype)
+
+
+def as_arrays(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """A state dict whose values numpy can read one at a time."""
+    return {key: Mapped(tensor) for key, tensor in state.items()}
+
+
+def raise_non_finite(state: Mapping[str, Any], what: str) -> None:
+    """Raises one error that names every array with a NaN or an infinity.
+
+    Args:
+        state: what numpy can read, by name.
+        what: what the arrays are, for the error.
+
+    Raises:
+        ValueError: there is such an array.
+    """
+    problems = [
+        f"not finite: {key} {np.shape(value)}"
+        for key, value in state.items()
+        if not _all_finite(np.asarray(value))
+    ]
+    raise_problems(problems, f"{what}: NaN or infinite values")
+
+
+def _all_finite(array: np.ndarray) -> bool:
+    return all(np.isfinite(chunk).all() for chunk in _chunks(array))
+
+
+def _chunks(array: np.ndarray) -> Iterable[np.ndarray]:
+    flat = array.reshape(-1)
+    return (flat[i : i + _CHUNK] for i in range(0, flat.size, _CHUNK))
+
+
+def is_zero(array: np.ndarray) -> bool:
+    """Whether every element is zero."""
+    return not any(chunk.any() for chunk in _chunks(array))

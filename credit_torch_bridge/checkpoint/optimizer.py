@@ -1,0 +1,203 @@
+"""The state of torch.optim.AdamW, by number or by name, and ours.
+
+PyTorch counts updates for each parameter; here there is one count. They agree but for
+parameters that no output depends on, such as the patch embedding of one point, which
+never get a gradient: PyTorch has no state for them, or zeros. Here their moments are
+zero, and they are written back as no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.training.optimizer import BETAS, EPSILON
+from credit_torch_bridge.checkpoint.arrays import as_arrays, is_zero, raise_non_finite
+from credit_torch_bridge.checkpoint.keys import Allocate, Plan, State
+from credit_torch_bridge.checkpoint.renames import current_names
+from credit_torch_bridge.checkpoint.report import raise_problems
+from credit_torch_bridge.checkpoint.snapshot import Moments
+from credit_torch_bridge.checkpoint.torch_files import as_tensors
+
+STEP, FIRST, SECOND = "step", "exp_avg", "exp_avg_sq"
+# From here on AdamW's bias corrections are 1 in float32: 0.95 ** 400 is 1e-9.
+CORRECTED = 400
+
+
+def read_moments(
+    optimizer: Mapping[str, Any], plan: Plan, allocate: Allocate = np.empty
+) -> tuple[Moments, dict[str, Any]]:
+    """Our moments from an optimizer's state dict.
+
+    Args:
+        optimizer: {"state", "param_groups"}, keyed by number or by name.
+        plan: of the model's parameters (`Plan.parameters`).
+        allocate: makes the arrays that are filled.
+
+    Returns:
+        The moments, and the settings of the parameter group.
+
+    Raises:
+        ValueError: it is not that of AdamW on this model, as CREDIT sets it up.
+    """
+    group, entries = _entries(optimizer, plan)
+    _check_settings(group)
+    moments: dict[str, State] = {}
+    for kind in (FIRST, SECOND):
+        given = {key: entry[kind] for key, entry in entries.items()}
+        tensors = as_arrays(as_tensors(given, f"optimizer, {kind}")) if given else {}
+        raise_non_finite(tensors, f"optimizer, {kind}")
+        absent = {p.key: p for p in plan.pieces if p.key not in tensors}
+        zeros = {
+            key: np.broadcast_to(np.float32(0), p.arrangement.torch_shape(p.shape))
+            for key, p in absent.items()
+        }
+        try:
+            moments[kind], _ = plan.read(tensors | zeros, allocate)
+        except ValueError as error:
+            raise ValueError(f"optimizer, {kind}: {error}") from None
+    count = _count({key: entry[STEP] for key, entry in entries.items()})
+    return Moments(moments[FIRST], moments[SECOND], count), group
+
+
+def _entries(
+    optimizer: Mapping[str, Any], plan: Plan
+) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
+    """The parameter group, and the state of each parameter by our table's key."""
+    state, groups = optimizer.get("state"), optimizer.get("param_groups")
+    if isinstance(groups, Mapping):
+        groups = list(groups.values())
+    if not isinstance(state, Mapping) or not isinstance(groups, Sequence) or not groups:
+        raise ValueError(
+            "optimizer: expected a dict of state and param_groups, got "
+            f"{', '.join(map(repr, list(optimizer)[:4])) or 'an empty dict'}"
+        )
+    group = groups[0]
+    if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
+        raise ValueError("optimizer: param_groups[0] does not list its parameters")
+    names = _names(group["params"], plan)
+    entries = {}
+    for key, entry in state.items():
+        given = int(key) if isinstance(key, str) and key.isdigit() else key
+        if given not in names:
+            if len(groups) > 1:
+                # A second group holds weights of a loss; CREDIT cannot resume them.
+                continue
+            raise ValueError(f"optimizer: state for {key!r}, which is no parameter")
+        if not isinstance(entry, Mapping) or set(entry) != {STEP, FIRST, SECOND}:
+            got = sorted(entry) if isinstance(entry, Mapping) else type(entry).__name__
+            raise ValueError(
+                f"optimizer: the state of {key!r} has {got}, expected "
+                f"{[FIRST, SECOND, STEP]}: it is not that of CREDIT's AdamW"
+            )
+        entries[names[given]] = entry
+    return dict(group), entries
+
+
+def _names(params: list[Any], plan: Plan) -> dict[Any, str]:
+    """The table's key of each parameter of a group, by the group's own key."""
+    if all(isinstance(key, str) for key in params):
+        return {r.given: r.name for r in current_names(params, plan.keys)}
+    if len(params) != len(plan.keys):
+        raise ValueError(
+            f"optimizer: has {len(params)} parameters, the model {len(plan.keys)}; it "
+            "belongs to another model section"
+        )
+    return dict(zip(params, plan.keys, strict=True))
+
+
+def _check_settings(group: Mapping[str, Any]) -> None:
+    """What the AdamW of this library cannot do."""
+    betas = tuple(group.get("betas", BETAS))
+    problems = []
+    if betas != BETAS:
+        problems.append(f"betas are {betas}, expected {BETAS}")
+    if group.get("eps", EPSILON) != EPSILON:
+        problems.append(f"eps is {group['eps']}, expected {EPSILON}")
+    problems += [f"{k} is on" for k in ("amsgrad", "maximize") if group.get(k)]
+    if group.get("decoupled_weight_decay") is False:
+        problems.append("weight decay is not decoupled: it is Adam, not AdamW")
+    raise_problems(problems, "optimizer: not set up as CREDIT's AdamW")
+
+
+def _count(steps: Mapping[str, Any]) -> int:
+    """The one count of updates."""
+    counts = {}
+    for key, step in steps.items():
+        if not isinstance(step, int | float | torch.Tensor):
+            raise ValueError(f"optimizer: step of {key} is {step!r}, expected a number")
+        value = float(step)
+        if not (value >= 0 and value.is_integer()):
+            raise ValueError(f"optimizer: step of {key} is {value}, expected a count")
+        counts[key] = int(value)
+    done = {count for count in counts.values() if count > 0}
+    if len(done) > 1 and min(done) < CORRECTED:
+        least = min((k for k in counts if counts[k]), key=counts.__getitem__)
+        raise ValueError(
+            f"optimizer: parameters were updated a different number of times, "
+            f"{min(done)} ({least}) to {max(done)}. One count stands for all here; "
+            f"that is exact only from {CORRECTED} updates on. --weights-only takes the "
+            "weights without the optimizer"
+        )
+    return max(done, default=0)
+
+
+def write_moments(
+    moments: Moments,
+    plan: Plan,
+    trainer: TrainerConfig,
+    learning_rate: float,
+    *,
+    idle: Collection[str] = (),
+    allocate: Allocate = np.empty,
+) -> dict[str, Any]:
+    """The optimizer's state dict: the inverse of `read_moments`.
+
+    Args:
+        moments: ours.
+        plan: of the model's parameters.
+        trainer: `learning_rate`, `weight_decay`; with `parallelism.data: fsdp2` the
+            state is keyed by name, as CREDIT then reads it, else by number.
+        learning_rate: of the next update.
+        idle: keys that get no gradient; without a moment they get no state.
+        allocate: makes the arrays that are filled.
+    """
+    by_name = trainer.parallelism.data == "fsdp2"
+    mu = plan.write(moments.mu, {}, allocate)
+    nu = plan.write(moments.nu, {}, allocate)
+    state = {
+        key if by_name else index: {
+            STEP: torch.tensor(float(moments.count)),
+            FIRST: torch.from_numpy(mu[key]),
+            SECOND: torch.from_numpy(nu[key]),
+        }
+        for index, key in enumerate(plan.keys)
+        if not (key in idle and is_zero(mu[key]) and is_zero(nu[key]))
+    }
+    group = _fresh_group(trainer)
+    group["lr"] = learning_rate
+    if by_name:
+        group["betas"] = list(group["betas"])
+    group["params"] = plan.keys if by_name else list(range(len(plan.keys)))
+    return {"state": state, "param_groups": [group]}
+
+
+def _fresh_group(trainer: TrainerConfig) -> dict[str, Any]:
+    """The settings that torch writes for CREDIT's AdamW, in torch's order."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW(
+        [parameter],
+        lr=trainer.learning_rate,
+        betas=BETAS,
+        eps=EPSILON,
+        weight_decay=trainer.weight_decay,
+    )
+    group = optimizer.state_dict()["param_groups"][0]
+    group.pop("params")
+    if trainer.use_scheduler:
+        group["initial_lr"] = trainer.learning_rate
+    return group

@@ -1,0 +1,239 @@
+"""From a checkpoint of PyTorch to a snapshot in our layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from credit_jax.checkpoint import Progress
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.training.loggers import LOG_NAME, read_log
+from credit_jax.training.loop import is_better
+from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
+from credit_torch_bridge.checkpoint.keys import Allocate, Plan, State
+from credit_torch_bridge.checkpoint.optimizer import read_moments
+from credit_torch_bridge.checkpoint.renames import (
+    Renamed,
+    current_names,
+    refuse_other_models,
+)
+from credit_torch_bridge.checkpoint.run_config import Job, read_job
+from credit_torch_bridge.checkpoint.schedulers import (
+    PER_EPOCH,
+    kind_of,
+    read_position,
+    settings_of,
+)
+from credit_torch_bridge.checkpoint.snapshot import Snapshot
+from credit_torch_bridge.checkpoint.torch_checkpoint import (
+    TorchCheckpoint,
+    open_checkpoint,
+)
+
+
+def from_torch(
+    config: str | Path | Mapping[str, Any],
+    checkpoint: str | Path | TorchCheckpoint,
+    *,
+    weights_only: bool = False,
+    batches_per_epoch: int | None = None,
+) -> Snapshot:
+    """Everything in a PyTorch checkpoint of CREDIT, in our layout.
+
+    Args:
+        config: CREDIT's YAML, or a mapping like it.
+        checkpoint: a file, a folder, or what `open_checkpoint` gave.
+        weights_only: leave optimizer, schedule and position out.
+        batches_per_epoch: micro-batches of an epoch of the run to come, where the
+            config does not say it and the schedule counts epochs.
+
+    Raises:
+        FileNotFoundError, ValueError: what is wrong; one report lists all of it.
+    """
+    if not isinstance(checkpoint, TorchCheckpoint):
+        checkpoint = open_checkpoint(checkpoint)
+    return read_snapshot(
+        read_job(config),
+        checkpoint,
+        weights_only=weights_only,
+        batches_per_epoch=batches_per_epoch,
+    )
+
+
+def read_snapshot(
+    job: Job,
+    checkpoint: TorchCheckpoint,
+    *,
+    weights_only: bool = False,
+    batches_per_epoch: int | None = None,
+    allocate: Allocate = np.empty,
+) -> Snapshot:
+    """`from_torch` of what is open already; `allocate` makes the arrays."""
+    params, spectral_norm_state = read_model(job, checkpoint, allocate)
+    snapshot = Snapshot(
+        params,
+        spectral_norm_state,
+        ema=_read_average(job.plan, checkpoint, allocate),
+        notes=checkpoint.notes,
+    )
+    epoch = -1 if checkpoint.epoch is None else checkpoint.epoch
+    snapshot = replace(snapshot, progress=_progress(job, checkpoint.path, epoch + 1))
+    if weights_only or checkpoint.optimizer is None:
+        return snapshot
+    return _with_state(job, checkpoint, snapshot, batches_per_epoch, allocate)
+
+
+def renamed_keys(job: Job, checkpoint: TorchCheckpoint) -> list[Renamed]:
+    """What every key of the file is in the key table.
+
+    Raises:
+        ValueError: the file is that of a model that cannot be converted.
+    """
+    renamed = current_names(checkpoint.model, job.plan.keys)
+    refuse_other_models(
+        [entry.name for entry in renamed],
+        job.model_def.config.type,
+        set(job.plan.keys),
+    )
+    return renamed
+
+
+def read_model(
+    job: Job, checkpoint: TorchCheckpoint, allocate: Allocate = np.empty
+) -> tuple[State, dict[str, dict[str, np.ndarray]]]:
+    """Parameters and vectors."""
+    tensors = {r.name: checkpoint.model[r.given] for r in renamed_keys(job, checkpoint)}
+    state = as_arrays(tensors)
+    try:
+        job.plan.check(state)
+        raise_non_finite(state, "the weights")
+        return job.plan.read(state, allocate)
+    except ValueError as error:
+        hint = _spectral_hint(job.plan, tensors)
+        raise ValueError(f"{checkpoint.path}: {error}{hint}") from None
+
+
+def _spectral_hint(plan: Plan, given: Mapping[str, torch.Tensor]) -> str:
+    """The commonest reason for keys that do not fit."""
+    asked = any(key.endswith("_orig") for key in plan.keys)
+    there = any(key.endswith("_orig") for key in given)
+    if asked == there:
+        return ""
+    return (
+        f"\nthe checkpoint was written {'with' if there else 'without'} spectral norm; "
+        f"model.use_spectral_norm: {str(there).lower()} may be what it is"
+    )
+
+
+def _read_average(
+    plan: Plan, checkpoint: TorchCheckpoint, allocate: Allocate
+) -> State | None:
+    if checkpoint.average is None:
+        return None
+    shadow = checkpoint.average.shadow
+    names = current_names(shadow, plan.keys)
+    state = as_arrays({r.name: shadow[r.given] for r in names})
+    raise_non_finite(state, "the average")
+    try:
+        return plan.parameters.read(state, allocate)[0]
+    except ValueError as error:
+        raise ValueError(f"the average: {error}") from None
+
+
+def _with_state(
+    job: Job,
+    checkpoint: TorchCheckpoint,
+    snapshot: Snapshot,
+    batches_per_epoch: int | None,
+    allocate: Allocate,
+) -> Snapshot:
+    """The snapshot with optimizer, schedule and position."""
+    assert checkpoint.optimizer is not None, "asked for by the caller"
+    trainer = job.trainer
+    moments, group = read_moments(checkpoint.optimizer, job.plan.parameters, allocate)
+    settings = {"trainer.weight_decay": group.get("weight_decay")}
+    if kind_of(trainer) is None:
+        settings["trainer.learning_rate"] = group.get("lr")
+    position, more = _position(job, checkpoint, moments.count, batches_per_epoch)
+    settings |= more
+    if trainer.update_learning_rate:
+        settings.pop("trainer.learning_rate", None)
+    average = checkpoint.average
+    if average is not None:
+        settings["trainer.ema_decay"] = average.decay
+    return replace(
+        snapshot,
+        moments=moments,
+        progress=replace(
+            snapshot.progress, first_rate_at=_first_rate_at(trainer, position)
+        ),
+        micro_step=position,
+        update_step=0 if average is None else average.step,
+        loss_scale=dict(checkpoint.scaler or {}),
+        settings={k: v for k, v in settings.items() if _differs(job, k, v)},
+    )
+
+
+def _first_rate_at(trainer: TrainerConfig, position: int) -> int | None:
+    """Where a run that CREDIT goes on with trains at the schedule's first rate.
+
+    It matters for schedules that count micro-batches, where each makes an update.
+    """
+    kind = kind_of(trainer)
+    counts = kind is not None and kind not in PER_EPOCH
+    return position if counts and trainer.grad_accum_every == 1 else None
+
+
+def _position(
+    job: Job, checkpoint: TorchCheckpoint, updates: int, given: int | None
+) -> tuple[int, dict[str, Any]]:
+    """Micro-batches seen, and the schedule's settings."""
+    kind, state = kind_of(job.trainer), checkpoint.scheduler
+    batches = job.batches_per_epoch(given)
+    if kind is not None and state is not None:
+        return read_position(state, kind, batches), settings_of(state, kind)
+    if kind is not None:
+        raise ValueError(
+            f"{checkpoint.path}: trainer.use_scheduler is true, but the checkpoint has "
+            "no scheduler_state_dict; set use_scheduler: false, or give --weights-only"
+        )
+    # A constant rate has no position; the count names the checkpoint.
+    epochs = (checkpoint.epoch or 0) + 1
+    accumulated = job.trainer.grad_accum_every
+    if accumulated == 1 or batches is None:
+        return updates * accumulated, {}
+    return epochs * batches, {}
+
+
+def _differs(job: Job, dotted: str, value: Any) -> bool:
+    """Whether the config has another value; settings that are absent do not count."""
+    if value is None:
+        return False
+    here: Any = job.trainer
+    for part in dotted.split(".")[1:]:
+        here = getattr(here, part)
+    return here != value
+
+
+def _progress(job: Job, path: Path, epoch: int) -> Progress:
+    """The position after a finished epoch, with the best result of the log."""
+    log = (path if path.is_dir() else path.parent) / LOG_NAME
+    try:
+        trainer = job.trainer
+        rows = read_log(log) if log.is_file() else []
+    except (ValueError, OSError):
+        return Progress(epoch=epoch)
+    best = Progress(epoch=epoch)
+    for row in rows:
+        value = row.get(trainer.training_metric, math.nan)
+        if row.get("epoch", epoch) < epoch and is_better(
+            value, best.best_metric, trainer.training_metric_direction
+        ):
+            best = replace(best, best_metric=value, best_epoch=int(row["epoch"]))
+    return best

@@ -1,0 +1,136 @@
+"""The parts of a config that a checkpoint's conversion needs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from credit_jax.config import Config
+from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.data import num_samples
+from credit_jax.config.load import apply_overrides, build_config
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.registry import build
+from credit_torch_bridge.checkpoint.keys import Plan
+from credit_torch_bridge.checkpoint.state_dict import plan_for
+
+CONFIG_FILE = "model.yml"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A config, as far as it is needed: its model must be right, all else may not be.
+
+    Attributes:
+        written: the mapping of the YAML.
+        source: where it comes from.
+    """
+
+    written: Mapping[str, Any]
+    source: str = "config"
+
+    @cached_property
+    def model_def(self) -> ModelDef:
+        """The model of the `model:` section."""
+        block = self.written.get("model")
+        if not isinstance(block, Mapping):
+            raise ConfigError(["model: missing; this section is required"], self.source)
+        return build(block)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Which of CREDIT's arrays is which of ours."""
+        return plan_for(self.model_def)
+
+    @cached_property
+    def trainer(self) -> TrainerConfig:
+        """The `trainer:` section.
+
+        Raises:
+            ConfigError: it is missing, or wrong, or of generation 1.
+        """
+        section = self.written.get("trainer")
+        if not isinstance(section, Mapping):
+            raise ConfigError(
+                ["trainer: missing; optimizer and schedule need it"], self.source
+            )
+        if "parallelism" not in section:
+            raise ConfigError(
+                [
+                    "trainer.parallelism: missing; the config is of CREDIT's "
+                    "generation 1. Convert it first (python -m credit_torch_bridge "
+                    "config), or give --weights-only"
+                ],
+                self.source,
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return parse(TrainerConfig, section, "trainer")
+
+    @cached_property
+    def whole(self) -> Config | None:
+        """The whole config where training would take it, else None."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return build_config(self.written, source=self.source)
+        except ValueError:
+            return None
+
+    @property
+    def seed(self) -> int:
+        seed = self.written.get("seed", 42)
+        return seed if isinstance(seed, int) else 42
+
+    def batches_per_epoch(self, given: int | None = None) -> int | None:
+        """Micro-batches of an epoch of the run here; None where it cannot be known.
+
+        Args:
+            given: what the user said.
+        """
+        config = self.whole
+        if given is not None or config is None:
+            return given or self.trainer.batches_per_epoch or None
+        parallel = self.trainer.parallelism
+        split = parallel.tensor * parallel.domain
+        dp = (self.trainer.num_devices or 0) // split
+        cap = self.trainer.batches_per_epoch
+        if parallel.data == "none":
+            dp = 1
+        if dp < 1:
+            return cap or None
+        samples = -(-num_samples(config.data) // dp)
+        batches = samples // self.trainer.train_batch_size
+        return min(cap, batches) if cap else batches
+
+    def changed(self, settings: Mapping[str, Any]) -> Job:
+        """The same with other values, by their dotted keys."""
+        written = copy.deepcopy(dict(self.written))
+        for dotted, value in settings.items():
+            here = written
+            *parents, last = dotted.split(".")
+            for part in parents:
+                here[part] = dict(here.get(part) or {})
+                here = here[part]
+            here[last] = value
+        return Job(written, self.source)
+
+
+def read_job(
+    config: str | Path | Mapping[str, Any], overrides: tuple[str, ...] = ()
+) -> Job:
+    """A config from its file, or from a mapping like it.
+
+    Raises:
+        FileNotFoundError, ValueError: there is none, or it is no YAML.
+    """
+    if isinstance(config, Mapping):
+        return Job(apply_overrides(config, overrides))
+    return Job(apply_overrides(read_yaml(config), overrides), str(config))

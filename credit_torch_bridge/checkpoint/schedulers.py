@@ -1,0 +1,212 @@
+"""The position of CREDIT's learning-rate schedules, and ours.
+
+Ours has one number, the micro-batches seen; the rate is a function of it. CREDIT's
+schedules carry counters. `linear-warmup-cosine` and `cosine-annealing-restarts` count
+micro-batches, `cosine-annealing` counts epochs, and `lambda` counts twice an epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+
+from credit_jax.config.trainer import TrainerConfig
+
+WARMUP, RESTARTS = "linear-warmup-cosine", "cosine-annealing-restarts"
+COSINE, LAMBDA = "cosine-annealing", "lambda"
+# Steps of the schedule in an epoch, for those that do not count micro-batches.
+PER_EPOCH = {COSINE: 1, LAMBDA: 2}
+
+# Fields of a schedule's state that are settings, by their key in the config.
+_SETTINGS = {
+    WARMUP: {"warmup_steps": "warmup_steps", "total_steps": "total_steps",
+             "min_lr": "min_lr"},
+    RESTARTS: {"first_cycle_steps": "first_cycle_steps", "cycle_mult": "cycle_mult",
+               "base_max_lr": "max_lr", "min_lr": "min_lr",
+               "warmup_steps": "warmup_steps", "gamma": "gamma"},
+    COSINE: {"T_max": "T_max", "eta_min": "eta_min"},
+    LAMBDA: {},
+}  # fmt: skip
+_COMMON = ("base_lrs", "last_epoch")
+_LAMBDA_EPOCHS, _LAMBDA_WARMUP = 100, 10
+
+
+def kind_of(trainer: TrainerConfig) -> str | None:
+    """`scheduler_type`, or None for a constant rate."""
+    if not trainer.use_scheduler or trainer.scheduler is None:
+        return None
+    return trainer.scheduler.scheduler_type
+
+
+def read_position(
+    state: Mapping[str, Any], kind: str, batches_per_epoch: int | None
+) -> int:
+    """Micro-batches seen, from the state of a schedule.
+
+    Args:
+        state: of CREDIT's scheduler.
+        kind: `scheduler_type` of the config.
+        batches_per_epoch: of the run here; only for schedules that count epochs.
+
+    Raises:
+        ValueError: the state is that of another schedule.
+    """
+    lacking = [key for key in (*_COMMON, *_SETTINGS[kind]) if key not in state]
+    if kind == LAMBDA and "lr_lambdas" not in state:
+        lacking.append("lr_lambdas")
+    steps = state.get("last_epoch")
+    if lacking or not isinstance(steps, int) or steps < 0:
+        raise ValueError(
+            f"scheduler_state_dict: not the state of {kind!r}, which the config asks "
+            f"for (it lacks {', '.join(lacking) or 'a last_epoch from 0 on'})"
+        )
+    if kind not in PER_EPOCH:
+        return steps
+    if batches_per_epoch is None:
+        raise ValueError(
+            f"{kind!r} counts epochs, and the batches of an epoch are not known: set "
+            "trainer.batches_per_epoch, or give --batches-per-epoch"
+        )
+    return steps // PER_EPOCH[kind] * batches_per_epoch
+
+
+def settings_of(state: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Settings that a resumed run of CREDIT takes from the state, by config key."""
+    found = {
+        f"trainer.scheduler.{ours}": state[theirs]
+        for theirs, ours in _SETTINGS[kind].items()
+    }
+    rates = state["base_lrs"]
+    if kind != RESTARTS and isinstance(rates, list) and rates:
+        found["trainer.learning_rate"] = rates[0]
+    return found
+
+
+def write_position(
+    trainer: TrainerConfig, micro_step: int, batches_per_epoch: int | None
+) -> tuple[dict[str, Any] | None, float]:
+    """CREDIT's scheduler state after so many micro-batches, and the rate it then sets.
+
+    Args:
+        trainer: the trainer section.
+        micro_step: micro-batches seen.
+        batches_per_epoch: of the run here; only for schedules that count epochs.
+
+    Returns:
+        State dict, None without a schedule, and the learning rate.
+    """
+    kind = kind_of(trainer)
+    if kind is None:
+        return None, trainer.learning_rate
+    settings = trainer.scheduler.model_dump() if trainer.scheduler else {}
+    settings.pop("scheduler_type")
+    if kind in PER_EPOCH:
+        if batches_per_epoch is None:
+            raise ValueError(
+                f"{kind!r} counts epochs, and the batches of an epoch are not known: "
+                "set trainer.batches_per_epoch, or give --batches-per-epoch"
+            )
+        epochs = micro_step // batches_per_epoch
+        return _stepped(trainer, kind, settings, epochs * PER_EPOCH[kind])
+    if kind == WARMUP:
+        return _warmup_cosine(trainer.learning_rate, micro_step, **settings)
+    return _restarts(micro_step, **settings)
+
+
+def _stepped(
+    trainer: TrainerConfig, kind: str, settings: dict[str, Any], steps: int
+) -> tuple[dict[str, Any], float]:
+    """A schedule of torch, stepped: its cosine is a recursion."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
+    schedule = (
+        CosineAnnealingLR(optimizer, **settings)
+        if kind == COSINE
+        else LambdaLR(optimizer, lr_lambda=_lambda_factor)
+    )
+    optimizer.step()
+    for _ in range(steps):
+        schedule.step()
+    return schedule.state_dict(), optimizer.param_groups[0]["lr"]
+
+
+def _lambda_factor(index: int) -> float:
+    """CREDIT's `lr_lambda_phase1`."""
+    if index < _LAMBDA_WARMUP:
+        return index / _LAMBDA_WARMUP
+    progress = (index - _LAMBDA_WARMUP) / (_LAMBDA_EPOCHS - _LAMBDA_WARMUP)
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _counters(steps: int, base: float, rate: float) -> dict[str, Any]:
+    """What torch's LRScheduler keeps."""
+    return {
+        "base_lrs": [base],
+        "last_epoch": steps,
+        "_step_count": steps + 1,
+        "_is_initial": False,
+        "_get_lr_called_within_step": False,
+        "_last_lr": [rate],
+    }
+
+
+def _warmup_cosine(
+    base: float, steps: int, *, warmup_steps: int, total_steps: int, min_lr: float
+) -> tuple[dict[str, Any], float]:
+    """`LinearWarmupCosineScheduler`."""
+    if steps < warmup_steps:
+        rate = base * steps / max(1, warmup_steps)
+    else:
+        progress = (steps - warmup_steps) / max(1, total_steps - warmup_steps)
+        cosine = 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
+        rate = min_lr + (base - min_lr) * cosine
+    settings = {
+        "warmup_steps": warmup_steps,
+        "total_steps": total_steps,
+        "min_lr": min_lr,
+    }
+    return settings | _counters(steps, base, rate), rate
+
+
+def _restarts(
+    steps: int,
+    *,
+    first_cycle_steps: int,
+    cycle_mult: float,
+    max_lr: float,
+    min_lr: float,
+    warmup_steps: int,
+    gamma: float,
+) -> tuple[dict[str, Any], float]:
+    """`CosineAnnealingWarmupRestarts`."""
+    cycle, place, length = 0, steps, first_cycle_steps
+    while place >= length:
+        place, cycle = place - length, cycle + 1
+        length = int((length - warmup_steps) * cycle_mult) + warmup_steps
+    top = max_lr * gamma**cycle
+    if steps == 0:
+        rate = min_lr
+    elif place < warmup_steps:
+        rate = (top - min_lr) * place / warmup_steps + min_lr
+    else:
+        phase = math.pi * (place - warmup_steps) / (length - warmup_steps)
+        rate = min_lr + (top - min_lr) * (1 + math.cos(phase)) / 2
+    state = {
+        "first_cycle_steps": first_cycle_steps,
+        "cycle_mult": cycle_mult,
+        "base_max_lr": max_lr,
+        "max_lr": top,
+        "min_lr": min_lr,
+        "warmup_steps": warmup_steps,
+        "gamma": gamma,
+        "cur_cycle_steps": length,
+        "cycle": cycle,
+        "step_in_cycle": place,
+    }
+    # Its own step() leaves torch's counters as they were made.
+    made = {"base_lrs": [min_lr], "last_epoch": steps, "_step_count": 0}
+    return state | made | {"_is_initial": False}, rate

@@ -1,0 +1,55 @@
+"""Everything in a checkpoint, in our layout: what both directions go through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from credit_jax.checkpoint import Progress
+from credit_torch_bridge.checkpoint.keys import SpectralNormState, State
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The state of AdamW.
+
+    Attributes:
+        mu: first moment by path.
+        nu: second moment by path.
+        count: updates done.
+    """
+
+    mu: State
+    nu: State
+    count: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One checkpoint as host arrays.
+
+    Attributes:
+        params: by path, float32.
+        vectors: of spectral norm, by path.
+        moments: of the optimizer, or None.
+        ema: averaged parameters by path, or None.
+        micro_step: micro-batches seen, as the schedule counts them.
+        update_step: updates that the average has seen.
+        progress: epoch and best result.
+        loss_scale: state of torch's GradScaler; empty where it was off.
+        settings: what a resumed run of CREDIT takes from the checkpoint rather than
+            from its config: dotted key of the config -> value.
+        notes: what a user should know.
+    """
+
+    params: State
+    spectral_norm_state: SpectralNormState
+    moments: Moments | None = None
+    ema: State | None = None
+    micro_step: int = 0
+    update_step: int = 0
+    progress: Progress = field(default_factory=Progress)
+    loss_scale: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

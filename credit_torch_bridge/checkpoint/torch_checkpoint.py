@@ -1,0 +1,288 @@
+"""Everything in a PyTorch checkpoint of any format, under the names of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from credit_torch_bridge.checkpoint.distributed import INDEX, load_folder
+from credit_torch_bridge.checkpoint.torch_files import (
+    COUNT_NAME,
+    SAFETENSORS,
+    as_tensors,
+    load_file,
+)
+
+CHECKPOINT, FSDP1_MODEL = "checkpoint.pt", "model_checkpoint.pt"
+FSDP1_OPTIMIZER = "optimizer_checkpoint.pt"
+_MODEL = ("model_state_dict", "model", "state_dict")
+_OPTIMIZER = ("optimizer_state_dict", "optimizer", "optim")
+_SCHEDULER, _SCALER = "scheduler_state_dict", "scaler_state_dict"
+_STATISTICS = (".running_mean", ".running_var", f".{COUNT_NAME}")
+_SHADOW = "shadow"
+
+
+@dataclass(frozen=True)
+class Average:
+    """The moving average of a checkpoint.
+
+    Attributes:
+        shadow: averaged parameters by name.
+        decay: its limit.
+        step: updates that it has seen.
+        epoch: of its file; None if it does not say.
+    """
+
+    shadow: dict[str, torch.Tensor]
+    decay: float
+    step: int
+    epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class TorchCheckpoint:
+    """A checkpoint as it was found.
+
+    Attributes:
+        path: the file or folder.
+        format: what it is, in words.
+        model: parameters, and vectors of spectral norm, by name.
+        epoch: the epoch that it ends; None where the file does not say.
+        optimizer: {"state", "param_groups"} or None.
+        scheduler: state of the learning-rate schedule or None.
+        scaler: state of the loss scaling; empty without.
+        average: the moving average or None.
+        notes: what a user should know.
+    """
+
+    path: Path
+    format: str
+    model: dict[str, torch.Tensor]
+    epoch: int | None = None
+    optimizer: Mapping[str, Any] | None = None
+    scheduler: Mapping[str, Any] | None = None
+    scaler: Mapping[str, Any] | None = None
+    average: Average | None = None
+    notes: tuple[str, ...] = ()
+
+
+def open_checkpoint(path: str | Path) -> TorchCheckpoint:
+    """Opens a checkpoint; its tensors stay on disk.
+
+    Args:
+        path: a file of torch.save or safetensors, a folder of torch.distributed, or the
+            folder of a run of CREDIT (its `save_loc`).
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is broken, needs code, or is of no format that is known.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_folder(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    found = _open_file(path)
+    if found.average is not None and not found.model:
+        return _average_as_model(found)
+    return _with_average(found, path)
+
+
+def _open_folder(folder: Path) -> TorchCheckpoint:
+    if (folder / INDEX).is_file():
+        content = load_folder(folder)
+        return _from_content(content, folder, "torch.distributed checkpoint")
+    main, model = folder / CHECKPOINT, folder / FSDP1_MODEL
+    if main.is_file():
+        content = load_file(main)
+        if isinstance(content, Mapping) and _find(content, _MODEL) is not None:
+            return _with_average(_from_content(content, main, ""), main)
+        if model.is_file():
+            return _from_fsdp1(folder, content)
+        return _with_average(_from_content(content, main, ""), main)
+    if model.is_file():
+        return _from_fsdp1(folder, {})
+    tensors = sorted(folder.glob(f"*{SAFETENSORS}"))
+    if tensors:
+        return _from_safetensors(folder, tensors)
+    if (folder / "checkpoints").is_dir():
+        raise ValueError(
+            f"{folder}: a run of credit_jax, not of CREDIT; convert it with --to torch"
+        )
+    names = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+    raise FileNotFoundError(
+        f"{folder}: no checkpoint in it; looked for {CHECKPOINT}, {FSDP1_MODEL}, "
+        f"*{SAFETENSORS} and {INDEX} of torch.distributed, found {names}"
+    )
+
+
+def _open_file(path: Path) -> TorchCheckpoint:
+    content = load_file(path)
+    kind = "safetensors" if path.suffix == SAFETENSORS else ""
+    return _from_content(content, path, kind)
+
+
+def _from_safetensors(folder: Path, paths: list[Path]) -> TorchCheckpoint:
+    """One state dict from all safetensors files of a folder."""
+    state: dict[str, Any] = {}
+    for path in paths:
+        part = load_file(path)
+        twice = sorted(set(part) & set(state))
+        if twice:
+            raise ValueError(
+                f"{folder}: {twice[0]!r} is in several of {len(paths)} files; give the "
+                "file that is meant"
+            )
+        state |= part
+    return _from_content(state, folder, f"safetensors, {len(paths)} file(s)")
+
+
+def _from_fsdp1(folder: Path, rest: Mapping[str, Any]) -> TorchCheckpoint:
+    """The three files of a run with `trainer.mode: fsdp`."""
+    model = folder / FSDP1_MODEL
+    found = _from_content(load_file(model), model, "files of an FSDP (gen1) run")
+    if not isinstance(rest, Mapping):
+        raise ValueError(f"{folder / CHECKPOINT}: expected a dict, got {type(rest)}")
+    optimizer = folder / FSDP1_OPTIMIZER
+    state = load_file(optimizer) if optimizer.is_file() else None
+    found = replace(found, **_progress_of(rest, folder / CHECKPOINT))
+    return _with_average(replace(found, optimizer=state), folder / CHECKPOINT)
+
+
+def _from_content(content: Any, path: Path, kind: str) -> TorchCheckpoint:
+    """What a loaded object holds."""
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"{path}: expected a dict of state dicts, or a state dict, got "
+            f"{type(content).__name__}"
+        )
+    model = _find(content, _MODEL)
+    if model is None and len(content) == 1:
+        inner = next(iter(content.values()))
+        if isinstance(inner, Mapping):
+            return _from_content(inner, path, kind)
+    if model is None:
+        what = f"{path}: no {_MODEL[0]} in it, and taken as a bare state dict"
+        state = as_tensors(content, what)
+        return TorchCheckpoint(path, kind or "bare state dict", state)
+    progress = _progress_of(content, path)
+    if isinstance(model, Mapping) and _SHADOW in model:
+        average = _average_of(model, path, progress["epoch"])
+        return TorchCheckpoint(path, kind or "average", {}, average=average)
+    optimizer = _find(content, _OPTIMIZER)
+    return TorchCheckpoint(
+        path,
+        kind or _kind_of(optimizer),
+        as_tensors(model, f"{path}: {_MODEL[0]}"),
+        optimizer=optimizer,
+        **progress,
+    )
+
+
+def _find(content: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """The first of several entries that is a dict."""
+    found = [content[name] for name in names if name in content]
+    return next((value for value in found if isinstance(value, Mapping)), None)
+
+
+def _kind_of(optimizer: Any) -> str:
+    if optimizer is None:
+        return "checkpoint without an optimizer"
+    groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
+    keys = groups[0].get("params", []) if isinstance(groups, list) and groups else []
+    by_name = bool(keys) and isinstance(keys[0], str)
+    return "checkpoint of fsdp2" if by_name else "checkpoint of none or ddp"
+
+
+def _progress_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Epoch, schedule and scaling of a checkpoint, checked."""
+    epoch = content.get("epoch")
+    if isinstance(epoch, torch.Tensor) and epoch.numel() == 1:
+        epoch = int(epoch)
+    # -1: no epoch is finished.
+    if not (epoch is None or (isinstance(epoch, int) and epoch >= -1)):
+        raise ValueError(f"{path}: epoch is {epoch!r}, expected a number from 0 on")
+    states = {}
+    for name in (_SCHEDULER, _SCALER):
+        state = content.get(name)
+        if not (state is None or isinstance(state, Mapping)):
+            raise ValueError(
+                f"{path}: {name} is a {type(state).__name__}, expected a dict"
+            )
+        states[name] = state
+    return {
+        "epoch": epoch,
+        "scheduler": states[_SCHEDULER],
+        "scaler": states[_SCALER],
+    }
+
+
+def _average_of(model: Mapping[str, Any], path: Path, epoch: int | None) -> Average:
+    """The nested dict of an EMA file.
+
+    Files of before May 2026 hold averaged vectors of spectral norm, too, which are no
+    unit vectors; they are left out, as CREDIT leaves them out. Averaged statistics of
+    batch norms are left out, too: validation here takes the live ones.
+    """
+    shadow = as_tensors(model[_SHADOW], f"{path}: the average")
+    kept = {
+        key: value
+        for key, value in shadow.items()
+        if not (key.endswith(("_u", "_v")) and f"{key[:-2]}_orig" in shadow)
+        and not key.endswith(_STATISTICS)
+    }
+    decay, step = model.get("decay", 0.9999), model.get("step", 0)
+    if not (isinstance(decay, float | int) and isinstance(step, int) and step >= 0):
+        raise ValueError(f"{path}: decay {decay!r} and step {step!r} are no numbers")
+    return Average(kept, float(decay), step, epoch)
+
+
+def average_file(path: Path) -> Path:
+    """The file of the average beside a checkpoint: checkpoint.pt, checkpoint_ema.pt."""
+    return path.with_name(f"{path.stem}_ema{path.suffix}")
+
+
+def _with_average(found: TorchCheckpoint, path: Path) -> TorchCheckpoint:
+    beside = average_file(path)
+    if path.suffix == SAFETENSORS or not beside.is_file():
+        return found
+    average = _open_file(beside).average
+    if average is None:
+        raise ValueError(f"{beside}: expected an average (model_state_dict.shadow)")
+    notes = found.notes
+    if None not in (average.epoch, found.epoch) and average.epoch != found.epoch:
+        notes += (
+            f"{beside.name} is of epoch {average.epoch}, {path.name} of epoch "
+            f"{found.epoch}; both are taken, as CREDIT takes them",
+        )
+    return replace(found, average=average, notes=notes)
+
+
+def _average_as_model(found: TorchCheckpoint) -> TorchCheckpoint:
+    """An EMA file by itself: its averages with the vectors of the file beside it."""
+    assert found.average is not None, "asked for by the caller"
+    shadow, path = found.average.shadow, found.path
+    needs = any(key.endswith("_orig") for key in shadow)
+    stem = path.stem.removesuffix("_ema")
+    live = path.with_name(f"{stem}{path.suffix}")
+    spectral_norm_state: dict[str, torch.Tensor] = {}
+    if needs and (stem == path.stem or not live.is_file()):
+        raise ValueError(
+            f"{path}: an average has no vectors of spectral norm (weight_u, weight_v); "
+            f"they are in the checkpoint beside it, and {live.name} is not there"
+        )
+    if needs:
+        model = _open_file(live).model
+        state = ("_u", "_v", *_STATISTICS)
+        spectral_norm_state = {k: v for k, v in model.items() if k.endswith(state)}
+    return replace(
+        found,
+        format="average, with the vectors of the checkpoint beside it",
+        model={**shadow, **spectral_norm_state},
+        epoch=found.average.epoch,
+        average=None,
+    )

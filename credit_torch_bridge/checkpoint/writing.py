@@ -1,0 +1,165 @@
+"""From a snapshot in our layout to the files of a PyTorch checkpoint."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from credit_torch_bridge.checkpoint.keys import Allocate
+from credit_torch_bridge.checkpoint.optimizer import write_moments
+from credit_torch_bridge.checkpoint.run_config import Job, read_job
+from credit_torch_bridge.checkpoint.run_folder import read_run
+from credit_torch_bridge.checkpoint.schedulers import kind_of, write_position
+from credit_torch_bridge.checkpoint.snapshot import Snapshot
+from credit_torch_bridge.checkpoint.state_dict import idle_keys
+from credit_torch_bridge.checkpoint.torch_checkpoint import CHECKPOINT
+
+AVERAGE = "checkpoint_ema.pt"
+
+
+def to_torch(
+    config: str | Path | Mapping[str, Any],
+    checkpoint: str | Path | Snapshot,
+    *,
+    step: int | None = None,
+    batches_per_epoch: int | None = None,
+) -> dict[str, dict[str, Any]]:
+    """The files of CREDIT's checkpoint from one of ours: the inverse of `from_torch`.
+
+    Args:
+        config: CREDIT's YAML, or a mapping like it.
+        checkpoint: the folder of a run of credit_jax, or a snapshot.
+        step: which checkpoint of the folder; None is the newest.
+        batches_per_epoch: micro-batches of an epoch of the run that was, where the
+            config does not say it and the schedule counts epochs.
+
+    Returns:
+        What to give to `torch.save`, by file name: `checkpoint.pt`, and
+        `checkpoint_ema.pt` where there is an average.
+
+    Raises:
+        FileNotFoundError, ValueError: what is wrong; one report lists all of it.
+    """
+    job = read_job(config)
+    if not isinstance(checkpoint, Snapshot):
+        checkpoint = read_run(Path(checkpoint), job.model_def, step)
+    return write_snapshot(job, checkpoint, batches_per_epoch=batches_per_epoch)
+
+
+def write_snapshot(
+    job: Job,
+    snapshot: Snapshot,
+    *,
+    batches_per_epoch: int | None = None,
+    allocate: Allocate = np.empty,
+) -> dict[str, dict[str, Any]]:
+    """`to_torch` of a snapshot; `allocate` makes the arrays."""
+    plan, epoch = job.plan, snapshot.progress.epoch - 1
+    state = plan.write(snapshot.params, snapshot.spectral_norm_state, allocate)
+    content: dict[str, Any] = {"epoch": epoch, "model_state_dict": _tensors(state)}
+    if snapshot.moments is not None:
+        content |= _state(job, snapshot, batches_per_epoch, allocate)
+    files = {CHECKPOINT: content}
+    if snapshot.ema is not None:
+        shadow = plan.parameters.write(snapshot.ema, {}, allocate)
+        average = {
+            "shadow": _tensors(shadow),
+            "decay": job.trainer.ema_decay,
+            "step": snapshot.update_step,
+        }
+        files[AVERAGE] = {"epoch": epoch, "model_state_dict": average}
+    return files
+
+
+def _tensors(state: Mapping[str, np.ndarray]) -> OrderedDict[str, torch.Tensor]:
+    return OrderedDict((key, torch.from_numpy(a)) for key, a in state.items())
+
+
+def _state(
+    job: Job,
+    snapshot: Snapshot,
+    batches_per_epoch: int | None,
+    allocate: Allocate,
+) -> dict[str, Any]:
+    """Optimizer, schedule and loss scaling, as CREDIT saves them."""
+    assert snapshot.moments is not None, "asked for by the caller"
+    batches = job.batches_per_epoch(batches_per_epoch)
+    scheduler, rate = write_position(job.trainer, snapshot.micro_step, batches)
+    moments = write_moments(
+        snapshot.moments,
+        job.plan.parameters,
+        job.trainer,
+        rate,
+        idle=idle_keys(job.model_def),
+        allocate=allocate,
+    )
+    return {
+        "optimizer_state_dict": moments,
+        "scheduler_state_dict": scheduler,
+        "scaler_state_dict": dict(snapshot.loss_scale),
+    }
+
+
+def credits_config(job: Job, save_loc: Path, snapshot: Snapshot) -> Job:
+    """The config with which CREDIT goes on from the files.
+
+    Besides `save_loc` and the `load_*` keys it says what CREDIT needs to be said, and
+    asks for no tensor or domain parallelism, which CREDIT cannot resume, nor for
+    torch.compile, which gives every parameter another name. A config that is a model
+    section alone stays one.
+    """
+    resumes = snapshot.moments is not None
+    if not resumes and not job.written.get("trainer"):
+        return job.changed({"save_loc": str(save_loc)})
+    trainer = job.trainer
+    settings: dict[str, Any] = {
+        "save_loc": str(save_loc),
+        "trainer.parallelism": {
+            "data": trainer.parallelism.data,
+            "tensor": 1,
+            "domain": 1,
+        },
+        "trainer.compile": False,
+        "trainer.activation_checkpoint": trainer.activation_checkpoint != "none",
+        "trainer.use_scheduler": kind_of(trainer) is not None,
+        "trainer.start_epoch": max(snapshot.progress.epoch, 0) if resumes else 0,
+        "trainer.reload_epoch": resumes,
+        "trainer.load_weights": True,
+        "trainer.load_optimizer": resumes,
+        "trainer.load_scaler": resumes,
+        "trainer.load_scheduler": resumes,
+    }
+    return job.changed(settings)
+
+
+def cautions(job: Job, snapshot: Snapshot) -> list[str]:
+    """What CREDIT will do otherwise, in words."""
+    if not job.written.get("trainer"):
+        return []
+    progress, parallel = snapshot.progress, job.trainer.parallelism
+    notes = []
+    if progress.batches:
+        notes.append(
+            f"the run stopped in epoch {progress.epoch + 1} after {progress.batches} "
+            "batches; CREDIT counts whole epochs, and begins this one anew"
+        )
+        if progress.epoch == 0:
+            notes.append(
+                "CREDIT loads no schedule in the first epoch: its learning rate starts "
+                "from the beginning"
+            )
+    if parallel.tensor * parallel.domain > 1:
+        notes.append(
+            "model.yml asks for tensor: 1 and domain: 1; CREDIT cannot resume others"
+        )
+    if (job.written.get("trainer") or {}).get("compile"):
+        notes.append(
+            "model.yml says compile: false; with torch.compile CREDIT expects every "
+            "name behind _orig_mod."
+        )
+    return notes

@@ -1,0 +1,48 @@
+"""`compare`: the same inputs through serial CREDIT and credit_jax."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from credit_jax.config.parallelism import parse_parallelism
+from credit_torch_bridge.checkpoint.report import ToleranceError
+from credit_torch_bridge.cli.convert import config_file
+from credit_torch_bridge.compare.compare import compare
+
+HELP = "run serial CREDIT and credit_jax side by side; exit code 1 if they differ"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `compare`."""
+    add = parser.add_argument
+    add("--config", "-c", help="CREDIT's YAML; model.yml beside the checkpoint if not")
+    add("--checkpoint", required=True, help="of PyTorch, or a run of credit_jax")
+    add(
+        "--parallelism",
+        default="data=none",
+        metavar="KEY=N,...",
+        help="the mesh of credit_jax: tensor=2,domain=2 (default: one device)",
+    )
+    add("--batches", type=int, default=1, metavar="N", help="inputs to compare")
+    add("--seed", type=int, default=0, help="of the inputs")
+
+
+def run(args: argparse.Namespace) -> Iterator[str]:
+    """Compares; gives the lines to print.
+
+    Raises:
+        ToleranceError: they differ by more than rounding.
+    """
+    path = Path(args.checkpoint)
+    found = compare(
+        config_file(args.config, path),
+        path,
+        parallelism=parse_parallelism(args.parallelism),
+        batches=args.batches,
+        seed=args.seed,
+    )
+    yield from found.lines()
+    if not found.within_tolerance:
+        raise ToleranceError("credit_jax and CREDIT differ by more than rounding")

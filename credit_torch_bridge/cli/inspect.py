@@ -1,0 +1,117 @@
+"""`inspect`: what is in a checkpoint, and what would be done to each key."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from credit_jax.checkpoint import CheckpointStore
+from credit_torch_bridge.checkpoint.keys import PARAMETER
+from credit_torch_bridge.checkpoint.reading import renamed_keys
+from credit_torch_bridge.checkpoint.renames import is_domain, is_nextgen
+from credit_torch_bridge.checkpoint.report import compare_shapes
+from credit_torch_bridge.checkpoint.run_config import Job, read_job
+from credit_torch_bridge.checkpoint.torch_checkpoint import (
+    TorchCheckpoint,
+    open_checkpoint,
+)
+from credit_torch_bridge.cli.convert import config_file
+
+HELP = "say what is in a checkpoint, and what a conversion would do to each key"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `inspect`."""
+    add = parser.add_argument
+    add("--checkpoint", required=True, help="file or folder to look at")
+    add("--config", "-c", help="CREDIT's YAML; model.yml beside the checkpoint if not")
+
+
+def run(args: argparse.Namespace) -> Iterator[str]:
+    """Looks at a checkpoint; gives the lines to print."""
+    path = Path(args.checkpoint)
+    if path.is_dir() and (path / "checkpoints").is_dir():
+        yield from _ours(path)
+        return
+    found = open_checkpoint(path)
+    yield from _contents(found)
+    try:
+        job = read_job(config_file(args.config, path))
+    except FileNotFoundError:
+        if args.config is not None:
+            raise
+        yield "no config: name it with --config to see what becomes of each key"
+        for key, tensor in found.model.items():
+            yield f"  {key} {tuple(tensor.shape)}"
+        return
+    yield from _keys(job, found)
+
+
+def _ours(folder: Path) -> Iterator[str]:
+    store = CheckpointStore(folder, num_latest=10**9, keep_best=False)
+    try:
+        yield f"{folder}: run of credit_jax"
+        for step in store.steps():
+            progress, items = store.progress(step), store.item_names(step)
+            yield (
+                f"  {step} micro-batches: {', '.join(items)}; epoch "
+                f"{progress.epoch + 1}, batch {progress.batches + 1} is next"
+            )
+    finally:
+        store.close()
+
+
+def _contents(found: TorchCheckpoint) -> Iterator[str]:
+    numbers = {
+        key: tensor.numel()
+        for key, tensor in found.model.items()
+        if not key.endswith(("_u", "_v"))
+    }
+    spectral_norm_state = len(found.model) - len(numbers)
+    domain = ", of a domain-parallel run" if is_domain(found.model) else ""
+    yield f"{found.path}: {found.format}{domain}"
+    yield (
+        f"  weights: {sum(numbers.values()):,} numbers in {len(numbers)} arrays"
+        + (
+            f", {spectral_norm_state} vectors of spectral norm"
+            if spectral_norm_state
+            else ""
+        )
+    )
+    if is_nextgen(found.model):
+        yield "  model: nextgen_wxformer, which is not supported"
+    states = {
+        "optimizer": found.optimizer,
+        "schedule": found.scheduler,
+        "loss scaling": found.scaler,
+        "average": found.average and found.average.shadow,
+    }
+    there = [name for name, state in states.items() if state]
+    yield f"  besides: {', '.join(there) or 'nothing'}; epoch {found.epoch}"
+    for note in found.notes:
+        yield f"  note: {note}"
+
+
+def _keys(job: Job, found: TorchCheckpoint) -> Iterator[str]:
+    """Each key of the file: its name today, and its place here."""
+    yield f"model.type {job.model_def.config.type} ({job.source})"
+    renamed = renamed_keys(job, found)
+    pieces = {piece.key: piece for piece in job.plan.pieces}
+    for entry in renamed:
+        piece = pieces.get(entry.name)
+        done = f" [{', '.join(entry.steps)}]" if entry.steps else ""
+        shape = tuple(found.model[entry.given].shape)
+        if piece is None:
+            yield f"  {entry.given} {shape}{done} -> not known"
+            continue
+        block = "" if piece.block is None else f"[{piece.block}]"
+        role = "" if piece.role == PARAMETER else f" ({piece.role})"
+        yield f"  {entry.given} {shape}{done} -> {piece.path}{block}{role}"
+    given = {r.name: tuple(found.model[r.given].shape) for r in renamed}
+    wanted = {
+        key: piece.arrangement.torch_shape(piece.shape) for key, piece in pieces.items()
+    }
+    problems = compare_shapes(given, wanted)
+    yield f"{len(problems)} problem(s)" if problems else "every key has its place"
+    yield from (f"  {problem}" for problem in problems)

@@ -1,0 +1,92 @@
+"""credit_jax on one mesh: one forward and backward pass, by CREDIT's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.parallel.params.fsdp import spread
+from credit_jax.parallel.params.packing import pack, unpack
+from credit_jax.parallel.placement import batch_spec, place_batch
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.reshard import reshard
+from credit_torch_bridge.checkpoint.keys import SpectralNormState, State
+from credit_torch_bridge.checkpoint.state_dict import to_state_dict
+from credit_torch_bridge.compare.credit_side import Pass
+
+
+def make_pass(
+    model: ParallelModel,
+    params: State,
+    spectral_norm_state: SpectralNormState,
+    blocks: Sequence[str],
+) -> Callable[[np.ndarray], Pass]:
+    """The forward pass in evaluation mode with its gradient, compiled once.
+
+    Args:
+        model: on its mesh.
+        params, vectors: host arrays by path.
+        blocks: CREDIT's names of our blocks, in order.
+
+    Returns:
+        A function of x (batch, channel, time, lat, lon).
+    """
+    model_def, mesh, axes = model.model_def, model.parallel_config.mesh, model.axes
+    layouts: list[int] = []
+
+    def loss(params: Any, spectral_norm_state: Any, x: Any) -> Any:
+        capture_intermediates: list[Field] = []
+        weights = spread(params, axes.batch, model.parallel_config.precision)
+        y = model.local_forward(
+            weights, spectral_norm_state, x, capture_intermediates=capture_intermediates
+        )
+        layouts[:] = [field.layout.size for field in capture_intermediates]
+        home = [
+            reshard(field, field.layout.to_blocks()).data
+            for field in capture_intermediates
+        ]
+        return model.reducer.mean(jnp.square(y)), (y, home)
+
+    def body(params: Any, spectral_norm_state: Any, x: Any) -> Any:
+        (_, (y, seen)), grads = jax.value_and_grad(loss, has_aux=True)(
+            params, spectral_norm_state, x
+        )
+        return y, seen, grads
+
+    rows = batch_spec(axes)
+    fields = PartitionSpec(rows[0], axes.domain)
+    step = model.compile(
+        body, batch_specs=rows, out_specs=(rows, fields, model.packed_specs)
+    )
+    packed = pack(jax.tree.map(jnp.asarray, params), model_def.param_specs)
+    placed = _place(packed, model.packed_specs, mesh)
+    placed_vectors = _place(spectral_norm_state, model.spectral_norm_specs, mesh)
+
+    def run(x: np.ndarray) -> Pass:
+        batch = place_batch({"x": x}, mesh)["x"]
+        y, seen, grads = jax.device_get(step(placed, placed_vectors, batch))
+        arrays = jax.tree.map(jnp.asarray, grads)
+        whole = jax.device_get(unpack(arrays, model_def.param_specs))
+        named = to_state_dict(model_def, whole, spectral_norm_state)
+        return Pass(
+            y[..., : model_def.image_height, :],
+            {
+                name: np.moveaxis(field[:, :size], -1, 1)
+                for name, field, size in zip(blocks, seen, layouts, strict=True)
+            },
+            named,
+        )
+
+    return run
+
+
+def _place(tree: Any, specs: Any, mesh: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), tree, specs
+    )

@@ -1,0 +1,120 @@
+"""Config files of CREDIT's two generations and of credit_jax, into one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from credit_jax.config.messages import got
+from credit_jax.models.registry import MODELS
+from credit_torch_bridge.checkpoint.report import raise_problems
+from credit_torch_bridge.config.editor import ConfigEditor, ConfigReport, settle
+from credit_torch_bridge.config.gen1 import gen1_to_gen2
+from credit_torch_bridge.config.gen2 import (
+    blocks_are_named,
+    gen2_to_credit,
+    sections_are_there,
+)
+from credit_torch_bridge.config.to_gen1 import gen2_to_gen1
+from credit_torch_bridge.config.to_jax import gen2_to_jax
+
+GEN1, GEN2, JAX = "gen1", "gen2", "jax"
+TARGETS = (GEN2, GEN1, JAX)
+LEVEL_COORD = "level"
+_FLAT = ("variables", "surface_variables", "train_years", "save_loc")
+
+
+def convert_config(
+    mapping: Mapping[str, Any],
+    *,
+    to: str,
+    level_coord: str = LEVEL_COORD,
+    drop: tuple[str, ...] = (),
+) -> tuple[dict[str, Any], ConfigReport]:
+    """A config of another kind, with an account of every key.
+
+    Converting what comes out again, to the same kind, changes nothing.
+
+    Args:
+        mapping: the YAML as a mapping; it is not changed.
+        to: "gen2" and "gen1" are what CREDIT's trainers read, "jax" is what
+            credit_jax trains: gen2 again.
+        level_coord: name of the files' level coordinate, for gen1, which has no key
+            for it.
+        drop: dotted keys to leave out first.
+
+    Returns:
+        The new mapping, and what became of each key.
+
+    Raises:
+        ValueError: it is no config, or holds what the other kind does not have; all
+            reasons at once.
+    """
+    if to not in TARGETS:
+        raise ValueError(f"to: expected one of {', '.join(TARGETS)}, got {got(to)}")
+    found = kind_of(mapping)
+    editor = ConfigEditor(dict(mapping))
+    for key in drop:
+        if not editor.has(key):
+            editor.problem(key, "is not there to be left out")
+        editor.drop(key, "as asked for")
+    sections_are_there(editor)
+    if not editor.problems:
+        _supported(editor)
+    if not editor.problems:
+        _convert(editor, found, to, level_coord)
+    problems = list(dict.fromkeys(editor.problems))
+    raise_problems(problems, f"this {found} config cannot become {to}")
+    kept, lost = settle(mapping, editor)
+    assert not lost, f"nobody accounts for {lost}"
+    return editor.config, ConfigReport(found, to, tuple(editor.changes), kept)
+
+
+def kind_of(mapping: Mapping[str, Any]) -> str:
+    """What a config is, "gen1" or "gen2", by the structure of its data section.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not isinstance(mapping, Mapping):
+        raise ValueError(f"a config is a mapping of sections, got {got(mapping)}")
+    data = mapping.get("data")
+    if not isinstance(data, Mapping):
+        raise ValueError(f"data: must be a section of keys, got {got(data)}")
+    if "source" in data:
+        return GEN2
+    if "datasets" in data:
+        raise ValueError(
+            "data.datasets: a downscaling config, which gen2's trainer does not have"
+        )
+    if any(key in data for key in _FLAT):
+        return GEN1
+    raise ValueError(
+        "data: has neither source, as generation 2, nor variables, as generation 1; "
+        f"it has: {', '.join(map(str, data)) or 'no keys'}"
+    )
+
+
+def _supported(editor: ConfigEditor) -> None:
+    name = editor.get("model.type")
+    if not isinstance(name, str) or name not in MODELS:
+        models = ", ".join(sorted(MODELS))
+        editor.problem(
+            "model.type", f"{got(name)} is not supported; there are: {models}"
+        )
+
+
+def _convert(editor: ConfigEditor, found: str, to: str, level_coord: str) -> None:
+    if found == GEN1:
+        if to == GEN1:
+            return
+        gen1_to_gen2(editor, level_coord)
+    blocks_are_named(editor)
+    if editor.problems:
+        return
+    if to == JAX:
+        gen2_to_jax(editor)
+        return
+    gen2_to_credit(editor)
+    if to == GEN1 and not editor.problems:
+        gen2_to_gen1(editor)

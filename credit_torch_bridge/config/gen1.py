@@ -1,0 +1,245 @@
+"""A config of CREDIT's generation 1 as one of generation 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from credit_jax.config.base import nearest_key
+from credit_jax.config.trainer import TrainerConfig
+from credit_torch_bridge.config.editor import ConfigEditor
+from credit_torch_bridge.config.gen1_data import ONE_SAMPLE, data_to_gen2
+
+TRAINERS = ("era5", "era5-gen1", "cam", "standard", "multi-step", "universal")
+DOMAIN_MODES = ("domain_parallel", "fsdp+domain_parallel")
+DATA_OF_MODE = {
+    "none": "none",
+    "ddp": "ddp",
+    "fsdp": "fsdp2",
+    "domain_parallel": "ddp",
+    "fsdp+domain_parallel": "fsdp2",
+}
+
+_DEFAULT = "gen1's default"
+_DEFAULTS = {
+    "amp": False,
+    "weight_decay": 0,
+    "stopping_patience": 999,
+    "save_backup_weights": False,
+    "activation_checkpoint": True,
+    "valid_thread_workers": 0,
+    "prefetch_factor": 4,
+}
+_KNOWN = {
+    *TrainerConfig.model_fields,
+    *TrainerConfig.ignored,
+    *TrainerConfig.unavailable,
+}
+
+
+def gen1_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
+    """Changes a whole config; what cannot be converted is in `editor.problems`.
+
+    Differs from CREDIT: its own `credit convert` adds 1 to forecast_len each time,
+    leaves the model's flat padding keys, which gen2 does not read, invents levels, adds
+    a year to the training years, and switches other features on.
+    """
+    kind = editor.get("trainer.type")
+    if kind not in TRAINERS:
+        editor.problem(
+            "trainer.type",
+            f"{kind!r} is another way of training, which gen2's trainer does not have; "
+            f"expected one of {', '.join(TRAINERS)}",
+        )
+    one_sample = editor.get("data.dataset_type") == ONE_SAMPLE
+    weighted = _weight_order(editor)
+    model_to_gen2(editor)
+    data_to_gen2(editor, level_coord)
+    if editor.problems:
+        return
+    trainer_to_gen2(editor)
+    if one_sample:
+        for key in ("train_batch_size", "valid_batch_size"):
+            editor.compute(f"trainer.{key}", 1, f"{ONE_SAMPLE} gives one sample")
+    _loss(editor, weighted)
+    blocks = {
+        "reconstruct": {"type": "reconstruct"},
+        "reconstruct_target": {
+            "type": "reconstruct",
+            "args": {"in_key": "y", "out_key": "y_target_processed"},
+        },
+    }
+    editor.default("postblocks", {"per_step": blocks}, "gen2's metrics need both")
+
+
+def _weight_order(editor: ConfigEditor) -> list[str]:
+    """The predicted variables in gen1's order of channels."""
+    keys = ("variables", "surface_variables", "diagnostic_variables")
+    lists = [editor.get(f"data.{key}", []) for key in keys]
+    return [name for names in lists if isinstance(names, list) for name in names]
+
+
+def model_to_gen2(editor: ConfigEditor) -> None:
+    """Padding as `padding_conf`; physics inside the model is refused."""
+    flat = [editor.get(f"model.{key}") for key in ("pad_lat", "pad_lon")]
+    if editor.get("model.padding_conf") is not None:
+        for key in ("pad_lat", "pad_lon"):
+            editor.drop(
+                f"model.{key}", "padding_conf is there, and gen1 reads that one"
+            )
+    elif all(type(pad) is int for pad in flat):
+        conf = {"activate": True, "mode": "mirror"}
+        editor.put("model.padding_conf", conf)
+        for key, pad in zip(("pad_lat", "pad_lon"), flat, strict=True):
+            editor.move(f"model.{key}", f"model.padding_conf.{key}", [pad, pad])
+    else:
+        for key in ("pad_lat", "pad_lon"):
+            editor.drop(f"model.{key}", "gen1 pads only where both are whole numbers")
+    pairs(editor)
+    active = active_physics(editor.get("model.post_conf"))
+    if active:
+        editor.problem(
+            "model.post_conf",
+            f"{', '.join(active)} active: gen1 corrects inside the model, before the "
+            "loss, and gen2's training does not; --drop model.post_conf leaves it out",
+        )
+        return
+    editor.drop("model.post_conf", "nothing in it is active")
+
+
+def pairs(editor: ConfigEditor) -> None:
+    """One number of padding, as gen1's parser takes it, for both sides."""
+    for key in ("pad_lat", "pad_lon"):
+        path = f"model.padding_conf.{key}"
+        pad = editor.get(path)
+        if type(pad) is int:
+            editor.compute(path, [pad, pad], f"{pad} on both sides")
+
+
+def active_physics(conf: Any) -> list[str]:
+    """The corrections that a `post_conf` asks for."""
+    if not isinstance(conf, dict) or not conf.get("activate"):
+        return []
+    return [
+        name
+        for name, block in conf.items()
+        if isinstance(block, dict) and block.get("activate")
+    ]
+
+
+def trainer_to_gen2(editor: ConfigEditor) -> None:
+    """`trainer` of gen1 as gen2's, written out where defaults differ."""
+    editor.compute("trainer.type", "gen2", f"gen1's {editor.get('trainer.type')}")
+    if editor.get("trainer.use_mixed_precision"):
+        editor.problem(
+            "trainer.use_mixed_precision",
+            "true rounds other tensors than gen2's fsdp2_mp_policy; use false, and "
+            "choose trainer.amp and fsdp2_mp_policy afterwards",
+        )
+    note_ensemble(editor)
+    if editor.get("trainer.ensemble_size", 1) == 1:
+        editor.drop("trainer.ensemble_size", "1 is the default")
+    mode_to_parallelism(editor)
+    unread = "gen1 only, and it changes no number"
+    for key in ("use_mixed_precision", "mixed_precision"):
+        editor.drop(f"trainer.{key}", "it is not used")
+    for key in ("cpu_offload", "checkpoint_all_layers"):
+        editor.drop(f"trainer.{key}", unread)
+    accumulate = editor.get("trainer.grad_accum_every", 1)
+    if accumulate != 1:
+        editor.compute(
+            "trainer.grad_accum_every", 1, "gen1's trainer never accumulates"
+        )
+    if (
+        editor.has("trainer.grad_max_norm")
+        and editor.get("trainer.grad_max_norm") is None
+    ):
+        editor.compute("trainer.grad_max_norm", 0.0, "no clipping")
+    if editor.get("trainer.use_scheduler") and editor.get(
+        "trainer.update_learning_rate"
+    ):
+        why = "gen1's parser says so where there is a schedule"
+        editor.compute("trainer.update_learning_rate", False, why)
+    if editor.get("trainer.train_one_epoch"):
+        editor.compute("trainer.epochs", 999, "gen1 sets it with train_one_epoch")
+    for key, value in _DEFAULTS.items():
+        editor.default(f"trainer.{key}", value, _DEFAULT)
+    editor.default("trainer.use_scheduler", False, "gen2 asks for it")
+    size = editor.get("trainer.train_batch_size", 1)
+    editor.default("trainer.valid_batch_size", size, "gen2 asks for it")
+    for key in editor.keys("trainer"):
+        if key not in _KNOWN:
+            hint = nearest_key(key, _KNOWN) if isinstance(key, str) else ""
+            near = f"; {hint}" if hint.startswith("the nearest") else ""
+            editor.drop(("trainer", key), f"no trainer reads it{near}")
+
+
+def mode_to_parallelism(editor: ConfigEditor) -> None:
+    """`trainer.mode` and `domain_parallel_size` as `trainer.parallelism`."""
+    if editor.get("trainer.parallelism") is not None:
+        for key in ("mode", "domain_parallel_size"):
+            editor.drop(f"trainer.{key}", "trainer.parallelism says it")
+        return
+    mode = editor.get("trainer.mode", "none")
+    degree = editor.get("trainer.domain_parallel_size", 1)
+    if not isinstance(mode, str) or mode not in DATA_OF_MODE:
+        modes = ", ".join(DATA_OF_MODE)
+        editor.problem("trainer.mode", f"{mode!r} is unknown; expected one of {modes}")
+        return
+    if type(degree) is not int or degree < 1 or (mode in DOMAIN_MODES and degree < 2):
+        editor.problem(
+            "trainer.domain_parallel_size",
+            f"must be a number above 1 with mode {mode!r}, got {degree!r}",
+        )
+        return
+    degree = 1 if mode == "none" else degree
+    if isinstance(editor.get("predict"), dict):
+        editor.default("predict.mode", mode, "trainer.mode, which it was taken from")
+    block = {"data": DATA_OF_MODE[mode], "tensor": 1, "domain": degree}
+    if editor.has("trainer.mode"):
+        editor.move("trainer.mode", "trainer.parallelism", block)
+    else:
+        editor.compute("trainer.parallelism", block, "no trainer.mode: one device")
+    editor.moved("trainer.domain_parallel_size", "trainer.parallelism.domain")
+    _warn_of_mode(editor, mode, degree)
+
+
+def _warn_of_mode(editor: ConfigEditor, mode: str, degree: int) -> None:
+    """What changes with the way of splitting the work."""
+    loads = any(editor.get(f"trainer.load_{what}") for what in ("weights", "optimizer"))
+    if "fsdp" in mode and loads:
+        editor.note(
+            "trainer.mode",
+            f"{mode}: its checkpoints (model_checkpoint.pt) are not gen2's; convert "
+            "them, too",
+        )
+    if "fsdp" in mode and editor.get("trainer.amp"):
+        editor.note("trainer.amp", "float16 in gen1, bfloat16 with fsdp2 in gen2")
+    if degree > 1:
+        editor.note(
+            "trainer.parallelism.domain",
+            "CREDIT's domain parallelism changes the numbers, credit_jax's does not",
+        )
+
+
+def note_ensemble(editor: ConfigEditor) -> None:
+    """What the two generations do otherwise with several members."""
+    if editor.get("trainer.ensemble_size", 1) != 1:
+        editor.note(
+            "trainer.ensemble_size",
+            "gen2 gives all ranks the same samples with every CRPS loss, gen1 with "
+            "KCRPS alone",
+        )
+
+
+def _loss(editor: ConfigEditor, order: list[str]) -> None:
+    """Weights in the order of the channels, which gen2 in CREDIT reads them by."""
+    weights = editor.get("loss.variable_weights")
+    if not isinstance(weights, dict) or not editor.get("loss.use_variable_weights"):
+        return
+    if list(weights) != order and set(weights) == set(order):
+        editor.pop("loss.variable_weights")
+        editor.compute(
+            "loss.variable_weights",
+            {name: weights[name] for name in order},
+            "in the order of the channels, as gen1's parser sorts them",
+        )

@@ -1,0 +1,247 @@
+"""gen1's flat `data:` section as gen2's sources, dates and normalizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from credit_torch_bridge.config.editor import ConfigEditor
+from credit_torch_bridge.config.gen1_sources import build_sources, read_variables
+from credit_torch_bridge.config.times import year_ranges
+
+BATCHER = "ERA5_MultiStep_Batcher"
+# What a nanosecond clock reaches.
+FIRST_YEAR, LAST_YEAR = 1678, 2262
+ONE_SAMPLE, SINGLE = "ERA5_and_Forcing_MultiStep", "ERA5_and_Forcing_SingleStep"
+DATASETS = (
+    BATCHER,
+    "MultiprocessingBatcher",
+    "MultiprocessingBatcherPrefetch",
+    ONE_SAMPLE,
+    SINGLE,
+)
+
+_APART = "one a year: gen1 pairs no times of two files"
+_PARSED = "CREDIT's parser makes it from the other keys"
+_UNREAD = {
+    "one_shot": "it changes nothing with this data set and these steps",
+    "skip_periods": "1 is the only step of gen2",
+    "static_first": "the order of gen2's sources says it",
+    "dataset_type": "gen2's sources say how they are read",
+    "scaler_type": "the preblocks say it",
+    "max_forecast_len": "no data set of gen1 that is left uses it",
+    "total_time_steps": "no data set of gen1 that is left uses it",
+    "retain_graph": "false is the only way of gen2",
+    "sst_forcing": "it is not active",
+    "levels": "model.levels says it",
+    "save_loc_physics": "model.post_conf alone reads it, and it is not active",
+    "all_varnames": _PARSED,
+    "flag_surface": _PARSED,
+    "flag_dyn_forcing": _PARSED,
+    "flag_diagnostic": _PARSED,
+    "flag_forcing": _PARSED,
+    "flag_static": _PARSED,
+}
+
+
+def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
+    """Turns `data` into gen2's `data`, `validation_data` and `preblocks`.
+
+    The channels keep gen1's order: prognostic variables with levels, without levels,
+    then static, dynamic and periodic ones, the static ones first or last. gen2 orders
+    source by source, so that an order that one source does not have takes two.
+
+    Args:
+        ledger: the config.
+        level_coord: name of the level coordinate, which gen1 has no key for.
+    """
+    _refuse(editor)
+    names = read_variables(editor)
+    hours = _whole(editor, "data.lead_time_periods")
+    history = _whole(editor, "data.history_len")
+    steps = _whole(editor, "data.forecast_len", least=0)
+    for key, least in (("valid_history_len", 1), ("valid_forecast_len", 0)):
+        if editor.get(f"data.{key}") is not None:
+            _whole(editor, f"data.{key}", least)
+    _check_years(editor)
+    chosen = editor.get("data.backprop_on_timestep", [])
+    if not isinstance(chosen, list):
+        editor.problem("data.backprop_on_timestep", f"must be a list, got {chosen!r}")
+    if names.get("forcing") and hours is not None and 24 % hours:
+        editor.problem(
+            "data.forcing_variables",
+            f"with steps of {hours} h: gen2 counts such steps from January 1 of the "
+            "periodic file's own year, and misses the day of the month",
+        )
+    if editor.problems or hours is None or history is None or steps is None:
+        return
+    shared = _shared(editor, steps + 1)
+    valid = _validation(editor, hours, history, steps)
+    sources = build_sources(editor, names, level_coord)
+    _normalizer(editor)
+    ranges = year_ranges(editor.get("data.train_years"), hours)
+    editor.moved("data.train_years", "data.date_ranges", _APART)
+    editor.moved("data.lead_time_periods", f"data.timestep = '{hours}h'")
+    editor.compute(
+        "data.forecast_len", steps + 1, f"gen1 counts one step as 0: {steps}"
+    )
+    for key, why in _UNREAD.items():
+        editor.drop(f"data.{key}", why)
+    for key in editor.keys("data"):
+        if key not in ("history_len", "forecast_len", *shared):
+            editor.drop(("data", key), "CREDIT's training with gen1 does not read it")
+    window = {
+        "timestep": f"{hours}h",
+        "history_len": history,
+        "forecast_len": steps + 1,
+    }
+    data = {"source": sources, "date_ranges": ranges, **window, **shared}
+    editor.put("data", data)
+    if valid is not None:
+        editor.put("validation_data", {**valid, **shared})
+
+
+def _refuse(editor: ConfigEditor) -> None:
+    """What gen1 does with data and gen2 cannot do."""
+    kind = editor.get("data.dataset_type", BATCHER)
+    given = editor.get("data.forecast_len", 0)
+    steps = given if isinstance(given, int) else 0
+    if kind not in DATASETS:
+        editor.problem(
+            "data.dataset_type",
+            f"{kind!r} has no counterpart in gen2; there are: {', '.join(DATASETS)}",
+        )
+    if editor.get("data.skip_periods", 1) != 1:
+        editor.problem(
+            "data.skip_periods",
+            f"{editor.get('data.skip_periods')} takes times out of the middle of a "
+            "file's steps, and gen2 does not; write data of the model's own time step",
+        )
+    scaler = editor.get("data.scaler_type")
+    if scaler not in ("std_new", "std_cached"):
+        editor.problem(
+            "data.scaler_type",
+            f"{scaler!r} cannot be converted; expected std_new (mean and standard "
+            "deviation from files) or std_cached (normalized files)",
+        )
+    if editor.get("data.sst_forcing.activate"):
+        editor.problem(
+            "data.sst_forcing", "active: gen2 has no step that replaces sea surfaces"
+        )
+    if scaler == "std_new" and steps:
+        editor.problem(
+            "data.forecast_len",
+            f"{steps}, that is {steps + 1} steps: gen2 gives the normalized output of "
+            "a step to era5_normalizer again, so it would normalize twice; use 0, one "
+            "step",
+        )
+    if steps and editor.get("data.retain_graph"):
+        editor.problem(
+            "data.retain_graph",
+            "true lets gradients cross the steps in gen1, and never in gen2; use false",
+        )
+    old_single = kind == SINGLE or (
+        not editor.has("data.dataset_type") and editor.get("trainer.type") == "standard"
+    )
+    if steps and old_single and editor.get("data.one_shot") is True:
+        editor.problem(
+            "data.one_shot",
+            "true asks for a loss on the last of several steps; gen2 has "
+            "backprop_on_timestep instead, which reads every step; use false",
+        )
+    levels = editor.get("data.levels")
+    if levels is not None and levels != editor.get("model.levels", levels):
+        editor.problem(
+            "data.levels",
+            f"{levels} differs from model.levels {editor.get('model.levels')}; gen2 "
+            "has the latter alone",
+        )
+
+
+def _whole(editor: ConfigEditor, key: str, least: int = 1) -> int | None:
+    """A required whole number."""
+    value = editor.get(key)
+    if type(value) is not int or value < least:
+        got = (
+            "missing"
+            if value is None
+            else f"must be a number from {least}, got {value!r}"
+        )
+        editor.problem(key, got)
+        return None
+    return value
+
+
+def _check_years(editor: ConfigEditor) -> None:
+    for key in ("train_years", "valid_years"):
+        years = editor.get(f"data.{key}")
+        if years is None and key == "valid_years":
+            continue
+        if not _is_years(years):
+            editor.problem(
+                f"data.{key}", f"must be [first year, last + 1], got {years!r}"
+            )
+
+
+def _is_years(years: Any) -> bool:
+    if not isinstance(years, list) or [type(year) for year in years] != [int, int]:
+        return False
+    return FIRST_YEAR <= years[0] < years[1] <= LAST_YEAR
+
+
+def _shared(editor: ConfigEditor, steps: int) -> dict[str, Any]:
+    """Keys that training and validation have in common in gen2."""
+    shared = {}
+    clamp = editor.get("data.data_clamp")
+    if clamp is not None:
+        shared["data_clamp"] = clamp
+    chosen = editor.get("data.backprop_on_timestep")
+    if chosen is None:
+        return shared
+    there = [step for step in range(1, steps + 1) if step in chosen]
+    if there == list(range(1, steps + 1)):
+        editor.drop(
+            "data.backprop_on_timestep", "all steps that there are: the default"
+        )
+        return shared
+    editor.compute("data.backprop_on_timestep", there, f"there are {steps} steps")
+    return {**shared, "backprop_on_timestep": there}
+
+
+def _validation(
+    editor: ConfigEditor, hours: int, history: int, steps: int
+) -> dict[str, Any] | None:
+    """`validation_data`, with every key that CREDIT asks for."""
+    years = editor.get("data.valid_years")
+    own = {
+        "history_len": editor.get("data.valid_history_len", history),
+        "forecast_len": editor.get("data.valid_forecast_len", steps) + 1,
+    }
+    for name, value in own.items():
+        editor.moved(f"data.valid_{name}", f"validation_data.{name} = {value}")
+    if years is None:
+        editor.note("data.valid_years", "absent: gen2 validates on the training years")
+        return None
+    editor.moved("data.valid_years", "validation_data.date_ranges", _APART)
+    return {"date_ranges": year_ranges(years, hours), "timestep": f"{hours}h", **own}
+
+
+def _normalizer(editor: ConfigEditor) -> None:
+    """The blocks before the model, and those that CREDIT's metrics ask for."""
+    blocks: dict[str, Any] = {"concat": {"type": "concat"}}
+    if editor.get("data.scaler_type") == "std_new":
+        args = {key: editor.get(f"data.{key}") for key in ("mean_path", "std_path")}
+        for key, path in args.items():
+            if not isinstance(path, str):
+                editor.problem(f"data.{key}", "missing; scaler_type std_new needs it")
+            editor.moved(f"data.{key}", f"preblocks.per_step.norm.args.{key}")
+        blocks = {"norm": {"type": "era5_normalizer", "args": args}, **blocks}
+        editor.note(
+            "preblocks.per_step.norm",
+            "era5_normalizer scales every variable that both files hold; gen1 never "
+            "scales static_variables and forcing_variables, so the files must not hold "
+            "them",
+        )
+    else:
+        for key in ("mean_path", "std_path"):
+            editor.drop(f"data.{key}", "scaler_type std_cached does not normalize")
+    editor.compute("preblocks", {"per_step": blocks}, "gen1 does it in its data set")

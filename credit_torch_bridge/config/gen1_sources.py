@@ -1,0 +1,182 @@
+"""gen1's lists of variables as gen2's sources, in gen1's order of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from credit_torch_bridge.config.editor import ConfigEditor
+from credit_torch_bridge.config.times import template_of
+
+MAIN, SURFACE, FORCING, STATIC = "ERA5", "SURFACE", "FORCING", "STATIC"
+
+
+@dataclass(frozen=True)
+class Group:
+    """One of gen1's lists of variables.
+
+    Attributes:
+        role: what this program calls it.
+        key, path_key: of the list, and of its files, in `data`.
+        field_type, vars_key: where it goes in a source of gen2.
+        rank: place among the input channels of a source of gen2.
+    """
+
+    role: str
+    key: str
+    path_key: str
+    field_type: str
+    vars_key: str
+    rank: int
+
+
+GROUPS = {
+    group.role: group
+    for group in (
+        Group("upper", "variables", "save_loc", "prognostic", "vars_3D", 0),
+        Group(
+            "surface",
+            "surface_variables",
+            "save_loc_surface",
+            "prognostic",
+            "vars_2D",
+            0,
+        ),
+        Group("static", "static_variables", "save_loc_static", "static", "vars_2D", 1),
+        Group(
+            "dynamic",
+            "dynamic_forcing_variables",
+            "save_loc_dynamic_forcing",
+            "dynamic_forcing",
+            "vars_2D",
+            2,
+        ),
+        Group(
+            "forcing",
+            "forcing_variables",
+            "save_loc_forcing",
+            "dynamic_forcing",
+            "vars_2D",
+            2,
+        ),
+        Group(
+            "diagnostic",
+            "diagnostic_variables",
+            "save_loc_diagnostic",
+            "diagnostic",
+            "vars_2D",
+            3,
+        ),
+    )
+}
+STATIC_FIRST = ("upper", "surface", "static", "dynamic", "forcing")
+STATIC_LAST = ("upper", "surface", "dynamic", "forcing", "static")
+
+
+def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
+    """Names of variables by role; what is wrong is written down."""
+    found: dict[str, list[str]] = {}
+    for group in GROUPS.values():
+        names = editor.get(f"data.{group.key}", [])
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            editor.problem(
+                f"data.{group.key}", f"must be a list of names, got {names!r}"
+            )
+        elif names and not isinstance(editor.get(f"data.{group.path_key}"), str):
+            editor.problem(f"data.{group.path_key}", f"missing, for {group.key}")
+        else:
+            found[group.role] = names
+    if not found.get("upper") and not editor.problems:
+        editor.problem("data.variables", "missing; gen1 needs variables with levels")
+    every = [name for names in found.values() for name in names]
+    twice = sorted({name for name in every if every.count(name) > 1})
+    if twice:
+        editor.problem(
+            "data",
+            f"{', '.join(twice)} stands in two lists of variables, which CREDIT's "
+            "parser refuses",
+        )
+    return found
+
+
+def build_sources(
+    editor: ConfigEditor, names: dict[str, list[str]], level_coord: str
+) -> dict[str, Any]:
+    """The sources whose channels come in gen1's order."""
+    first = editor.get("data.static_first") if editor.has("data.static_first") else True
+    sources: dict[str, dict[str, Any]] = {}
+    where: dict[str, str] = {}
+    for role, source in _places(editor, names, STATIC_FIRST if first else STATIC_LAST):
+        where[role] = source
+    if names["diagnostic"]:
+        last = [s for r, s in where.items() if s != FORCING]
+        where["diagnostic"] = last[-1]
+    for role, source in where.items():
+        group = GROUPS[role]
+        block = sources.setdefault(source, {"dataset_type": "local", "variables": {}})
+        path = _path(editor, group)
+        field = block["variables"].setdefault(group.field_type, {})
+        field.setdefault("vars_3D" if role == "upper" else "vars_2D", names[role])
+        field["path"] = path
+        at = ("data", "source", source, "variables", group.field_type)
+        editor.moved(f"data.{group.key}", ".".join((*at, group.vars_key)))
+    for group in GROUPS.values():
+        editor.drop(f"data.{group.key}", "names no variables")
+        editor.drop(f"data.{group.path_key}", f"there are no {group.key}")
+    _levels(editor, sources[MAIN], level_coord)
+    if FORCING in sources:
+        sources[FORCING]["temporal_mode"] = "cyclic"
+    if len(sources) > 1:
+        editor.note(
+            "data.source",
+            f"{len(sources)} sources ({', '.join(sources)}), to keep the order of "
+            "gen1's channels and files",
+        )
+    return sources
+
+
+def _places(
+    editor: ConfigEditor, names: dict[str, list[str]], order: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    """Each role that there is, with the name of its source."""
+    titles = {"surface": SURFACE, "forcing": FORCING, "static": STATIC}
+    source, rank = MAIN, 0
+    for role in order:
+        if not names[role]:
+            continue
+        paths = [editor.get(f"data.{GROUPS[r].path_key}") for r in ("upper", role)]
+        apart = role == "surface" and paths[0] != paths[1]
+        if apart or role == "forcing" or GROUPS[role].rank < rank or source == FORCING:
+            source = titles.get(role, role.upper())
+        rank = GROUPS[role].rank
+        yield role, source
+
+
+def _path(editor: ConfigEditor, group: Group) -> str:
+    """The files of a group, as a template."""
+    key = f"data.{group.path_key}"
+    given = editor.get(key)
+    template, doubt = template_of(given)
+    yearly = group.role not in ("static", "forcing")
+    template = template if yearly else given
+    editor.moved(key, f"its source's path = {template!r}")
+    if doubt and yearly:
+        editor.note(key, f"{given!r}: {doubt}")
+    return template
+
+
+def _levels(editor: ConfigEditor, source: dict[str, Any], level_coord: str) -> None:
+    source["level_coord"] = level_coord
+    editor.note(
+        "data.source.ERA5.level_coord",
+        f"{level_coord!r}: gen1 has no key for it; --level-coord sets another name",
+    )
+    if editor.has("data.level_ids"):
+        source["levels"] = editor.get("data.level_ids")
+        editor.moved(
+            "data.level_ids",
+            "data.source.ERA5.levels",
+            "gen1 takes all levels of the files, gen2 those nearest to these values: "
+            "the same where the level coordinate has just these values",
+        )

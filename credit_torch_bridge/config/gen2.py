@@ -1,0 +1,222 @@
+"""A gen2 config for CREDIT's own trainer: without the keys that only credit_jax has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from credit_jax.config.parallelism import ParallelismConfig
+from credit_torch_bridge.config.editor import ConfigEditor, same
+from credit_torch_bridge.config.gen1 import mode_to_parallelism, pairs
+
+CREDIT_DEGREES = ("data", "tensor", "domain")
+PHASES = {
+    "preblocks": ("ic_only", "per_step"),
+    "postblocks": ("per_step", "post_rollout"),
+}
+_DATES = ("start_datetime", "end_datetime", "date_ranges")
+_STAGES = "dim", "depth", "global_window_size", "cross_embed_strides"
+_MEMORY = "CREDIT decides itself what it keeps in memory; it changes no number"
+_DEGREES = {
+    "dp_replicate": "CREDIT splits parameters over all replicas; it changes no number",
+    "dp_shard": "CREDIT splits parameters over all replicas; it changes no number",
+    "ep": "CREDIT has no expert axis",
+    "etp": "CREDIT has no expert axis",
+    "pp": "CREDIT has no pipeline axis",
+    "ulysses_degree": "it moves data only; CREDIT has no such key",
+}
+_REMAT = {"none": False, "full": True, "selective": True}
+
+
+def sections_are_there(editor: ConfigEditor) -> None:
+    """Writes down the sections that a config to train needs and that are missing."""
+    for key in ("data", "model", "loss", "trainer"):
+        if not isinstance(editor.get(key), dict):
+            editor.problem(key, "missing; a config to train needs this section")
+
+
+def blocks_are_named(editor: ConfigEditor) -> None:
+    """Writes down blocks outside the phases that there are."""
+    for section, phases in PHASES.items():
+        if editor.has(section) and not isinstance(editor.get(section, {}), dict):
+            editor.problem(section, "must be a section of keys")
+        for phase in editor.keys(section):
+            if phase not in phases:
+                editor.problem(
+                    (section, phase),
+                    f"CREDIT refuses this key here; blocks stand in {phases[0]} or "
+                    f"{phases[1]}",
+                )
+            for name in editor.keys((section, phase)):
+                if not isinstance(editor.get((section, phase, name)), dict):
+                    editor.problem(
+                        (section, phase, name), "must be a block with a type"
+                    )
+
+
+def gen2_to_credit(editor: ConfigEditor) -> None:
+    """Makes a gen2 config one that CREDIT's train_gen2 accepts."""
+    editor.drop("demo", "credit_jax only: write the data set with it first")
+    _trainer(editor)
+    _model(editor)
+    _loss(editor)
+    _validation(editor)
+    _cautions(editor)
+
+
+def trainer_of_gen1(editor: ConfigEditor) -> None:
+    """A gen2 config whose trainer still says `mode`."""
+    if editor.get("trainer.parallelism") is None and editor.has("trainer.mode"):
+        mode_to_parallelism(editor)
+
+
+def _trainer(editor: ConfigEditor) -> None:
+    trainer_of_gen1(editor)
+    devices = "CREDIT's launcher says how many devices there are"
+    editor.drop("trainer.num_devices", devices)
+    editor.drop("trainer.fsdp", _MEMORY)
+    cp = editor.get("trainer.parallelism.cp")
+    if cp is not None:
+        if editor.has("trainer.parallelism.domain"):
+            editor.drop("trainer.parallelism.cp", "another name of domain")
+        else:
+            editor.move("trainer.parallelism.cp", "trainer.parallelism.domain", cp)
+    for key in ParallelismConfig.model_fields:
+        if key not in CREDIT_DEGREES:
+            why = _DEGREES.get(key, "CREDIT has no such key")
+            editor.drop(f"trainer.parallelism.{key}", why)
+    remat = editor.get("trainer.activation_checkpoint")
+    if isinstance(remat, str) and remat in _REMAT:
+        why = f"CREDIT knows true and false, not {remat!r}; it changes no number"
+        editor.compute("trainer.activation_checkpoint", _REMAT[remat], why)
+    editor.default("trainer.use_scheduler", False, "CREDIT asks for it")
+    if (
+        editor.has("trainer.grad_max_norm")
+        and editor.get("trainer.grad_max_norm") is None
+    ):
+        editor.compute("trainer.grad_max_norm", 0.0, "CREDIT cannot compare null")
+
+
+def _model(editor: ConfigEditor) -> None:
+    pairs(editor)
+    if isinstance(editor.get("model.padding_conf"), dict):
+        editor.default("model.padding_conf.activate", True, "credit_jax's default")
+    for key in _STAGES:
+        value = editor.get(f"model.{key}")
+        if type(value) is int:
+            why = "CREDIT's model takes a list of four here"
+            editor.compute(f"model.{key}", [value] * 4, why)
+    window = editor.get("model.local_window_size")
+    if isinstance(window, list):
+        if len(set(window)) == 1:
+            why = "CREDIT's model takes one number here"
+            editor.compute("model.local_window_size", window[0], why)
+        else:
+            editor.problem(
+                "model.local_window_size",
+                f"{window}: CREDIT's YAML can hold one number for all stages only",
+            )
+
+
+def _loss(editor: ConfigEditor) -> None:
+    """Keys that CREDIT raises KeyError for, with what credit_jax does without them."""
+    if editor.has("loss.type"):
+        return
+    training = editor.get("loss.training_loss", "mse")
+    editor.default("loss.training_loss", "mse", "credit_jax's default")
+    weighted = any(
+        editor.get(f"loss.use_{w}_weights") for w in ("latitude", "variable")
+    )
+    if not weighted and editor.get("loss.validation_loss") is None:
+        why = "CREDIT fails without it; credit_jax takes the training loss"
+        editor.compute("loss.validation_loss", training, why)
+        given = editor.get("loss.training_loss_parameters")
+        if given is not None:
+            editor.default("loss.validation_loss_parameters", given, why)
+
+
+def _validation(editor: ConfigEditor) -> None:
+    """Every key of `data` in `validation_data`, as CREDIT asks for."""
+    valid = editor.get("validation_data")
+    if not isinstance(valid, dict) or not valid:
+        return
+    for key in _DATES:
+        for section in ("data", "validation_data"):
+            if (
+                editor.has(f"{section}.{key}")
+                and editor.get(f"{section}.{key}") is None
+            ):
+                editor.drop(f"{section}.{key}", "null says nothing")
+    _one_kind_of_dates(editor)
+    for key in editor.keys("data"):
+        if key != "source" and not editor.has(("validation_data", key)):
+            why = "CREDIT asks for every key of data here"
+            editor.compute(("validation_data", key), editor.get(("data", key)), why)
+
+
+def _one_kind_of_dates(editor: ConfigEditor) -> None:
+    """Start and end as one range, where the other section has ranges."""
+    kinds = {}
+    for section in ("data", "validation_data"):
+        found = [key for key in _DATES if editor.has(f"{section}.{key}")]
+        kinds[section] = found and found[-1] == "date_ranges"
+    if kinds["data"] == kinds["validation_data"] or not any(kinds.values()):
+        return
+    section = "validation_data" if kinds["data"] else "data"
+    dates = [
+        editor.get(f"{section}.{key}", editor.get(f"data.{key}")) for key in _DATES[:2]
+    ]
+    if None in dates:
+        return
+    for key in _DATES[:2]:
+        editor.moved(f"{section}.{key}", f"{section}.date_ranges")
+    editor.put(f"{section}.date_ranges", [dates])
+
+
+def _cautions(editor: ConfigEditor) -> None:
+    """What CREDIT does otherwise with the same keys."""
+    tensor = editor.get("trainer.parallelism.tensor", 1)
+    domain = editor.get("trainer.parallelism.domain", 1)
+    if tensor != 1:
+        editor.note(
+            "trainer.parallelism.tensor", f"{tensor}: CREDIT refuses it for this model"
+        )
+    if domain != 1:
+        editor.note(
+            "trainer.parallelism.domain",
+            f"{domain}: CREDIT's own domain parallelism changes the numbers",
+        )
+    fsdp2 = editor.get("trainer.parallelism.data") == "fsdp2"
+    policy = editor.get("trainer.fsdp2_mp_policy")
+    if editor.get("trainer.amp") and policy is not None and not fsdp2:
+        editor.note(
+            "trainer.fsdp2_mp_policy", "CREDIT reads it with data: fsdp2 alone, and "
+            "takes float16 here"
+        )  # fmt: skip
+    if len(editor.keys("data.source")) > 1 and editor.get("loss.use_variable_weights"):
+        editor.note(
+            "loss.variable_weights",
+            "CREDIT reads the variables of the first source alone here",
+        )
+    twin = any(
+        isinstance(block.get("args"), dict)
+        and block["args"].get("out_key") == "y_target_processed"
+        for block in _steps(editor)
+    )
+    if not twin and not editor.get("metrics"):
+        editor.note(
+            "postblocks.per_step",
+            "CREDIT's metrics fail at the first batch without a reconstruct block from "
+            "y to y_target_processed",
+        )
+
+
+def _steps(editor: ConfigEditor) -> list[dict[str, Any]]:
+    blocks = editor.get("postblocks.per_step")
+    found = blocks.values() if isinstance(blocks, dict) else ()
+    return [block for block in found if isinstance(block, dict)]
+
+
+def sources_equal(editor: ConfigEditor) -> bool:
+    """Whether the validation reads the sources of the training."""
+    own = editor.get("validation_data.source")
+    return own is None or same(own, editor.get("data.source"))

@@ -1,0 +1,171 @@
+"""A gen2 config for credit_jax: checked as its training would check it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
+from credit_jax.config.root import Config, job_problems, model_problems
+from credit_jax.models.registry import parse_model
+from credit_jax.transforms.registry import POSTBLOCKS, PREBLOCKS
+from credit_torch_bridge.config.editor import ConfigEditor
+from credit_torch_bridge.config.gen1 import active_physics
+from credit_torch_bridge.config.gen2 import trainer_of_gen1
+
+LOCAL = "local"
+_UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")
+_INSTEAD = {
+    "bridgescaler_transform": "; write mean and standard deviation of each variable to "
+    "two NetCDF files, and use era5_normalizer in preblocks",
+}
+_UNSET = re.compile(r"^save_loc: .* environment variable")
+# Sections whose unknown keys CREDIT refuses, too, or hands to a constructor.
+_STRICT = ("preblocks", "postblocks", "metrics", "demo")
+_STRICT_TRAINER = ("parallelism", "scheduler", "fsdp", "fsdp2_mp_policy")
+
+
+def gen2_to_jax(editor: ConfigEditor) -> None:
+    """Makes a gen2 config one that credit_jax trains; CREDIT's keys stay.
+
+    Keys that neither CREDIT nor credit_jax reads go: CREDIT passes over them, and
+    credit_jax refuses what it does not know. What credit_jax does not have is in
+    `editor.problems`.
+    """
+    trainer_of_gen1(editor)
+    _physics(editor)
+    _blocks(editor)
+    readable = _sources(editor)
+    model = _parsed(editor, "model", lambda: parse_model(editor.get("model")))
+    config = (
+        _parsed(editor, "", lambda: parse(Config, editor.config)) if readable else None
+    )
+    if config is None or model is None:
+        return
+    found = job_problems(config)
+    found += model_problems(
+        config,
+        frames=model.frames,
+        input_channels=model.input_channels,
+        output_channels=model.output_channels,
+    )
+    parallel = config.trainer.parallelism
+    found += model.problems(parallel.tensor, parallel.domain)
+    editor.problems += [line for line in found if not _UNSET.match(line)]
+
+
+def _physics(editor: ConfigEditor) -> None:
+    """gen2's training passes over physics inside the model; so does credit_jax."""
+    if active_physics(editor.get("model.post_conf")):
+        editor.drop(
+            "model.post_conf",
+            "CREDIT's gen2 drops it in training, with a warning; its forecasts run it",
+        )
+
+
+def _sources(editor: ConfigEditor) -> bool:
+    """Whether credit_jax reads such sources at all; if not, why is written down."""
+    before = len(editor.problems)
+    for section in ("data", "validation_data"):
+        for name in editor.keys((section, "source")):
+            where = (section, "source", name)
+            kind = editor.get((*where, "dataset_type"))
+            if kind is not None and kind != LOCAL:
+                editor.problem(
+                    (*where, "dataset_type"),
+                    f"{kind!r} is not available; credit_jax reads files ({LOCAL!r}): "
+                    "write the data to files first",
+                )
+            elif editor.get((*where, "temporal_mode")) == "cyclic":
+                editor.problem(
+                    (*where, "temporal_mode"),
+                    "'cyclic' (gen1's forcing_variables) is not available: times must "
+                    "match exactly; write these variables at all times",
+                )
+            elif not _predicts(editor.get((*where, "variables"))):
+                editor.problem(
+                    where,
+                    "predicts nothing, and credit_jax needs something to predict in "
+                    "each source; gen1's static_first: false needs such a source where "
+                    "there are no diagnostic_variables",
+                )
+    return len(editor.problems) == before
+
+
+def _predicts(variables: Any) -> bool:
+    if not isinstance(variables, dict):
+        return True
+    return any(variables.get(kind) for kind in ("prognostic", "diagnostic"))
+
+
+def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
+    """What `read()` gives, after the keys that it does not know are gone."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            result = read()
+        except ConfigError as error:
+            lines = [_UNKNOWN.match(line) for line in error.problems]
+            gone = [line for line in lines if line and _passes_over(line["key"])]
+            if not gone:
+                editor.problems += _once(error.problems)
+                return None
+            for line in gone:
+                hint = line["hint"]
+                near = f"; {hint}" if hint.startswith("the nearest") else ""
+                editor.drop(line["key"], f"CREDIT does not read it{near}")
+            return _parsed(editor, section, read)
+    for warning in heard:
+        _note_ignored(editor, section, str(warning.message))
+    return result
+
+
+def _once(problems: Sequence[str]) -> list[str]:
+    """Problems without those of `loss.args` where `loss.type` has the same one."""
+    typed = any(line.startswith("loss.type:") for line in problems)
+    return [p for p in problems if not (typed and p.startswith("loss.args:"))]
+
+
+def _passes_over(key: str) -> bool:
+    """Whether CREDIT reads on where it does not know a key."""
+    path = key.split(".")
+    if path[0] == "trainer" and path[1] in _STRICT_TRAINER:
+        return False
+    return path[0] not in _STRICT or len(path) == 1
+
+
+def _note_ignored(editor: ConfigEditor, section: str, message: str) -> None:
+    _, found, listed = message.partition("ignored here: ")
+    if found:
+        editor.note(section or "file", f"kept, and without effect here: {listed}")
+
+
+def _blocks(editor: ConfigEditor) -> None:
+    """Types and arguments of the blocks; their files are not opened."""
+    for section, registry in (("preblocks", PREBLOCKS), ("postblocks", POSTBLOCKS)):
+        for phase in editor.keys(section):
+            for name in editor.keys((section, phase)):
+                block = editor.get((section, phase, name))
+                if isinstance(block, dict):
+                    _block(editor, f"{section}.{phase}.{name}", block, registry)
+
+
+def _block(
+    editor: ConfigEditor, path: str, block: dict[str, Any], registry: dict[str, Any]
+) -> None:
+    kind = block.get("type")
+    if not isinstance(kind, str) or kind not in registry:
+        section = path.partition(".")[0][:-1]
+        error = not_available(f"{section} type", kind, registry)
+        hint = _INSTEAD.get(str(kind), "")
+        editor.problem(f"{path}.type", f"{error}{hint}")
+        return
+    arguments: type[StrictModel] = registry[kind][0]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parse(arguments, block.get("args") or {}, f"{path}.args")
+    except ConfigError as error:
+        editor.problems += error.problems

@@ -1,0 +1,155 @@
+"""Every format of CREDIT gives the same snapshot, and comes back bit for bit."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from credit_torch_bridge import from_torch, open_checkpoint, to_torch
+from credit_torch_bridge.checkpoint.run_config import read_job
+from credit_torch_bridge.checkpoint.run_folder import read_run, write_run
+from tests.bridge.formats import AVERAGE, BARE, DISTRIBUTED, MAIN, WHOLE, by_name, load
+
+pytestmark = [
+    pytest.mark.reference,
+    # torch.distributed speaks of its own affairs when the tests write with it.
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
+]
+
+
+@pytest.fixture
+def write(credit, credit_folder, model_config, tmp_path):
+    def write_it(format_):
+        model = credit.build_credit(model_config["model"])
+        return format_(credit_folder, tmp_path, model)
+
+    return write_it
+
+
+@pytest.fixture(scope="session")
+def reference(credit_folder, model_config):
+    return from_torch(model_config, credit_folder)
+
+
+def assert_equal(actual, expected, what="content"):
+    """Equal in structure, type, dtype and every bit, and in the order of keys."""
+    assert type(actual) is type(expected), what
+    if isinstance(expected, torch.Tensor):
+        assert actual.dtype == expected.dtype, what
+        assert torch.equal(actual, expected), what
+    elif isinstance(expected, dict):
+        assert list(actual) == list(expected), what
+        for key, value in expected.items():
+            assert_equal(actual[key], value, f"{what}.{key}")
+    else:
+        assert actual == expected, what
+
+
+def same(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_everything_comes_back_bitwise(
+    write, reference, credit_folder, model_config, name
+):
+    snapshot = from_torch(model_config, write(WHOLE[name]))
+    same(snapshot.params, reference.params)
+    same(snapshot.spectral_norm_state, reference.spectral_norm_state)
+    same(snapshot.ema, reference.ema)
+    same(vars(snapshot.moments), vars(reference.moments))
+    places = [(s.micro_step, s.update_step, s.settings) for s in (snapshot, reference)]
+    assert places[0] == places[1] == (20, 20, {})
+    assert snapshot.progress.epoch == 1
+    files = to_torch(model_config, snapshot)
+    assert set(files) == {MAIN, AVERAGE}
+    for file, content in files.items():
+        assert_equal(content, load(credit_folder, file), file)
+
+
+def test_fsdp2_comes_back_by_name(write, credit_folder, model_config):
+    config = model_config | {
+        "trainer": model_config["trainer"]
+        | {"parallelism": {"data": "fsdp2", "tensor": 1, "domain": 1}}
+    }
+    snapshot = from_torch(config, write(WHOLE["fsdp2"]))
+    assert_equal(to_torch(config, snapshot)[MAIN], by_name(load(credit_folder)))
+
+
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_a_distributed_checkpoint_without_its_loader(
+    write, reference, credit_folder, model_config, name
+):
+    path = write(DISTRIBUTED[name])
+    assert open_checkpoint(path).format == "torch.distributed checkpoint"
+    snapshot = from_torch(model_config, path)
+    same(vars(snapshot.moments), vars(reference.moments))
+    assert_equal(to_torch(model_config, snapshot)[MAIN], load(credit_folder))
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_weights_alone(write, reference, model_config, name):
+    snapshot = from_torch(model_config, write(BARE[name]))
+    same(snapshot.params, reference.params)
+    same(snapshot.spectral_norm_state, reference.spectral_norm_state)
+    assert snapshot.moments is None
+    assert snapshot.ema is None
+
+
+def test_an_average_by_itself_takes_the_vectors_beside_it(
+    write, reference, model_config, tmp_path
+):
+    folder = write(WHOLE["none"])
+    snapshot = from_torch(model_config, folder / AVERAGE)
+    same(snapshot.params, reference.ema)
+    same(snapshot.spectral_norm_state, reference.spectral_norm_state)
+    (folder / MAIN).unlink()
+    with pytest.raises(ValueError, match="an average has no vectors of spectral norm"):
+        from_torch(model_config, folder / AVERAGE)
+
+
+def test_averaged_vectors_of_old_files_are_left_out(
+    write, reference, model_config, credit_folder
+):
+    folder = write(WHOLE["none"])
+    content = load(folder, AVERAGE)
+    spectral_norm_state = load(folder)["model_state_dict"]
+    shadow = {k: v for k, v in spectral_norm_state.items() if k.endswith(("_u", "_v"))}
+    content["model_state_dict"]["shadow"] |= shadow
+    torch.save(content, folder / AVERAGE)
+    same(from_torch(model_config, folder).ema, reference.ema)
+
+
+def test_our_checkpoints_come_back_bitwise(reference, model_config, tmp_path):
+    job = read_job(model_config)
+    write_run(tmp_path / "run", job, [reference])
+    first = read_run(tmp_path / "run", job.model_def)
+    files = to_torch(model_config, first)
+    (tmp_path / "torch").mkdir()
+    for name, content in files.items():
+        torch.save(content, tmp_path / "torch" / name)
+    second = from_torch(model_config, tmp_path / "torch")
+    write_run(tmp_path / "again", job, [second])
+    third = read_run(tmp_path / "again", job.model_def)
+    for one, other in ((first, reference), (third, first)):
+        same(one.params, other.params)
+        same(one.spectral_norm_state, other.spectral_norm_state)
+        same(one.ema, other.ema)
+        same(vars(one.moments), vars(other.moments))
+        assert (one.micro_step, one.update_step) == (20, 20)
+
+
+def test_half_precision_is_widened(write, reference, model_config, tmp_path):
+    state = {
+        key: value.to(torch.bfloat16)
+        for key, value in load(write(WHOLE["none"]))["model_state_dict"].items()
+    }
+    torch.save(state, tmp_path / "half.pt")
+    snapshot = from_torch(model_config, tmp_path / "half.pt")
+    path = "head/out/kernel"
+    assert snapshot.params[path].dtype == np.float32
+    np.testing.assert_array_equal(
+        snapshot.params[path],
+        torch.from_numpy(reference.params[path]).to(torch.bfloat16).float().numpy(),
+    )

@@ -1,0 +1,126 @@
+"""The engine of key tables: nothing is lost, filled twice or skipped in silence."""
+
+import re
+
+import numpy as np
+import pytest
+
+from credit_jax.parallel.params.spec import ParamSpec
+from credit_torch_bridge.checkpoint.arrangement import LINEAR
+from credit_torch_bridge.checkpoint.keys import Ignore, Rule, make_plan
+
+DEPTH = 3
+TABLE = (
+    Rule("stem.{i}.weight", "stem/{i}/kernel", LINEAR),
+    Rule("stem.{i}.bias", "stem/{i}/bias"),
+    Rule("layers.{s}.{d}.weight", "stages/{s}/kernel", LINEAR),
+    Ignore("stem.{i}.index", "a constant that is computed again"),
+)
+DECLARATIONS = {
+    "stem/0/kernel": ParamSpec((4, 2), (None, None), matrix_out=(1,)),
+    "stem/0/bias": ParamSpec((2,), (None,)),
+    "stages/10/kernel": ParamSpec((4, 2), (None, None), matrix_out=(1,)).stack(DEPTH),
+}
+
+
+@pytest.fixture
+def state(rng):
+    """A PyTorch state dict that fits."""
+    shapes = {"stem.0.weight": (2, 4), "stem.0.bias": (2,)}
+    shapes |= {f"layers.10.{d}.weight": (2, 4) for d in range(DEPTH)}
+    return {key: rng.normal(size=shape) for key, shape in shapes.items()}
+
+
+@pytest.fixture
+def normalized_state(state, rng):
+    """The same with its matrices under spectral norm."""
+    out = {}
+    for key, value in state.items():
+        if key.endswith("bias"):
+            out[key] = value
+            continue
+        out[f"{key}_orig"] = value
+        out |= {f"{key}_u": rng.normal(size=2), f"{key}_v": rng.normal(size=4)}
+    return out
+
+
+def test_blocks_are_stacked_in_order(state):
+    params, spectral_norm_state = make_plan(TABLE, DECLARATIONS).read(state)
+    assert set(params) == set(DECLARATIONS)
+    assert spectral_norm_state == {}
+    for d in range(DEPTH):
+        np.testing.assert_array_equal(
+            params["stages/10/kernel"][d], state[f"layers.10.{d}.weight"].T
+        )
+
+
+def test_the_round_trip_is_bitwise(normalized_state):
+    matrices = [path for path in DECLARATIONS if path.endswith("kernel")]
+    plan = make_plan(TABLE, DECLARATIONS, matrices)
+    params, spectral_norm_state = plan.read(normalized_state)
+    assert spectral_norm_state["stages/10/kernel"]["u"].shape == (DEPTH, 2)
+    assert spectral_norm_state["stages/10/kernel"]["v"].shape == (DEPTH, 4)
+    back = plan.write(params, spectral_norm_state)
+    assert set(back) == set(normalized_state)
+    for key, value in normalized_state.items():
+        np.testing.assert_array_equal(back[key], value)
+
+
+def test_an_ignored_key_is_skipped_and_needs_a_reason(state):
+    state["stem.7.index"] = np.zeros(3)
+    make_plan(TABLE, DECLARATIONS).read(state)
+    with pytest.raises(ValueError, match=re.escape("'x' needs a reason")):
+        Ignore("x", " ")
+
+
+def test_one_report_lists_all_that_is_wrong_with_a_state_dict(state):
+    state["extra"] = state.pop("stem.0.bias")
+    state["layers.10.1.weight"] = np.zeros((4, 2))
+    state["layers.10.3.weight"] = np.zeros((2, 4))
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        make_plan(TABLE, DECLARATIONS).read(state)
+    print(caught.value)
+    assert str(caught.value).splitlines() == [
+        "the PyTorch state dict does not fit the architecture, 4 problems:",
+        "  missing: stem.0.bias (2,)",
+        "  unexpected: extra (2,)",
+        "  unexpected: layers.10.3.weight (2, 4)",
+        "  shape: layers.10.1.weight is (4, 2), expected (2, 4)",
+    ]
+
+
+def test_one_report_lists_all_that_is_wrong_with_our_parameters(state):
+    plan = make_plan(TABLE, DECLARATIONS)
+    params, _ = plan.read(state)
+    params["stem/1/bias"] = params.pop("stem/0/bias")
+    with pytest.raises(ValueError, match="do not fit") as caught:
+        plan.write(params, {"stem/0/kernel": {"u": np.zeros(2)}})
+    assert str(caught.value).splitlines()[1:] == [
+        "  missing: stem/0/bias (2,)",
+        "  unexpected: stem/1/bias (2,)",
+        "  unexpected: stem/0/kernel [u] (2,)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (TABLE[1:], "stem/0/kernel: 0 rules match (none), expected 1"),
+        (
+            (*TABLE, Rule("other.{s}.weight", "stem/{s}/kernel", LINEAR)),
+            "stem/0/kernel: 2 rules match (stem/{i}/kernel, stem/{s}/kernel)",
+        ),
+        (
+            (TABLE[0], Rule("stem.{i}.weight", "stem/{i}/bias"), TABLE[2]),
+            "stem.0.weight: fills 2 arrays, expected 1",
+        ),
+        (
+            (*TABLE[:2], Rule("layers.{s}.weight", "stages/{s}/kernel", LINEAR)),
+            "stages/10/kernel: layers.{s}.weight does not match the parameter spec",
+        ),
+    ],
+    ids=["no rule", "two rules", "a key used twice", "not stacked"],
+)
+def test_a_table_with_a_gap_or_an_overlap_is_refused(table, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        make_plan(table, DECLARATIONS)

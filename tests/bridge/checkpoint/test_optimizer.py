@@ -1,0 +1,129 @@
+"""AdamW's state: PyTorch's order of parameters, counts, and what cannot be taken."""
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from credit_jax.models.registry import build
+from credit_torch_bridge.checkpoint.optimizer import (
+    CORRECTED,
+    read_moments,
+    write_moments,
+)
+from credit_torch_bridge.checkpoint.snapshot import Moments
+from credit_torch_bridge.checkpoint.state_dict import idle_keys, plan_for
+from tests.reference.training import GEN2_CONFIG
+from tests.training.settings import trainer_config
+
+MODEL = yaml.safe_load(GEN2_CONFIG.read_text())["model"]
+BLOCKS = {
+    "spectral norm": MODEL,
+    "no spectral norm": MODEL | {"use_spectral_norm": False},
+    "deep": MODEL | {"depth": [2, 1, 11, 1]},
+    "crossformer": MODEL | {"type": "crossformer"},
+    "crossformer, interpolating": MODEL
+    | {"type": "crossformer", "upsample_v_conv": True, "attention_type": "mixed"},
+}
+PLAN = plan_for(build(MODEL)).parameters
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", BLOCKS)
+def test_keys_are_in_pytorch_s_order(credit, name):
+    model = credit.build_credit(BLOCKS[name])
+    plan = plan_for(build(BLOCKS[name]))
+    assert plan.keys == list(model.state_dict())
+    assert plan.parameters.keys == [key for key, _ in model.named_parameters()]
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("patch", [1, 2])
+def test_idle_parameters_are_those_without_a_gradient(credit, patch):
+    size = {"image_height": 32 * patch, "image_width": 64 * patch}
+    block = MODEL | size | {"patch_height": patch, "patch_width": patch}
+    case = credit.credit_case(block)
+    idle = [key for key in case.parameters if key not in case.gradients]
+    assert idle_keys(build(block)) == idle
+    assert bool(idle) == (patch == 1)
+
+
+@pytest.fixture
+def moments(rng):
+    def drawn():
+        return {
+            path: rng.normal(size=d.shape).astype("f4")
+            for path, d in build(MODEL).param_specs.items()
+        }
+
+    return Moments(drawn(), drawn(), 7)
+
+
+@pytest.fixture
+def written(moments):
+    return write_moments(moments, PLAN, trainer_config(), 1e-4)
+
+
+def change(written, key, **entry):
+    written["state"][key] = written["state"][key] | entry
+    return written
+
+
+@pytest.mark.parametrize("data", ["none", "fsdp2"])
+def test_the_round_trip_is_bitwise(moments, data):
+    trainer = trainer_config(parallelism={"data": data}, weight_decay=0.5)
+    state = write_moments(moments, PLAN, trainer, 1e-4)
+    back, group = read_moments(state, PLAN)
+    assert (group["lr"], group["weight_decay"], back.count) == (1e-4, 0.5, 7)
+    for ours, theirs in ((moments.mu, back.mu), (moments.nu, back.nu)):
+        for path, array in ours.items():
+            np.testing.assert_array_equal(array, theirs[path], err_msg=path)
+
+
+def test_torch_takes_the_state(written):
+    shapes = [p.arrangement.torch_shape(p.shape) for p in PLAN.pieces]
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    optimizer = torch.optim.AdamW(parameters, lr=1.0)
+    optimizer.load_state_dict(written)
+    assert optimizer.state_dict()["param_groups"][0]["betas"] == (0.9, 0.95)
+
+
+def test_counts_may_differ_only_where_it_does_not_matter(written):
+    change(written, 3, step=torch.tensor(6.0))
+    with pytest.raises(ValueError, match=r"a different number of times, 6 \(layers"):
+        read_moments(written, PLAN)
+    for key in written["state"]:
+        change(written, key, step=torch.tensor(float(CORRECTED + key)))
+    count = read_moments(written, PLAN)[0].count
+    assert count == CORRECTED + len(PLAN.keys) - 1
+    change(written, 3, step=torch.tensor(0.0))
+    assert read_moments(written, PLAN)[0].count == count
+
+
+def _broken(written):
+    group = written["param_groups"][0]
+    return {
+        "betas": (group | {"betas": (0.9, 0.999)}, None, "betas are (0.9, 0.999)"),
+        "amsgrad": (group | {"amsgrad": True}, None, "amsgrad is on"),
+        "eps": (group | {"eps": 1e-6}, None, "eps is 1e-06"),
+        "adam": (group | {"decoupled_weight_decay": False}, None, "it is Adam, not"),
+        "too few": (group | {"params": [0, 1]}, None, "has 2 parameters, the model"),
+        "no list": ({"lr": 1.0}, None, "does not list its parameters"),
+        "unknown": (group, {"step": 1}, "state for 999, which is no parameter"),
+        "sgd": (group, {"momentum_buffer": 1}, "expected ['exp_avg', 'exp_avg_sq'"),
+        "shape": (group, {"exp_avg": torch.zeros(9)}, "exp_avg: the PyTorch state"),
+        "nan": (group, {"exp_avg_sq": torch.full((4,), float("nan"))}, "not finite"),
+        "text": (group, {"step": "many"}, "step of layers.0.0.convs.0.1.bias is"),
+        "half": (group, {"step": 1.5}, "expected a count"),
+    }
+
+
+@pytest.mark.parametrize("name", list(_broken({"param_groups": [{}]})))
+def test_what_cannot_be_taken(written, name):
+    group, entry, words = _broken(written)[name]
+    key = 999 if name == "unknown" else 0
+    full = written["state"][0] | (entry or {})
+    state = written["state"] | {key: entry if name == "sgd" else full}
+    with pytest.raises(ValueError, match="optimizer") as caught:
+        read_moments({"state": state, "param_groups": [group]}, PLAN)
+    assert words in str(caught.value)

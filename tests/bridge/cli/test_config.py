@@ -1,0 +1,172 @@
+"""`python -m credit_torch_bridge config`: files in and out, and strange ones."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from credit_jax.config import load_config
+from credit_jax.config.yaml_file import read_yaml
+from credit_torch_bridge import convert_config
+from credit_torch_bridge.cli.config import dump
+from credit_torch_bridge.config.times import pattern_of, template_of, years_of
+
+FOLDER = Path(__file__).parent / "configs"
+BOMB = "a0: &a0 [1, 1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+MERGES = "a0: &a0 {k: 1}\n" + "".join(
+    f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+STRANGE = {
+    "binary": b"\x89HDF\r\n\x1a\n\x00\xff",
+    "no YAML": b"data: [1, 2\nmodel: }",
+    "nothing": b"",
+    "a list": b"- data\n- model\n",
+    "a text": b"hello",
+    "twice": b"data: 1\ndata: 2\n",
+    "a python object": b"data: !!python/object/apply:os.system ['touch bad']\n",
+    "large": b"data: " + b"x" * 1_100_000,
+    "deep": b"data: " + b"[" * 3000 + b"]" * 3000,
+    "aliases of aliases": BOMB.encode(),
+    "merges of merges": MERGES.encode(),
+    "in itself": b"data: &a {source: *a}\nmodel: {}\nloss: {}\ntrainer: {}\n",
+    "no sections": b"data: {source: {}}\n",
+    "odd sections": b"data: {source: 3}\nmodel: {type: [1]}\nloss: {}\ntrainer: {}\n",
+    "odd keys": b"1: 2\nnull: 3\ndata: {1: 2}\n",
+}
+
+
+@pytest.mark.parametrize("to", ["gen2", "gen1", "jax"])
+@pytest.mark.parametrize("name", STRANGE)
+def test_strange_files(bridge, tmp_path, name, to):
+    """One error, exit code 2, and nothing written."""
+    path = tmp_path / "odd.yml"
+    path.write_bytes(STRANGE[name])
+    code, text = bridge("config", "--to", to, path, "--out", tmp_path / "new.yml")
+    print(text[:400])
+    assert code == 2
+    assert text.startswith("error: ")
+    assert "Traceback" not in text
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_no_file(bridge, tmp_path):
+    code, text = bridge("config", "--to", "jax", "none.yml", "--out", tmp_path / "a")
+    assert (code, "does not exist" in text) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_out_is_there(bridge, tmp_path):
+    """Nothing is overwritten, the given file least of all."""
+    path = tmp_path / "a.yml"
+    shutil.copy(FOLDER / "gen1.yml", path)
+    before = path.read_bytes()
+    code, text = bridge("config", "--to", "gen2", path, "--out", path)
+    assert (code, "something already" in text) == (2, True)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "to"), [("gen1", "gen2"), ("gen1", "jax"), ("jax", "gen2")]
+)
+def test_files(bridge, tmp_path, name, to):
+    """Written is what `convert_config` gives; the report names each change."""
+    path, out = FOLDER / f"{name}.yml", tmp_path / "deep" / "new.yml"
+    code, text = bridge("config", "--to", to, path, "--out", out)
+    print(text)
+    assert code == 0
+    config, report = convert_config(read_yaml(path), to=to)
+    assert read_yaml(out) == config
+    assert "&id" not in out.read_text()
+    for line in report.lines():
+        assert f"  {line}\n" in text
+    again = tmp_path / "again.yml"
+    code, text = bridge("config", "--to", to, out, "--out", again)
+    assert (code, f"is {to} already; written as it is" in text) == (0, True)
+    assert again.read_bytes() == out.read_bytes()
+    assert [p for p in tmp_path.rglob("*") if ".part-" in p.name] == []
+
+
+def test_comments_stay_in_what_is_converted_already(bridge, tmp_path):
+    out = tmp_path / "same.yml"
+    code, _ = bridge("config", "--to", "gen2", FOLDER / "gen2.yml", "--out", out)
+    assert code == 0
+    assert out.read_bytes() == (FOLDER / "gen2.yml").read_bytes()
+
+
+def test_options(bridge, tmp_path):
+    out = tmp_path / "new.yml"
+    words = ["--set", "model.post_conf.activate=true", "--level-coord", "lev"]
+    given = ["config", "--to", "gen2", FOLDER / "gen1.yml", "--out", out, *words]
+    code, text = bridge(*given)
+    assert (code, "model.post_conf: tracer_fixer active" in text) == (2, True)
+    assert not out.exists()
+    code, text = bridge(*given, "--drop", "model.post_conf")
+    assert code == 0, text
+    assert read_yaml(out)["data"]["source"]["ERA5"]["level_coord"] == "lev"
+
+
+def test_training_names_this_command(tmp_path):
+    """A config of generation 1 given to credit_jax's training."""
+    with pytest.raises(ValueError, match="credit_torch_bridge config --to jax"):
+        load_config(FOLDER / "gen1.yml")
+
+
+def test_yaml_of_a_converted_config():
+    """Numbers, dates and texts keep their types in CREDIT's reader, too."""
+    config, _ = convert_config(read_yaml(FOLDER / "gen1.yml"), to="gen2")
+    config["odd"] = {"small": 1e-8, "on": "on", "date": "1999-01-01"}
+    again = yaml.load(dump(config), Loader=yaml.FullLoader)
+    assert again == config
+
+
+def test_years_in_names(tmp_path):
+    """Where the files are, their names say where the year stands."""
+    for year in (1999, 2000):
+        (tmp_path / f"y_TOTAL_{year}-01-01_{year}-12-31.zarr").mkdir()
+    found, doubt = template_of(f"{tmp_path}/y_TOTAL*")
+    assert (found, doubt) == (f"{tmp_path}/y_TOTAL_%Y*", "")
+    assert template_of("none/y_*.nc")[0] == "none/y_%Y*.nc"
+    for given in ("y_*.nc", "y_????.nc", "one.nc"):
+        assert pattern_of(template_of(given)[0]) == given
+    assert pattern_of("a_%Y%m.nc") is None
+
+
+def test_whole_years():
+    assert years_of([["1999-01-01", "2000-12-31 18:00"]]) == [1999, 2001]
+    assert (
+        years_of([["1999-01-01", "1999-12-31"], ["2001-01-01", "2001-12-31"]]) is None
+    )
+    assert years_of([["1999-01-02", "1999-12-31"]]) is None
+
+
+VALUES = (None, True, 0, -3, 2.5, "text", [], [1, None], {}, {"a": {"b": 1}}, "%", "*")
+
+
+@pytest.mark.parametrize("name", ["gen1", "gen2", "jax"])
+def test_any_value_in_any_place(name):
+    """Whatever stands in a file: it converts, or there is a ValueError."""
+    whole = read_yaml(FOLDER / f"{name}.yml")
+    draw = random.Random(name)
+    counts = {"converted": 0, "refused": 0}
+    for _ in range(150):
+        config = yaml.safe_load(dump(whole))
+        here = config
+        while True:
+            key = draw.choice(list(here))
+            inner = here[key]
+            if not isinstance(inner, dict) or not inner or draw.random() < 0.15:
+                break
+            here = inner
+        here[key] = draw.choice(VALUES)
+        try:
+            out, _ = convert_config(config, to=draw.choice(["gen2", "gen1", "jax"]))
+            counts["converted"] += 1
+            assert isinstance(out, dict)
+        except ValueError:
+            counts["refused"] += 1
+    print(counts)
+    assert min(counts.values()) > 10

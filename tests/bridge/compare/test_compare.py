@@ -1,0 +1,96 @@
+"""`compare`: serial CREDIT and credit_jax side by side, from a file to an exit code."""
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from credit_torch_bridge import compare
+from credit_torch_bridge.__main__ import main
+from credit_torch_bridge.compare.compare import relative_error
+from tests.models.crossformer.cases import CASES
+
+comparison = importlib.import_module("credit_torch_bridge.compare.compare")
+
+
+@pytest.fixture(scope="module")
+def files(credit, tmp_path_factory):
+    """A config and a checkpoint that CREDIT's model wrote: 45 rows, three kernels."""
+    folder = tmp_path_factory.mktemp("compared")
+    case = credit.credit_case(CASES["uneven"], seed=5)
+    state = {key: torch.from_numpy(array) for key, array in case.state.items()}
+    torch.save({"epoch": 0, "model_state_dict": state}, folder / "checkpoint.pt")
+    (folder / "model.yml").write_text(yaml.safe_dump({"model": CASES["uneven"]}))
+    return folder
+
+
+def test_blocks_prediction_and_gradient_are_those_of_credit(files, capsys):
+    mesh = "data=none,tensor=2,domain=3"
+    path = str(files / "checkpoint.pt")
+    arguments = ["compare", "--checkpoint", path, "--parallelism", mesh]
+    code = main([*arguments, "--batches", "2"])
+    text, error = capsys.readouterr()
+    print(text, error)
+    assert code == 0, error
+    for stage in range(4):
+        assert f"output of layers.{stage}.0" in text
+        assert f"output of layers.{stage}.1" in text
+        assert f"gradient of layers.{stage}.1" in text
+    assert all(f"output of up_block{number}" in text for number in (1, 2, 3, 4))
+    assert "2 batch(es)" in text
+
+
+def test_a_difference_is_found(files, capsys, monkeypatch):
+    """Our side gets other weights in one block; what comes before it still agrees."""
+    make_pass = comparison.make_pass
+
+    def other(model, params, spectral_norm_state, blocks):
+        bias = "up_blocks/1/sharp/bias"
+        changed = {**params, bias: params[bias] + 0.1}
+        return make_pass(model, changed, spectral_norm_state, blocks)
+
+    monkeypatch.setattr(comparison, "make_pass", other)
+    code = main(["compare", "--checkpoint", str(files / "checkpoint.pt")])
+    captured = capsys.readouterr()
+    assert code == 1
+    assert "differ by more than rounding" in captured.err
+    found = compare(files / "model.yml", files / "checkpoint.pt")
+    assert not found.within_tolerance
+    assert found.blocks["up_block1"] < 1e-5, "the block before it"
+    assert found.blocks["up_block2"] > 1e-3, "the block itself"
+    assert found.blocks["up_block3"] > 1e-4, "and those after it"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--parallelism", "tensor=5"], "does not divide"),
+        (["--parallelism", "rows=2"], "unknown key"),
+        (["--batches", "0"], "compare at least 1"),
+        (["--config", "none.yml"], "none.yml"),
+    ],
+)
+def test_mistakes(files, capsys, flags, words):
+    code = main(["compare", "--checkpoint", str(files / "checkpoint.pt"), *flags])
+    assert code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_without_credit_one_line_says_how_to_get_it(files, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "credit", None)
+    code = main(["compare", "--checkpoint", str(files / "checkpoint.pt")])
+    assert code == 2
+    text = capsys.readouterr().err
+    assert "pip install miles-credit" in text
+    assert len(text.splitlines()) == 1
+
+
+def test_relative_error_sees_what_it_must():
+    x = np.ones((2, 3))
+    assert relative_error(x, x) == 0
+    assert relative_error(x * np.nan, x) != relative_error(x * np.nan, x)
+    assert relative_error(x[:1], x) == np.inf
+    assert relative_error(1.1 * x, x) == pytest.approx(0.1)

@@ -1,0 +1,351 @@
+"""Configs of both generations and of credit_jax, into one another and back."""
+
+import copy
+import warnings
+from pathlib import Path
+
+import pytest
+
+from credit_jax.config.load import apply_overrides, build_config
+from credit_jax.config.yaml_file import parse_yaml, read_yaml
+from credit_torch_bridge import convert_config
+from credit_torch_bridge.config.editor import leaves, same
+
+FOLDER = Path(__file__).parent / "configs"
+NAMES = ("gen1", "gen2", "jax")
+CONFIGS = {name: read_yaml(FOLDER / f"{name}.yml") for name in NAMES}
+
+SPLIT = "data.save_loc_surface=/data/surface_????.zarr"
+NO_DIAGNOSTIC = "data.diagnostic_variables=[]"
+PERIODIC = "data.forcing_variables=[sst]"
+STATIC_LAST = "data.static_first=false"
+BOTH = ["data.history_len=2", "data.valid_history_len=2"]
+GEN1 = {
+    "plain": [],
+    "other files at the surface": [SPLIT],
+    "static last": [STATIC_LAST],
+    "static last, nothing diagnosed": [STATIC_LAST, NO_DIAGNOSTIC],
+    "periodic": [PERIODIC],
+    "periodic, static last": [PERIODIC, STATIC_LAST, SPLIT],
+    "upper air alone": [
+        f"data.{kind}_variables=[]" for kind in ("surface", "dynamic_forcing", "static")
+    ],
+    "several steps of normalized files": [
+        "data.scaler_type=std_cached",
+        "data.forecast_len=2",
+        "data.backprop_on_timestep=[2, 3, 9]",
+        "data.data_clamp=[-5, 5]",
+    ],
+    "no schedule": ["trainer.use_scheduler=false", "trainer.grad_max_norm=1.0"],
+    "domain": ["trainer.mode=domain_parallel", "trainer.domain_parallel_size=2"],
+    "fsdp and domain": [
+        "trainer.mode=fsdp+domain_parallel",
+        "trainer.domain_parallel_size=4",
+    ],
+    "padding_conf": [
+        "model.padding_conf={activate: true, mode: earth, pad_lat: 32, pad_lon: 64}"
+    ],
+    "no padding": ["model.pad_lat=null"],
+    "one epoch": ["trainer.train_one_epoch=true", "trainer.mode=none"],
+    "one sample": ["data.dataset_type=ERA5_and_Forcing_MultiStep"],
+    "hourly": ["data.lead_time_periods=1", "model.frames=2", *BOTH],
+}
+# What gen1 -> gen2 -> gen1 does not bring back: key -> why.
+NOT_BACK = {
+    "trainer.type": "gen2 has one name",
+    "data.one_shot": "it meant nothing",
+    "data.backprop_on_timestep": "steps that are not there",
+    "data.dataset_type": "gen2 has one way of reading",
+    "data.save_loc_forcing": "of no variables",
+    "data.save_loc_diagnostic": "of no variables",
+    "data.save_loc_surface": "of no variables",
+    "data.save_loc_dynamic_forcing": "of no variables",
+    "data.save_loc_static": "of no variables",
+    "data.save_loc_physics": "of corrections that are not active",
+    "data.forcing_variables": "empty",
+    "data.diagnostic_variables": "empty",
+    "data.surface_variables": "empty",
+    "data.static_variables": "empty",
+    "data.dynamic_forcing_variables": "empty",
+    "data.retain_graph": "false",
+    "data.sst_forcing": "not active",
+    "data.quantile_path": "not read",
+    "data.mean_path": "not used",
+    "data.std_path": "not used",
+    "data.static_first": "no difference where one of both is empty",
+    "trainer.cpu_offload": "not read",
+    "trainer.checkpoint_all_layers": "not read",
+    "trainer.load_sheduler": "not read",
+    "trainer.mixed_precision": "not used",
+    "trainer.ensemble_size": "1",
+    "trainer.teacher_forcing_ratio": "not read",
+    "trainer.grad_accum_every": "gen1 does not accumulate",
+    "trainer.grad_max_norm": "null is 0",
+    "trainer.update_learning_rate": "gen1 switches it off with a schedule",
+    "trainer.epochs": "set by train_one_epoch",
+    "trainer.train_batch_size": "set by the data set",
+    "trainer.valid_batch_size": "set by the data set",
+    "model.pad_lat": "without the other it does not pad",
+    "model.pad_lon": "without the other it does not pad",
+    "model.padding_conf.pad_lat": "one number is two",
+    "model.padding_conf.pad_lon": "one number is two",
+    "model.post_conf": "not active",
+    "loss.variable_weights": "sorted",
+}
+
+
+def gen1(case):
+    return apply_overrides(CONFIGS["gen1"], GEN1[case])
+
+
+def check(mapping, to):
+    """Convert; what comes out is stable, all keys are accounted for, nothing shared."""
+    before = copy.deepcopy(mapping)
+    out, report = convert_config(mapping, to=to)
+    assert same(mapping, before)
+    again, second = convert_config(out, to=to)
+    assert same(again, out)
+    assert second.unchanged, [str(c) for c in second.changes]
+    named = {change.path for change in report.changes if change.kind != "note"}
+    for path, value in leaves(mapping):
+        kept = path in report.kept
+        assert kept or any(path[:n] in named for n in range(1, len(path) + 1)), path
+        assert not kept or same(dict(leaves(out))[path], value)
+    return out, report
+
+
+def alike(left, right):
+    """The same values, in whatever order of keys but that of the sources."""
+    sources = [list(config["data"]["source"]) for config in (left, right)]
+    one, other = (dict(leaves(config)) for config in (left, right))
+    odd = [p for p in {**one, **other} if not same(one.get(p), other.get(p))]
+    print(odd)
+    return sources[0] == sources[1] and not odd
+
+
+def accepted(config):
+    """credit_jax's own reading."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return build_config({**config, "save_loc": "run"})
+
+
+@pytest.mark.parametrize("case", GEN1)
+def test_gen1_to_gen2_and_back(case):
+    given = gen1(case)
+    there, _ = check(given, "gen2")
+    back, _ = check(there, "gen1")
+    values = dict(leaves(back))
+    lost = [
+        ".".join(path)
+        for path, value in leaves(given)
+        if path not in values or not same(values[path], value)
+    ]
+    print(lost)
+    prefixes = tuple(NOT_BACK)
+    assert [key for key in lost if not key.startswith(prefixes)] == []
+    assert alike(convert_config(back, to="gen2")[0], there)
+
+
+@pytest.mark.parametrize("case", GEN1)
+def test_gen1_to_jax(case):
+    refused = {
+        "static last, nothing diagnosed": "data.source.STATIC: predicts nothing",
+        "periodic": "data.source.FORCING.temporal_mode: 'cyclic'",
+        "periodic, static last": "data.source.FORCING.temporal_mode: 'cyclic'",
+        "several steps of normalized files": "data.forecast_len: 3 is not available",
+        "upper air alone": "model: has 17 input channels, but data.source has 12",
+        "static last": None,
+    }
+    given = gen1(case)
+    if case == "upper air alone":
+        with pytest.raises(ValueError, match=refused[case]):
+            convert_config(given, to="jax")
+        given["model"] |= {"surface_channels": 0, "input_only_channels": 0}
+    elif refused.get(case):
+        with pytest.raises(ValueError, match="cannot become jax") as caught:
+            convert_config(given, to="jax")
+        assert refused[case] in str(caught.value)
+        return
+    if case == "static last, nothing diagnosed":
+        given["model"]["output_only_channels"] = 0
+    out, report = check(given, "jax")
+    assert accepted(out).data.forecast_len == 1
+    print("\n".join(report.lines()))
+
+
+@pytest.mark.parametrize("name", ["gen2", "jax"])
+def test_jax_and_back(name):
+    credit, report = check(CONFIGS[name], "gen2")
+    assert report.unchanged == (name == "gen2")
+    ours, report = check(credit, "jax")
+    assert report.unchanged
+    assert same(convert_config(ours, to="gen2")[0], credit)
+    assert accepted(ours).trainer.learning_rate == 1e-3
+
+
+def test_gen2_to_gen1_and_back():
+    given = CONFIGS["gen2"]
+    flat, _ = check(given, "gen1")
+    assert flat["data"]["train_years"] == [1999, 2002]
+    assert flat["data"]["forecast_len"] == 0
+    assert flat["trainer"]["mode"] == "ddp"
+    assert "validation_data" not in flat
+    back, _ = check(flat, "gen2")
+    assert back["model"] == given["model"]
+    assert back["data"]["source"] == given["data"]["source"]
+    for key in ("parallelism", "learning_rate", "scheduler", "activation_checkpoint"):
+        assert back["trainer"][key] == given["trainer"][key]
+
+
+def test_what_credit_lacks():
+    out, report = check(CONFIGS["jax"], "gen2")
+    assert out["trainer"]["parallelism"] == {"data": "fsdp2", "domain": 2}
+    assert out["trainer"]["activation_checkpoint"] is True
+    assert out["model"]["local_window_size"] == 2
+    assert out["model"]["padding_conf"] == {
+        "activate": True,
+        "mode": "mirror",
+        "pad_lat": [32, 32],
+        "pad_lon": [64, 64],
+    }
+    assert out["loss"]["validation_loss"] == "mae"
+    assert out["data"]["date_ranges"] == [["1999-01-01", "2001-12-31"]]
+    assert set(out["data"]) - {"source"} == set(out["validation_data"])
+    assert not {"demo"} & set(out)
+    assert not {"num_devices", "fsdp"} & set(out["trainer"])
+    words = "\n".join(report.lines())
+    assert "dropped: trainer.num_devices: 8 (CREDIT's launcher says" in words
+    assert "note: trainer.parallelism.domain: 2: CREDIT's own domain" in words
+
+
+def test_gen1_numbers():
+    """Keys whose meaning changed between the generations."""
+    out, _ = check(gen1("plain"), "gen2")
+    assert out["data"]["forecast_len"] == out["validation_data"]["forecast_len"] == 1
+    assert out["data"]["date_ranges"] == [
+        [f"{year}-01-01 00:00:00", f"{year}-12-31 18:00:00"]
+        for year in (1999, 2000, 2001)
+    ]
+    assert out["model"]["padding_conf"] == {
+        "activate": True,
+        "mode": "mirror",
+        "pad_lat": [32, 32],
+        "pad_lon": [64, 64],
+    }
+    assert "post_conf" not in out["model"]
+    trainer = out["trainer"]
+    assert trainer["parallelism"] == {"data": "fsdp2", "tensor": 1, "domain": 1}
+    assert (trainer["grad_accum_every"], trainer["grad_max_norm"]) == (1, 0.0)
+    assert (trainer["activation_checkpoint"], trainer["stopping_patience"]) == (
+        True,
+        999,
+    )
+    assert trainer["update_learning_rate"] is False
+    assert out["predict"]["mode"] == "fsdp"
+    assert list(out["loss"]["variable_weights"]) == [*"UVTQ", "SP", "t2m", "rain"]
+    assert out["data"]["source"]["ERA5"]["variables"]["prognostic"] == {
+        "vars_3D": [*"UVTQ"],
+        "vars_2D": ["SP", "t2m"],
+        "path": "/data/upper_%Y.zarr",
+    }
+    assert out["preblocks"]["per_step"]["norm"]["args"]["std_path"].endswith(
+        "std_residual.nc"
+    )
+
+
+def test_a_trainer_of_gen1_beside_sources():
+    """What was converted by half counts as gen2, and is converted to the end."""
+    mixed = apply_overrides(CONFIGS["gen2"], ["trainer.mode=ddp"])
+    del mixed["trainer"]["parallelism"]
+    out, report = check(mixed, "gen2")
+    assert report.found == "gen2"
+    assert out["data"] == mixed["data"]
+    assert out["trainer"]["parallelism"]["data"] == "ddp"
+
+
+def test_unknown_keys():
+    """Keys that nobody reads go, and are named; misspelt blocks are errors."""
+    odd = apply_overrides(
+        CONFIGS["gen2"],
+        ["trainer.learning_rat=1", "model.static_channels=3", "extra=1"],
+    )
+    out, report = check(odd, "jax")
+    words = "\n".join(report.lines())
+    assert "trainer.learning_rat: 1 (CREDIT does not read it; the nearest" in words
+    assert "model.static_channels: 3 (CREDIT does not read it" in words
+    assert "extra" not in out
+    assert same(convert_config(odd, to="gen2")[0], odd)
+    for key in ("trainer.parallelism.tenser=2", "preblocks.norm={type: concat}"):
+        with pytest.raises(ValueError, match=key.partition("=")[0]):
+            convert_config(apply_overrides(CONFIGS["gen2"], [key]), to="jax")
+
+
+REFUSED = {
+    "gen1": {
+        "model.post_conf.activate=true": "model.post_conf: tracer_fixer active",
+        "model.type=fuxi": "model.type: 'fuxi' is not supported",
+        "data.forecast_len=3": "data.forecast_len: 3, that is 4 steps",
+        "data.skip_periods=6": "data.skip_periods: 6 takes times",
+        "data.scaler_type=quantile-cached": "data.scaler_type: 'quantile-cached'",
+        "data.sst_forcing.activate=true": "data.sst_forcing: active",
+        "data.dataset_type=Ocean_Tensor_Batcher": "data.dataset_type: 'Ocean_Tensor",
+        "data.levels=5": "data.levels: 5 differs from model.levels 3",
+        "data.train_years=[2000, 1990]": "data.train_years: must be [first year",
+        "data.train_years=1990": "data.train_years: must be [first year",
+        "data.lead_time_periods=6h": "data.lead_time_periods: must be a number",
+        "data.surface_variables=[SP, mask]": "data: mask stands in two lists",
+        "data.variables=U": "data.variables: must be a list of names",
+        "data.save_loc=null": "data.save_loc: missing, for variables",
+        "data.mean_path=null": "data.mean_path: missing",
+        "trainer.type=ic-opt": "trainer.type: 'ic-opt' is another way of training",
+        "trainer.mode=horovod": "trainer.mode: 'horovod' is unknown",
+        "trainer.mode=domain_parallel": "trainer.domain_parallel_size: must be",
+        "trainer.use_mixed_precision=true": "trainer.use_mixed_precision: true rounds",
+        "loss=null": "loss: missing",
+    },
+    "gen2": {
+        "loss={type: base}": "loss.type: 'base': gen1 has the flat style alone",
+        "data.end_datetime=2001-06-30": "data: [['1999-01-01', '2001-06-30']]: gen1",
+        "data.source.ERA5.dataset_type=arco_era5": "'arco_era5': gen1 reads files",
+        "data.source.ERA5.variables.static.vars_3D=[z]": "gen1 has no such variables",
+        "data.source.ERA5.variables.prognostic.path=/d/%Y%m": "gen1 reads one file a",
+        "data.timestep=90min": "data.timestep: '90min': gen1 counts in whole hours",
+        "data.forecast_len=2": "data.forecast_len: 2: gen2 gives the normalized",
+        "preblocks.per_step.log.type=log_transform": "preblocks.per_step.log: 'log_tr",
+        "trainer.parallelism.tensor=2": "trainer.parallelism.tensor: 2: gen1 has no",
+        "trainer.grad_accum_every=2": "trainer.grad_accum_every: 2: gen1's trainer",
+        "model.local_window_size=[2, 2, 2, 1]": "model.local_window_size: [2, 2, 2, 1]",
+        "data={datasets: 1}": "data.datasets: a downscaling config",
+        "data={a: 1}": "data: has neither source",
+        "data=1": "data: must be a section of keys, got 1",
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    """One clear reason, and only it."""
+    target = {"gen1": "gen2", "gen2": "gen1"}[name]
+    for change, reason in REFUSED[name].items():
+        key, _, text = change.partition("=")
+        odd = copy.deepcopy(CONFIGS[name])
+        *parents, last = key.split(".")
+        here = odd
+        for part in parents:
+            here = here.setdefault(part, {})
+        here[last] = parse_yaml(text)
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            convert_config(odd, to=target)
+        print(caught.value)
+        assert reason in str(caught.value), change
+        assert str(caught.value).count("\n") <= 1, change
+
+
+def test_left_out_by_the_user():
+    odd = apply_overrides(CONFIGS["gen1"], ["model.post_conf.activate=true"])
+    out, report = convert_config(odd, to="gen2", drop=("model.post_conf",))
+    assert same(out, convert_config(CONFIGS["gen1"], to="gen2")[0])
+    assert "dropped: model.post_conf" in "\n".join(report.lines())
+    with pytest.raises(ValueError, match=r"model\.nothing: is not there"):
+        convert_config(odd, to="gen2", drop=("model.nothing",))

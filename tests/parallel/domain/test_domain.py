@@ -1,0 +1,53 @@
+"""Operations on split fields: the same numbers on 1, 2, 3, 4 and 8 shards."""
+
+from functools import lru_cache
+
+import jax
+import numpy as np
+import pytest
+
+from tests.parallel.domain.cases import CASES
+from tests.support import assert_close
+from tests.support.sharded import Outcome, run_cases
+
+VALUE, GRADIENT = 1e-6, 1e-5
+DOUBLE = 1e-12
+
+
+@lru_cache
+def outcomes(num_shards: int) -> dict[str, Outcome]:
+    return run_cases(CASES, num_shards)
+
+
+@lru_cache
+def double_outcomes(num_shards: int) -> dict[str, Outcome]:
+    with jax.enable_x64(True):
+        return run_cases(CASES, num_shards, np.float64)
+
+
+def compare(
+    name: str, actual: Outcome, expected: Outcome, value: float, gradient: float
+) -> None:
+    assert_close(actual.value, expected.value, value, f"{name}, value")
+    for kind in ("fields", "weights"):
+        pairs = zip(getattr(actual, kind), getattr(expected, kind), strict=True)
+        for number, (a, e) in enumerate(pairs):
+            assert_close(a, e, gradient, f"{name}, gradient of {kind} {number}")
+
+
+# All cases of a number of shards are one program, which is compiled once.
+@pytest.mark.parametrize("num_shards", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", CASES)
+def test_sharded_is_single(name, num_shards):
+    actual, expected = outcomes(num_shards)[name], outcomes(1)[name]
+    compare(f"{name} on {num_shards}", actual, expected, VALUE, GRADIENT)
+
+
+@pytest.mark.parametrize("num_shards", [3])
+def test_sharded_is_single_in_float64(num_shards):
+    expected = double_outcomes(1)
+    for name, actual in double_outcomes(num_shards).items():
+        assert actual.value.dtype == np.float64, name
+        what = f"{name} on {num_shards}, float64"
+        compare(what, actual, expected[name], DOUBLE, DOUBLE)
+    assert jax.numpy.zeros(1).dtype == np.float32, "float64 leaks into other tests"

@@ -1,0 +1,230 @@
+"""The mesh of a parallelism block: its shape, its errors, and who gets which sample."""
+
+import subprocess
+import sys
+
+import jax
+import pytest
+from jax.sharding import AxisType
+
+from credit_jax.config.trainer import ParallelismConfig
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
+from credit_jax.parallel.mesh.credit import (
+    build_device_mesh,
+    data_parallel_coords,
+    dp_world_size,
+    local_dp_ranks,
+    parse_parallelism_conf,
+    rank_coords,
+)
+from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
+from credit_jax.parallel.mesh.devices import ensure_devices, required_devices
+
+
+def block(data: str = "fsdp2", tensor: int = 1, domain: int = 1) -> dict:
+    return {"data": data, "tensor": tensor, "domain": domain}
+
+
+class FakeDevice:
+    """A device of a machine that is not there."""
+
+    def __init__(self, number: int, process_index: int) -> None:
+        self.id = number
+        self.process_index = process_index
+
+
+def test_parse_fills_in_the_defaults_and_leaves_the_config_alone():
+    conf = {"trainer": {"parallelism": {"tensor": "2"}}}
+    assert parse_parallelism_conf(conf) == block("none", tensor=2)
+    assert conf == {"trainer": {"parallelism": {"tensor": "2"}}}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({}, "Gen2 configs must define trainer.parallelism with data, tensor"),
+        (
+            {"parallelism": {"data": "fsdp"}},
+            "trainer.parallelism.data must be 'fsdp2', 'ddp', or 'none', got 'fsdp'",
+        ),
+        (
+            {"parallelism": {"tensor": "two"}},
+            "trainer.parallelism.tensor must be an integer >= 1, got 'two'",
+        ),
+        (
+            {"parallelism": {"domain": 0}},
+            "trainer.parallelism.domain must be an integer >= 1, got 0",
+        ),
+        (
+            {"parallelism": {"domain": 1.5}},
+            "trainer.parallelism.domain must be an integer >= 1, got 1.5",
+        ),
+        (
+            {"parallelism": {"sp": 2, "dp": 1}},
+            r"Unknown trainer.parallelism key\(s\): \['dp', 'sp'\] \(expected data",
+        ),
+    ],
+)
+def test_parse_rejects(trainer, message):
+    with pytest.raises(ValueError, match=message):
+        parse_parallelism_conf({"trainer": trainer})
+
+
+@pytest.mark.parametrize(
+    ("conf", "world", "expected"),
+    [(block(), 8, 8), (block(tensor=2), 8, 4), (block(tensor=2, domain=2), 8, 2)],
+)
+def test_dp_world_size(conf, world, expected):
+    assert dp_world_size(conf, world) == expected
+
+
+def test_dp_world_size_shows_the_arithmetic_and_what_would_fit():
+    message = (
+        r"world_size=8 not divisible by tensor\*domain=6 \(tensor 2 x domain 3\); with "
+        r"8 devices tensor\*domain can be 1, 2, 4, 8"
+    )
+    with pytest.raises(ValueError, match=message):
+        dp_world_size(block(tensor=2, domain=3), 8)
+    with pytest.raises(ValueError, match="not divisible by"):
+        build_device_mesh(block(domain=3))
+
+
+@pytest.mark.parametrize(
+    ("conf", "shape", "groups"),
+    [
+        (block(), {DP_SHARD: 8}, {"dp": 8}),
+        (block("ddp"), {DP_REPLICATE: 8}, {"dp": 8}),
+        (block(tensor=2), {DP_SHARD: 4, TP: 2}, {"dp": 4, "tp": 2}),
+        (
+            block(tensor=2, domain=2),
+            {DP_SHARD: 2, TP: 2, DOMAIN: 2},
+            {"dp": 2, "tp": 2, "domain": 2},
+        ),
+        (block("ddp", domain=8), {DOMAIN: 8}, {"domain": 8}),
+        (block("none", tensor=2), {TP: 2}, {"tp": 2}),
+        (block("none"), {DP_SHARD: 1}, {}),
+    ],
+)
+def test_only_degrees_above_one_are_built_outermost_first(conf, shape, groups):
+    mesh, submeshes = build_device_mesh(conf)
+    assert tuple(mesh.shape.items()) == tuple(shape.items()), mesh
+    assert set(mesh.axis_types) == {AxisType.Auto}, mesh
+    assert {name: sub.size for name, sub in submeshes.items()} == groups, submeshes
+
+
+def test_a_submesh_is_the_group_of_this_processs_first_device():
+    devices = jax.devices()
+    _, groups = build_device_mesh(block(tensor=2, domain=2))
+    assert groups["domain"].devices.tolist() == [devices[0], devices[1]]
+    assert groups["tp"].devices.tolist() == [devices[0], devices[2]]
+    assert groups["dp"].devices.tolist() == [devices[0], devices[4]]
+
+
+def test_a_block_may_be_a_config_section():
+    mesh, _ = build_device_mesh(ParallelismConfig(data="ddp", tensor=2))
+    assert dict(mesh.shape) == {DP_REPLICATE: 4, TP: 2}
+    assert required_devices(ParallelismConfig(tensor=2, domain=4)) == 8
+
+
+def test_one_device():
+    mesh, groups = build_device_mesh(block(), jax.devices()[:1])
+    assert dict(mesh.shape) == {DP_SHARD: 1}
+    assert groups == {}
+    assert data_parallel_coords(mesh) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "conf", [block(), block(tensor=2), block(domain=4), block(tensor=2, domain=2)]
+)
+def test_ranks_are_row_major_with_domain_innermost(conf):
+    mesh, _ = build_device_mesh(conf)
+    tp, domain = conf["tensor"], conf["domain"]
+    for g, device in enumerate(jax.devices()):
+        coords = rank_coords(conf, g, 8)
+        assert coords == (g // (tp * domain), (g // domain) % tp, g % domain), g
+        grid = mesh.devices.reshape(8 // (tp * domain), tp, domain)
+        assert grid[coords] is device, f"rank {g} is at another place than {coords}"
+
+
+def test_the_sampler_contract_over_processes():
+    """Four processes of two devices: tp and domain peers load the same dp rank."""
+    devices = [FakeDevice(g, g // 2) for g in range(8)]
+    for conf, expected in [
+        (block(), [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        (block(tensor=2), [(0,), (1,), (2,), (3,)]),
+        (block(tensor=2, domain=2), [(0,), (0,), (1,), (1,)]),
+        (block(domain=8), [(0,), (0,), (0,), (0,)]),
+    ]:
+        mesh, _ = build_device_mesh(conf, devices)
+        for process, ranks in enumerate(expected):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(jax, "process_index", lambda process=process: process)
+                assert local_dp_ranks(mesh) == ranks, (conf, process)
+                dp_size = 8 // (conf["tensor"] * conf["domain"])
+                assert data_parallel_coords(mesh) == (ranks[0], dp_size)
+
+
+def test_a_process_outside_the_mesh_is_told_so():
+    devices = [FakeDevice(g, g // 2) for g in range(4)]
+    mesh, _ = build_device_mesh(block("none", tensor=2), devices)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "process_index", lambda: 1)
+        with pytest.raises(ValueError, match="process 1 owns none of the 2 devices"):
+            local_dp_ranks(mesh)
+
+
+def test_both_data_axes_make_one_rank():
+    degrees = {DOMAIN: 2, DP_REPLICATE: 2, DP_SHARD: 2}
+    mesh = mesh_of_degrees(degrees, [FakeDevice(g, g // 2) for g in range(8)])
+    assert mesh.axis_names == (DP_REPLICATE, DP_SHARD, DOMAIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "process_index", lambda: 3)
+        assert data_parallel_coords(mesh) == (3, 4)
+
+
+def test_degrees_must_match_the_devices():
+    with pytest.raises(ValueError, match=r"dp_shard 3 x tp 2 = 6 devices, but 8 are"):
+        mesh_of_degrees({DP_SHARD: 3, TP: 2}, jax.devices())
+    with pytest.raises(ValueError, match=r"unknown mesh axes \['cp'\]"):
+        mesh_of_degrees({"cp": 8}, jax.devices())
+
+
+def test_too_few_devices_once_jax_is_in_use():
+    ensure_devices(8)
+    message = "tensor 4 x domain 4 = 16 devices are needed, but JAX is already in use"
+    with pytest.raises(ValueError, match=message):
+        ensure_devices(block(tensor=4, domain=4))
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        ensure_devices(0)
+
+
+def test_devices_are_simulated_before_jax_is_used():
+    code = (
+        "from credit_jax.parallel.mesh.devices import ensure_devices; import jax;"
+        "ensure_devices({'data': 'none', 'tensor': 2, 'domain': 3});"
+        "print(len(jax.devices()))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"JAX_PLATFORMS": "cpu", "PATH": ""},
+    )
+    assert result.stdout.splitlines() == [
+        "No accelerator found: running on 6 simulated CPU devices.",
+        "6",
+    ], result.stdout
+
+
+def test_an_accelerator_machine_must_have_its_devices(monkeypatch):
+    class Gpu:
+        platform = "gpu"
+
+    monkeypatch.setattr(jax, "devices", lambda: [Gpu()] * 6)
+    message = (
+        r"tensor 2 x domain 4 = 8 devices are needed, but this machine has 6 gpu "
+        r"device\(s\); tensor\*domain can be 1, 2, 3, 6 here"
+    )
+    with pytest.raises(ValueError, match=message):
+        ensure_devices(block(tensor=2, domain=4))

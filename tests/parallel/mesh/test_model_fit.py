@@ -1,0 +1,74 @@
+"""What `validate_sharding_constraints` says: uneven, idle, moved; and nothing else."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from credit_jax.models.registry import build
+from credit_jax.parallel.mesh.model_fit import (
+    model_notes,
+    validate_sharding_constraints,
+)
+from tests.parallel.mesh.test_dims import MODEL
+
+
+def config(**changes):
+    return build({**MODEL, **changes}).config
+
+
+def test_nothing_to_say_where_everything_divides():
+    assert validate_sharding_constraints(config(), 32) == []
+    assert validate_sharding_constraints(None, 32, [4, 4, 2, 2]) == []
+    assert validate_sharding_constraints(None, 12, [(4, 7), (3, 5)]) == []
+
+
+@pytest.mark.parametrize(
+    ("local_h", "sizes", "levels"),
+    [(10, [4], {0}), (12, [4, 4], {1}), (9, [3, 2, 2, 1], set()), (7, [2, 2], {0, 1})],
+)
+def test_windows_that_do_not_divide_the_rows(local_h, sizes, levels):
+    notes = validate_sharding_constraints(None, local_h, sizes)
+    assert {int(note.split("level ")[1][0]) for note in notes} == levels
+    assert all("exact all the same" in note for note in notes)
+
+
+def test_the_model_is_asked_for_its_windows():
+    # 32 rows, strides of 2: stages of 16, 8, 4 and 2 rows, short windows of 2.
+    notes = validate_sharding_constraints(config(), 8)
+    assert [note.split(":")[0] for note in notes if note.startswith("level")] == [
+        "level 2",
+        "level 3",
+    ]
+    assert set(model_notes(config(), 4)) <= set(notes)
+    assert any("hold no window" in note for note in notes)
+
+
+def test_stages_without_attention_have_no_windows():
+    quiet = config(depth=[1, 1, 0, 0])
+    assert not [n for n in validate_sharding_constraints(quiet, 8) if "level" in n]
+
+
+def test_uneven_rows_and_rows_that_no_domain_gives():
+    height = SimpleNamespace(image_height=10)
+    (note,) = validate_sharding_constraints(height, 5)[:1] or [""]
+    assert note == "", "5 + 5 rows are even"
+    notes = validate_sharding_constraints(height, 7)
+    assert notes == [
+        "10 rows over domain 2 are 5 a shard, not 7: equal blocks are as small as "
+        "they can be"
+    ]
+    (note,) = validate_sharding_constraints(height, 4)
+    assert "10 rows over domain 3 are uneven (4, 4, 2)" in note
+
+
+def test_an_architecture_is_as_good_as_its_config():
+    model_def = build(MODEL)
+    assert validate_sharding_constraints(model_def, 8) == validate_sharding_constraints(
+        model_def.config, 8
+    )
+
+
+@pytest.mark.parametrize("local_h", [0, -3])
+def test_no_rows(local_h):
+    with pytest.raises(ValueError, match=f"local_h is {local_h}"):
+        validate_sharding_constraints(None, local_h)
