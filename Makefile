@@ -13,7 +13,7 @@ WORKERS ?= 2
 # Every module is compiled once, at its first import, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test accuracy lint check-style check-floors check-types check-tests clean
+.PHONY: train test accuracy lint check-style check-spelling check-layers check-types check-tests clean
 .DEFAULT_GOAL := test
 
 train: .venv/.train
@@ -21,7 +21,8 @@ train: .venv/.train
 
 test: .venv/.test
 	$(MAKE) --no-print-directory check-style
-	$(MAKE) --no-print-directory check-floors
+	$(MAKE) --no-print-directory check-spelling
+	$(MAKE) --no-print-directory check-layers
 	$(MAKE) --no-print-directory check-types
 	$(MAKE) --no-print-directory check-tests
 
@@ -30,14 +31,22 @@ accuracy: .venv/.test
 
 lint: .venv/.test
 	$(MAKE) --no-print-directory check-style
-	$(MAKE) --no-print-directory check-floors
+	$(MAKE) --no-print-directory check-spelling
+	$(MAKE) --no-print-directory check-layers
 	$(MAKE) --no-print-directory check-types
 
 check-style:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-check-floors:
+# Every file that git knows or would add, and the names of the files themselves.
+FILES := git ls-files --cached --others --exclude-standard
+
+check-spelling:
+	$(FILES) -z | xargs -0 $(BIN)/codespell
+	$(FILES) | $(BIN)/codespell -
+
+check-layers:
 	$(BIN)/lint-imports
 
 check-types:

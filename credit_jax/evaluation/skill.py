@@ -94,7 +94,7 @@ def measure_skill(
         ValueError: no sample has a truth at the time of its input, which persistence
             needs.
     """
-    indices, befores = _with_persistence(loader.dataset, max_samples)
+    indices, before = _with_persistence(loader.dataset, max_samples)
     rows = latitude_weights(loader.dataset.latitude)[:, None]
     sums: dict[str, np.ndarray] = dict.fromkeys(BASELINES, np.zeros(1))
     example: Example | None = None
@@ -106,7 +106,7 @@ def measure_skill(
         guesses = {
             FORECAST: forecast(batch.x)[:kept, :, 0],
             PERSISTENCE: _normalized(
-                np.stack([_truth(loader.dataset, int(i)) for i in befores[part]]),
+                np.stack([_truth(loader.dataset, int(i)) for i in before[part]]),
                 loader.units,
             ),
             CLIMATOLOGY: _normalized(climatology.at(times)[:, :, 0], loader.units),

@@ -1,4 +1,4 @@
-"""What a step may keep, gather, cast or skip without changing what is learnt."""
+"""What a step may keep, gather, cast or skip without changing what is learned."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ POLICIES = [
 def test_hsdp_under_every_policy_learns_what_one_device_learns(policy: Any) -> None:
     losses, norms, _ = _curve(HSDP, **policy)
     expected, expected_norms, _ = _curve({})
-    assert expected[-1] < expected[0], "nothing was learnt"
+    assert expected[-1] < expected[0], "nothing was learned"
     assert_close(losses, expected, LOSS, f"losses of {policy}")
     assert_close(norms, expected_norms, NORM, f"gradient norms of {policy}")
 

@@ -112,7 +112,7 @@ def test_only_degrees_above_one_are_built_outermost_first(conf, shape, groups):
     assert {name: sub.size for name, sub in submeshes.items()} == groups, submeshes
 
 
-def test_a_submesh_is_the_group_of_this_processs_first_device():
+def test_a_submesh_is_the_group_of_the_first_device_of_this_process():
     devices = jax.devices()
     _, groups = build_device_mesh(block(tensor=2, domain=2))
     assert groups["domain"].devices.tolist() == [devices[0], devices[1]]
