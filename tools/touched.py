@@ -1,10 +1,9 @@
 """Prints the tests that mirror what changed: tools/touched.py [FILE ...]
 
-The tests of `credit_jax/a/b.py` are `tests/a/test_b.py`, those of
-`credit_torch_bridge/a/b.py` are `tests/bridge/a/test_b.py`, those of `benchmarks/a/b.py`
-are `tests/benchmarks/a/test_b.py`. A file without tests of its own has those of its
-folder. Without arguments: the files that differ from the last commit, or, where none do,
-those of the last commit.
+The tests of `credit_jax/a/b.py` are `tests/a/test_b.py`; those of `credit_torch_bridge`
+are below `tests/bridge`, those of `benchmarks`, `docs` and `tools` below a folder of
+the same name. A module without a test file of its own has those of its folder. Without
+arguments: the files that differ from the last commit, or else those of that commit.
 """
 
 import subprocess
@@ -22,21 +21,19 @@ MIRRORS = {
 }
 
 
-def tests_of(path: Path, root: Path = ROOT) -> list[Path]:
-    """The test files that mirror a file; empty where nothing does."""
+def mirrors_of(path: Path) -> list[Path]:
+    """The test files that mirror a file, by their paths in the repository."""
     mirror = MIRRORS.get(path.parts[0]) if len(path.parts) > 1 else None
-    if mirror is None or path.suffix not in (".py", ".md", ".yml", ".yaml"):
+    if mirror is None or path.suffix not in (".py", ".md"):
         return []
     folder = mirror.joinpath(*path.parts[1:-1])
-    if path.parts[0] == "tests" and path.name.startswith("test_"):
-        return [path] if (root / path).exists() else []
-    own = folder / f"test_{path.stem.strip('_')}.py"
-    if (root / own).exists():
-        return [own]
-    beside = folder / f"test_{folder.name}.py"
-    if (root / beside).exists():
-        return [beside]
-    return sorted(p.relative_to(root) for p in (root / folder).glob("test_*.py"))
+    is_test = path.parts[0] == "tests" and path.name.startswith("test_")
+    own = path if is_test else folder / f"test_{path.stem.strip('_')}.py"
+    for candidate in (own, folder / f"test_{folder.name}.py"):
+        if (ROOT / candidate).exists():
+            return [candidate]
+    beside = (ROOT / folder).glob("test_*.py") if path.suffix == ".py" else ()
+    return sorted(test.relative_to(ROOT) for test in beside)
 
 
 def changed() -> list[Path]:
@@ -57,7 +54,7 @@ def _git(*command: str) -> list[str]:
 def main(files: list[str]) -> None:
     """Prints one line of test files."""
     paths = [Path(file) for file in files] or changed()
-    found = dict.fromkeys(test for path in paths for test in tests_of(path))
+    found = dict.fromkeys(test for path in paths for test in mirrors_of(path))
     print(*found)
 
 
