@@ -7,7 +7,6 @@ the model sees: normalized channels in its order, on its grid.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from credit_jax.checkpoint import CheckpointStore
+from credit_jax.commands import OK, run_module
 from credit_jax.config.base import ConfigError
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.config.yaml_file import read_yaml
@@ -31,40 +31,18 @@ from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.restore import RunStore
 
-USER_ERROR, INTERRUPTED = 2, 130
+HELP = "Run one forward pass of a trained or converted model."
+EXAMPLE = "--config RUN/model.yml --checkpoint RUN --input x.npy --output y.npy"
 INPUT = "(batch, channel, time, lat, lon)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line.
-
-    Args:
-        argv: arguments without the program; None takes those of the process.
-
-    Returns:
-        0, or 2 for an error of the user: no output is written then.
-    """
-    # Orbax and JAX speak of their own affairs there.
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    args = _parser().parse_args(argv)
-    try:
-        print(run(args))
-    except (ValueError, OSError) as error:
-        if args.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    """The command line `python -m credit_jax.predict`; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.predict")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m credit_jax.predict",
-        description="One forward pass of a trained or converted model.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `predict`."""
     add = parser.add_argument
     add("--config", "-c", required=True, help="the YAML file; its model section counts")
     add("--checkpoint", required=True, metavar="DIR", help="folder of the run")
@@ -85,12 +63,10 @@ def _parser() -> argparse.ArgumentParser:
         help="float32 (default), bfloat16 or float16",
     )
     add("--cache", metavar="DIR", help=CACHE_HELP)
-    add("--debug", action="store_true", help="show where an error comes from")
-    return parser
 
 
-def run(args: argparse.Namespace) -> str:
-    """Predict; the line that says what was done."""
+def run(args: argparse.Namespace) -> int:
+    """Predicts and writes the prediction; after an error no output is written."""
     model_def = read_model_def(args.config)
     x = read_input(args.input, model_def)
     parallelism = parse_parallelism(args.parallelism)
@@ -113,7 +89,8 @@ def run(args: argparse.Namespace) -> str:
     )
     y = predict(model, *weights, x)
     write_output(output, y)
-    return f"{args.input} {x.shape} -> {args.output} {y.shape}, checkpoint {step}"
+    print(f"{args.input} {x.shape} -> {args.output} {y.shape}, checkpoint {step}")
+    return OK
 
 
 def predict(

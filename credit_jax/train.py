@@ -7,9 +7,7 @@ Reads CREDIT's gen2 YAML, makes the demo data it may ask for, trains on the mesh
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -17,7 +15,15 @@ from rich.console import Console
 
 from credit_jax.check.job import inspect_job
 from credit_jax.checkpoint import CheckpointStore
-from credit_jax.config import Config, ConfigError, load_config
+from credit_jax.commands import (
+    DIVERGED,
+    OK,
+    CommandError,
+    add_config_options,
+    read_config,
+    run_module,
+)
+from credit_jax.config import Config, ConfigError
 from credit_jax.data import Loader
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
@@ -28,57 +34,19 @@ from credit_jax.training.restore import asked_by, required_step
 from credit_jax.training.run import evaluate, train
 from credit_jax.training.setup import Setup, check_writable, prepare
 
-USER_ERROR, DIVERGED, INTERRUPTED = 2, 3, 130
+HELP = "Train a model of CREDIT's gen2 YAML on a dp x tp x domain mesh."
+EXAMPLE = "--config configs/demo.yaml --set trainer.epochs=3"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line.
-
-    Args:
-        argv: arguments without the program; None takes those of the process.
-
-    Returns:
-        0 at the end of a run, also of one that a signal ended after it had saved; 2 for
-        an error of the user, 3 for a loss that is not finite.
-    """
-    args = _parser().parse_args(argv)
-    console = Console()
-    try:
-        run(args, console)
-    except NonFiniteLossError as error:
-        return _failed(args, console, error, DIVERGED)
-    except (ValueError, OSError) as error:
-        return _failed(args, console, error, USER_ERROR)
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        return INTERRUPTED
-    return 0
+    """The command line `python -m credit_jax.train`; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.train")
 
 
-def _failed(
-    args: argparse.Namespace, console: Console, error: Exception, code: int
-) -> int:
-    if args.debug:
-        raise error
-    text = f"error: {error}"
-    console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-    return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m credit_jax.train",
-        description="Train a model of CREDIT's gen2 YAML on a dp x tp x domain mesh.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `train`."""
+    add_config_options(parser)
     add = parser.add_argument
-    add("--config", "-c", required=True, help="the YAML file")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a value by its dotted path: trainer.epochs=3; repeatable",
-    )
     add("--devices", type=int, help="devices to use; simulated on a CPU-only machine")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add(
@@ -90,18 +58,31 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--distributed",
         action="store_true",
-        help="one process of a job of several; the launcher tells JAX which",
+        help="one process of a run of several; the launcher tells JAX which",
     )
-    add("--debug", action="store_true", help="show where an error comes from")
-    return parser
 
 
-def run(args: argparse.Namespace, console: Console) -> None:
-    """Check, train, evaluate."""
-    # Orbax and JAX speak of their own affairs there.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+def run(args: argparse.Namespace) -> int:
+    """Checks, trains, evaluates.
+
+    Returns:
+        0 at the end of a run, also of one that a signal ended after it had saved.
+
+    Raises:
+        CommandError: with exit code 3 for a loss that is not finite.
+        ValueError, OSError: the run cannot start.
+    """
+    try:
+        _train(args, Console())
+    except NonFiniteLossError as error:
+        raise CommandError(str(error), DIVERGED) from error
+    return OK
+
+
+def _train(args: argparse.Namespace, console: Console) -> None:
     compile_sooner()
-    config = _read_config(args, console)
+    overrides = [*args.set, *([f"save_loc={args.save_loc}"] if args.save_loc else [])]
+    config = read_config(args.config, overrides)
     use_cache(args.cache)
     if args.distributed:
         jax.distributed.initialize()
@@ -119,18 +100,6 @@ def run(args: argparse.Namespace, console: Console) -> None:
     outcome = train(setup, folder, display, resume=args.resume)
     if outcome.reason in (FINISHED, EARLY) and setup.valid_loader is not None:
         evaluate(setup, folder, outcome, display)
-
-
-def _read_config(args: argparse.Namespace, console: Console) -> Config:
-    overrides = list(args.set)
-    if args.save_loc:
-        overrides.append(f"save_loc={args.save_loc}")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        config = load_config(args.config, overrides)
-    for warning in caught:
-        console.print(f"note: {warning.message}", style="yellow", markup=False)
-    return config
 
 
 def _check_job(config: Config, num_devices: int) -> Mapping[str, Loader]:

@@ -32,7 +32,7 @@ def run(world, tmp_path, capsys, tiny_model):
         mapping = tiny_config(world, tmp_path / "run", **changes)
         path = write_yaml(tmp_path / "config.yml", mapping)
         code = main(["--config", path, "--cache", "none", "--devices", "1", *flags])
-        return code, capsys.readouterr().out
+        return code, "".join(capsys.readouterr())
 
     return run_it
 
@@ -229,7 +229,7 @@ def test_save_loc_that_cannot_be_written(run, tmp_path):
 
 def test_missing_config(capsys):
     assert main(["--config", "missing.yml", "--cache", "none"]) == 2
-    assert "missing.yml" in capsys.readouterr().out
+    assert "missing.yml" in capsys.readouterr().err
 
 
 def test_debug_shows_where(run):

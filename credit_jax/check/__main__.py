@@ -1,4 +1,4 @@
-"""Command line of `credit_jax.check`; ends with 1 if a job cannot run."""
+"""Check a run without training: `python -m credit_jax.check --config FILE`."""
 
 import argparse
 import sys
@@ -8,46 +8,30 @@ from rich.console import Console
 
 from credit_jax.check.job import Job, inspect_job
 from credit_jax.check.tables import job_tables
-from credit_jax.config.load import load_config
+from credit_jax.commands import (
+    FAILED,
+    OK,
+    add_config_options,
+    print_line,
+    read_config,
+    run_module,
+)
+
+HELP = (
+    "Report channels, geometry, divisibility, parameters and memory of a run, without "
+    "training."
+)
+EXAMPLE = "--config configs/demo.yaml --devices 8"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what a config asks for and whether it can run.
-
-    Args:
-        argv: the command line without the program; None takes that of the process.
-
-    Returns:
-        0 if the job can run, 1 if not.
-    """
-    args = _parser().parse_args(argv)
-    console = Console()
-    try:
-        config = load_config(args.config, args.set)
-    except (OSError, ValueError) as error:
-        _say(console, str(error), "bold red")
-        return 1
-    job = inspect_job(config, num_devices=args.devices, with_data=args.data)
-    for table in job_tables(job):
-        console.print(table)
-    _print_verdict(console, job)
-    return 1 if job.problems else 0
+    """The command line `python -m credit_jax.check`; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.check")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m credit_jax.check",
-        description="Report channels, geometry, divisibility, parameters and memory of "
-        "a training job, without training.",
-    )
-    parser.add_argument("--config", "-c", required=True, help="the YAML file")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a value by its dotted path (repeatable)",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `check`."""
+    add_config_options(parser)
     parser.add_argument("--devices", type=int, help="number of devices to look at")
     parser.add_argument(
         "--no-data",
@@ -55,24 +39,37 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="do not look for the data files",
     )
-    return parser
 
 
-def _print_verdict(console: Console, job: Job) -> None:
+def run(args: argparse.Namespace) -> int:
+    """Prints what a config asks for and whether it can run.
+
+    Returns:
+        0 if the run can start, 1 if not.
+    """
+    try:
+        config = read_config(args.config, args.set)
+    except (OSError, ValueError) as error:
+        print_line(str(error), "bold red")
+        return FAILED
+    job = inspect_job(config, num_devices=args.devices, with_data=args.data)
+    console = Console()
+    for table in job_tables(job):
+        console.print(table)
+    _print_verdict(job)
+    return FAILED if job.problems else OK
+
+
+def _print_verdict(job: Job) -> None:
     for note in job.notes:
-        _say(console, f"note: {note}", "yellow")
+        print_line(f"note: {note}", "yellow")
     if not job.problems:
-        _say(console, "OK: this job can run.", "bold green")
+        print_line("OK: this run can start.", "bold green")
         return
     count = len(job.problems)
-    _say(console, f"{count} problem" + ("s" if count > 1 else "") + ":", "bold red")
+    print_line(f"{count} problem" + ("s" if count > 1 else "") + ":", "bold red")
     for problem in job.problems:
-        _say(console, f"  {problem}", "red")
-
-
-def _say(console: Console, text: str, style: str) -> None:
-    """Print a line as it is: no markup, no line breaks."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        print_line(f"  {problem}", "red")
 
 
 if __name__ == "__main__":

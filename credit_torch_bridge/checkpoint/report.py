@@ -7,10 +7,6 @@ from collections.abc import Mapping, Sequence
 Shape = tuple[int, ...]
 
 
-class ToleranceError(Exception):
-    """Two sides that should agree do not."""
-
-
 def compare_shapes(
     given: Mapping[str, Shape], wanted: Mapping[str, Shape]
 ) -> list[str]:

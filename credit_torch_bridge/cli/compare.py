@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
+from credit_jax.commands import FAILED, OK, CommandError
 from credit_jax.config.parallelism import parse_parallelism
-from credit_torch_bridge.checkpoint.report import ToleranceError
 from credit_torch_bridge.cli.convert import config_file
 from credit_torch_bridge.compare.compare import compare
 
-HELP = "run serial CREDIT and credit_jax side by side; exit code 1 if they differ"
+HELP = "Run serial CREDIT and credit_jax side by side; exit code 1 if they differ."
+EXAMPLE = "--checkpoint RUN/checkpoint.pt --parallelism tensor=2,domain=2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the inputs")
 
 
-def run(args: argparse.Namespace) -> Iterator[str]:
-    """Compares; gives the lines to print.
+def run(args: argparse.Namespace) -> int:
+    """Compares and prints the errors.
 
     Raises:
-        ToleranceError: they differ by more than rounding.
+        CommandError: with exit code 1 if they differ by more than rounding.
     """
     path = Path(args.checkpoint)
     found = compare(
@@ -43,6 +43,9 @@ def run(args: argparse.Namespace) -> Iterator[str]:
         batches=args.batches,
         seed=args.seed,
     )
-    yield from found.lines()
+    for line in found.lines():
+        print(line)
     if not found.within_tolerance:
-        raise ToleranceError("credit_jax and CREDIT differ by more than rounding")
+        message = "credit_jax and CREDIT differ by more than rounding"
+        raise CommandError(message, FAILED)
+    return OK

@@ -11,12 +11,14 @@ from typing import Any
 
 import yaml
 
+from credit_jax.commands import OK
 from credit_jax.config.base import ConfigError
 from credit_jax.config.load import apply_overrides
 from credit_jax.config.yaml_file import read_yaml
 from credit_torch_bridge.config.convert import LEVEL_COORD, TARGETS, convert_config
 
-HELP = "convert a config file between CREDIT's two generations and credit_jax"
+HELP = "Convert a config file between CREDIT's two generations and credit_jax."
+EXAMPLE = "model.yml --to jax --out new.yml"
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 MAX_BYTES, MAX_VALUES = 1_000_000, 100_000
 
@@ -55,12 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> Iterator[str]:
-    """Converts a file; gives the lines to print.
+def run(args: argparse.Namespace) -> int:
+    """Converts a file.
 
     Raises:
         OSError, ValueError: what is wrong; nothing was written.
     """
+    for line in _convert(args):
+        print(line)
+    return OK
+
+
+def _convert(args: argparse.Namespace) -> Iterator[str]:
     path, out = Path(args.file), Path(args.out)
     if out.exists():
         raise FileExistsError(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from credit_jax.commands import OK
 from credit_jax.training.loggers import LOG_NAME
 from credit_torch_bridge.checkpoint.output import Scratch, new_folder, writing
 from credit_torch_bridge.checkpoint.reading import read_snapshot
@@ -27,7 +28,8 @@ from credit_torch_bridge.checkpoint.writing import (
     write_snapshot,
 )
 
-HELP = "convert a checkpoint with everything in it"
+HELP = "Convert a checkpoint with everything in it."
+EXAMPLE = "--to jax --checkpoint RUN --out NEW_RUN"
 BEST, BACKUP = "best_", "backup_"
 
 
@@ -60,12 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> Iterator[str]:
-    """Converts; gives the lines to print.
+def run(args: argparse.Namespace) -> int:
+    """Converts.
 
     Raises:
         OSError, ValueError: what is wrong; nothing was written.
     """
+    for line in _convert(args):
+        print(line)
+    return OK
+
+
+def _convert(args: argparse.Namespace) -> Iterator[str]:
     path, out = Path(args.checkpoint), Path(args.out).absolute()
     job = read_job(config_file(args.config, path), tuple(args.set))
     convert = _to_jax if args.to == "jax" else _to_torch

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from credit_jax.checkpoint import CheckpointStore
+from credit_jax.commands import OK
 from credit_torch_bridge.checkpoint.keys import PARAMETER
 from credit_torch_bridge.checkpoint.reading import renamed_keys
 from credit_torch_bridge.checkpoint.renames import is_domain, is_nextgen
@@ -18,7 +19,8 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
 )
 from credit_torch_bridge.cli.convert import config_file
 
-HELP = "say what is in a checkpoint, and what a conversion would do to each key"
+HELP = "List what a checkpoint holds, and what a conversion does to each key."
+EXAMPLE = "--checkpoint RUN/checkpoint.pt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", "-c", help="CREDIT's YAML; model.yml beside the checkpoint if not")
 
 
-def run(args: argparse.Namespace) -> Iterator[str]:
-    """Looks at a checkpoint; gives the lines to print."""
+def run(args: argparse.Namespace) -> int:
+    """Looks at a checkpoint."""
+    for line in _inspect(args):
+        print(line)
+    return OK
+
+
+def _inspect(args: argparse.Namespace) -> Iterator[str]:
     path = Path(args.checkpoint)
     if path.is_dir() and (path / "checkpoints").is_dir():
         yield from _ours(path)

@@ -1,0 +1,101 @@
+"""The shell around the commands: exit codes, errors, help."""
+
+import sys
+
+import pytest
+
+from credit_jax.commands import (
+    DIVERGED,
+    FAILED,
+    INTERRUPTED,
+    OK,
+    USER_ERROR,
+    CommandError,
+    run_group,
+    run_module,
+)
+
+HELP = "A command that does what it is told."
+EXAMPLE = "--how well"
+
+ENDS = {
+    "well": None,
+    "bad value": ValueError("the value is bad"),
+    "no file": FileNotFoundError("there is no file"),
+    "no memory": MemoryError(),
+    "diverged": CommandError("the loss is nan", DIVERGED),
+    "different": CommandError("they differ", FAILED),
+    "interrupted": KeyboardInterrupt(),
+    "a bug": RuntimeError("a bug"),
+}
+
+
+def add_arguments(parser):
+    parser.add_argument("--how", choices=ENDS, default="well")
+
+
+def run(args):
+    if ENDS[args.how] is not None:
+        raise ENDS[args.how]
+    print("done")
+    return OK
+
+
+def call(*argv):
+    return run_module(__name__, argv, prog="python -m it")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "line"),
+    [
+        ("bad value", USER_ERROR, "error: the value is bad\n"),
+        ("no file", USER_ERROR, "error: there is no file\n"),
+        ("no memory", USER_ERROR, "error: MemoryError\n"),
+        ("diverged", DIVERGED, "error: the loss is nan\n"),
+        ("different", FAILED, "error: they differ\n"),
+        ("interrupted", INTERRUPTED, "interrupted\n"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(how, code, line, capsys):
+    assert call("--how", how) == code
+    assert capsys.readouterr() == ("", line)
+
+
+def test_success(capsys):
+    assert call() == OK
+    assert capsys.readouterr() == ("done\n", "")
+
+
+@pytest.mark.parametrize("how", ["bad value", "diverged"])
+def test_debug_raises_the_error(how):
+    with pytest.raises(type(ENDS[how])):
+        call("--how", how, "--debug")
+
+
+def test_a_bug_is_no_error_of_the_user():
+    with pytest.raises(RuntimeError, match="a bug"):
+        call("--how", "a bug")
+
+
+def test_help_names_an_example(capsys):
+    with pytest.raises(SystemExit) as ended:
+        call("--help")
+    assert ended.value.code == 0
+    assert "example: python -m it --how well" in capsys.readouterr().out
+
+
+def test_a_group_imports_the_chosen_command_only(capsys):
+    commands = {"it": __name__, "other": "no_such_module"}
+    options = {"prog": "program", "description": "Two commands."}
+    assert run_group(commands, ["it", "--how", "no file"], **options) == USER_ERROR
+    assert capsys.readouterr().err == "error: there is no file\n"
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        run_group(commands, ["--help"], **options)
+    with pytest.raises(SystemExit):
+        run_group({"it": __name__}, ["--help"], **options)
+    assert HELP in capsys.readouterr().out
+
+
+def test_the_process_arguments_are_the_default(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program", "--how", "well"])
+    assert run_module(__name__, None, prog="program") == OK
