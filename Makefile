@@ -1,6 +1,9 @@
 # make train   sets up .venv, then trains the demo on dp 2 x tp 2 x domain 2 simulated devices
 # make test    sets up .venv with the PyTorch reference, then runs every check, the quick ones first
+# make quick   style, spelling, layers, and the tests that mirror what changed since the last commit;
+#              FILES="credit_jax/ops/conv.py ..." names other files, ARGS="-k name -x" goes to pytest
 # make lint    the quick checks alone
+# make docs    the pages of docs/ and the reference from docstrings, in build/docs
 # make accuracy  sets up .venv likewise, then compares credit_jax with CREDIT: the short form of
 #                benchmarks/accuracy.py; its report and picture go to benchmarks/reports
 # PYTHON=python3.12 names the interpreter that .venv is made with; 3.11 or later.
@@ -13,44 +16,56 @@ WORKERS ?= 2
 # Every module is compiled once, at its first import, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test accuracy lint check-style check-spelling check-layers check-types check-tests clean
+.PHONY: train test quick lint docs accuracy clean
+.PHONY: check-style check-spelling check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
 
 train: .venv/.train
 	$(BIN)/python -m credit_jax.train --config configs/tp2_domain2.yaml
 
 test: .venv/.test
-	$(MAKE) --no-print-directory check-style
-	$(MAKE) --no-print-directory check-spelling
-	$(MAKE) --no-print-directory check-layers
+	$(MAKE) --no-print-directory check-style check-spelling check-layers
 	$(MAKE) --no-print-directory check-types
+	$(MAKE) --no-print-directory check-docs
 	$(MAKE) --no-print-directory check-tests
+
+lint: .venv/.test
+	$(MAKE) --no-print-directory check-style check-spelling check-layers
+	$(MAKE) --no-print-directory check-types
+
+# The programs that XLA compiles for these tests are kept, for the next time.
+quick: .venv/.test
+	$(MAKE) --no-print-directory check-style check-spelling check-layers
+	tests=$$($(BIN)/python tools/touched.py $(FILES)) && test -z "$$tests" || \
+		JAX_COMPILATION_CACHE_DIR=.cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3 \
+		$(BIN)/python -m pytest -q $(ARGS) $$tests
+
+docs: .venv/.test
+	$(MAKE) --no-print-directory check-docs
 
 accuracy: .venv/.test
 	$(BIN)/python -m benchmarks.accuracy --short $(ACCURACY)
-
-lint: .venv/.test
-	$(MAKE) --no-print-directory check-style
-	$(MAKE) --no-print-directory check-spelling
-	$(MAKE) --no-print-directory check-layers
-	$(MAKE) --no-print-directory check-types
 
 check-style:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
 # Every file that git knows or would add, and the names of the files themselves.
-FILES := git ls-files --cached --others --exclude-standard
+TEXT := git ls-files --cached --others --exclude-standard
 
 check-spelling:
-	$(FILES) -z | xargs -0 $(BIN)/codespell
-	$(FILES) | $(BIN)/codespell -
+	$(TEXT) -z | xargs -0 $(BIN)/codespell
+	$(TEXT) | $(BIN)/codespell -
 
 check-layers:
 	$(BIN)/lint-imports
 
 check-types:
 	$(BIN)/pyright
+
+# A link that leads nowhere, or a docstring that names no argument of its function, is an error.
+check-docs:
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check-tests:
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -67,4 +82,4 @@ REQUIRED := pyproject.toml constraints.txt tools/environment.sh
 	@touch $@ .venv/.train
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .cache build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache

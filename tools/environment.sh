@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv in the checkout: tools/environment.sh train|test
 #   train  what training and the demo data need; no torch
-#   test   that, the checks, the bridge, and CREDIT, the PyTorch reference of the tests
+#   test   that, the checks, the docs, the bridge, and CREDIT, the PyTorch reference of the tests
 # Only Python 3.11 or later with venv is needed; PYTHON names one. What is there already
 # is kept. An installation that was killed half-way leaves a mark, and the next run then
 # builds .venv anew.
@@ -67,7 +67,7 @@ train)
     first_imports "$TRAINING"
     ;;
 test)
-    install --editable '.[demo,lint,bridge,test]'
+    install --editable '.[demo,lint,docs,bridge,test]'
     install --requirement tests/reference/requirements.txt
     install --no-deps --requirement tests/reference/requirements-credit.txt
     first_imports "$TRAINING, credit_torch_bridge.__main__, torch, pytest"

@@ -1,0 +1,45 @@
+"""The names that `import credit_jax` hands on."""
+
+import json
+import subprocess
+import sys
+
+import credit_jax
+
+HEAVY = ("jax", "torch", "numpy", "pydantic", "flax", "grain", "xarray")
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_import_alone_imports_nothing_heavy():
+    code = f"import sys, credit_jax; print([m for m in {HEAVY} if m in sys.modules])"
+    assert run(code) == "[]\n"
+
+
+def test_every_name_resolves_without_torch():
+    code = (
+        "import json, sys, credit_jax\n"
+        "names = credit_jax.__all__\n"
+        "found = {n: type(getattr(credit_jax, n)).__name__ for n in names}\n"
+        "found['torch'] = 'torch' in sys.modules\n"
+        "print(json.dumps(found))"
+    )
+    found = json.loads(run(code))
+    assert found.pop("torch") is False
+    assert sorted(found) == sorted(credit_jax.__all__) == sorted(dir(credit_jax))
+    assert "module" not in found.values(), "each name is a function or a class"
+    assert {"load_config", "build_parallel_model", "train"} <= set(found)
+
+
+def test_train_is_the_function_after_the_command_of_that_name_was_imported():
+    code = (
+        "import credit_jax.train; from credit_jax import train; print(train.__name__)"
+    )
+    assert run(code) == "train\n"
+    assert run("from credit_jax.train import main; print(main.__name__)") == "main\n"

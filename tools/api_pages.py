@@ -1,0 +1,72 @@
+"""A hook of mkdocs: the pages that docs/ does not hold.
+
+- README.md is the first page; CHANGELOG.md, CONTRIBUTING.md and the pages below
+  benchmarks/ are pages, too, so that links between them work here as in the repository.
+- reference/PACKAGE.md: the docstrings of all modules of a package.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("credit_jax", "credit_torch_bridge")
+INDEX = "README.md"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Adds the reference to the navigation."""
+    assert config.nav is not None
+    pages = [{package: _reference(package)} for package in _modules()]
+    config.nav.append({"Reference": pages})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages, in memory."""
+    for path in _outside():
+        uri = "index.md" if path == INDEX else path
+        files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    for package, modules in _modules().items():
+        lines = [f"# {package}", *(f"::: {module}" for module in modules)]
+        text = "\n\n".join(lines) + "\n"
+        files.append(File.generated(config, _reference(package), content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
+    """Links between files of the repository become links between pages."""
+    if page.file.generated_by is None:
+        markdown = re.sub(r"\]\(\.\./", "](", markdown)
+    markdown = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)
+    return re.sub(r"\]\(((?:\.\./)*)README\.md", r"](\1index.md", markdown)
+
+
+def _outside() -> Iterator[str]:
+    """Pages and pictures outside of docs/ and the packages."""
+    yield from (INDEX, "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+    for path in sorted((ROOT / "benchmarks").rglob("*")):
+        if path.suffix in (".md", ".png", ".json"):
+            yield str(path.relative_to(ROOT))
+
+
+def _modules() -> dict[str, list[str]]:
+    """The modules of every package with any, the package itself first."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(f for name in PACKAGES for f in (ROOT / name).rglob("*.py")):
+        *folders, name = file.relative_to(ROOT).with_suffix("").parts
+        package = ".".join(folders)
+        modules = found.setdefault(package, [])
+        if name == "__init__" and file.stat().st_size:
+            modules.insert(0, package)
+        elif name != "__init__":
+            modules.append(f"{package}.{name}")
+    return {package: modules for package, modules in found.items() if modules}
+
+
+def _reference(package: str) -> str:
+    return f"reference/{package}.md"
