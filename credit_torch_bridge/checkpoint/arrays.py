@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from credit_torch_bridge.checkpoint.report import Shape, raise_problems
+from credit_torch_bridge.problems import Shape, raise_problems
 
 # Elements that are looked at together.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Mapped:
+class LazyArray:
     """A tensor that becomes a float32 array when it is asked for, and not before.
 
     Attributes:
@@ -36,7 +36,7 @@ class Mapped:
 
 def as_arrays(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """A state dict whose values numpy can read one at a time."""
-    return {key: Mapped(tensor) for key, tensor in state.items()}
+    return {key: LazyArray(tensor) for key, tensor in state.items()}
 
 
 def raise_non_finite(state: Mapping[str, Any], what: str) -> None:

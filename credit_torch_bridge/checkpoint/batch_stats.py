@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from credit_torch_bridge.checkpoint.arrangement import SAME, Arrangement
-from credit_torch_bridge.checkpoint.keys import Piece, Plan
-from credit_torch_bridge.checkpoint.report import Shape
+from credit_torch_bridge.checkpoint.key_plan import KeyEntry, KeyPlan
+from credit_torch_bridge.models.arrangement import SAME, Arrangement
+from credit_torch_bridge.problems import Shape
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Count(Arrangement):
 COUNT = Count("->")
 
 
-def with_statistics(plan: Plan, norms: Mapping[str, int]) -> Plan:
+def with_statistics(plan: KeyPlan, norms: Mapping[str, int]) -> KeyPlan:
     """A plan that also has the running statistics of the batch norms.
 
     Args:
@@ -34,16 +34,16 @@ def with_statistics(plan: Plan, norms: Mapping[str, int]) -> Plan:
         norms: channels of every batch norm, by path.
     """
     after = {f"{path}/bias": path for path in norms}
-    pieces: list[Piece] = []
-    for piece in plan.pieces:
-        pieces.append(piece)
-        if piece.path in after:
-            path = after[piece.path]
-            pieces += _statistics(piece.key.removesuffix(".bias"), path, norms[path])
-    return replace(plan, pieces=tuple(pieces))
+    entries: list[KeyEntry] = []
+    for entry in plan.entries:
+        entries.append(entry)
+        if entry.path in after:
+            path = after[entry.path]
+            entries += _statistics(entry.key.removesuffix(".bias"), path, norms[path])
+    return replace(plan, entries=tuple(entries))
 
 
-def _statistics(key: str, path: str, channels: int) -> Iterator[Piece]:
+def _statistics(key: str, path: str, channels: int) -> Iterator[KeyEntry]:
     for torch, role in (("running_mean", "mean"), ("running_var", "variance")):
-        yield Piece(f"{key}.{torch}", role, path, None, SAME, (channels,))
-    yield Piece(f"{key}.num_batches_tracked", "count", path, None, COUNT, ())
+        yield KeyEntry(f"{key}.{torch}", role, path, None, SAME, (channels,))
+    yield KeyEntry(f"{key}.num_batches_tracked", "count", path, None, COUNT, ())

@@ -17,11 +17,11 @@ import torch
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.training.optimizer import BETAS, EPSILON
 from credit_torch_bridge.checkpoint.arrays import as_arrays, is_zero, raise_non_finite
-from credit_torch_bridge.checkpoint.keys import Allocate, Plan, State
+from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
+from credit_torch_bridge.checkpoint.key_plan import Allocate, KeyPlan, State
 from credit_torch_bridge.checkpoint.renames import current_names
-from credit_torch_bridge.checkpoint.report import raise_problems
-from credit_torch_bridge.checkpoint.snapshot import Moments
 from credit_torch_bridge.checkpoint.torch_files import as_tensors
+from credit_torch_bridge.problems import raise_problems
 
 STEP, FIRST, SECOND = "step", "exp_avg", "exp_avg_sq"
 # From here on AdamW's bias corrections are 1 in float32: 0.95 ** 400 is 1e-9.
@@ -29,13 +29,13 @@ CORRECTED = 400
 
 
 def read_moments(
-    optimizer: Mapping[str, Any], plan: Plan, allocate: Allocate = np.empty
+    optimizer: Mapping[str, Any], plan: KeyPlan, allocate: Allocate = np.empty
 ) -> tuple[Moments, dict[str, Any]]:
     """Our moments from an optimizer's state dict.
 
     Args:
         optimizer: {"state", "param_groups"}, keyed by number or by name.
-        plan: of the model's parameters (`Plan.parameters`).
+        plan: of the model's parameters (`KeyPlan.parameters`).
         allocate: makes the arrays that are filled.
 
     Returns:
@@ -51,7 +51,7 @@ def read_moments(
         given = {key: entry[kind] for key, entry in entries.items()}
         tensors = as_arrays(as_tensors(given, f"optimizer, {kind}")) if given else {}
         raise_non_finite(tensors, f"optimizer, {kind}")
-        absent = {p.key: p for p in plan.pieces if p.key not in tensors}
+        absent = {p.key: p for p in plan.entries if p.key not in tensors}
         zeros = {
             key: np.broadcast_to(np.float32(0), p.arrangement.torch_shape(p.shape))
             for key, p in absent.items()
@@ -65,7 +65,7 @@ def read_moments(
 
 
 def _entries(
-    optimizer: Mapping[str, Any], plan: Plan
+    optimizer: Mapping[str, Any], plan: KeyPlan
 ) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
     """The parameter group, and the state of each parameter by our table's key."""
     state, groups = optimizer.get("state"), optimizer.get("param_groups")
@@ -98,7 +98,7 @@ def _entries(
     return dict(group), entries
 
 
-def _names(params: list[Any], plan: Plan) -> dict[Any, str]:
+def _names(params: list[Any], plan: KeyPlan) -> dict[Any, str]:
     """The table's key of each parameter of a group, by the group's own key."""
     if all(isinstance(key, str) for key in params):
         return {r.given: r.name for r in current_names(params, plan.keys)}
@@ -148,7 +148,7 @@ def _count(steps: Mapping[str, Any]) -> int:
 
 def write_moments(
     moments: Moments,
-    plan: Plan,
+    plan: KeyPlan,
     trainer: TrainerConfig,
     learning_rate: float,
     *,

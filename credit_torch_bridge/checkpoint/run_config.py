@@ -1,4 +1,4 @@
-"""The parts of a config that a checkpoint's conversion needs."""
+"""The parts of a config that the conversion of a checkpoint needs."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_torch_bridge.checkpoint.keys import Plan
-from credit_torch_bridge.checkpoint.state_dict import plan_for
+from credit_torch_bridge.checkpoint.key_plan import KeyPlan
+from credit_torch_bridge.checkpoint.state_dict import key_plan_for
 
 CONFIG_FILE = "model.yml"
 
 
 @dataclass(frozen=True)
-class Job:
-    """A config, as far as it is needed: its model must be right, all else may not be.
+class RunConfig:
+    """The config of a run, whose sections are validated when they are first read.
+
+    A conversion of weights needs a valid `model:` section only.
 
     Attributes:
-        written: the mapping of the YAML.
-        source: where it comes from.
+        raw: the mapping of the YAML.
+        source: file that it was read from, for error messages.
     """
 
-    written: Mapping[str, Any]
+    raw: Mapping[str, Any]
     source: str = "config"
 
     @cached_property
     def model_def(self) -> ModelDef:
         """The model of the `model:` section."""
-        block = self.written.get("model")
-        if not isinstance(block, Mapping):
+        section = self.raw.get("model")
+        if not isinstance(section, Mapping):
             raise ConfigError(["model: missing; this section is required"], self.source)
-        return build(block)
+        return build(section)
 
     @cached_property
-    def plan(self) -> Plan:
-        """Which of CREDIT's arrays is which of ours."""
-        return plan_for(self.model_def)
+    def plan(self) -> KeyPlan:
+        """The correspondence of CREDIT's arrays and ours."""
+        return key_plan_for(self.model_def)
 
     @cached_property
     def trainer(self) -> TrainerConfig:
@@ -56,7 +58,7 @@ class Job:
         Raises:
             ConfigError: it is missing, or wrong, or of generation 1.
         """
-        section = self.written.get("trainer")
+        section = self.raw.get("trainer")
         if not isinstance(section, Mapping):
             raise ConfigError(
                 ["trainer: missing; optimizer and schedule need it"], self.source
@@ -75,27 +77,27 @@ class Job:
             return parse(TrainerConfig, section, "trainer")
 
     @cached_property
-    def whole(self) -> Config | None:
-        """The whole config where training would take it, else None."""
+    def full_config(self) -> Config | None:
+        """The validated config; None if credit_jax cannot train with it."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return build_config(self.written, source=self.source)
+                return build_config(self.raw, source=self.source)
         except ValueError:
             return None
 
     @property
     def seed(self) -> int:
-        seed = self.written.get("seed", 42)
+        seed = self.raw.get("seed", 42)
         return seed if isinstance(seed, int) else 42
 
     def batches_per_epoch(self, given: int | None = None) -> int | None:
-        """Micro-batches of an epoch of the run here; None where it cannot be known.
+        """Micro-batches per epoch in credit_jax; None if the config does not say.
 
         Args:
-            given: what the user said.
+            given: by the user; overrides the config.
         """
-        config = self.whole
+        config = self.full_config
         if given is not None or config is None:
             return given or self.trainer.batches_per_epoch or None
         parallel = self.trainer.parallelism
@@ -110,27 +112,27 @@ class Job:
         batches = samples // self.trainer.train_batch_size
         return min(cap, batches) if cap else batches
 
-    def changed(self, settings: Mapping[str, Any]) -> Job:
-        """The same with other values, by their dotted keys."""
-        written = copy.deepcopy(dict(self.written))
+    def with_settings(self, settings: Mapping[str, Any]) -> RunConfig:
+        """A copy with other values, by their dotted keys."""
+        raw = copy.deepcopy(dict(self.raw))
         for dotted, value in settings.items():
-            here = written
+            here = raw
             *parents, last = dotted.split(".")
             for part in parents:
                 here[part] = dict(here.get(part) or {})
                 here = here[part]
             here[last] = value
-        return Job(written, self.source)
+        return RunConfig(raw, self.source)
 
 
-def read_job(
+def read_run_config(
     config: str | Path | Mapping[str, Any], overrides: tuple[str, ...] = ()
-) -> Job:
+) -> RunConfig:
     """A config from its file, or from a mapping like it.
 
     Raises:
         FileNotFoundError, ValueError: there is none, or it is no YAML.
     """
     if isinstance(config, Mapping):
-        return Job(apply_overrides(config, overrides))
-    return Job(apply_overrides(read_yaml(config), overrides), str(config))
+        return RunConfig(apply_overrides(config, overrides))
+    return RunConfig(apply_overrides(read_yaml(config), overrides), str(config))

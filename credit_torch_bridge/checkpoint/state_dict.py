@@ -9,20 +9,17 @@ import numpy as np
 
 from credit_jax.models.model_def import ModelDef
 from credit_torch_bridge.checkpoint.batch_stats import with_statistics
-from credit_torch_bridge.checkpoint.keys import (
-    Ignore,
-    Plan,
-    Rule,
+from credit_torch_bridge.checkpoint.key_plan import (
+    KeyPlan,
     SpectralNormState,
     State,
-    make_plan,
+    make_key_plan,
 )
 from credit_torch_bridge.models import crossformer, wxformer
-
-Table = tuple[Rule | Ignore, ...]
+from credit_torch_bridge.models.key_table import KeyTable
 
 # The key table of every `model.type` that converts.
-TABLES: Mapping[str, Table] = MappingProxyType(
+TABLES: Mapping[str, KeyTable] = MappingProxyType(
     {
         "crossformer": crossformer.TABLE,
         "wxformer": wxformer.TABLE,
@@ -31,7 +28,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
 )
 
 
-def plan_for(model_def: ModelDef) -> Plan:
+def key_plan_for(model_def: ModelDef) -> KeyPlan:
     """Which key of CREDIT's state dict is which parameter of an architecture.
 
     Raises:
@@ -43,7 +40,7 @@ def plan_for(model_def: ModelDef) -> Plan:
             f"model.type {name!r} has no key table; there are: {', '.join(TABLES)}"
         )
     param_specs, matrices = model_def.param_specs, model_def.matrices
-    plan = make_plan(TABLES[name], param_specs, matrices)
+    plan = make_key_plan(TABLES[name], param_specs, matrices)
     return with_statistics(plan, model_def.norms)
 
 
@@ -56,7 +53,7 @@ def idle_keys(model_def: ModelDef) -> list[str]:
     config = model_def.config
     if getattr(config, "patch_height", 1) > 1 and getattr(config, "patch_width", 1) > 1:
         return []
-    keys = plan_for(model_def).parameters.keys
+    keys = key_plan_for(model_def).parameters.keys
     return [key for key in keys if key.startswith("cube_embedding.")]
 
 
@@ -77,7 +74,7 @@ def from_state_dict(
     Raises:
         ValueError: missing, unexpected or mismatched keys; one report lists all.
     """
-    return plan_for(model_def).read(state_dict)
+    return key_plan_for(model_def).read(state_dict)
 
 
 def to_state_dict(
@@ -90,4 +87,4 @@ def to_state_dict(
     Raises:
         ValueError: missing, unexpected or mismatched paths; one report lists all.
     """
-    return plan_for(model_def).write(params, spectral_norm_state)
+    return key_plan_for(model_def).write(params, spectral_norm_state)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from credit_torch_bridge.checkpoint.distributed import INDEX, load_folder
+from credit_torch_bridge.checkpoint.torch_distributed import INDEX, load_folder
 from credit_torch_bridge.checkpoint.torch_files import (
     COUNT_NAME,
     SAFETENSORS,

@@ -12,21 +12,25 @@ import torch
 
 from credit_jax.commands import OK
 from credit_jax.training.loggers import LOG_NAME
+from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
+from credit_torch_bridge.checkpoint.jax_to_torch import (
+    cautions,
+    credits_config,
+    to_torch_files,
+)
+from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run, write_yaml
 from credit_torch_bridge.checkpoint.output import Scratch, new_folder, writing
-from credit_torch_bridge.checkpoint.reading import read_snapshot
-from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, Job, read_job
-from credit_torch_bridge.checkpoint.run_folder import read_run, write_run, write_yaml
-from credit_torch_bridge.checkpoint.snapshot import Snapshot
+from credit_torch_bridge.checkpoint.run_config import (
+    CONFIG_FILE,
+    RunConfig,
+    read_run_config,
+)
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
     CHECKPOINT,
     TorchCheckpoint,
     open_checkpoint,
 )
-from credit_torch_bridge.checkpoint.writing import (
-    cautions,
-    credits_config,
-    write_snapshot,
-)
+from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
 
 HELP = "Convert a checkpoint with everything in it."
 EXAMPLE = "--to jax --checkpoint RUN --out NEW_RUN"
@@ -75,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> Iterator[str]:
     path, out = Path(args.checkpoint), Path(args.out).absolute()
-    job = read_job(config_file(args.config, path), tuple(args.set))
+    run_config = read_run_config(config_file(args.config, path), tuple(args.set))
     convert = _to_jax if args.to == "jax" else _to_torch
     with new_folder(out) as folder, Scratch(folder) as scratch:
-        yield from convert(job, path, out, folder, scratch, args)
+        yield from convert(run_config, path, out, folder, scratch, args)
     yield f"written: {out}"
 
 
@@ -100,16 +104,16 @@ def config_file(given: str | None, checkpoint: Path) -> Path:
 
 
 def _to_jax(
-    job: Job,
+    run_config: RunConfig,
     path: Path,
     out: Path,
     folder: Path,
     scratch: Scratch,
     args: argparse.Namespace,
 ) -> Iterator[str]:
-    def read(found: TorchCheckpoint) -> Snapshot:
-        return read_snapshot(
-            job,
+    def read(found: TorchCheckpoint) -> JaxCheckpoint:
+        return to_jax_checkpoint(
+            run_config,
             found,
             weights_only=args.weights_only,
             batches_per_epoch=args.batches_per_epoch,
@@ -119,22 +123,22 @@ def _to_jax(
     found = open_checkpoint(path)
     newest = read(found)
     yield f"{found.path}: {found.format}, epoch {found.epoch}"
-    earlier: dict[int, Snapshot] = {}
+    earlier: dict[int, JaxCheckpoint] = {}
     if path.is_dir() and newest.moments is not None:
         for prefix in (BACKUP, BEST):
             beside = _beside(path, prefix, found.epoch)
-            snapshot = newest if beside is None else read(beside)
-            if snapshot.micro_step < newest.micro_step:
-                earlier[snapshot.micro_step] = snapshot
+            checkpoint = newest if beside is None else read(beside)
+            if checkpoint.micro_step < newest.micro_step:
+                earlier[checkpoint.micro_step] = checkpoint
         newest = _with_best(newest, [*earlier.values(), newest])
     settings = {**newest.settings, "save_loc": str(out)}
-    if newest.moments is None and job.written.get("trainer"):
+    if newest.moments is None and run_config.raw.get("trainer"):
         settings["trainer.load_weights"] = True
-    snapshots = [earlier[step] for step in sorted(earlier)]
+    checkpoints = [earlier[step] for step in sorted(earlier)]
     with writing(out):
-        write_run(folder, job.changed(settings), [*snapshots, newest])
+        write_run(folder, run_config.with_settings(settings), [*checkpoints, newest])
     _copy_log(path, folder)
-    yield from _notes_to_jax(job, newest, out)
+    yield from _notes_to_jax(run_config, newest, out)
 
 
 def _beside(folder: Path, prefix: str, epoch: int | None) -> TorchCheckpoint | None:
@@ -144,12 +148,14 @@ def _beside(folder: Path, prefix: str, epoch: int | None) -> TorchCheckpoint | N
     return None if found is None or found.epoch == epoch else found
 
 
-def _with_best(newest: Snapshot, snapshots: Iterable[Snapshot]) -> Snapshot:
+def _with_best(
+    newest: JaxCheckpoint, checkpoints: Iterable[JaxCheckpoint]
+) -> JaxCheckpoint:
     """The newest with the place of the best."""
     progress = newest.progress
-    for snapshot in snapshots:
-        if snapshot.progress.epoch - 1 == progress.best_epoch:
-            progress = replace(progress, best_step=snapshot.micro_step)
+    for checkpoint in checkpoints:
+        if checkpoint.progress.epoch - 1 == progress.best_epoch:
+            progress = replace(progress, best_step=checkpoint.micro_step)
     return replace(newest, progress=progress)
 
 
@@ -159,49 +165,55 @@ def _copy_log(path: Path, folder: Path) -> None:
         shutil.copyfile(log, folder / LOG_NAME)
 
 
-def _notes_to_jax(job: Job, snapshot: Snapshot, out: Path) -> Iterator[str]:
-    for key, value in snapshot.settings.items():
+def _notes_to_jax(
+    run_config: RunConfig, checkpoint: JaxCheckpoint, out: Path
+) -> Iterator[str]:
+    for key, value in checkpoint.settings.items():
         yield f"note: {key} is {value} in the checkpoint, and now in {CONFIG_FILE}, too"
-    for note in snapshot.notes:
+    for note in checkpoint.notes:
         yield f"note: {note}"
-    if job.whole is None:
+    if run_config.full_config is None:
         yield (
             "note: training will not take this config as it is; python -m "
             f"credit_jax.check --config {out / CONFIG_FILE} says why"
         )
-    if snapshot.moments is None:
+    if checkpoint.moments is None:
         yield (
             "no optimizer: python -m credit_jax.train "
             f"--config {out / CONFIG_FILE} begins with these weights"
         )
         return
     yield (
-        f"{snapshot.micro_step} micro-batches, {snapshot.moments.count} updates: "
+        f"{checkpoint.micro_step} micro-batches, {checkpoint.moments.count} updates: "
         f"python -m credit_jax.train --config {out / CONFIG_FILE} --resume goes on "
-        f"with epoch {snapshot.progress.epoch + 1}"
+        f"with epoch {checkpoint.progress.epoch + 1}"
     )
 
 
 def _to_torch(
-    job: Job,
+    run_config: RunConfig,
     path: Path,
     out: Path,
     folder: Path,
     scratch: Scratch,
     args: argparse.Namespace,
 ) -> Iterator[str]:
-    newest = read_run(path, job.model_def, args.step, scratch.allocate)
+    newest = read_run(path, run_config.model_def, args.step, scratch.allocate)
     chosen = [("", newest)]
     best = newest.progress.best_step
     if best is not None and args.step is None:
-        found = newest if best == newest.micro_step else _best(job, path, best, scratch)
+        found = (
+            newest
+            if best == newest.micro_step
+            else _best(run_config, path, best, scratch)
+        )
         chosen += [(BEST, found)] if found is not None else []
-    for prefix, snapshot in chosen:
+    for prefix, checkpoint in chosen:
         if args.weights_only:
-            snapshot = replace(snapshot, moments=None)
-        files = write_snapshot(
-            job,
-            snapshot,
+            checkpoint = replace(checkpoint, moments=None)
+        files = to_torch_files(
+            run_config,
+            checkpoint,
             batches_per_epoch=args.batches_per_epoch,
             allocate=scratch.allocate,
         )
@@ -210,17 +222,19 @@ def _to_torch(
                 torch.save(content, folder / f"{prefix}{name}")
     if args.weights_only:
         newest = replace(newest, moments=None)
-    credit = credits_config(job, out, newest)
-    write_yaml(folder / CONFIG_FILE, credit.written)
+    credit = credits_config(run_config, out, newest)
+    write_yaml(folder / CONFIG_FILE, credit.raw)
     _copy_log(path, folder)
-    for note in cautions(job, newest):
+    for note in cautions(run_config, newest):
         yield f"note: {note}"
     yield f"credit train -c {out / CONFIG_FILE} goes on from it"
 
 
-def _best(job: Job, path: Path, step: int, scratch: Scratch) -> Snapshot | None:
+def _best(
+    run_config: RunConfig, path: Path, step: int, scratch: Scratch
+) -> JaxCheckpoint | None:
     """The best checkpoint; None where it was not kept."""
     try:
-        return read_run(path, job.model_def, step, scratch.allocate)
+        return read_run(path, run_config.model_def, step, scratch.allocate)
     except FileNotFoundError:
         return None

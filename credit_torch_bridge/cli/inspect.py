@@ -8,16 +8,16 @@ from pathlib import Path
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.commands import OK
-from credit_torch_bridge.checkpoint.keys import PARAMETER
-from credit_torch_bridge.checkpoint.reading import renamed_keys
+from credit_torch_bridge.checkpoint.key_plan import PARAMETER
 from credit_torch_bridge.checkpoint.renames import is_domain, is_nextgen
-from credit_torch_bridge.checkpoint.report import compare_shapes
-from credit_torch_bridge.checkpoint.run_config import Job, read_job
+from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,
 )
+from credit_torch_bridge.checkpoint.torch_to_jax import renamed_keys
 from credit_torch_bridge.cli.convert import config_file
+from credit_torch_bridge.problems import compare_shapes
 
 HELP = "List what a checkpoint holds, and what a conversion does to each key."
 EXAMPLE = "--checkpoint RUN/checkpoint.pt"
@@ -45,7 +45,7 @@ def _inspect(args: argparse.Namespace) -> Iterator[str]:
     found = open_checkpoint(path)
     yield from _contents(found)
     try:
-        job = read_job(config_file(args.config, path))
+        run_config = read_run_config(config_file(args.config, path))
     except FileNotFoundError:
         if args.config is not None:
             raise
@@ -53,7 +53,7 @@ def _inspect(args: argparse.Namespace) -> Iterator[str]:
         for key, tensor in found.model.items():
             yield f"  {key} {tuple(tensor.shape)}"
         return
-    yield from _keys(job, found)
+    yield from _keys(run_config, found)
 
 
 def _ours(folder: Path) -> Iterator[str]:
@@ -101,24 +101,24 @@ def _contents(found: TorchCheckpoint) -> Iterator[str]:
         yield f"  note: {note}"
 
 
-def _keys(job: Job, found: TorchCheckpoint) -> Iterator[str]:
+def _keys(run_config: RunConfig, found: TorchCheckpoint) -> Iterator[str]:
     """Each key of the file: its name today, and its place here."""
-    yield f"model.type {job.model_def.config.type} ({job.source})"
-    renamed = renamed_keys(job, found)
-    pieces = {piece.key: piece for piece in job.plan.pieces}
+    yield f"model.type {run_config.model_def.config.type} ({run_config.source})"
+    renamed = renamed_keys(run_config, found)
+    places = {place.key: place for place in run_config.plan.entries}
     for entry in renamed:
-        piece = pieces.get(entry.name)
+        place = places.get(entry.name)
         done = f" [{', '.join(entry.steps)}]" if entry.steps else ""
         shape = tuple(found.model[entry.given].shape)
-        if piece is None:
+        if place is None:
             yield f"  {entry.given} {shape}{done} -> not known"
             continue
-        block = "" if piece.block is None else f"[{piece.block}]"
-        role = "" if piece.role == PARAMETER else f" ({piece.role})"
-        yield f"  {entry.given} {shape}{done} -> {piece.path}{block}{role}"
+        layer = "" if place.layer is None else f"[{place.layer}]"
+        role = "" if place.role == PARAMETER else f" ({place.role})"
+        yield f"  {entry.given} {shape}{done} -> {place.path}{layer}{role}"
     given = {r.name: tuple(found.model[r.given].shape) for r in renamed}
     wanted = {
-        key: piece.arrangement.torch_shape(piece.shape) for key, piece in pieces.items()
+        key: place.arrangement.torch_shape(place.shape) for key, place in places.items()
     }
     problems = compare_shapes(given, wanted)
     yield f"{len(problems)} problem(s)" if problems else "every key has its place"

@@ -18,13 +18,17 @@ from credit_jax.parallel.mesh.credit import build_device_mesh
 from credit_jax.parallel.mesh.devices import model_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
-from credit_torch_bridge.checkpoint.reading import read_model
-from credit_torch_bridge.checkpoint.run_config import Job, read_job
-from credit_torch_bridge.checkpoint.run_folder import read_run
+from credit_torch_bridge.checkpoint.orbax_run import read_run
+from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.state_dict import to_state_dict
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
+from credit_torch_bridge.checkpoint.torch_to_jax import read_model
 from credit_torch_bridge.compare.credit_import import import_credit
-from credit_torch_bridge.compare.credit_side import Pass, build_credit, run_credit
+from credit_torch_bridge.compare.credit_side import (
+    ModelOutputs,
+    build_credit,
+    run_credit,
+)
 from credit_torch_bridge.compare.jax_side import make_pass
 from credit_torch_bridge.models import wxformer
 
@@ -100,12 +104,12 @@ def compare(
     mesh = parallelism_of(parallelism)
     # Before anything is read, since reading uses JAX, which then has its devices.
     devices = model_devices(mesh)
-    job = read_job(config)
-    params, spectral_norm_state = read_weights(job, Path(checkpoint))
-    model = parallel_model(job, mesh, devices)
-    names = BLOCKS[job.model_def.config.type](job.model_def.config)
-    state = to_state_dict(job.model_def, params, spectral_norm_state)
-    credit = build_credit(job.written["model"], state)
+    run_config = read_run_config(config)
+    params, spectral_norm_state = read_weights(run_config, Path(checkpoint))
+    model = parallel_model(run_config, mesh, devices)
+    names = BLOCKS[run_config.model_def.config.type](run_config.model_def.config)
+    state = to_state_dict(run_config.model_def, params, spectral_norm_state)
+    credit = build_credit(run_config.raw["model"], state)
     ours = make_pass(model, params, spectral_norm_state, names)
     rng = np.random.default_rng(seed)
     found = []
@@ -116,12 +120,12 @@ def compare(
     return _worst(found, str(dict(model.parallel_config.mesh.shape)))
 
 
-def read_weights(job: Job, path: Path) -> tuple[Any, Any]:
+def read_weights(run_config: RunConfig, path: Path) -> tuple[Any, Any]:
     """Parameters and vectors of a checkpoint of either side."""
     if path.is_dir() and (path / "checkpoints").is_dir():
-        snapshot = read_run(path, job.model_def)
-        return snapshot.params, snapshot.spectral_norm_state
-    return read_model(job, open_checkpoint(path))
+        checkpoint = read_run(path, run_config.model_def)
+        return checkpoint.params, checkpoint.spectral_norm_state
+    return read_model(run_config, open_checkpoint(path))
 
 
 def parallelism_of(
@@ -134,12 +138,12 @@ def parallelism_of(
 
 
 def parallel_model(
-    job: Job, parallelism: ParallelismConfig, devices: list[Any]
+    run_config: RunConfig, parallelism: ParallelismConfig, devices: list[Any]
 ) -> ParallelModel:
     """The model on the mesh that is asked for."""
-    ParallelDims.from_config(parallelism, len(devices), model=job.model_def)
+    ParallelDims.from_config(parallelism, len(devices), model=run_config.model_def)
     mesh, _ = build_device_mesh(parallelism, devices)
-    return build_parallel_model(job.model_def, mesh, mp_policy=Precision())
+    return build_parallel_model(run_config.model_def, mesh, mp_policy=Precision())
 
 
 def _input_shape(model: ParallelModel) -> tuple[int, ...]:
@@ -148,7 +152,7 @@ def _input_shape(model: ParallelModel) -> tuple[int, ...]:
     return size, a.input_channels, a.frames, a.image_height, a.image_width
 
 
-def _errors(ours: Pass, credits: Pass) -> dict[str, dict[str, float]]:
+def _errors(ours: ModelOutputs, credits: ModelOutputs) -> dict[str, dict[str, float]]:
     """Relative errors by kind and name."""
     keys = sorted(credits.gradients)
     tops: dict[str, list[str]] = {}

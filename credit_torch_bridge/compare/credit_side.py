@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from credit_torch_bridge.checkpoint.keys import State
+from credit_torch_bridge.checkpoint.key_plan import State
 from credit_torch_bridge.compare.credit_import import import_credit
 
 
 @dataclass(frozen=True)
-class Pass:
+class ModelOutputs:
     """What a model did with one input.
 
     Attributes:
@@ -63,7 +63,9 @@ def build_credit(
     return model.eval()
 
 
-def run_credit(model: torch.nn.Module, x: np.ndarray, blocks: Sequence[str]) -> Pass:
+def run_credit(
+    model: torch.nn.Module, x: np.ndarray, blocks: Sequence[str]
+) -> ModelOutputs:
     """One forward pass in evaluation mode, and its gradient.
 
     Args:
@@ -96,4 +98,4 @@ def run_credit(model: torch.nn.Module, x: np.ndarray, blocks: Sequence[str]) -> 
         for name, p in model.named_parameters()
         if p.grad is not None
     }
-    return Pass(prediction.detach().numpy(), seen, gradients)
+    return ModelOutputs(prediction.detach().numpy(), seen, gradients)

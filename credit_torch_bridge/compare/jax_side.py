@@ -16,9 +16,9 @@ from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
-from credit_torch_bridge.checkpoint.keys import SpectralNormState, State
+from credit_torch_bridge.checkpoint.key_plan import SpectralNormState, State
 from credit_torch_bridge.checkpoint.state_dict import to_state_dict
-from credit_torch_bridge.compare.credit_side import Pass
+from credit_torch_bridge.compare.credit_side import ModelOutputs
 
 
 def make_pass(
@@ -26,7 +26,7 @@ def make_pass(
     params: State,
     spectral_norm_state: SpectralNormState,
     blocks: Sequence[str],
-) -> Callable[[np.ndarray], Pass]:
+) -> Callable[[np.ndarray], ModelOutputs]:
     """The forward pass in evaluation mode with its gradient, compiled once.
 
     Args:
@@ -68,13 +68,13 @@ def make_pass(
     placed = _place(packed, model.packed_specs, mesh)
     placed_vectors = _place(spectral_norm_state, model.spectral_norm_specs, mesh)
 
-    def run(x: np.ndarray) -> Pass:
+    def run(x: np.ndarray) -> ModelOutputs:
         batch = place_batch({"x": x}, mesh)["x"]
         y, seen, grads = jax.device_get(step(placed, placed_vectors, batch))
         arrays = jax.tree.map(jnp.asarray, grads)
         whole = jax.device_get(unpack(arrays, model_def.param_specs))
         named = to_state_dict(model_def, whole, spectral_norm_state)
-        return Pass(
+        return ModelOutputs(
             y[..., : model_def.image_height, :],
             {
                 name: np.moveaxis(field[:, :size], -1, 1)

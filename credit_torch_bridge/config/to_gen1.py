@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.gen1 import active_physics, note_ensemble
+from credit_torch_bridge.config.from_gen1 import active_physics, note_ensemble
 from credit_torch_bridge.config.to_gen1_data import data_to_gen1
 
 _MODES = {"none": "none", "ddp": "ddp", "fsdp2": "fsdp"}

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from credit_torch_bridge.config.editor import ConfigEditor, same
-from credit_torch_bridge.config.gen1_data import BATCHER
-from credit_torch_bridge.config.gen1_sources import (
+from credit_torch_bridge.config.from_gen1_data import BATCHER
+from credit_torch_bridge.config.from_gen1_sources import (
     GROUPS,
     MAIN,
     STATIC_FIRST,
     STATIC_LAST,
 )
-from credit_torch_bridge.config.gen2 import sources_equal
 from credit_torch_bridge.config.times import hours_of, pattern_of, years_of
+from credit_torch_bridge.config.to_gen2 import sources_equal
 
 _ORDER = ("prognostic", "static", "dynamic_forcing")
 _KEPT = ("data_clamp",)

@@ -12,8 +12,8 @@ from credit_jax.config.root import Config, job_problems, model_problems
 from credit_jax.models.registry import parse_model
 from credit_jax.transforms.registry import POSTBLOCKS, PREBLOCKS
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.gen1 import active_physics
-from credit_torch_bridge.config.gen2 import trainer_of_gen1
+from credit_torch_bridge.config.from_gen1 import active_physics
+from credit_torch_bridge.config.to_gen2 import trainer_of_gen1
 
 LOCAL = "local"
 _UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")

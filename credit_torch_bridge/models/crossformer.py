@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from credit_torch_bridge.checkpoint.arrangement import (
+from credit_torch_bridge.models.arrangement import (
     CONV_2D,
     CONV_3D,
     POINTWISE,
     Arrangement,
 )
-from credit_torch_bridge.checkpoint.keys import Rule
+from credit_torch_bridge.models.key_table import Rule
 from credit_torch_bridge.models.wxformer import (
     scale_and_bias,
     transformer_blocks,

@@ -16,9 +16,9 @@ from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.config import load_config
 from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.setup import prepare
-from credit_torch_bridge import Moments, Snapshot, from_state_dict
-from credit_torch_bridge.checkpoint.run_config import read_job
-from credit_torch_bridge.checkpoint.run_folder import write_run
+from credit_torch_bridge import JaxCheckpoint, Moments, from_state_dict
+from credit_torch_bridge.checkpoint.orbax_run import write_run
+from credit_torch_bridge.checkpoint.run_config import read_run_config
 
 pytestmark = pytest.mark.reference
 
@@ -68,13 +68,15 @@ def follow(losses, expected, what):
     assert errors.max() < LOSS, f"{what}: {losses} against {expected}"
 
 
-def begin(folder, job, initial):
+def begin(folder, run_config, initial):
     """A checkpoint of before the first step, with CREDIT's weights."""
-    params, spectral_norm_state = from_state_dict(job.model_def, initial)
+    params, spectral_norm_state = from_state_dict(run_config.model_def, initial)
     zeros = {path: np.zeros_like(array) for path, array in params.items()}
     folder.mkdir()
-    snapshot = Snapshot(params, spectral_norm_state, moments=Moments(zeros, zeros, 0))
-    write_run(folder, job, [snapshot])
+    checkpoint = JaxCheckpoint(
+        params, spectral_norm_state, moments=Moments(zeros, zeros, 0)
+    )
+    write_run(folder, run_config, [checkpoint])
 
 
 def test_runs_go_on_in_both_directions(
@@ -104,7 +106,11 @@ def test_runs_go_on_in_both_directions(
     losses, _ = run.train(state, 1, resumed_credit)
     follow(losses, resumed_credit.loss, "PyTorch, then JAX")
 
-    begin(tmp_path / "ours", read_job(tmp_path / "jax" / "model.yml"), first.initial)
+    begin(
+        tmp_path / "ours",
+        read_run_config(tmp_path / "jax" / "model.yml"),
+        first.initial,
+    )
     _, state = run.train(run.start(tmp_path / "ours").state, 0, first)
     run.save(tmp_path / "ours", state, Progress(epoch=1))
     given = "--to", "torch", "--checkpoint", tmp_path / "ours", "--out"

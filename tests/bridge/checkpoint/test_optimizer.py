@@ -6,13 +6,13 @@ import torch
 import yaml
 
 from credit_jax.models.registry import build
+from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.optimizer import (
     CORRECTED,
     read_moments,
     write_moments,
 )
-from credit_torch_bridge.checkpoint.snapshot import Moments
-from credit_torch_bridge.checkpoint.state_dict import idle_keys, plan_for
+from credit_torch_bridge.checkpoint.state_dict import idle_keys, key_plan_for
 from tests.reference.training import GEN2_CONFIG
 from tests.training.settings import trainer_config
 
@@ -25,14 +25,14 @@ BLOCKS = {
     "crossformer, interpolating": MODEL
     | {"type": "crossformer", "upsample_v_conv": True, "attention_type": "mixed"},
 }
-PLAN = plan_for(build(MODEL)).parameters
+PLAN = key_plan_for(build(MODEL)).parameters
 
 
 @pytest.mark.reference
 @pytest.mark.parametrize("name", BLOCKS)
 def test_keys_are_in_pytorch_s_order(credit, name):
     model = credit.build_credit(BLOCKS[name])
-    plan = plan_for(build(BLOCKS[name]))
+    plan = key_plan_for(build(BLOCKS[name]))
     assert plan.keys == list(model.state_dict())
     assert plan.parameters.keys == [key for key, _ in model.named_parameters()]
 
@@ -81,7 +81,7 @@ def test_the_round_trip_is_bitwise(moments, data):
 
 
 def test_torch_takes_the_state(written):
-    shapes = [p.arrangement.torch_shape(p.shape) for p in PLAN.pieces]
+    shapes = [p.arrangement.torch_shape(p.shape) for p in PLAN.entries]
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
     optimizer = torch.optim.AdamW(parameters, lr=1.0)
     optimizer.load_state_dict(written)

@@ -13,13 +13,13 @@ import torch.distributed.checkpoint as dcp
 import yaml
 
 from credit_jax.models.registry import build
-from credit_torch_bridge.checkpoint.distributed import ALLOWED, load_folder
-from credit_torch_bridge.checkpoint.inert_pickle import read_inert
-from credit_torch_bridge.checkpoint.state_dict import plan_for
+from credit_torch_bridge.checkpoint.safe_pickle import read_pickle
+from credit_torch_bridge.checkpoint.state_dict import key_plan_for
+from credit_torch_bridge.checkpoint.torch_distributed import ALLOWED, load_folder
 from tests.reference.training import GEN2_CONFIG
 
 CONFIG = yaml.safe_load(GEN2_CONFIG.read_text())
-PLAN = plan_for(build(CONFIG["model"]))
+PLAN = key_plan_for(build(CONFIG["model"]))
 
 
 class Creates:
@@ -36,10 +36,10 @@ class Creates:
 def state(rng):
     """A state dict that fits the model."""
     return {
-        piece.key: torch.from_numpy(
-            rng.normal(size=piece.arrangement.torch_shape(piece.shape)).astype("f4")
+        entry.key: torch.from_numpy(
+            rng.normal(size=entry.arrangement.torch_shape(entry.shape)).astype("f4")
         )
-        for piece in PLAN.pieces
+        for entry in PLAN.entries
     }
 
 
@@ -280,8 +280,8 @@ def test_an_inert_pickle_is_data():
         if protocol < 4:
             value["a"].pop()
         data = pickle.dumps(value, protocol=protocol)
-        assert read_inert(data, ALLOWED) == value
+        assert read_pickle(data, ALLOWED) == value
     with pytest.raises(ValueError, match=r"asks for builtins\.eval"):
-        read_inert(b"cbuiltins\neval\n(S'1'\ntR.", ALLOWED)
+        read_pickle(b"cbuiltins\neval\n(S'1'\ntR.", ALLOWED)
     with pytest.raises(ValueError, match="broken pickle"):
-        read_inert(b"\x80\x04]", ALLOWED)
+        read_pickle(b"\x80\x04]", ALLOWED)

@@ -9,10 +9,10 @@ import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.models.registry import build
-from credit_torch_bridge import Moments, Snapshot, to_torch
+from credit_torch_bridge import JaxCheckpoint, Moments, to_torch
+from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
 from credit_torch_bridge.checkpoint.renames import current_names
-from credit_torch_bridge.checkpoint.run_config import Job, read_job
-from credit_torch_bridge.checkpoint.run_folder import read_run, write_run
+from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from tests.reference.training import GEN2_CONFIG
 
 CONFIG = yaml.safe_load(GEN2_CONFIG.read_text())
@@ -33,7 +33,7 @@ def draw(seed):
 
 
 @pytest.fixture
-def snapshot(rng):
+def checkpoint(rng):
     """A checkpoint of epoch 2, 60 micro-batches."""
     from credit_jax.nn.spectral_norm import spectral_norm_shapes
 
@@ -44,7 +44,7 @@ def snapshot(rng):
         }
         for path, d in ARCHITECTURE.matrices.items()
     }
-    return Snapshot(
+    return JaxCheckpoint(
         draw(1),
         spectral_norm_state,
         moments=Moments(draw(2), draw(3), 60),
@@ -56,9 +56,9 @@ def snapshot(rng):
     )
 
 
-def earlier(snapshot, epoch):
+def earlier(checkpoint, epoch):
     return replace(
-        snapshot,
+        checkpoint,
         params=draw(10 + epoch),
         micro_step=20 * (epoch + 1),
         progress=Progress(epoch=epoch + 1),
@@ -66,14 +66,14 @@ def earlier(snapshot, epoch):
 
 
 @pytest.fixture
-def credit_run_folder(snapshot, tmp_path):
+def credit_run_folder(checkpoint, tmp_path):
     """The folder of a run of CREDIT: three epochs, the first was the best."""
     folder = tmp_path / "credit"
     folder.mkdir()
     files = {
-        "": snapshot,
-        "best_": earlier(snapshot, 0),
-        "backup_": earlier(snapshot, 1),
+        "": checkpoint,
+        "best_": earlier(checkpoint, 0),
+        "backup_": earlier(checkpoint, 1),
     }
     for prefix, content in files.items():
         written = to_torch(CONFIG, content)
@@ -90,7 +90,7 @@ def credit_run_folder(snapshot, tmp_path):
 
 
 def test_best_and_backup_become_checkpoints(
-    bridge, credit_run_folder, tmp_path, snapshot
+    bridge, credit_run_folder, tmp_path, checkpoint
 ):
     out = tmp_path / "jax"
     given = "--checkpoint", credit_run_folder, "--out", out
@@ -108,7 +108,8 @@ def test_best_and_backup_become_checkpoints(
     store.close()
     best = read_run(out, ARCHITECTURE, 20)
     np.testing.assert_array_equal(
-        best.params["head/out/kernel"], earlier(snapshot, 0).params["head/out/kernel"]
+        best.params["head/out/kernel"],
+        earlier(checkpoint, 0).params["head/out/kernel"],
     )
     assert read_run(out, ARCHITECTURE).loss_scale == SCALER
 
@@ -171,12 +172,12 @@ def test_what_the_checkpoint_says_is_put_into_the_config(
     assert written["save_loc"] == str(tmp_path / "jax")
 
 
-def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, snapshot, tmp_path):
+def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, checkpoint, tmp_path):
     parallel = {"data": "fsdp2", "tensor": 2, "domain": 2}
-    job = Job(CONFIG).changed({"trainer.parallelism": parallel})
-    job = job.changed({"trainer.compile": True})
-    stopped = replace(snapshot, progress=Progress(epoch=2, batches=5))
-    write_run(tmp_path / "run", job, [stopped])
+    run_config = RunConfig(CONFIG).with_settings({"trainer.parallelism": parallel})
+    run_config = run_config.with_settings({"trainer.compile": True})
+    stopped = replace(checkpoint, progress=Progress(epoch=2, batches=5))
+    write_run(tmp_path / "run", run_config, [stopped])
     given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "torch"
     code, text = bridge("convert", "--to", "torch", *given)
     assert code == 0, text
@@ -193,9 +194,9 @@ def test_a_run_stopped_in_an_epoch_on_a_mesh(bridge, snapshot, tmp_path):
     assert "up_block4.2.bias" in content["optimizer_state_dict"]["state"]
 
 
-def test_weights_only_and_a_step(bridge, snapshot, tmp_path):
-    job = read_job(CONFIG)
-    write_run(tmp_path / "run", job, [earlier(snapshot, 0), snapshot])
+def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
+    run_config = read_run_config(CONFIG)
+    write_run(tmp_path / "run", run_config, [earlier(checkpoint, 0), checkpoint])
     given = "--checkpoint", tmp_path / "run", "--weights-only", "--step", 20
     out = tmp_path / "torch"
     code, text = bridge("convert", "--to", "torch", *given, "--out", out)
@@ -245,12 +246,12 @@ def test_names(given, wanted, name):
 def test_a_disk_that_fails_leaves_nothing(
     bridge, credit_run_folder, tmp_path, monkeypatch
 ):
-    from credit_torch_bridge import convert_command
+    from credit_torch_bridge.cli import convert
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(convert_command, "write_run", full)
+    monkeypatch.setattr(convert, "write_run", full)
     before = sorted(tmp_path.iterdir())
     given = "--checkpoint", credit_run_folder, "--out", tmp_path / "jax"
     code, text = bridge("convert", "--to", "jax", *given)

@@ -7,7 +7,7 @@ from typing import Any
 from credit_jax.config.base import nearest_key
 from credit_jax.config.trainer import TrainerConfig
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.gen1_data import ONE_SAMPLE, data_to_gen2
+from credit_torch_bridge.config.from_gen1_data import ONE_SAMPLE, data_to_gen2
 
 TRAINERS = ("era5", "era5-gen1", "cam", "standard", "multi-step", "universal")
 DOMAIN_MODES = ("domain_parallel", "fsdp+domain_parallel")

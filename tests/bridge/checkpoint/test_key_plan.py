@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_torch_bridge.checkpoint.arrangement import LINEAR
-from credit_torch_bridge.checkpoint.keys import Ignore, Rule, make_plan
+from credit_torch_bridge.checkpoint.key_plan import make_key_plan
+from credit_torch_bridge.models.arrangement import LINEAR
+from credit_torch_bridge.models.key_table import Ignore, Rule
 
 DEPTH = 3
 TABLE = (
@@ -45,7 +46,7 @@ def normalized_state(state, rng):
 
 
 def test_blocks_are_stacked_in_order(state):
-    params, spectral_norm_state = make_plan(TABLE, DECLARATIONS).read(state)
+    params, spectral_norm_state = make_key_plan(TABLE, DECLARATIONS).read(state)
     assert set(params) == set(DECLARATIONS)
     assert spectral_norm_state == {}
     for d in range(DEPTH):
@@ -56,7 +57,7 @@ def test_blocks_are_stacked_in_order(state):
 
 def test_the_round_trip_is_bitwise(normalized_state):
     matrices = [path for path in DECLARATIONS if path.endswith("kernel")]
-    plan = make_plan(TABLE, DECLARATIONS, matrices)
+    plan = make_key_plan(TABLE, DECLARATIONS, matrices)
     params, spectral_norm_state = plan.read(normalized_state)
     assert spectral_norm_state["stages/10/kernel"]["u"].shape == (DEPTH, 2)
     assert spectral_norm_state["stages/10/kernel"]["v"].shape == (DEPTH, 4)
@@ -68,7 +69,7 @@ def test_the_round_trip_is_bitwise(normalized_state):
 
 def test_an_ignored_key_is_skipped_and_needs_a_reason(state):
     state["stem.7.index"] = np.zeros(3)
-    make_plan(TABLE, DECLARATIONS).read(state)
+    make_key_plan(TABLE, DECLARATIONS).read(state)
     with pytest.raises(ValueError, match=re.escape("'x' needs a reason")):
         Ignore("x", " ")
 
@@ -78,7 +79,7 @@ def test_one_report_lists_all_that_is_wrong_with_a_state_dict(state):
     state["layers.10.1.weight"] = np.zeros((4, 2))
     state["layers.10.3.weight"] = np.zeros((2, 4))
     with pytest.raises(ValueError, match="does not fit") as caught:
-        make_plan(TABLE, DECLARATIONS).read(state)
+        make_key_plan(TABLE, DECLARATIONS).read(state)
     print(caught.value)
     assert str(caught.value).splitlines() == [
         "the PyTorch state dict does not fit the architecture, 4 problems:",
@@ -90,7 +91,7 @@ def test_one_report_lists_all_that_is_wrong_with_a_state_dict(state):
 
 
 def test_one_report_lists_all_that_is_wrong_with_our_parameters(state):
-    plan = make_plan(TABLE, DECLARATIONS)
+    plan = make_key_plan(TABLE, DECLARATIONS)
     params, _ = plan.read(state)
     params["stem/1/bias"] = params.pop("stem/0/bias")
     with pytest.raises(ValueError, match="do not fit") as caught:
@@ -123,4 +124,4 @@ def test_one_report_lists_all_that_is_wrong_with_our_parameters(state):
 )
 def test_a_table_with_a_gap_or_an_overlap_is_refused(table, problem):
     with pytest.raises(ValueError, match=re.escape(problem)):
-        make_plan(table, DECLARATIONS)
+        make_key_plan(table, DECLARATIONS)

@@ -1,4 +1,4 @@
-"""From a checkpoint of PyTorch to a snapshot in our layout."""
+"""From a checkpoint of PyTorch to a jax_checkpoint in our layout."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import is_better
 from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
-from credit_torch_bridge.checkpoint.keys import Allocate, Plan, State
+from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
+from credit_torch_bridge.checkpoint.key_plan import Allocate, KeyPlan, State
 from credit_torch_bridge.checkpoint.optimizer import read_moments
 from credit_torch_bridge.checkpoint.renames import (
     Renamed,
     current_names,
     refuse_other_models,
 )
-from credit_torch_bridge.checkpoint.run_config import Job, read_job
+from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import (
     PER_EPOCH,
     kind_of,
     read_position,
     settings_of,
 )
-from credit_torch_bridge.checkpoint.snapshot import Snapshot
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,
@@ -43,7 +43,7 @@ def from_torch(
     *,
     weights_only: bool = False,
     batches_per_epoch: int | None = None,
-) -> Snapshot:
+) -> JaxCheckpoint:
     """Everything in a PyTorch checkpoint of CREDIT, in our layout.
 
     Args:
@@ -58,68 +58,74 @@ def from_torch(
     """
     if not isinstance(checkpoint, TorchCheckpoint):
         checkpoint = open_checkpoint(checkpoint)
-    return read_snapshot(
-        read_job(config),
+    return to_jax_checkpoint(
+        read_run_config(config),
         checkpoint,
         weights_only=weights_only,
         batches_per_epoch=batches_per_epoch,
     )
 
 
-def read_snapshot(
-    job: Job,
+def to_jax_checkpoint(
+    run_config: RunConfig,
     checkpoint: TorchCheckpoint,
     *,
     weights_only: bool = False,
     batches_per_epoch: int | None = None,
     allocate: Allocate = np.empty,
-) -> Snapshot:
+) -> JaxCheckpoint:
     """`from_torch` of what is open already; `allocate` makes the arrays."""
-    params, spectral_norm_state = read_model(job, checkpoint, allocate)
-    snapshot = Snapshot(
+    params, spectral_norm_state = read_model(run_config, checkpoint, allocate)
+    jax_checkpoint = JaxCheckpoint(
         params,
         spectral_norm_state,
-        ema=_read_average(job.plan, checkpoint, allocate),
+        ema=_read_average(run_config.plan, checkpoint, allocate),
         notes=checkpoint.notes,
     )
     epoch = -1 if checkpoint.epoch is None else checkpoint.epoch
-    snapshot = replace(snapshot, progress=_progress(job, checkpoint.path, epoch + 1))
+    jax_checkpoint = replace(
+        jax_checkpoint, progress=_progress(run_config, checkpoint.path, epoch + 1)
+    )
     if weights_only or checkpoint.optimizer is None:
-        return snapshot
-    return _with_state(job, checkpoint, snapshot, batches_per_epoch, allocate)
+        return jax_checkpoint
+    return _with_state(
+        run_config, checkpoint, jax_checkpoint, batches_per_epoch, allocate
+    )
 
 
-def renamed_keys(job: Job, checkpoint: TorchCheckpoint) -> list[Renamed]:
+def renamed_keys(run_config: RunConfig, checkpoint: TorchCheckpoint) -> list[Renamed]:
     """What every key of the file is in the key table.
 
     Raises:
         ValueError: the file is that of a model that cannot be converted.
     """
-    renamed = current_names(checkpoint.model, job.plan.keys)
+    renamed = current_names(checkpoint.model, run_config.plan.keys)
     refuse_other_models(
         [entry.name for entry in renamed],
-        job.model_def.config.type,
-        set(job.plan.keys),
+        run_config.model_def.config.type,
+        set(run_config.plan.keys),
     )
     return renamed
 
 
 def read_model(
-    job: Job, checkpoint: TorchCheckpoint, allocate: Allocate = np.empty
+    run_config: RunConfig, checkpoint: TorchCheckpoint, allocate: Allocate = np.empty
 ) -> tuple[State, dict[str, dict[str, np.ndarray]]]:
     """Parameters and vectors."""
-    tensors = {r.name: checkpoint.model[r.given] for r in renamed_keys(job, checkpoint)}
+    tensors = {
+        r.name: checkpoint.model[r.given] for r in renamed_keys(run_config, checkpoint)
+    }
     state = as_arrays(tensors)
     try:
-        job.plan.check(state)
+        run_config.plan.check(state)
         raise_non_finite(state, "the weights")
-        return job.plan.read(state, allocate)
+        return run_config.plan.read(state, allocate)
     except ValueError as error:
-        hint = _spectral_hint(job.plan, tensors)
+        hint = _spectral_hint(run_config.plan, tensors)
         raise ValueError(f"{checkpoint.path}: {error}{hint}") from None
 
 
-def _spectral_hint(plan: Plan, given: Mapping[str, torch.Tensor]) -> str:
+def _spectral_hint(plan: KeyPlan, given: Mapping[str, torch.Tensor]) -> str:
     """The commonest reason for keys that do not fit."""
     asked = any(key.endswith("_orig") for key in plan.keys)
     there = any(key.endswith("_orig") for key in given)
@@ -132,7 +138,7 @@ def _spectral_hint(plan: Plan, given: Mapping[str, torch.Tensor]) -> str:
 
 
 def _read_average(
-    plan: Plan, checkpoint: TorchCheckpoint, allocate: Allocate
+    plan: KeyPlan, checkpoint: TorchCheckpoint, allocate: Allocate
 ) -> State | None:
     if checkpoint.average is None:
         return None
@@ -147,20 +153,22 @@ def _read_average(
 
 
 def _with_state(
-    job: Job,
+    run_config: RunConfig,
     checkpoint: TorchCheckpoint,
-    snapshot: Snapshot,
+    jax_checkpoint: JaxCheckpoint,
     batches_per_epoch: int | None,
     allocate: Allocate,
-) -> Snapshot:
-    """The snapshot with optimizer, schedule and position."""
+) -> JaxCheckpoint:
+    """The jax_checkpoint with optimizer, schedule and position."""
     assert checkpoint.optimizer is not None, "asked for by the caller"
-    trainer = job.trainer
-    moments, group = read_moments(checkpoint.optimizer, job.plan.parameters, allocate)
+    trainer = run_config.trainer
+    moments, group = read_moments(
+        checkpoint.optimizer, run_config.plan.parameters, allocate
+    )
     settings = {"trainer.weight_decay": group.get("weight_decay")}
     if kind_of(trainer) is None:
         settings["trainer.learning_rate"] = group.get("lr")
-    position, more = _position(job, checkpoint, moments.count, batches_per_epoch)
+    position, more = _position(run_config, checkpoint, moments.count, batches_per_epoch)
     settings |= more
     if trainer.update_learning_rate:
         settings.pop("trainer.learning_rate", None)
@@ -168,15 +176,15 @@ def _with_state(
     if average is not None:
         settings["trainer.ema_decay"] = average.decay
     return replace(
-        snapshot,
+        jax_checkpoint,
         moments=moments,
         progress=replace(
-            snapshot.progress, first_rate_at=_first_rate_at(trainer, position)
+            jax_checkpoint.progress, first_rate_at=_first_rate_at(trainer, position)
         ),
         micro_step=position,
         update_step=0 if average is None else average.step,
         loss_scale=dict(checkpoint.scaler or {}),
-        settings={k: v for k, v in settings.items() if _differs(job, k, v)},
+        settings={k: v for k, v in settings.items() if _differs(run_config, k, v)},
     )
 
 
@@ -191,11 +199,11 @@ def _first_rate_at(trainer: TrainerConfig, position: int) -> int | None:
 
 
 def _position(
-    job: Job, checkpoint: TorchCheckpoint, updates: int, given: int | None
+    run_config: RunConfig, checkpoint: TorchCheckpoint, updates: int, given: int | None
 ) -> tuple[int, dict[str, Any]]:
     """Micro-batches seen, and the schedule's settings."""
-    kind, state = kind_of(job.trainer), checkpoint.scheduler
-    batches = job.batches_per_epoch(given)
+    kind, state = kind_of(run_config.trainer), checkpoint.scheduler
+    batches = run_config.batches_per_epoch(given)
     if kind is not None and state is not None:
         return read_position(state, kind, batches), settings_of(state, kind)
     if kind is not None:
@@ -205,27 +213,27 @@ def _position(
         )
     # A constant rate has no position; the count names the checkpoint.
     epochs = (checkpoint.epoch or 0) + 1
-    accumulated = job.trainer.grad_accum_every
+    accumulated = run_config.trainer.grad_accum_every
     if accumulated == 1 or batches is None:
         return updates * accumulated, {}
     return epochs * batches, {}
 
 
-def _differs(job: Job, dotted: str, value: Any) -> bool:
+def _differs(run_config: RunConfig, dotted: str, value: Any) -> bool:
     """Whether the config has another value; settings that are absent do not count."""
     if value is None:
         return False
-    here: Any = job.trainer
+    here: Any = run_config.trainer
     for part in dotted.split(".")[1:]:
         here = getattr(here, part)
     return here != value
 
 
-def _progress(job: Job, path: Path, epoch: int) -> Progress:
+def _progress(run_config: RunConfig, path: Path, epoch: int) -> Progress:
     """The position after a finished epoch, with the best result of the log."""
     log = (path if path.is_dir() else path.parent) / LOG_NAME
     try:
-        trainer = job.trainer
+        trainer = run_config.trainer
         rows = read_log(log) if log.is_file() else []
     except (ValueError, OSError):
         return Progress(epoch=epoch)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from einops import rearrange
 
-from credit_torch_bridge.checkpoint.report import Shape
+from credit_torch_bridge.problems import Shape
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
 
-from credit_torch_bridge.checkpoint.keys import Allocate
+from credit_torch_bridge.checkpoint.key_plan import Allocate
 from credit_torch_bridge.checkpoint.output import OnDisk
 
 # Bytes that are read together.

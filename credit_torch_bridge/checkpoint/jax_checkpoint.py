@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from credit_jax.checkpoint import Progress
-from credit_torch_bridge.checkpoint.keys import SpectralNormState, State
+from credit_torch_bridge.checkpoint.key_plan import SpectralNormState, State
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class JaxCheckpoint:
     """One checkpoint as host arrays.
 
     Attributes:

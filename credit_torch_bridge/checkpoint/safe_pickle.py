@@ -58,7 +58,7 @@ _EMPTY = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-def read_inert(data: bytes, allowed: Collection[str]) -> Any:
+def read_pickle(data: bytes, allowed: Collection[str]) -> Any:
     """The object of a pickle, made of dicts, lists, tuples, sets, texts and numbers.
 
     Args:

@@ -1,4 +1,4 @@
-"""Every format of CREDIT gives the same snapshot, and comes back bit for bit."""
+"""Every format of CREDIT gives the same checkpoint, and comes back bit for bit."""
 
 import jax
 import numpy as np
@@ -6,9 +6,17 @@ import pytest
 import torch
 
 from credit_torch_bridge import from_torch, open_checkpoint, to_torch
-from credit_torch_bridge.checkpoint.run_config import read_job
-from credit_torch_bridge.checkpoint.run_folder import read_run, write_run
-from tests.bridge.formats import AVERAGE, BARE, DISTRIBUTED, MAIN, WHOLE, by_name, load
+from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
+from credit_torch_bridge.checkpoint.run_config import read_run_config
+from tests.bridge.checkpoint.formats import (
+    AVERAGE,
+    BARE,
+    DISTRIBUTED,
+    MAIN,
+    WHOLE,
+    by_name,
+    load,
+)
 
 pytestmark = [
     pytest.mark.reference,
@@ -54,15 +62,17 @@ def same(actual, expected):
 def test_everything_comes_back_bitwise(
     write, reference, credit_folder, model_config, name
 ):
-    snapshot = from_torch(model_config, write(WHOLE[name]))
-    same(snapshot.params, reference.params)
-    same(snapshot.spectral_norm_state, reference.spectral_norm_state)
-    same(snapshot.ema, reference.ema)
-    same(vars(snapshot.moments), vars(reference.moments))
-    places = [(s.micro_step, s.update_step, s.settings) for s in (snapshot, reference)]
+    checkpoint = from_torch(model_config, write(WHOLE[name]))
+    same(checkpoint.params, reference.params)
+    same(checkpoint.spectral_norm_state, reference.spectral_norm_state)
+    same(checkpoint.ema, reference.ema)
+    same(vars(checkpoint.moments), vars(reference.moments))
+    places = [
+        (s.micro_step, s.update_step, s.settings) for s in (checkpoint, reference)
+    ]
     assert places[0] == places[1] == (20, 20, {})
-    assert snapshot.progress.epoch == 1
-    files = to_torch(model_config, snapshot)
+    assert checkpoint.progress.epoch == 1
+    files = to_torch(model_config, checkpoint)
     assert set(files) == {MAIN, AVERAGE}
     for file, content in files.items():
         assert_equal(content, load(credit_folder, file), file)
@@ -73,8 +83,8 @@ def test_fsdp2_comes_back_by_name(write, credit_folder, model_config):
         "trainer": model_config["trainer"]
         | {"parallelism": {"data": "fsdp2", "tensor": 1, "domain": 1}}
     }
-    snapshot = from_torch(config, write(WHOLE["fsdp2"]))
-    assert_equal(to_torch(config, snapshot)[MAIN], by_name(load(credit_folder)))
+    checkpoint = from_torch(config, write(WHOLE["fsdp2"]))
+    assert_equal(to_torch(config, checkpoint)[MAIN], by_name(load(credit_folder)))
 
 
 @pytest.mark.parametrize("name", DISTRIBUTED)
@@ -83,27 +93,27 @@ def test_a_distributed_checkpoint_without_its_loader(
 ):
     path = write(DISTRIBUTED[name])
     assert open_checkpoint(path).format == "torch.distributed checkpoint"
-    snapshot = from_torch(model_config, path)
-    same(vars(snapshot.moments), vars(reference.moments))
-    assert_equal(to_torch(model_config, snapshot)[MAIN], load(credit_folder))
+    checkpoint = from_torch(model_config, path)
+    same(vars(checkpoint.moments), vars(reference.moments))
+    assert_equal(to_torch(model_config, checkpoint)[MAIN], load(credit_folder))
 
 
 @pytest.mark.parametrize("name", BARE)
 def test_weights_alone(write, reference, model_config, name):
-    snapshot = from_torch(model_config, write(BARE[name]))
-    same(snapshot.params, reference.params)
-    same(snapshot.spectral_norm_state, reference.spectral_norm_state)
-    assert snapshot.moments is None
-    assert snapshot.ema is None
+    checkpoint = from_torch(model_config, write(BARE[name]))
+    same(checkpoint.params, reference.params)
+    same(checkpoint.spectral_norm_state, reference.spectral_norm_state)
+    assert checkpoint.moments is None
+    assert checkpoint.ema is None
 
 
 def test_an_average_by_itself_takes_the_vectors_beside_it(
     write, reference, model_config, tmp_path
 ):
     folder = write(WHOLE["none"])
-    snapshot = from_torch(model_config, folder / AVERAGE)
-    same(snapshot.params, reference.ema)
-    same(snapshot.spectral_norm_state, reference.spectral_norm_state)
+    checkpoint = from_torch(model_config, folder / AVERAGE)
+    same(checkpoint.params, reference.ema)
+    same(checkpoint.spectral_norm_state, reference.spectral_norm_state)
     (folder / MAIN).unlink()
     with pytest.raises(ValueError, match="an average has no vectors of spectral norm"):
         from_torch(model_config, folder / AVERAGE)
@@ -122,16 +132,16 @@ def test_averaged_vectors_of_old_files_are_left_out(
 
 
 def test_our_checkpoints_come_back_bitwise(reference, model_config, tmp_path):
-    job = read_job(model_config)
-    write_run(tmp_path / "run", job, [reference])
-    first = read_run(tmp_path / "run", job.model_def)
+    run_config = read_run_config(model_config)
+    write_run(tmp_path / "run", run_config, [reference])
+    first = read_run(tmp_path / "run", run_config.model_def)
     files = to_torch(model_config, first)
     (tmp_path / "torch").mkdir()
     for name, content in files.items():
         torch.save(content, tmp_path / "torch" / name)
     second = from_torch(model_config, tmp_path / "torch")
-    write_run(tmp_path / "again", job, [second])
-    third = read_run(tmp_path / "again", job.model_def)
+    write_run(tmp_path / "again", run_config, [second])
+    third = read_run(tmp_path / "again", run_config.model_def)
     for one, other in ((first, reference), (third, first)):
         same(one.params, other.params)
         same(one.spectral_norm_state, other.spectral_norm_state)
@@ -146,10 +156,10 @@ def test_half_precision_is_widened(write, reference, model_config, tmp_path):
         for key, value in load(write(WHOLE["none"]))["model_state_dict"].items()
     }
     torch.save(state, tmp_path / "half.pt")
-    snapshot = from_torch(model_config, tmp_path / "half.pt")
+    checkpoint = from_torch(model_config, tmp_path / "half.pt")
     path = "head/out/kernel"
-    assert snapshot.params[path].dtype == np.float32
+    assert checkpoint.params[path].dtype == np.float32
     np.testing.assert_array_equal(
-        snapshot.params[path],
+        checkpoint.params[path],
         torch.from_numpy(reference.params[path]).to(torch.bfloat16).float().numpy(),
     )

@@ -1,7 +1,7 @@
 """A folder of torch.distributed.checkpoint as one dict, without its own loader.
 
 torch's loader unpickles the index (`.metadata`) and every value that is no tensor. Here
-the index is read as plain data (`inert_pickle`), and each stored piece by
+the index is read as plain data (`safe_pickle`), and each stored piece by
 `torch.load(weights_only=True)`.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from credit_torch_bridge.checkpoint.inert_pickle import Record, read_inert
+from credit_torch_bridge.checkpoint.safe_pickle import Record, read_pickle
 
 INDEX = ".metadata"
 _PACKAGE = "torch.distributed.checkpoint"
@@ -50,7 +50,7 @@ def load_folder(folder: Path) -> dict[str, Any]:
     if index_file.stat().st_size > _MAX_INDEX:
         raise ValueError(f"{index_file}: too large for an index")
     try:
-        index = read_inert(index_file.read_bytes(), ALLOWED)
+        index = read_pickle(index_file.read_bytes(), ALLOWED)
         return _load(folder, index)
     except ValueError as error:
         raise ValueError(f"{index_file}: {error}") from None

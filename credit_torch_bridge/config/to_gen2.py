@@ -6,7 +6,7 @@ from typing import Any
 
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_torch_bridge.config.editor import ConfigEditor, same
-from credit_torch_bridge.config.gen1 import mode_to_parallelism, pairs
+from credit_torch_bridge.config.from_gen1 import mode_to_parallelism, pairs
 
 CREDIT_DEGREES = ("data", "tensor", "domain")
 PHASES = {

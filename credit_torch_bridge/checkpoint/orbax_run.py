@@ -1,4 +1,4 @@
-"""The folder of a run of credit_jax: `model.yml` and Orbax checkpoints, and snapshots.
+"""The folder of a run of credit_jax: `model.yml` and Orbax checkpoints.
 
 The items of a checkpoint are those that `credit_jax.checkpoint` describes.
 """
@@ -20,32 +20,34 @@ from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMIZER, WEIGHTS, Checkpoin
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.batch_norm import fresh_state
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
-from credit_torch_bridge.checkpoint.keys import Allocate
-from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, Job
-from credit_torch_bridge.checkpoint.snapshot import Moments, Snapshot
-from credit_torch_bridge.checkpoint.streaming import one_by_one, read_item
+from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments
+from credit_torch_bridge.checkpoint.key_plan import Allocate
+from credit_torch_bridge.checkpoint.orbax_streaming import one_by_one, read_item
+from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
 
 _SCALE, _TRACKER = "scale", "_growth_tracker"
 # What torch.amp.GradScaler writes besides, with CREDIT's settings.
 _SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
-def write_run(folder: Path, job: Job, snapshots: Sequence[Snapshot]) -> None:
+def write_run(
+    folder: Path, run_config: RunConfig, checkpoints: Sequence[JaxCheckpoint]
+) -> None:
     """Writes a config and its checkpoints.
 
     Args:
         folder: of the run; made if it is not there.
-        job: its config becomes `model.yml`.
-        snapshots: the newest last; each has its own `micro_step`.
+        run_config: its config becomes `model.yml`.
+        checkpoints: the newest last; each has its own `micro_step`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(folder / CONFIG_FILE, job.written)
+    write_yaml(folder / CONFIG_FILE, run_config.raw)
     store = CheckpointStore(folder, keep_all=True)
     try:
-        for snapshot in snapshots:
-            items = items_of(snapshot, job.seed)
+        for checkpoint in checkpoints:
+            items = items_of(checkpoint, run_config.seed)
             with one_by_one():
-                store.save(snapshot.micro_step, items, snapshot.progress)
+                store.save(checkpoint.micro_step, items, checkpoint.progress)
                 store.wait()
     finally:
         store.close()
@@ -57,23 +59,23 @@ def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def items_of(snapshot: Snapshot, seed: int) -> dict[str, PyTree]:
-    """What a checkpoint of Orbax holds of a snapshot.
+def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
+    """What a checkpoint of Orbax holds of a checkpoint.
 
     Args:
-        snapshot: host arrays.
+        checkpoint: host arrays.
         seed: of the config; PyTorch has no key for dropout, and gets that of a fresh
             run with this seed.
     """
     weights = {
-        "params": snapshot.params,
-        "spectral_norm_state": snapshot.spectral_norm_state,
+        "params": checkpoint.params,
+        "spectral_norm_state": checkpoint.spectral_norm_state,
     }
     items: dict[str, PyTree] = {WEIGHTS: weights}
-    if snapshot.ema is not None:
-        items[EMA] = snapshot.ema
-    if snapshot.moments is not None:
-        moments = snapshot.moments
+    if checkpoint.ema is not None:
+        items[EMA] = checkpoint.ema
+    if checkpoint.moments is not None:
+        moments = checkpoint.moments
         state = optax.ScaleByAdamState(
             _int(moments.count),
             moments.mu,
@@ -81,14 +83,14 @@ def items_of(snapshot: Snapshot, seed: int) -> dict[str, PyTree]:
         )
         items[OPTIMIZER] = {
             "opt_state": state,
-            "micro_step": _int(snapshot.micro_step),
-            "update_step": _int(snapshot.update_step),
+            "micro_step": _int(checkpoint.micro_step),
+            "update_step": _int(checkpoint.update_step),
             "key": dropout_key(seed),
         }
-    if _SCALE in snapshot.loss_scale:
+    if _SCALE in checkpoint.loss_scale:
         items[LOSS_SCALE] = {
-            "scale": np.asarray(snapshot.loss_scale[_SCALE], np.float32),
-            "good_updates": _int(snapshot.loss_scale.get(_TRACKER, 0)),
+            "scale": np.asarray(checkpoint.loss_scale[_SCALE], np.float32),
+            "good_updates": _int(checkpoint.loss_scale.get(_TRACKER, 0)),
         }
     return items
 
@@ -107,7 +109,7 @@ def read_run(
     model_def: ModelDef,
     step: int | None = None,
     allocate: Allocate = np.empty,
-) -> Snapshot:
+) -> JaxCheckpoint:
     """A checkpoint of a run.
 
     Args:
@@ -132,17 +134,19 @@ def read_run(
     finally:
         store.close()
     found = {k: read_item(path / k, tree, allocate) for k, tree in targets.items()}
-    snapshot = Snapshot(
+    checkpoint = JaxCheckpoint(
         found[WEIGHTS]["params"],
         found[WEIGHTS]["spectral_norm_state"],
         ema=found.get(EMA),
         micro_step=chosen,
         progress=progress,
     )
-    return _with_optimizer(snapshot, found)
+    return _with_optimizer(checkpoint, found)
 
 
-def _with_optimizer(snapshot: Snapshot, found: Mapping[str, Any]) -> Snapshot:
+def _with_optimizer(
+    checkpoint: JaxCheckpoint, found: Mapping[str, Any]
+) -> JaxCheckpoint:
     scaler: dict[str, Any] = {}
     if LOSS_SCALE in found:
         scaler = {
@@ -150,13 +154,13 @@ def _with_optimizer(snapshot: Snapshot, found: Mapping[str, Any]) -> Snapshot:
             **_SCALER,
             _TRACKER: int(found[LOSS_SCALE]["good_updates"]),
         }
-    snapshot = replace(snapshot, loss_scale=scaler)
+    checkpoint = replace(checkpoint, loss_scale=scaler)
     if OPTIMIZER not in found:
-        return snapshot
+        return checkpoint
     optimizer = found[OPTIMIZER]
     state = optimizer["opt_state"]
     return replace(
-        snapshot,
+        checkpoint,
         moments=Moments(state["mu"], state["nu"], int(state["count"])),
         micro_step=int(optimizer["micro_step"]),
         update_step=int(optimizer["update_step"]),

@@ -1,4 +1,4 @@
-"""From a snapshot in our layout to the files of a PyTorch checkpoint."""
+"""From a checkpoint in our layout to the files of a PyTorch checkpoint."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from credit_torch_bridge.checkpoint.keys import Allocate
+from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
+from credit_torch_bridge.checkpoint.key_plan import Allocate
 from credit_torch_bridge.checkpoint.optimizer import write_moments
-from credit_torch_bridge.checkpoint.run_config import Job, read_job
-from credit_torch_bridge.checkpoint.run_folder import read_run
+from credit_torch_bridge.checkpoint.orbax_run import read_run
+from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import kind_of, write_position
-from credit_torch_bridge.checkpoint.snapshot import Snapshot
 from credit_torch_bridge.checkpoint.state_dict import idle_keys
 from credit_torch_bridge.checkpoint.torch_checkpoint import CHECKPOINT
 
@@ -24,7 +24,7 @@ AVERAGE = "checkpoint_ema.pt"
 
 def to_torch(
     config: str | Path | Mapping[str, Any],
-    checkpoint: str | Path | Snapshot,
+    checkpoint: str | Path | JaxCheckpoint,
     *,
     step: int | None = None,
     batches_per_epoch: int | None = None,
@@ -33,7 +33,7 @@ def to_torch(
 
     Args:
         config: CREDIT's YAML, or a mapping like it.
-        checkpoint: the folder of a run of credit_jax, or a snapshot.
+        checkpoint: the folder of a run of credit_jax, or a checkpoint.
         step: which checkpoint of the folder; None is the newest.
         batches_per_epoch: micro-batches of an epoch of the run that was, where the
             config does not say it and the schedule counts epochs.
@@ -45,32 +45,32 @@ def to_torch(
     Raises:
         FileNotFoundError, ValueError: what is wrong; one report lists all of it.
     """
-    job = read_job(config)
-    if not isinstance(checkpoint, Snapshot):
-        checkpoint = read_run(Path(checkpoint), job.model_def, step)
-    return write_snapshot(job, checkpoint, batches_per_epoch=batches_per_epoch)
+    run_config = read_run_config(config)
+    if not isinstance(checkpoint, JaxCheckpoint):
+        checkpoint = read_run(Path(checkpoint), run_config.model_def, step)
+    return to_torch_files(run_config, checkpoint, batches_per_epoch=batches_per_epoch)
 
 
-def write_snapshot(
-    job: Job,
-    snapshot: Snapshot,
+def to_torch_files(
+    run_config: RunConfig,
+    checkpoint: JaxCheckpoint,
     *,
     batches_per_epoch: int | None = None,
     allocate: Allocate = np.empty,
 ) -> dict[str, dict[str, Any]]:
-    """`to_torch` of a snapshot; `allocate` makes the arrays."""
-    plan, epoch = job.plan, snapshot.progress.epoch - 1
-    state = plan.write(snapshot.params, snapshot.spectral_norm_state, allocate)
+    """`to_torch` of a checkpoint; `allocate` makes the arrays."""
+    plan, epoch = run_config.plan, checkpoint.progress.epoch - 1
+    state = plan.write(checkpoint.params, checkpoint.spectral_norm_state, allocate)
     content: dict[str, Any] = {"epoch": epoch, "model_state_dict": _tensors(state)}
-    if snapshot.moments is not None:
-        content |= _state(job, snapshot, batches_per_epoch, allocate)
+    if checkpoint.moments is not None:
+        content |= _state(run_config, checkpoint, batches_per_epoch, allocate)
     files = {CHECKPOINT: content}
-    if snapshot.ema is not None:
-        shadow = plan.parameters.write(snapshot.ema, {}, allocate)
+    if checkpoint.ema is not None:
+        shadow = plan.parameters.write(checkpoint.ema, {}, allocate)
         average = {
             "shadow": _tensors(shadow),
-            "decay": job.trainer.ema_decay,
-            "step": snapshot.update_step,
+            "decay": run_config.trainer.ema_decay,
+            "step": checkpoint.update_step,
         }
         files[AVERAGE] = {"epoch": epoch, "model_state_dict": average}
     return files
@@ -81,31 +81,33 @@ def _tensors(state: Mapping[str, np.ndarray]) -> OrderedDict[str, torch.Tensor]:
 
 
 def _state(
-    job: Job,
-    snapshot: Snapshot,
+    run_config: RunConfig,
+    checkpoint: JaxCheckpoint,
     batches_per_epoch: int | None,
     allocate: Allocate,
 ) -> dict[str, Any]:
     """Optimizer, schedule and loss scaling, as CREDIT saves them."""
-    assert snapshot.moments is not None, "asked for by the caller"
-    batches = job.batches_per_epoch(batches_per_epoch)
-    scheduler, rate = write_position(job.trainer, snapshot.micro_step, batches)
+    assert checkpoint.moments is not None, "asked for by the caller"
+    batches = run_config.batches_per_epoch(batches_per_epoch)
+    scheduler, rate = write_position(run_config.trainer, checkpoint.micro_step, batches)
     moments = write_moments(
-        snapshot.moments,
-        job.plan.parameters,
-        job.trainer,
+        checkpoint.moments,
+        run_config.plan.parameters,
+        run_config.trainer,
         rate,
-        idle=idle_keys(job.model_def),
+        idle=idle_keys(run_config.model_def),
         allocate=allocate,
     )
     return {
         "optimizer_state_dict": moments,
         "scheduler_state_dict": scheduler,
-        "scaler_state_dict": dict(snapshot.loss_scale),
+        "scaler_state_dict": dict(checkpoint.loss_scale),
     }
 
 
-def credits_config(job: Job, save_loc: Path, snapshot: Snapshot) -> Job:
+def credits_config(
+    run_config: RunConfig, save_loc: Path, checkpoint: JaxCheckpoint
+) -> RunConfig:
     """The config with which CREDIT goes on from the files.
 
     Besides `save_loc` and the `load_*` keys it says what CREDIT needs to be said, and
@@ -113,10 +115,10 @@ def credits_config(job: Job, save_loc: Path, snapshot: Snapshot) -> Job:
     torch.compile, which gives every parameter another name. A config that is a model
     section alone stays one.
     """
-    resumes = snapshot.moments is not None
-    if not resumes and not job.written.get("trainer"):
-        return job.changed({"save_loc": str(save_loc)})
-    trainer = job.trainer
+    resumes = checkpoint.moments is not None
+    if not resumes and not run_config.raw.get("trainer"):
+        return run_config.with_settings({"save_loc": str(save_loc)})
+    trainer = run_config.trainer
     settings: dict[str, Any] = {
         "save_loc": str(save_loc),
         "trainer.parallelism": {
@@ -127,21 +129,21 @@ def credits_config(job: Job, save_loc: Path, snapshot: Snapshot) -> Job:
         "trainer.compile": False,
         "trainer.activation_checkpoint": trainer.activation_checkpoint != "none",
         "trainer.use_scheduler": kind_of(trainer) is not None,
-        "trainer.start_epoch": max(snapshot.progress.epoch, 0) if resumes else 0,
+        "trainer.start_epoch": max(checkpoint.progress.epoch, 0) if resumes else 0,
         "trainer.reload_epoch": resumes,
         "trainer.load_weights": True,
         "trainer.load_optimizer": resumes,
         "trainer.load_scaler": resumes,
         "trainer.load_scheduler": resumes,
     }
-    return job.changed(settings)
+    return run_config.with_settings(settings)
 
 
-def cautions(job: Job, snapshot: Snapshot) -> list[str]:
+def cautions(run_config: RunConfig, checkpoint: JaxCheckpoint) -> list[str]:
     """What CREDIT will do otherwise, in words."""
-    if not job.written.get("trainer"):
+    if not run_config.raw.get("trainer"):
         return []
-    progress, parallel = snapshot.progress, job.trainer.parallelism
+    progress, parallel = checkpoint.progress, run_config.trainer.parallelism
     notes = []
     if progress.batches:
         notes.append(
@@ -157,7 +159,7 @@ def cautions(job: Job, snapshot: Snapshot) -> list[str]:
         notes.append(
             "model.yml asks for tensor: 1 and domain: 1; CREDIT cannot resume others"
         )
-    if (job.written.get("trainer") or {}).get("compile"):
+    if (run_config.raw.get("trainer") or {}).get("compile"):
         notes.append(
             "model.yml says compile: false; with torch.compile CREDIT expects every "
             "name behind _orig_mod."

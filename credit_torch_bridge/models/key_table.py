@@ -1,0 +1,72 @@
+"""The entries of a key table: a PyTorch key, our path, and how the dims correspond."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from credit_torch_bridge.models.arrangement import SAME, Arrangement
+
+# Index of a layer that is stacked on our leading dim: a part of PyTorch's key only.
+STACKED = "{d}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Both names of one kind of parameter.
+
+    Attributes:
+        torch: PyTorch's key with named indices, "layers.{s}.0.convs.{i}.1.weight";
+            `{d}` is the index along our leading dim.
+        ours: our path with the same indices except `{d}`,
+            "stages/{s}/embed/convs/{i}/kernel".
+        arrangement: of one PyTorch array.
+    """
+
+    torch: str
+    ours: str
+    arrangement: Arrangement = SAME
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether our array stacks the PyTorch arrays of several layers."""
+        return STACKED in self.torch
+
+    def match(self, path: str) -> dict[str, str] | None:
+        """The indices with which `ours` gives `path`, or None."""
+        found = template_regex(self.ours).fullmatch(path)
+        return found and found.groupdict()
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """PyTorch keys without a parameter of ours.
+
+    Attributes:
+        torch: the key with named indices.
+        reason: why nothing is lost; may not be empty.
+    """
+
+    torch: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.reason.strip():
+            raise ValueError(f"ignoring {self.torch!r} needs a reason")
+
+    def match(self, key: str) -> bool:
+        """Whether it names this PyTorch key."""
+        return template_regex(self.torch).fullmatch(key) is not None
+
+
+KeyTable = tuple[Rule | Ignore, ...]
+
+
+@cache
+def template_regex(template: str) -> re.Pattern[str]:
+    """The template with a named group of digits in place of each index."""
+    parts = re.split(r"\{(\w+)\}", template)
+    parts[::2] = map(re.escape, parts[::2])
+    parts[1::2] = [rf"(?P<{name}>\d+)" for name in parts[1::2]]
+    return re.compile("".join(parts))
