@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := test
 
 train: .venv/.train
-	$(BIN)/python -m credit_jax.train --config configs/tp2_domain2.yaml
+	$(BIN)/credit-jax train --config configs/tp2_domain2.yaml
 
 test: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-layers

@@ -9,11 +9,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Protocol, cast, runtime_checkable
 
+import shtab
 from rich.console import Console
 
 from credit_jax.config import Config, load_config
@@ -23,6 +28,9 @@ FAILED = 1  # a comparison or a check that does not pass
 USER_ERROR = 2
 DIVERGED = 3  # a loss that is not finite
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+# What a shell completes, by the name of a value in --help.
+COMPLETED = {"FILE": shtab.FILE, "NPY": shtab.FILE, "DIR": shtab.DIRECTORY}
 
 
 @runtime_checkable
@@ -51,6 +59,24 @@ class Command(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Entry:
+    """Where a command is, known without importing it.
+
+    Attributes:
+        module: that is the command.
+        summary: for the list of all commands.
+        extra: of this project, which installs what the module imports.
+        platforms: JAX's platforms, unless JAX_PLATFORMS names others; "" leaves the
+            choice to JAX.
+    """
+
+    module: str
+    summary: str
+    extra: str = ""
+    platforms: str = ""
+
+
 class CommandError(Exception):
     """An error that ends a command with an exit code of its own.
 
@@ -75,14 +101,11 @@ def run_module(name: str, argv: Sequence[str] | None, *, prog: str) -> int:
     Returns:
         The exit code.
     """
-    command = cast(Command, sys.modules[name])
-    parser = argparse.ArgumentParser(prog=prog)
-    _fill(parser, command)
-    return _run(command, parser.parse_args(argv))
+    return _parse_and_run(cast(Command, sys.modules[name]), argv, prog)
 
 
 def run_group(
-    commands: Mapping[str, str],
+    commands: Mapping[str, Entry],
     argv: Sequence[str] | None,
     *,
     prog: str,
@@ -90,8 +113,11 @@ def run_group(
 ) -> int:
     """Runs one of several commands, chosen by the first argument.
 
+    Only the module of the chosen command is imported.
+    `--print-completion SHELL` prints what makes a shell complete all of them.
+
     Args:
-        commands: name -> module. Only the chosen one is imported.
+        commands: by name.
         argv: arguments without the program; None takes those of the process.
         prog: the program as a user types it.
         description: of all commands together.
@@ -100,19 +126,70 @@ def run_group(
         The exit code.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    if given and given[0] in commands:
+        try:
+            command = load_command(commands[given[0]])
+        except CommandError as error:
+            return _failed(error)
+        return _parse_and_run(command, given[1:], f"{prog} {given[0]}")
+    if given and not given[0].startswith("-"):
+        return _failed(ValueError(_unknown(given[0], commands)))
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=f"{prog} COMMAND --help describes a command and gives an example.",
+    )
+    shtab.add_argument_to(parser, help="print the completion script of a shell")
+    _list_commands(parser, commands, options="--print-completion" in given)
+    parser.parse_args(given)
+    parser.error("the command comes first, its options behind it")
+
+
+def _list_commands(
+    parser: argparse.ArgumentParser, commands: Mapping[str, Entry], *, options: bool
+) -> None:
+    """Adds the commands; with options, those that can be imported have theirs."""
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    wanted = given[:1] if given and given[0] in commands else list(commands)
-    modules = {name: load_command(commands[name]) for name in wanted}
-    for name, command in modules.items():
-        _fill(choices.add_parser(name, help=command.HELP), command)
-    args = parser.parse_args(given)
-    return _run(modules[args.command], args)
+    for name, entry in commands.items():
+        command = choices.add_parser(name, help=entry.summary)
+        if options:
+            with suppress(CommandError):
+                _fill(command, load_command(entry))
 
 
-def load_command(module: str) -> Command:
-    """Imports the module of a command."""
-    return cast(Command, importlib.import_module(module))
+def _unknown(name: str, commands: Iterable[str]) -> str:
+    near = get_close_matches(name, commands, n=1)
+    hint = (
+        f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(commands)}"
+    )
+    return f"there is no command {name!r}; {hint}"
+
+
+def load_command(entry: Entry) -> Command:
+    """Imports the module of a command.
+
+    Raises:
+        CommandError: a package that the entry's extra installs is missing.
+    """
+    if entry.platforms:
+        os.environ.setdefault("JAX_PLATFORMS", entry.platforms)
+    try:
+        return cast(Command, importlib.import_module(entry.module))
+    except ModuleNotFoundError as error:
+        ours = (error.name or "").partition(".")[0] == entry.module.partition(".")[0]
+        if ours or not entry.extra:
+            raise
+        raise CommandError(
+            f"this command needs {error.name}, which is not installed; install it "
+            f"with: pip install 'credit-jax[{entry.extra}]'",
+            USER_ERROR,
+        ) from error
+
+
+def _parse_and_run(command: Command, argv: Sequence[str] | None, prog: str) -> int:
+    parser = argparse.ArgumentParser(prog=prog)
+    _fill(parser, command)
+    return _run(command, parser.parse_args(argv))
 
 
 def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
@@ -123,6 +200,9 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
     parser.add_argument(
         "--debug", action="store_true", help="show the traceback of an error"
     )
+    for action in parser._actions:
+        if action.metavar in COMPLETED:
+            action.complete = COMPLETED[action.metavar]  # type: ignore[attr-defined]
 
 
 def _run(command: Command, args: argparse.Namespace) -> int:
@@ -133,11 +213,15 @@ def _run(command: Command, args: argparse.Namespace) -> int:
     except (CommandError, ValueError, OSError, MemoryError) as error:
         if args.debug:
             raise
-        print_line(f"error: {str(error) or type(error).__name__}", "red", stderr=True)
-        return error.exit_code if isinstance(error, CommandError) else USER_ERROR
+        return _failed(error)
     except KeyboardInterrupt:
         print_line("interrupted", "red", stderr=True)
         return INTERRUPTED
+
+
+def _failed(error: Exception) -> int:
+    print_line(f"error: {str(error) or type(error).__name__}", "red", stderr=True)
+    return error.exit_code if isinstance(error, CommandError) else USER_ERROR
 
 
 def print_line(text: str, style: str = "", *, stderr: bool = False) -> None:

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from credit_jax.commands import run_group
-
-# Converting needs no accelerator.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-COMMANDS: Mapping[str, str] = MappingProxyType(
-    {
-        "convert": "credit_torch_bridge.cli.convert",
-        "inspect": "credit_torch_bridge.cli.inspect",
-        "compare": "credit_torch_bridge.cli.compare",
-        "config": "credit_torch_bridge.cli.config",
-    }
-)
+from credit_jax.console import BRIDGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nothing was written then.
     """
     return run_group(
-        COMMANDS,
+        BRIDGE,
         argv,
         prog="python -m credit_torch_bridge",
         description="CREDIT's PyTorch checkpoints to credit_jax and back.",

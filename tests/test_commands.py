@@ -11,6 +11,7 @@ from credit_jax.commands import (
     OK,
     USER_ERROR,
     CommandError,
+    Entry,
     run_group,
     run_module,
 )
@@ -84,16 +85,59 @@ def test_help_names_an_example(capsys):
     assert "example: python -m it --how well" in capsys.readouterr().out
 
 
+GROUP = {"it": Entry(__name__, "does it"), "other": Entry("no_such_module", "fails")}
+OPTIONS = {"prog": "program", "description": "Two commands."}
+
+
 def test_a_group_imports_the_chosen_command_only(capsys):
-    commands = {"it": __name__, "other": "no_such_module"}
-    options = {"prog": "program", "description": "Two commands."}
-    assert run_group(commands, ["it", "--how", "no file"], **options) == USER_ERROR
+    assert run_group(GROUP, ["it", "--how", "no file"], **OPTIONS) == USER_ERROR
     assert capsys.readouterr().err == "error: there is no file\n"
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        run_group(commands, ["--help"], **options)
+        run_group(GROUP, ["other"], **OPTIONS)
+
+
+def test_a_group_lists_its_commands_and_imports_none(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_group(GROUP, ["--help"], **OPTIONS)
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "does it" in shown
+    assert "program COMMAND --help" in shown
+
+
+def test_a_command_of_a_group_has_its_help(capsys):
     with pytest.raises(SystemExit):
-        run_group({"it": __name__}, ["--help"], **options)
-    assert HELP in capsys.readouterr().out
+        run_group(GROUP, ["it", "--help"], **OPTIONS)
+    shown = capsys.readouterr().out
+    assert HELP in shown
+    assert "example: program it --how well" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("othr", "did you mean 'other'?"), ("xyz", "choose from it, other")],
+)
+def test_an_unknown_command(name, hint, capsys):
+    assert run_group(GROUP, [name], **OPTIONS) == USER_ERROR
+    line = f"error: there is no command {name!r}; {hint}\n"
+    assert capsys.readouterr() == ("", line)
+
+
+@pytest.mark.parametrize("given", [[], ["--", "it"], ["--how"]])
+def test_the_command_comes_first(given):
+    with pytest.raises(SystemExit) as ended:
+        run_group(GROUP, given, **OPTIONS)
+    assert ended.value.code == USER_ERROR
+
+
+def test_a_missing_extra_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "needs_more.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    group = {"other": Entry("needs_more", "fails", extra="more")}
+    assert run_group(group, ["other"], **OPTIONS) == USER_ERROR
+    line = capsys.readouterr().err
+    assert "needs no_such_module" in line
+    assert "pip install 'credit-jax[more]'" in line
 
 
 def test_the_process_arguments_are_the_default(monkeypatch, capsys):

@@ -8,7 +8,7 @@ from credit_jax.config.base import StrictModel
 
 
 class DemoConfig(StrictModel):
-    """What `python -m credit_jax.demo.dataset` makes.
+    """What `python -m credit_jax.demo` makes.
 
     Attributes:
         out: folder of the data set; it is made if it is not there.

@@ -1,4 +1,4 @@
-"""Makes the demo data set: `python -m credit_jax.demo.dataset --out DIR --days N`.
+"""The demo data set: `ensure_demo_data` makes it.
 
 A moist Held-Suarez climate on a Gaussian grid, computed by the dynamical core of
 dinosaur, with 6-hourly fields:
@@ -13,8 +13,7 @@ dinosaur, with 6-hourly fields:
 The same arguments give the same numbers on the same machine and versions.
 """
 
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from credit_jax.config.base import ConfigError, parse
 from credit_jax.config.demo import DemoConfig
 from credit_jax.demo.write import (
     FIRST_TIME,
@@ -87,8 +85,13 @@ def manifest(demo: DemoConfig) -> dict[str, Any]:
 
 
 def _make(demo: DemoConfig, folder: Path, advance: Any) -> None:
-    from credit_jax.demo.dynamics import build_climate
-
+    try:
+        from credit_jax.demo.dynamics import build_climate
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"making demo data needs {error.name}, which is not installed; install it "
+            "with: pip install 'credit-jax[demo]'"
+        ) from error
     climate = build_climate(demo.truncation, demo.seed)
     axes = Axes(climate.sigma, climate.latitude, climate.longitude)
     statistics, writer = Statistics(), YearWriter(folder, axes)
@@ -173,31 +176,3 @@ def _progress(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    defaults = DemoConfig(out="")
-    parser = argparse.ArgumentParser(
-        prog="python -m credit_jax.demo.dataset",
-        description="Make a demo data set with the dynamical core of dinosaur.",
-    )
-    parser.add_argument("--out", required=True, help="folder to make")
-    parser.add_argument("--truncation", default="T21", help="T21 (32x64), T42 (64x128)")
-    for name in ("days", "spinup_days", "held_out_days", "seed"):
-        flag = "--" + name.replace("_", "-")
-        value = getattr(defaults, name)
-        parser.add_argument(flag, type=int, default=value, help=f"default {value}")
-    given = vars(parser.parse_args(arguments))
-    console = Console(stderr=True)
-    try:
-        folder = ensure_demo_data(parse(DemoConfig, given, source="demo"), console)
-    except (ConfigError, ValueError, OSError) as error:
-        console.print(f"error: {error}", markup=False, style="red")
-        return 2
-    console.print(f"{folder} is complete.")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

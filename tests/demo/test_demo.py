@@ -18,7 +18,8 @@ from credit_jax.data import open_dataset
 from credit_jax.demo import dataset as demo
 from credit_jax.demo import physics as demo_physics
 from credit_jax.demo import write as demo_write
-from credit_jax.demo.dataset import ensure_demo_data, main
+from credit_jax.demo.__main__ import main
+from credit_jax.demo.dataset import ensure_demo_data
 from tests.data.world import parsed, raw_config
 
 QUIET = Console(quiet=True)

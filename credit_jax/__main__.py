@@ -1,0 +1,8 @@
+"""`python -m credit_jax`: the console command where it is not on the path."""
+
+import sys
+
+from credit_jax.console import main
+
+if __name__ == "__main__":
+    sys.exit(main())

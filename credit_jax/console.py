@@ -1,0 +1,46 @@
+"""The console command `credit-jax`: one command, whose subcommands are the modules.
+
+`credit-jax train --config F` is `python -m credit_jax.train --config F`. A command is
+imported when it is called: those of the bridge need torch, and nothing in credit_jax
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from credit_jax.commands import Entry, run_group
+
+DESCRIPTION = "CREDIT's weather models as pure JAX functions, exact on every mesh."
+
+MODULES: Mapping[str, Entry] = MappingProxyType(
+    {
+        "check": Entry("credit_jax.check.__main__", "report on a config, no training"),
+        "train": Entry("credit_jax.train", "train a model"),
+        "predict": Entry("credit_jax.predict", "one forward pass of a model"),
+        "demo": Entry("credit_jax.demo.__main__", "make the demo data set"),
+    }
+)
+# Converting and comparing need no accelerator.
+BRIDGE: Mapping[str, Entry] = MappingProxyType(
+    {
+        name: Entry(f"credit_torch_bridge.cli.{name}", summary, "bridge", "cpu")
+        for name, summary in {
+            "convert": "a checkpoint of CREDIT to credit_jax, or back",
+            "inspect": "what is in a checkpoint",
+            "compare": "run CREDIT beside credit_jax, block by block",
+            "config": "convert a config file of CREDIT's",
+        }.items()
+    }
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code.
+
+    Args:
+        argv: arguments without the program; None takes those of the process.
+    """
+    commands = {**MODULES, **BRIDGE}
+    return run_group(commands, argv, prog="credit-jax", description=DESCRIPTION)

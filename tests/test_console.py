@@ -1,0 +1,119 @@
+"""The console command: every subcommand, its help and example, its exit codes."""
+
+import importlib.metadata
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from credit_jax.commands import FAILED, OK, USER_ERROR, load_command
+from credit_jax.console import BRIDGE, MODULES, main
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = {**MODULES, **BRIDGE}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_every_command_names_an_example(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == OK
+    command = load_command(COMMANDS[name])
+    assert f"example: credit-jax {name} " in shown
+    assert " ".join(command.EXAMPLE.split()) in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_every_command_parses(name, monkeypatch):
+    command = load_command(COMMANDS[name])
+    given = []
+    monkeypatch.setattr(command, "run", lambda args: given.append(args) or OK)
+    assert main([name, *shlex.split(command.EXAMPLE)]) == OK
+    assert len(given) == 1
+    for config in {"--config", "-c"} & set(vars(given[0])):
+        assert (ROOT / getattr(given[0], config)).exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_unknown_option_is_an_error_of_the_user(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--no-such-option"])
+    assert ended.value.code == USER_ERROR
+    assert f"usage: credit-jax {name}" in capsys.readouterr().err
+
+
+def test_the_list_of_commands(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == OK
+    shown = capsys.readouterr().out
+    for name, entry in COMMANDS.items():
+        assert name in shown
+        assert entry.summary in shown
+
+
+def test_an_unknown_command_gives_the_nearest(capsys):
+    assert main(["trian", "--config", "configs/demo.yaml"]) == USER_ERROR
+    line = "error: there is no command 'trian'; did you mean 'train'?\n"
+    assert capsys.readouterr() == ("", line)
+
+
+def test_a_file_that_is_not_there(capsys):
+    assert main(["train", "--config", "no_such.yaml"]) == USER_ERROR
+    assert "no_such.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("override", "code"), [([], OK), (["--devices", "3"], FAILED)])
+def test_check(override, code, capsys):
+    config = ROOT / "configs/tp2_domain2.yaml"
+    assert main(["check", "--config", str(config), "--no-data", *override]) == code
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", BRIDGE)
+def test_without_torch_the_bridge_says_what_to_install(name):
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from credit_jax.console import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, name, "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == USER_ERROR
+    assert done.stdout == ""
+    assert done.stderr.strip().splitlines() == [
+        "error: this command needs torch, which is not installed; install it with: "
+        "pip install 'credit-jax[bridge]'"
+    ]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", shell])
+    assert ended.value.code == OK
+    script = capsys.readouterr().out
+    for word in (*COMMANDS, "--config", "--devices", "--level-coord"):
+        assert word in script
+
+
+def test_the_installed_command():
+    (entry,) = importlib.metadata.entry_points(
+        group="console_scripts", name="credit-jax"
+    )
+    assert entry.load() is main
+    program = Path(sys.executable).with_name("credit-jax")
+    command = [program, "check", "--config", "configs/demo.yaml", "--no-data"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == OK, done.stderr
+    assert "OK" in done.stdout
+
+
+def test_the_package_is_the_same_command():
+    command = [sys.executable, "-m", "credit_jax", "no_such_command"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == USER_ERROR
+    assert "there is no command" in done.stderr
