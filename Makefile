@@ -5,7 +5,7 @@
 # make lint    the quick checks alone
 # make docs    the pages of docs/ and the reference from docstrings, in build/docs
 # make accuracy  sets up .venv likewise, then compares credit_jax with CREDIT: the short form of
-#                benchmarks/accuracy.py; its report and picture go to benchmarks/reports
+#                `python -m benchmarks.accuracy`; its report and picture go to benchmarks/reports
 # PYTHON=python3.12 names the interpreter that .venv is made with; 3.11 or later.
 
 BIN := .venv/bin

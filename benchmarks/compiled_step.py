@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.jax_side import build_mesh
+from benchmarks.meshes import build_mesh
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
@@ -84,7 +84,7 @@ def trace_step(
 
     Args:
         model: the `model:` block.
-        mesh: its name, see `jax_side.parse_mesh`.
+        mesh: its name, see `meshes.parse_mesh`.
         batch: samples of the global batch.
         remat: activation checkpointing, "none", "full" or "selective".
         backend: what the program is written for.

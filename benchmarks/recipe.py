@@ -1,30 +1,25 @@
-"""What a number was made with, and the report it goes into."""
+"""The recipe of a number: date, commit, versions, machine and configuration."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table
-
-REPORTS = Path(__file__).with_name("reports")
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "miles-credit")
 
 
 def recipe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Date, commit, versions, machine and its pace beside the full config of a run."""
+    """Date, commit, versions, machine and its speed, and the config of a run."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _COMMIT,
@@ -33,65 +28,6 @@ def recipe(config: Mapping[str, Any]) -> dict[str, Any]:
         "machine": f"{_machine()}, {_pace()}",
         "config": dict(config),
     }
-
-
-def write_report(
-    name: str, sections: Sequence[str], data: Mapping[str, Any], folder: Path = REPORTS
-) -> Path:
-    """Writes `name`.md and `name`.json; the recipe stands at the end of both.
-
-    Args:
-        name: of the benchmark; an older report of the same name is replaced.
-        sections: markdown, from the heading on.
-        data: what goes into the JSON; its "recipe" is printed in the markdown too.
-        folder: where to.
-
-    Returns:
-        The path of the markdown.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(data, indent=2, default=str)
-    (folder / f"{name}.json").write_text(text + "\n")
-    path = folder / f"{name}.md"
-    path.write_text("\n\n".join([*sections, _recipe_section(data["recipe"])]) + "\n")
-    return path
-
-
-def print_table(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-    """A table on the terminal."""
-    table = Table(title=title)
-    for name in header:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table; the first column is text, the others are numbers."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _recipe_section(recipe: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{k} {v}" for k, v in recipe["versions"].items() if v)
-    config = json.dumps(recipe["config"], indent=1, default=str)
-    return "\n".join(
-        [
-            "## Recipe",
-            "",
-            f"- date: {recipe['date']}",
-            f"- commit: {recipe['commit']}",
-            f"- versions: Python {recipe['python']}, {versions}",
-            f"- machine: {recipe['machine']}",
-            "",
-            "```json",
-            config,
-            "```",
-        ]
-    )
 
 
 def _commit() -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from benchmarks.compile_time import main as compile_time
+from benchmarks.speed.compile_time import main as compile_time
 from credit_jax.config import load_config
 from credit_jax.data import open_dataset
 from credit_jax.train import main
@@ -114,7 +114,7 @@ def test_times_of_starts(world, tmp_path, monkeypatch, tiny_model):
 
     # Of this module only: others start processes when they are imported.
     processes = types.SimpleNamespace(Popen=InProcess, PIPE=None)
-    monkeypatch.setattr("benchmarks.compile_time.subprocess", processes)
+    monkeypatch.setattr("benchmarks.speed.compile_time.subprocess", processes)
     config = write_yaml(tmp_path / "c.yml", tiny_config(world, tmp_path / "run"))
     report = compile_time(["--models", "--start", config, "--out", str(tmp_path)])
     (start,) = json.loads(report.with_suffix(".json").read_text())["starts"]

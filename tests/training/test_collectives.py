@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.hlo import collectives
+from benchmarks.scale.hlo import collectives
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.axes import MeshAxes

@@ -1,0 +1,270 @@
+"""How far credit_jax is from CREDIT, beside how far CREDIT is from itself.
+
+    python -m benchmarks.accuracy [--short] [--models wxformer crossformer]
+        [--meshes 1 dp2 domain3 ...] [--steps 100] [--rollout 10]
+
+The reference is CREDIT's own trainer on one process with one thread, in float32. Every
+other run has its weights and its global batches: CREDIT with two threads, with fsdp2
+and with domain=2 on two processes, under bfloat16 autocast; credit_jax on each mesh,
+and in bfloat16. Writes reports/accuracy.md, .json and .png, with --short accuracy-short
+instead; ends with status 1 where float32 is not within tolerance. benchmarks/README.md
+says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.accuracy.case import Case, case_config, credit_case
+from benchmarks.accuracy.credit_run import (
+    CreditRun,
+    CreditWay,
+    credit_run,
+    watched,
+    write_data,
+)
+from benchmarks.accuracy.errors import TOLERANCES, errors_of
+from benchmarks.accuracy.mesh_run import MeshRun, run_mesh
+from benchmarks.accuracy.plot import plot
+from benchmarks.accuracy.report import Line, rich_table, sections
+from benchmarks.meshes import num_devices
+from benchmarks.recipe import recipe
+from benchmarks.report import add_out_option, write_report
+from credit_jax.models.registry import build
+from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.parallel.params.precision import default_mp_policy
+from credit_torch_bridge.checkpoint.state_dict import to_state_dict
+
+# Rows of each model's grid: WXFormer's divide on no mesh.
+ROWS: Mapping[str, int] = MappingProxyType({"wxformer": 45, "crossformer": 32})
+MESHES = ("1", "dp2", "tp2", "domain2", "domain3", "dp2xtp2xdomain2")
+SHORT_MESHES = ("1", "domain3", "dp2xtp2xdomain2")
+STEPS, SHORT_STEPS = 100, 20
+BATCHES_PER_EPOCH = 20
+
+# CREDIT beside itself.
+OWN_WAYS: Mapping[str, CreditWay] = MappingProxyType(
+    {
+        "CREDIT, 2 threads": CreditWay(threads=2),
+        "CREDIT, fsdp2 on 2 processes": CreditWay(data=2),
+        "CREDIT, domain2 on 2 processes": CreditWay(domain=2),
+    }
+)
+CREDIT_BFLOAT16 = "CREDIT, bfloat16 autocast"
+
+# Less optimized programs, compiled in a third of the time.
+QUICK_FLAGS = (
+    "--xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true "
+    "--xla_backend_optimization_level=0"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs everything, prints the table, writes the report.
+
+    Returns:
+        0, or 1 where a float32 run of credit_jax is not within tolerance.
+    """
+    options = _parse(arguments)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if not options.optimize and QUICK_FLAGS not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {QUICK_FLAGS}".strip()
+    ensure_devices(max(map(num_devices, options.meshes)))
+    # What is piped has no width of its own.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    lines, jobs = [], {}
+    for model in options.models:
+        jobs[model] = _job(options, model)
+        lines += _run_model(options, model, jobs[model], console)
+    console.print(rich_table(lines))
+    _write(options, lines, jobs, console)
+    failed = [line for line in lines if line.above()]
+    for line in failed:
+        console.print(f"above tolerance: {line.model}, {line.name}: {line.above()}")
+    return 1 if failed else 0
+
+
+def _job(options: Any, model: str, *, rows: int | None = None) -> dict[str, Any]:
+    return case_config(
+        rows or ROWS[model],
+        options.steps,
+        options.batch,
+        model=model,
+        batches_per_epoch=BATCHES_PER_EPOCH,
+    )
+
+
+def _run_model(
+    options: Any, model: str, config: dict[str, Any], console: Console
+) -> list[Line]:
+    """CREDIT as the reference, then its other ways beside credit_jax's meshes."""
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        folder = Path(scratch)
+        latitude = write_data(folder, ROWS[model], waves=True)
+        console.print(f"{model}: CREDIT on one process ...")
+        serial = _serial(config, folder, options)
+        own = beside.submit(
+            lambda: list(_credit_lines(options, model, config, folder, serial))
+        )
+        model_def = build(config["model"])
+        case = credit_case(
+            model_def,
+            serial.initial,
+            serial.x,
+            serial.y,
+            latitude,
+            trained=serial.final,
+        )
+        ours = list(_our_lines(options, model, config, case, serial, console))
+        console.print(f"{model}: waiting for CREDIT's other runs ...")
+        return own.result() + ours
+
+
+def _serial(config: dict[str, Any], folder: Path, options: Any) -> CreditRun:
+    run = credit_run(config, folder, rollout=options.rollout)
+    if isinstance(run, str):
+        raise RuntimeError(f"CREDIT on one process failed: {run}")
+    return run
+
+
+def _credit_lines(
+    options: Any, model: str, config: dict[str, Any], folder: Path, serial: CreditRun
+) -> Iterator[Line]:
+    """CREDIT's own differences; on an even grid, too, where it refuses an odd one."""
+    if options.bfloat16:
+        way = CreditWay(bfloat16=True)
+        run = _credit(config, folder, way, options)
+        yield _credit_line(model, CREDIT_BFLOAT16, run, serial, "bfloat16")
+    for name, way in OWN_WAYS.items() if options.own else ():
+        run = _credit(config, folder, way, options)
+        yield _credit_line(model, name, run, serial)
+        rows = ROWS[model]
+        if not options.short and rows % way.domain:
+            even = folder / "even"
+            even.mkdir()
+            write_data(even, rows - 1, waves=True)
+            job = _job(options, model, rows=rows - 1)
+            base = _serial(job, even, options)
+            run = _credit(job, even, way, options)
+            yield _credit_line(model, f"{name}, {rows - 1} rows", run, base)
+
+
+def _credit(
+    config: dict[str, Any], folder: Path, way: CreditWay, options: Any
+) -> CreditRun | str:
+    """A run that rolls out from where the serial one ended, or its error."""
+    start = watched(folder, CreditWay()) / "final.npz"
+    try:
+        return credit_run(
+            config, folder, way, rollout=options.rollout, rollout_from=start
+        )
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return str(error)
+
+
+def _credit_line(
+    model: str, name: str, run: CreditRun | str, base: CreditRun, dtype: str = "float32"
+) -> Line:
+    if isinstance(run, str):
+        return Line(model, name, dtype, run)
+    if run.weights != base.weights or not np.array_equal(run.x, base.x):
+        return Line(model, name, dtype, "began with other weights or other batches")
+    # By position: CREDIT's domain axis gives some parameters other names.
+    if len(run.gradients) != len(base.gradients):
+        return Line(model, name, dtype, "has gradients of other parameters")
+    named = dict(zip(base.gradients, run.gradients.values(), strict=True))
+    return Line(model, name, dtype, errors_of(run, named, base, base.gradients))
+
+
+def _our_lines(
+    options: Any,
+    model: str,
+    config: dict[str, Any],
+    case: Case,
+    serial: CreditRun,
+    console: Console,
+) -> Iterator[Line]:
+    runs = [(mesh, "float32") for mesh in options.meshes]
+    runs += [(mesh, "bfloat16") for mesh in options.bfloat16_meshes if options.bfloat16]
+    for mesh, dtype in runs:
+        where = "one device" if mesh == "1" else mesh
+        console.print(f"{model}: credit_jax on {where} in {dtype} ...")
+        policy = default_mp_policy() if dtype == "bfloat16" else None
+        run = run_mesh(config, case, mesh, precision=policy, rollout=options.rollout)
+        console.print(f"  {run.seconds:.0f} s, compilation included")
+        name = f"credit_jax, {where}" + (", bfloat16" if policy else "")
+        yield _our_line(model, name, dtype, run, config, case, serial)
+
+
+def _our_line(
+    model: str,
+    name: str,
+    dtype: str,
+    run: MeshRun,
+    config: dict[str, Any],
+    case: Case,
+    serial: CreditRun,
+) -> Line:
+    named = to_state_dict(
+        build(config["model"]), run.gradients, case.spectral_norm_state
+    )
+    errors = errors_of(run, named, serial, serial.gradients)
+    return Line(model, name, dtype, errors, ours=True, seconds=run.seconds)
+
+
+def _write(
+    options: Any, lines: list[Line], jobs: dict[str, Any], console: Console
+) -> None:
+    names = ("meshes", "bfloat16_meshes", "steps", "batch", "rollout", "optimize")
+    written = {name: getattr(options, name) for name in names}
+    data = {
+        "recipe": recipe({**written, "jobs": jobs}),
+        "tolerances": dict(TOLERANCES),
+        "runs": [line.as_json() for line in lines],
+    }
+    name = "accuracy-short" if options.short else "accuracy"
+    text = sections(lines, options, picture=f"{name}.png")
+    path = write_report(name, text, data, options.out)
+    plot(lines, path.with_suffix(".png"))
+    console.print(f"report: {path}")
+
+
+def _parse(arguments: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy")
+    add = parser.add_argument
+    add("--short", action="store_true", help=f"{SHORT_STEPS} steps on 3 meshes")
+    add("--models", nargs="+", default=list(ROWS), choices=list(ROWS))
+    add("--meshes", nargs="+", metavar="MESH", help=f"default {' '.join(MESHES)}")
+    add("--bfloat16-meshes", nargs="+", metavar="MESH", default=["1"])
+    add("--steps", type=int, help=f"of training, default {STEPS}")
+    add("--rollout", type=int, default=10, help="steps of the rollout, default 10")
+    add("--batch", type=int, default=2, help="samples of a global batch, default 2")
+    add("--no-own", dest="own", action="store_false", help="not CREDIT beside itself")
+    add("--no-bfloat16", dest="bfloat16", action="store_false", help="float32 alone")
+    add("--optimize", action="store_true", help="compile as training does, for longer")
+    add_out_option(parser)
+    options = parser.parse_args(arguments)
+    options.meshes = options.meshes or list(SHORT_MESHES if options.short else MESHES)
+    options.steps = options.steps or (SHORT_STEPS if options.short else STEPS)
+    if options.rollout < 1:
+        parser.error(f"--rollout must be at least 1, got {options.rollout}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The jobs of the parity benchmarks: a small model, its weights and its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import yaml
+
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.registry import build
+
+GEN2_CONFIG = Path(__file__).parents[2] / "tests" / "reference" / "gen2.yml"
+
+# Rows of the padded grid: divisible by all strides and windows, on CREDIT's shards too.
+_PADDED_ROWS = 64
+# Padding at a pole copies rows of the grid: it cannot be higher than the grid.
+_FEWEST_ROWS = 22
+_PAD_LON = 16
+_BATCHES_PER_EPOCH = 5
+
+# What CREDIT pads the released weights of each model with.
+PADDING_MODES = {"wxformer": "earth", "crossformer": "mirror"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Same weights and same batches for every mesh.
+
+    Attributes:
+        params: parameters by path, whole.
+        vectors: spectral norm state by path, whole.
+        x: (step, batch, channel, time, lat, lon).
+        y: (step, batch, channel, time, lat, lon).
+        latitude: (lat,) degrees, for the weights of the loss.
+        trained: parameters and vectors to roll out from; None for no rollout.
+    """
+
+    params: Mapping[str, Any]
+    spectral_norm_state: Mapping[str, Any]
+    x: np.ndarray
+    y: np.ndarray
+    latitude: np.ndarray
+    trained: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+
+
+def case_config(
+    num_rows: int,
+    num_steps: int,
+    batch: int,
+    *,
+    model: str = "wxformer",
+    batches_per_epoch: int = _BATCHES_PER_EPOCH,
+) -> dict[str, Any]:
+    """CREDIT's YAML of the job as a mapping; it trains in CREDIT and in credit_jax.
+
+    Padding brings any number of rows up to 64, so that the windows fit; long
+    attention spans 4, 2, 2 and 1 windows at the four stages, spectral norm is on.
+
+    Args:
+        num_rows: of the grid, below 64.
+        num_steps: optimizer updates.
+        batch: samples of a global batch.
+        model: "wxformer" or "crossformer".
+        batches_per_epoch: at most; the data have 52 samples.
+
+    Raises:
+        ValueError: the rows leave no room for padding, or the steps fill no epochs.
+    """
+    if not _FEWEST_ROWS <= num_rows <= _PADDED_ROWS - 2:
+        raise ValueError(
+            f"--rows must be from {_FEWEST_ROWS} to {_PADDED_ROWS - 2}, "
+            f"got {num_rows}: the grid is padded to {_PADDED_ROWS} rows"
+        )
+    raw = yaml.safe_load(GEN2_CONFIG.read_text())
+    top = (_PADDED_ROWS - num_rows) // 2
+    bottom = _PADDED_ROWS - num_rows - top
+    raw["model"] |= {
+        "type": model,
+        "image_height": num_rows,
+        "padding_conf": {
+            "activate": True,
+            "mode": PADDING_MODES[model],
+            "pad_lat": [top, bottom],
+            "pad_lon": [_PAD_LON, _PAD_LON],
+        },
+    }
+    per_epoch = min(num_steps, batches_per_epoch)
+    if num_steps % per_epoch:
+        raise ValueError(
+            f"--steps above {batches_per_epoch} must be a multiple of it, "
+            f"got {num_steps}"
+        )
+    raw["trainer"] |= {
+        "train_batch_size": batch,
+        "batches_per_epoch": per_epoch,
+        "epochs": num_steps // per_epoch,
+        "num_epoch": num_steps // per_epoch,
+        "skip_validation": True,
+        "training_metric": "train_loss",
+        "use_ema": False,
+    }
+    return raw
+
+
+def random_case(
+    config: Mapping[str, Any], num_steps: int, latitude: np.ndarray
+) -> Case:
+    """Weights and batches of our own, where CREDIT does not run beside."""
+    model_def = build(config["model"])
+    weights_key, vectors_key = jax.random.split(jax.random.key(config["seed"]))
+    rng = np.random.default_rng(config["seed"])
+    batch = config["trainer"]["train_batch_size"]
+    shape = (num_steps, batch, model_def.input_channels, 1)
+    grid = (model_def.image_height, model_def.image_width)
+    target = (*shape[:2], model_def.output_channels, 1)
+    return Case(
+        params=model_def.init(weights_key),
+        spectral_norm_state=model_def.init_spectral_norm(vectors_key),
+        x=rng.standard_normal((*shape, *grid)).astype(np.float32),
+        y=rng.standard_normal((*target, *grid)).astype(np.float32),
+        latitude=latitude,
+    )
+
+
+def credit_case(
+    model_def: ModelDef,
+    state_dict: Mapping[str, np.ndarray],
+    x: np.ndarray,
+    y: np.ndarray,
+    latitude: np.ndarray,
+    *,
+    trained: Mapping[str, np.ndarray] | None = None,
+) -> Case:
+    """The weights that CREDIT started with and the batches that it saw.
+
+    Args:
+        architecture: of ours.
+        state_dict: CREDIT's before the first step.
+        x, y: what it trained on.
+        latitude: in degrees.
+        trained: CREDIT's state dict after the last step, to roll out from.
+    """
+    from credit_torch_bridge import from_state_dict
+
+    params, spectral_norm_state = from_state_dict(model_def, state_dict)
+    after = None if trained is None else from_state_dict(model_def, trained)
+    return Case(params, spectral_norm_state, x, y, latitude, after)

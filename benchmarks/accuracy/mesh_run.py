@@ -1,0 +1,172 @@
+"""The training run of a `Case` with credit_jax on one mesh."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.accuracy.case import Case
+from benchmarks.accuracy.rollout import roll_out
+from benchmarks.meshes import build_mesh
+from credit_jax.config import Config, build_config
+from credit_jax.losses import build_loss
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.parallel.params.packing import pack, unpack
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.placement import place_batch
+from credit_jax.training.optimizer import BETAS, CLIP_EPSILON, build_optimizer
+from credit_jax.training.schedules import build_schedule
+from credit_jax.training.state import (
+    TrainState,
+    place_state,
+    shardings,
+    state_of,
+    state_specs,
+)
+from credit_jax.training.step import make_train_step
+
+
+@dataclass(frozen=True)
+class MeshRun:
+    """What one mesh did.
+
+    Attributes:
+        loss: (step,).
+        gradient_norm: (step,) before clipping.
+        prediction: (batch, channel, lat, lon) of the first step, after its power
+            iteration, as CREDIT's training forward has it.
+        seconds: wall time, nearly all of it compilation.
+        gradients: of the first step by path, before clipping.
+        rollout: (step, batch, prognostic, lat, lon) of the first batch; empty without.
+    """
+
+    loss: np.ndarray
+    gradient_norm: np.ndarray
+    prediction: np.ndarray
+    seconds: float
+    gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    rollout: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+def run_mesh(
+    config: Mapping[str, Any],
+    case: Case,
+    name: str,
+    *,
+    precision: Precision | None = None,
+    rollout: int = 0,
+) -> MeshRun:
+    """Trains a case on the mesh of that name.
+
+    Args:
+        config: CREDIT's YAML as a mapping; the learning rate of its first step is 0.
+        case: weights and batches.
+        name: of the mesh, see `benchmarks.meshes.parse_mesh`.
+        precision: dtypes of the model; None is float32.
+        rollout: steps of a rollout in evaluation mode from `case.trained`.
+    """
+    begin = time.monotonic()
+    job = _job(config)
+    trainer, mesh = job.trainer, build_mesh(name)
+    model = build_parallel_model(job.model, mesh, mp_policy=precision)
+    optimizer = build_optimizer(trainer)
+    loss = build_loss(job.loss, latitude=case.latitude)
+    schedule = build_schedule(trainer, batches_per_epoch=trainer.batches_per_epoch)
+    step = make_train_step(model, optimizer, schedule, loss)
+    state = _first_state(model, optimizer, case)
+    losses, norms, prediction, gradients = [], [], np.zeros(()), {}
+    for index, (x, y) in enumerate(zip(case.x, case.y, strict=True)):
+        state, info = step(state, place_batch({"x": x[None], "y": y[None]}, mesh))
+        losses.append(float(info["loss"][0]))
+        norms.append(float(info["grad_norm"]))
+        if index == 0:
+            # The rate was 0: weights as given, vectors after one power iteration.
+            prediction = _predict(model, state.params, state.spectral_norm_state, x)
+            gradients = _first_gradients(model, state, norms[0], optimizer.max_norm)
+    states = _roll_out(model, case, rollout) if rollout else np.zeros(0)
+    return MeshRun(
+        loss=np.asarray(losses),
+        gradient_norm=np.asarray(norms),
+        prediction=prediction,
+        seconds=time.monotonic() - begin,
+        gradients=gradients,
+        rollout=states,
+    )
+
+
+def _first_state(model: ParallelModel, optimizer: Any, case: Case) -> TrainState:
+    """The state before the first step, with the weights of the case."""
+    # Copies: the step takes its state's memory, and the next mesh needs the case again.
+    params = jax.tree.map(jnp.array, _packed(model, case.params))
+    spectral_norm_state = jax.tree.map(jnp.array, dict(case.spectral_norm_state))
+    state = state_of(
+        params, spectral_norm_state, optimizer, jax.random.key(0), ema=False
+    )
+    specs = state_specs(model, optimizer)
+    return place_state(state, specs, model.parallel_config.mesh)
+
+
+def _packed(model: ParallelModel, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as a training state has them, by one small program."""
+    return jax.jit(lambda p: pack(p, model.model_def.param_specs))(dict(params))
+
+
+def _first_gradients(
+    model: ParallelModel, state: TrainState, norm: float, max_norm: float
+) -> dict[str, np.ndarray]:
+    """The gradient that the first update was made of, by path, before clipping.
+
+    Adam's first moment after one step is (1 - beta) times the clipped gradient: what
+    training really used is read from there, with no second program beside the step.
+    """
+    clipped = min(1.0, max_norm / (norm + CLIP_EPSILON)) if max_norm else 1.0
+    moment = jax.device_get(state.opt_state.mu)
+    whole = jax.jit(lambda m: unpack(m, model.model_def.param_specs))(moment)
+    factor = (1 - BETAS[0]) * clipped
+    return {
+        path: (np.asarray(value, np.float64) / factor).astype(np.float32)
+        for path, value in whole.items()
+    }
+
+
+def _predict(
+    model: ParallelModel, params: Any, spectral_norm_state: Any, x: np.ndarray
+) -> Any:
+    """(batch, channel, lat, lon) in evaluation mode, real rows alone."""
+    placed = place_batch({"x": x}, model.parallel_config.mesh)["x"]
+    rows = np.asarray(model.apply(params, spectral_norm_state, placed))
+    return rows[:, :, 0, : model.model_def.image_height]
+
+
+def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
+    """The rollout of the first batch, see `benchmarks.accuracy.rollout`."""
+    assert case.trained is not None, "a case without weights to roll out from"
+    mesh = model.parallel_config.mesh
+    params, spectral_norm_state = case.trained
+    packed = _packed(model, params)
+    packed = jax.device_put(packed, shardings(model.packed_specs, mesh))
+    spectral_norm_state = jax.device_put(
+        dict(spectral_norm_state), shardings(model.spectral_norm_specs, mesh)
+    )
+    config = model.model_def.config
+    prognostic = config.channels * config.levels + config.surface_channels
+    return roll_out(
+        lambda x: _predict(model, packed, spectral_norm_state, x),
+        case.x[0],
+        num_steps,
+        prognostic,
+    )
+
+
+def _job(config: Mapping[str, Any]) -> Config:
+    # Keys that only CREDIT reads are no news here: it reads them beside us.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return build_config(config)

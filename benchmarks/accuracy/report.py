@@ -1,0 +1,166 @@
+"""The lines of the accuracy benchmark, and their tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table as RichTable
+
+from benchmarks.accuracy.errors import TOLERANCES, Errors
+from benchmarks.report import Table
+
+REFERENCE = "CREDIT on one process, one thread, float32"
+# A folder in an error text, which is of no use on another machine.
+_FOLDER = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
+
+HEADER = (
+    "run",
+    "forward",
+    "gradient",
+    "worst array of it",
+    "loss, worst step",
+    "loss, last step",
+    "rollout, step 1",
+    "rollout, last step",
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run, and how far it is from the reference.
+
+    Attributes:
+        model: "wxformer" or "crossformer".
+        name: what ran.
+        dtype: "float32" or "bfloat16".
+        errors: against `REFERENCE` (of the same grid), or the error that ended the run.
+        ours: whether it is credit_jax.
+        seconds: wall time, where it was taken.
+    """
+
+    model: str
+    name: str
+    dtype: str
+    errors: Errors | str
+    ours: bool = False
+    seconds: float | None = None
+
+    def above(self) -> dict[str, float]:
+        """Errors of credit_jax in float32 that are above their tolerance."""
+        if not self.ours or self.dtype != "float32" or isinstance(self.errors, str):
+            return {}
+        return self.errors.above()
+
+    def as_json(self) -> dict[str, Any]:
+        """What the report's JSON says."""
+        out: dict[str, Any] = {
+            "model": self.model,
+            "name": self.name,
+            "dtype": self.dtype,
+            "seconds": self.seconds,
+        }
+        if isinstance(self.errors, str):
+            return {**out, "error": without_folders(self.errors)}
+        return {**out, **self.errors.as_json()}
+
+
+def without_folders(text: str) -> str:
+    """An error text with file names but no folders, on one line."""
+    return _FOLDER.sub("", " ".join(text.split())).replace("|", "/")
+
+
+def cells(line: Line) -> list[str]:
+    """A row of the table."""
+    errors = line.errors
+    if isinstance(errors, str):
+        text = f"did not run: {without_folders(errors)}"
+        return [line.name, text, *[""] * (len(HEADER) - 2)]
+    worst = errors.worst()
+    numbers = [worst["forward"], worst["gradient"], worst["array"], worst["loss"]]
+    numbers += [errors.loss[-1], errors.rollout[0], errors.rollout[-1]]
+    return [line.name, *(f"{number:.1e}" for number in numbers)]
+
+
+def rich_table(lines: Sequence[Line]) -> RichTable:
+    """All models, for the terminal."""
+    table = RichTable(title=f"Relative L2 error against {REFERENCE}")
+    for name in ("model", "run"):
+        table.add_column(name, no_wrap=True)
+    for name in HEADER[1:]:
+        table.add_column(name)
+    for line in lines:
+        if isinstance(line.errors, Errors):
+            table.add_row(line.model, *cells(line))
+        else:
+            table.add_row(line.model, line.name, "did not run")
+    refused = [line for line in lines if isinstance(line.errors, str)]
+    table.caption = "\n".join(f"{line.name}: {cells(line)[1]}" for line in refused)
+    return table
+
+
+def sections(lines: Sequence[Line], options: Any, *, picture: str) -> list[str | Table]:
+    """Markdown of the report, from the heading to the recipe.
+
+    Args:
+        lines: in their order.
+        options: of the command line.
+        picture: file name of the plot, beside the report.
+    """
+    parts: list[str | Table] = ["# Accuracy beside CREDIT", _introduction(options)]
+    for model in dict.fromkeys(line.model for line in lines):
+        some = [line for line in lines if line.model == model]
+        parts += [f"## {model}", Table(model, HEADER, [cells(line) for line in some])]
+        parts += _bfloat16_verdict(some)
+    failed = [line for line in lines if line.above()]
+    limits = ", ".join(f"{name} {limit:.0e}" for name, limit in TOLERANCES.items())
+    said = "; ".join(f"{line.model}, {line.name}: {line.above()}" for line in failed)
+    parts.append(
+        f"Tolerances of credit_jax in float32: {limits}. "
+        + (f"Above them: {said}." if failed else "Every mesh is within them.")
+    )
+    parts.append(f"![errors by step of training and of the rollout]({picture})")
+    return parts
+
+
+def _introduction(options: Any) -> str:
+    return (
+        f"Relative L2 error of every run against {REFERENCE}: CREDIT's own trainer "
+        "(AdamW, clipping, warm-up, spectral norm with one power iteration a step, "
+        "latitude-weighted loss), watched and not changed. All runs have its weights, "
+        "moved off their initial values, and its global batches of "
+        f"{options.batch} samples. `forward` and `gradient` (before clipping, after "
+        "CREDIT's gradient sums) are those of the first training step; `worst array` "
+        "measures each parameter's gradient against at least 1e-3 of the largest. "
+        f"`loss` is that of {options.steps} training steps, each run following its own "
+        f"weights. `rollout` is {options.rollout} steps in evaluation mode from the "
+        "first batch with the weights that the reference ended with: predicted "
+        "prognostic channels are the next input, static and forcing channels are held; "
+        "the error is that of the prognostic state. CREDIT's lines say how far it is "
+        "from itself; with bfloat16 it runs under `torch.autocast` on the CPU, which "
+        "its trainer does on CUDA alone, and credit_jax with `default_mp_policy()`."
+    )
+
+
+def _bfloat16_verdict(lines: Sequence[Line]) -> list[str]:
+    """Which bfloat16 is nearer to float32 CREDIT."""
+    half = [line for line in lines if line.dtype == "bfloat16"]
+    theirs = [line for line in half if not line.ours]
+    ours = [line for line in half if line.ours]
+    if not theirs or not ours or isinstance(theirs[0].errors, str):
+        return []
+    credit = theirs[0].errors.worst()
+    out = []
+    for line in ours:
+        assert isinstance(line.errors, Errors), "credit_jax ran or the benchmark ended"
+        worst = line.errors.worst()
+        parts = ", ".join(
+            f"{kind} {worst[kind] / credit[kind]:.2f}" for kind in TOLERANCES
+        )
+        out.append(
+            f"{line.name}: its worst errors as parts of those of CREDIT's autocast "
+            f"(below 1 is nearer to float32 CREDIT): {parts}."
+        )
+    return out

@@ -1,0 +1,295 @@
+"""Whether input keeps up with the training step: samples a second of both.
+
+    python -m benchmarks.io [--stores demo 025deg] [--threads 0 1 2 4]
+
+The loader runs alone, from the store on disk to arrays that a step takes, for several
+numbers of threads: a first epoch, later ones with what fits of the fields kept in
+memory, and epochs with none kept, as of a data set much larger than that. The step is
+timed on random data. The stores are made in a folder that is kept where it is named
+with --data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from benchmarks.compiled_step import CONFIGS
+from benchmarks.report import Table, add_out_option, publish
+from benchmarks.speed.cases import SIZES, initial_weights, make_case
+from benchmarks.speed.jax_side import JaxSide
+from benchmarks.timing import take_turns
+from credit_jax.config import build_config
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.data import reader
+from credit_jax.data.loader import build_loader
+from credit_jax.demo.dataset import ensure_demo_data
+
+HEADER = [
+    "store",
+    "MB a sample",
+    "threads",
+    "first epoch, samples/s",
+    "later epochs",
+    "none kept",
+    "first epoch / step",
+    "later epochs / step",
+    "none kept / step",
+]
+
+
+@dataclass(frozen=True)
+class Store:
+    """A data set and the model that reads it.
+
+    Attributes:
+        config: file in configs/.
+        folder: what its paths start with.
+        size: of `speed_cases.SIZES` whose step is timed.
+        parts: how many of those make one sample of the store.
+    """
+
+    config: str
+    folder: str
+    size: str
+    parts: int
+
+
+# The step of the whole 0.25 degree model does not fit this kind of machine: that of a
+# block is timed, and the globe has 16 of them.
+STORES: Mapping[str, Store] = {
+    "demo": Store("demo.yaml", "demo_data/T21", "demo", 1),
+    "025deg": Store("wxformer_025deg.yaml", "era5/025deg", "025deg_block", 16),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    """Times every store, prints the table, writes the report; returns its path."""
+    options = _parse(arguments)
+    runs = []
+    with _folder(options.data) as folder:
+        for name in options.stores:
+            runs.append(_run(name, folder / name, options))
+    rows = [row for run in runs for row in _rows(run)]
+    table = Table("Input beside the step", HEADER, rows)
+    steps = [
+        f"- {run['store']}: the step takes {run['step']:.3g} samples/s" for run in runs
+    ]
+    config = {
+        "threads": options.threads,
+        "times": options.times,
+        "grid": options.grid,
+        "seconds": options.seconds,
+        "step size": options.size,
+    }
+    return publish(
+        "loader",
+        ["# Input", _INTRO, "\n".join(steps), table],
+        {"runs": runs},
+        config=config,
+        folder=options.out,
+    )
+
+
+_INTRO = (
+    "Samples a second that the loader delivers alone, from Zarr on disk through "
+    "normalization to arrays, and how many times that is what the training step takes "
+    "on the same machine. Above 1 the step never waits. The first epoch reads every "
+    "field once; in later epochs those are in memory that fit there (1 GiB). `none "
+    "kept` reads a field for every sample that has it, twice as a rule, as of a store "
+    "much larger than memory. The step at 0.25 degrees is that of a sixteenth of the "
+    "globe, times 16."
+)
+
+
+def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    store = STORES[name]
+    config = _config(store, folder, options)
+    first: dict[int, float] = {}
+    later: dict[int, float] = {}
+    none_kept: dict[int, float] = {}
+    for threads in options.threads:
+        loader = _loader(config, threads)
+        begin = time.perf_counter()
+        count = sum(len(batch.x) for batch in loader.epoch(0))
+        first[threads] = count / (time.perf_counter() - begin)
+        later[threads] = _samples_per_second(loader, options.seconds)
+        with mock.patch.object(reader, "CACHE_BYTES", 0):
+            loader = _loader(config, threads)
+        none_kept[threads] = _samples_per_second(loader, options.seconds)
+    batch = _loader(config, 0).read([0])
+    side = _step(options.size or store.size)
+    found = take_turns({"step": side.train}, warmup=2, rounds=5)["step"]
+    step = len(side.x) / found.median / store.parts
+    return {
+        "store": name,
+        "sample_bytes": batch.x.nbytes + batch.y.nbytes,
+        "loader_first": first,
+        "loader": later,
+        "loader_none_kept": none_kept,
+        "step": step,
+        "step_spread": found.spread,
+    }
+
+
+def _step(size: str) -> JaxSide:
+    case = make_case(size)
+    return JaxSide(case, *initial_weights(case))
+
+
+def _samples_per_second(loader: Any, seconds: float) -> float:
+    """Of epochs one after the other, from the second batch on."""
+    batches = (batch for epoch in range(1000) for batch in loader.epoch(epoch))
+    next(batches)
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        count += len(next(batches).x)
+    return count / (time.perf_counter() - begin)
+
+
+def _loader(config: Mapping[str, Any], threads: int) -> Any:
+    trainer = {**config["trainer"], "thread_workers": threads}
+    return build_loader(
+        build_config({**config, "trainer": trainer}),
+        split="train",
+        local_dp_ranks=(0,),
+        dp_size=1,
+    )
+
+
+def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The config of the store with its data in `folder`; they are made if absent."""
+    text = json.dumps(read_yaml(CONFIGS / store.config))
+    config = json.loads(text.replace(store.folder, str(folder)))
+    config["trainer"] |= {"parallelism": {"data": "none"}, "num_devices": 1}
+    if "demo" in config:
+        days = 40
+        config["demo"] |= {"days": days, "spinup_days": 0, "held_out_days": 10}
+        job = build_config(config)
+        assert job.demo is not None
+        ensure_demo_data(job.demo)
+        end = pd.Timestamp("2000-01-01") + pd.Timedelta(days=days)
+        config["data"]["end_datetime"] = str(end - pd.Timedelta(hours=6))
+    else:
+        rows, columns = options.grid
+        config["model"] |= {"image_height": rows, "image_width": columns}
+        times = pd.date_range("2000-01-01", periods=options.times, freq="6h")
+        config["data"]["start_datetime"] = str(times[0])
+        config["data"]["end_datetime"] = str(times[-1])
+        if not folder.exists():
+            _write_store(config, folder, times)
+    return config
+
+
+def _write_store(config: Mapping[str, Any], folder: Path, times: Any) -> None:
+    """Noise in CREDIT's layout: what compresses least, and so reads slowest."""
+    (source,) = config["data"]["source"].values()
+    model, levels = config["model"], source["levels"]
+    rows, columns = model["image_height"], model["image_width"]
+    coords = {
+        "time": times,
+        "level": levels,
+        "latitude": np.linspace(89.8, -89.8, rows),
+        "longitude": np.arange(columns) * 360.0 / columns,
+    }
+    plane = ("latitude", "longitude")
+    three, two = ("time", "level", *plane), ("time", *plane)
+    variables = source["variables"]
+    state = {
+        **dict.fromkeys(variables["prognostic"]["vars_3D"], three),
+        **dict.fromkeys(variables["prognostic"]["vars_2D"], two),
+    }
+    forcing = dict.fromkeys(variables["dynamic_forcing"]["vars_2D"], two)
+    static = dict.fromkeys(variables["static"]["vars_2D"], plane)
+    folder.mkdir(parents=True)
+    year = times[0].year
+    for number in range(len(times)):
+        more: dict[str, Any] = {"append_dim": "time"} if number else {"mode": "w-"}
+        _noise(state, {**coords, "time": times[[number]]}).to_zarr(
+            folder / f"prognostic_{year}.zarr", zarr_format=2, consolidated=True, **more
+        )
+    _noise(forcing, coords).to_netcdf(folder / f"solar_irradiance_{year}.nc")
+    _noise(static, coords).to_netcdf(folder / "static.nc")
+    numbers = {
+        name: (("level",), np.ones(len(levels))) if dims == three else ((), 1.0)
+        for name, dims in {**state, **forcing, **static}.items()
+    }
+    for file in ("mean", "std"):
+        xr.Dataset(numbers, {"level": levels}).to_netcdf(folder / f"{file}.nc")
+
+
+def _noise(
+    fields: Mapping[str, tuple[str, ...]], coords: Mapping[str, Any]
+) -> xr.Dataset:
+    """Fields of those dims."""
+    rng = np.random.default_rng(0)
+    made = {
+        name: (dims, rng.standard_normal([len(coords[d]) for d in dims], np.float32))
+        for name, dims in fields.items()
+    }
+    used = {dim for dims in fields.values() for dim in dims}
+    dataset = xr.Dataset(made, {dim: coords[dim] for dim in coords if dim in used})
+    if "time" in used:
+        # The first time alone would make it days, which later ones do not fit.
+        dataset["time"].encoding = {"units": "hours since 1900-01-01", "dtype": "int64"}
+    return dataset
+
+
+def _rows(run: Mapping[str, Any]) -> list[list[str]]:
+    names = ("loader_first", "loader", "loader_none_kept")
+    return [
+        [
+            run["store"],
+            f"{run['sample_bytes'] / 1e6:.2f}",
+            str(threads),
+            *(f"{run[name][threads]:.3g}" for name in names),
+            *(f"{run[name][threads] / run['step']:.3g}" for name in names),
+        ]
+        for threads in run["loader"]
+    ]
+
+
+@contextlib.contextmanager
+def _folder(named: Path | None) -> Iterator[Path]:
+    if named is not None:
+        yield named
+        return
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def _parse(arguments: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.io")
+    add = parser.add_argument
+    add("--stores", nargs="+", choices=tuple(STORES), default=list(STORES))
+    add("--threads", nargs="+", type=int, default=[0, 1, 2, 4])
+    add("--times", type=int, default=6, help="times in the store of 0.25 degrees")
+    add(
+        "--grid",
+        nargs=2,
+        type=int,
+        default=[640, 1280],
+        metavar=("ROWS", "COLUMNS"),
+        help="points of the store of 0.25 degrees",
+    )
+    add("--seconds", type=float, default=10.0, help="of reading, for each number")
+    add("--size", choices=tuple(SIZES), help="another step than that of the store")
+    add("--data", type=Path, help="folder of the stores; the default is thrown away")
+    add_out_option(parser)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

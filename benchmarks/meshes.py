@@ -1,0 +1,45 @@
+"""Names of meshes, as the command lines of the benchmarks take them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import jax
+from jax.sharding import Mesh
+
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
+from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
+
+_AXES = {"dp": DP_SHARD, "ddp": DP_REPLICATE, "tp": TP, "domain": DOMAIN}
+_FACTOR = re.compile(r"(dp|ddp|tp|domain)(\d+)")
+
+
+def parse_mesh(name: str) -> dict[str, int]:
+    """Degrees of the mesh axes of a name such as "dp2xtp2xdomain2"; "1" is one device.
+
+    `dp` also splits the parameters (FSDP), `ddp` keeps them whole.
+
+    Raises:
+        ValueError: that is no mesh.
+    """
+    degrees: dict[str, int] = {}
+    for factor in [] if name == "1" else name.split("x"):
+        match = _FACTOR.fullmatch(factor)
+        if not match or _AXES[match[1]] in degrees or int(match[2]) < 1:
+            raise ValueError(
+                f"mesh {name!r}: expected 1, or factors dpN, ddpN, tpN, domainN joined "
+                "by x, each at most once, such as dp2xtp2xdomain2"
+            )
+        degrees[_AXES[match[1]]] = int(match[2])
+    return degrees
+
+
+def num_devices(name: str) -> int:
+    """Devices of the mesh of that name."""
+    return math.prod(parse_mesh(name).values())
+
+
+def build_mesh(name: str) -> Mesh:
+    """The mesh of that name on the first devices."""
+    return mesh_of_degrees(parse_mesh(name), jax.devices()[: num_devices(name)])

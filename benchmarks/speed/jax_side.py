@@ -1,0 +1,197 @@
+"""Our side of the speed benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from benchmarks.compiled_step import program_bytes
+from benchmarks.flops import flops_of
+from benchmarks.meshes import build_mesh
+from benchmarks.speed.cases import Case
+from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.nn import spectral_norm
+from credit_jax.nn.context import Context
+from credit_jax.parallel.compiler import compiler_options
+from credit_jax.parallel.params.packing import pack
+from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.parallel.placement import place_batch
+from credit_jax.parallel.rows.layout import Field, block_layout
+from credit_jax.training.optimizer import AdamW
+from credit_jax.training.state import place_state, state_of, state_specs
+from credit_jax.training.step import make_train_step
+
+Run = Callable[[], object]
+
+
+class JaxSide:
+    """A model with given weights on one device, and what is timed of it.
+
+    Args:
+        case: model and data.
+        params, vectors: host arrays by path.
+        dtype: compute dtype.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        params: Mapping[str, np.ndarray],
+        spectral_norm_state: Mapping[str, Any],
+        *,
+        dtype: str = "float32",
+    ) -> None:
+        mesh = build_mesh("1")
+        policy = default_mp_policy(dtype)
+        self.model = build_parallel_model(case.model_def, mesh, mp_policy=policy)
+        self.params = jax.tree.map(jnp.asarray, dict(params))
+        self.spectral_norm_state = jax.tree.map(jnp.asarray, dict(spectral_norm_state))
+        param_specs = case.model_def.param_specs
+        self.packed = jax.jit(lambda p: pack(p, param_specs))(self.params)
+        self.fused = self.model.fuse_spectral_norm(
+            self.packed, self.spectral_norm_state
+        )
+        self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
+        self.x = place_batch({"x": case.x}, mesh)["x"]
+        optimizer = AdamW(max_norm=1.0)
+        state = state_of(
+            *jax.tree.map(jnp.copy, (self.packed, self.spectral_norm_state)),
+            optimizer,
+            jax.random.key(0),
+            ema=False,
+        )
+        self.state = place_state(state, state_specs(self.model, optimizer), mesh)
+        self.step = make_train_step(
+            self.model,
+            optimizer,
+            lambda _: jnp.float32(1e-3),
+            lambda y, target, reducer: reducer.mean(jnp.square(y - target)),
+        )
+        self.channels = min(case.x.shape[1], case.y.shape[1])
+        self._feed = jax.jit(self._next_input)
+
+    def infer(self) -> None:
+        """One forward pass in evaluation mode."""
+        self.model.apply(*self.fused, self.x).block_until_ready()
+
+    def rollout(self, steps: int) -> None:
+        """An autoregressive forecast: what is predicted is the next input's start."""
+        x = self.x
+        for _ in range(steps):
+            x = self._feed(x, self.model.apply(*self.fused, x))
+        x.block_until_ready()
+
+    def _next_input(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.concatenate([y[:, : self.channels], x[:, self.channels :]], 1)
+
+    def train(self) -> float:
+        """One training step; the state goes on."""
+        self.state, info = self.step(self.state, self.batch)
+        return float(info["loss"][0])
+
+    def floating_point_operations(self) -> float:
+        """Of a training step, those of its matrix products and convolutions."""
+        return flops_of(self.step.trace(self.state, self.batch).jaxpr)
+
+    def peak_memory(self) -> int:
+        """Bytes that a training step needs, what it is given and gives included."""
+        compiled = self.step.lower(self.state, self.batch).compile()
+        return program_bytes(compiled)["peak"]
+
+    def operations(self) -> dict[str, tuple[Run, Run]]:
+        """By name: forward, and forward with backward, of the parts of the model."""
+        model_def = self.model.model_def
+        normalize = jax.jit(
+            lambda params, spectral_norm_state: spectral_norm.normalize(
+                params, spectral_norm_state, model_def.matrices, self.model.specs
+            )
+        )
+        normal = normalize(self.params, self.spectral_norm_state)
+        module = model_def.bind(normal)
+        inputs = self._inputs(module)
+        return {
+            name: _timed(part, inputs[name], self._context, call)
+            for name, (part, call) in self._parts(module).items()
+        }
+
+    @property
+    def _context(self) -> Context:
+        return Context(precision=self.model.parallel_config.precision)
+
+    def _parts(self, module: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
+        """The parts, and the keywords that each is called with."""
+        parts: dict[str, tuple[Any, dict[str, Any]]] = {}
+        for number, stage in enumerate(module.stages):
+            parts[f"stage {number} embedding"] = stage.embed, {"window": stage.window}
+            block = _first(stage.blocks)
+            parts[f"stage {number} short attention"] = block.short_attention, {}
+            parts[f"stage {number} feed-forward"] = block.short_feed_forward, {}
+            parts[f"stage {number} long attention"] = block.long_attention, {}
+        for number, up in enumerate([*module.up_blocks, module.head], 1):
+            parts[f"up block {number}"] = up, {}
+        return parts
+
+    def _inputs(self, module: Any) -> dict[str, jax.Array]:
+        """A field of the right shape for each part."""
+        capture_intermediates: list[Field] = []
+        context = Context(
+            precision=self.model.parallel_config.precision,
+            capture_intermediates=capture_intermediates,
+        )
+
+        def forward(x: jax.Array) -> list[jax.Array]:
+            module(x, context)
+            return [field.data for field in capture_intermediates]
+
+        shapes = jax.eval_shape(forward, self.x)
+        start = module._enter(self.x, context).data
+        rng = np.random.default_rng(0)
+        fields = [jnp.asarray(rng.normal(size=s.shape), jnp.float32) for s in shapes]
+        inputs: dict[str, jax.Array] = {}
+        previous: Any = start
+        for number in range(4):
+            inputs[f"stage {number} embedding"] = previous
+            previous = fields[2 * number + 1]
+            for name in ("short attention", "feed-forward", "long attention"):
+                inputs[f"stage {number} {name}"] = fields[2 * number]
+        joined = previous
+        for number in range(1, 5):
+            inputs[f"up block {number}"] = joined
+            if number < 4:
+                skip = fields[2 * (3 - number) + 1]
+                joined = jnp.concatenate([fields[7 + number], skip], -1)
+        return inputs
+
+
+def _first(blocks: nnx.Module) -> Any:
+    """One of the stacked blocks."""
+    graph, state = nnx.split(blocks)
+    return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], state))
+
+
+def _timed(
+    part: Any, x: jax.Array, context: Context, keywords: dict[str, Any]
+) -> tuple[Run, Run]:
+    graph, state = nnx.split(part)
+    state = jax.tree.map(context.precision.cast, state)
+    x = context.precision.cast(x)
+
+    def call(state: Any, x: jax.Array) -> jax.Array:
+        module: Any = nnx.merge(graph, state)
+        return module(Field(x, block_layout(x.shape[1])), context, **keywords).data
+
+    def loss(state: Any, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(call(state, x).astype(jnp.float32)))
+
+    options = compiler_options()
+    forward = jax.jit(call, compiler_options=options)
+    both = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)), compiler_options=options)
+    return (
+        lambda: jax.block_until_ready(forward(state, x)),
+        lambda: jax.block_until_ready(both(state, x)),
+    )

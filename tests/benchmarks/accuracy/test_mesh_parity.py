@@ -1,0 +1,20 @@
+"""The mesh-parity benchmark at its smallest size, so that it does not rot."""
+
+import json
+
+from benchmarks.accuracy.mesh_parity import main
+
+
+def test_uneven_rows_on_two_shards(tmp_path):
+    arguments = ["--meshes", "1", "domain2", "--rows", "23", "--steps", "2"]
+    path = main([*arguments, "--batch", "1", "--no-credit", "--out", str(tmp_path)])
+    assert "| credit_jax, domain2 |" in path.read_text()
+    report = json.loads(path.with_suffix(".json").read_text())
+    one, two = report["runs"]
+    assert len(one["loss"]) == 2
+    away = two["distance"]
+    print("distances of domain2 from one device:", away)
+    assert away["forward"] < 1e-5
+    assert away["gradient_norm_step_1"] < 1e-4
+    assert max(away["loss"]) < 1e-5
+    assert set(report["recipe"]) >= {"date", "commit", "versions", "machine", "config"}

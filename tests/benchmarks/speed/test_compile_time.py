@@ -1,0 +1,12 @@
+"""Compile time of a training step."""
+
+import json
+
+from benchmarks.speed.compile_time import main
+
+
+def test_compile_times(tmp_path):
+    path = main(["--models", "small", "--depths", "1,1,1,1", "--out", str(tmp_path)])
+    (run,) = json.loads(path.with_suffix(".json").read_text())["runs"]
+    assert run["trace"] > 0
+    assert run["compile"] > 0
