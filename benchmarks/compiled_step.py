@@ -96,7 +96,7 @@ def trace_step(
         parallel,
         optimizer,
         lambda _: jnp.float32(1e-3),
-        lambda pred, target, reducer: reducer.mean(jnp.square(pred - target)),
+        lambda pred, target, context: context.mean(jnp.square(pred - target)),
     )
     specs = state_specs(parallel, optimizer)
     start = partial(init_state, parallel, optimizer)

@@ -70,7 +70,7 @@ class JaxSide:
             self.model,
             optimizer,
             lambda _: jnp.float32(1e-3),
-            lambda y, target, reducer: reducer.mean(jnp.square(y - target)),
+            lambda y, target, context: context.mean(jnp.square(y - target)),
         )
         self.channels = min(case.x.shape[1], case.y.shape[1])
         self._feed = jax.jit(self._next_input)

@@ -12,8 +12,8 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.root import Config, model_problems
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
 from credit_jax.data.files import discover
+from credit_jax.data.latitude import read_latitude
 from credit_jax.losses.build import build_loss
-from credit_jax.losses.latitude import read_latitude
 from credit_jax.metrics.build import build_metrics
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build, parse_model
@@ -74,8 +74,9 @@ def inspect_job(
     model = _model(config, problems, notes)
     sound = model is not None and not model.problems()
     model_def = build(config.model) if sound else None
-    problems += _loss_problems(config)
-    problems += _metric_problems(config, model)
+    channels = _target_channels(config, model)
+    problems += _loss_problems(config, channels)
+    problems += _metric_problems(config, channels)
     problems += _problems_of(build_preblocks, config.preblocks, but=OSError)
     problems += _problems_of(build_postblocks, config.postblocks)
     missing = missing_files(config) if with_data else []
@@ -124,32 +125,36 @@ def _model(config: Config, problems: list[str], notes: list[str]) -> Any:
     return model
 
 
-def _loss_problems(config: Config) -> list[str]:
-    """What the loss section asks for and is not there."""
-    weights = np.ones(1, np.float32) if config.loss.use_variable_weights else None
-    found = []
-    for validation in (False, True):
-        found += _problems_of(
-            build_loss,
-            config.loss,
-            latitude=np.zeros(1),
-            channel_weights=weights,
-            validation=validation,
-        )
-    return list(dict.fromkeys(found))
-
-
-def _metric_problems(config: Config, model: Any) -> list[str]:
-    """What the metrics section asks for and is not there."""
+def _target_channels(config: Config, model: Any) -> dict[str, int]:
+    """Number of channels of each target variable, by key."""
     levels = {
         name: len(source.levels) if source.levels else getattr(model, "levels", 1)
         for name, source in config.data.source.items()
     }
     schema = ChannelSchema.from_config(config.data, levels)
+    return {group.var_key: group.n_levels for group in schema.target}
+
+
+def _loss_problems(config: Config, channels: dict[str, int]) -> list[str]:
+    """What the loss section asks for and is not there."""
+    found = []
+    for validation in (False, True):
+        found += _problems_of(
+            build_loss,
+            config.loss,
+            channels,
+            latitude=np.zeros(1),
+            validation=validation,
+        )
+    return list(dict.fromkeys(found))
+
+
+def _metric_problems(config: Config, channels: dict[str, int]) -> list[str]:
+    """What the metrics section asks for and is not there."""
     return _problems_of(
         build_metrics,
         config.metrics,
-        {group.var_key: group.n_levels for group in schema.target},
+        channels,
         latitude=np.zeros(1),
         climatology=lambda: np.zeros((1, 1, 1)),
     )

@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from credit_jax.data import ChannelSchema, Dataset, Loader
 from credit_jax.data.climatology import Climatology
-from credit_jax.losses.latitude import latitude_weights
+from credit_jax.fields import latitude_weights
 from credit_jax.transforms import Units
 
 FORECAST: str = "forecast"

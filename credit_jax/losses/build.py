@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,37 +11,37 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.config.loss import LossConfig
-from credit_jax.losses.elementwise import Elementwise, elementwise_loss
-from credit_jax.losses.latitude import latitude_weights
-from credit_jax.parallel.reductions import FieldReducer
-
-Fields = Float[Array, "batch channel time rows lon"]
-Loss = Callable[[Array, Array, FieldReducer], Array]
+from credit_jax.fields import ChannelLayout, FieldContext, latitude_weights
+from credit_jax.losses.base import Loss, Prediction, Scalar, Target
+from credit_jax.losses.registry import choose_loss
 
 WEIGHTED_VALIDATION_LOSS = "mae"
 
 
 def build_loss(
     config: LossConfig,
+    channels: Mapping[str, int] | None = None,
     *,
     latitude: Float[np.ndarray, " lat"] | None = None,
-    channel_weights: Float[np.ndarray, " channel"] | None = None,
     validation: bool = False,
 ) -> Loss:
     """The training or the validation loss.
 
-    The mean of `l(p, t) * w_lat * w_var` over samples, channels, times, rows and
-    longitudes, exact on every mesh, in float32.
+    For an elementwise loss `l` the mean of `l(p, t) * w_lat * w_var` over samples,
+    channels, times, rows and longitudes, exact on every mesh, in float32 or wider.
 
     Args:
         config: the `loss` section.
+        channels: number of channels of each target variable, in channel order. A name
+            may be a whole key ("ERA5/prognostic/3d/U"); its last part counts for
+            `variable_weights`. Needed with `use_variable_weights` and by losses of
+            single variables.
         latitude: (H,) degrees north of every row; needed with `use_latitude_weights`.
-        channel_weights: (C_out,) of `build_channel_weights`; needed with
-            `use_variable_weights`.
         validation: build `validation_loss` instead of `training_loss`.
 
     Returns:
-        `(pred, target, reducer) -> scalar`; local (b, C_out, T_out, rows, lon) arrays.
+        `(prediction, target, context) -> scalar`; local (b, C_out, T_out, rows, lon)
+        arrays. The channels and weights of the section replace those of the context.
 
     Raises:
         ValueError: the section asks for something that is not there.
@@ -51,15 +52,17 @@ def build_loss(
     Differs from CREDIT: all target channels count. CREDIT's weighted loss counts a
     diagnostic variable with levels as one channel and leaves the last channels out.
     """
-    loss = _choose_elementwise(config, validation)
-    rows = _row_weights(config, latitude)
-    channels = _checked_channel_weights(config, channel_weights)
+    loss = _chosen_loss(config, validation)
+    settings: dict[str, Any] = {
+        "row_weights": _row_weights(config, latitude),
+        "channel_weights": _channel_weights(config, channels),
+    }
+    if channels is not None:
+        settings["channels"] = ChannelLayout.of(channels)
 
-    def total(pred: Fields, target: Fields, reducer: FieldReducer) -> Array:
-        values = loss(pred.astype(jnp.float32), target.astype(jnp.float32))
-        if channels is not None:
-            values = values * jnp.asarray(channels).reshape(1, -1, 1, 1, 1)
-        return reducer.mean(values, rows)
+    def total(prediction: Prediction, target: Target, context: FieldContext) -> Scalar:
+        context = dataclasses.replace(context, **settings)
+        return loss(_widened(prediction), _widened(target), context)
 
     return total
 
@@ -67,7 +70,7 @@ def build_loss(
 def build_channel_weights(
     weights: Mapping[str, Any], channels: Mapping[str, int]
 ) -> Float[np.ndarray, " channel"]:
-    """`loss.variable_weights` spread over the target channels.
+    """`loss.variable_weights` for every target channel.
 
     Args:
         weights: for each variable one number, or one for each of its levels.
@@ -92,13 +95,13 @@ def build_channel_weights(
             f"the targets are {names}"
         )
     parts = [
-        _spread(name, weights[name], num)
+        _per_level(name, weights[name], num)
         for name, num in zip(names, channels.values(), strict=True)
     ]
     return np.concatenate(parts).astype(np.float32)
 
 
-def _spread(name: str, weight: Any, num: int) -> np.ndarray:
+def _per_level(name: str, weight: Any, num: int) -> np.ndarray:
     values = np.atleast_1d(np.asarray(weight, np.float64))
     if len(values) not in (1, num):
         raise ValueError(
@@ -108,19 +111,21 @@ def _spread(name: str, weight: Any, num: int) -> np.ndarray:
     return np.broadcast_to(values, (num,))
 
 
-def _choose_elementwise(config: LossConfig, validation: bool) -> Elementwise:
+def _widened(field: Array) -> Array:
+    return field.astype(jnp.promote_types(field.dtype, jnp.float32))
+
+
+def _chosen_loss(config: LossConfig, validation: bool) -> Loss:
     if validation and config.validation_loss is not None:
-        return elementwise_loss(
+        return choose_loss(
             config.validation_loss,
-            config.validation_loss_parameters or {},
+            config.validation_loss_parameters,
             "loss.validation_loss",
         )
     if validation and (config.use_latitude_weights or config.use_variable_weights):
-        return elementwise_loss(WEIGHTED_VALIDATION_LOSS, {}, "loss.validation_loss")
-    return elementwise_loss(
-        config.training_loss,
-        config.training_loss_parameters or {},
-        "loss.training_loss",
+        return choose_loss(WEIGHTED_VALIDATION_LOSS, {}, "loss.validation_loss")
+    return choose_loss(
+        config.training_loss, config.training_loss_parameters, "loss.training_loss"
     )
 
 
@@ -135,14 +140,19 @@ def _row_weights(config: LossConfig, latitude: np.ndarray | None) -> np.ndarray 
     return latitude_weights(latitude)
 
 
-def _checked_channel_weights(
-    config: LossConfig, weights: np.ndarray | None
+def _channel_weights(
+    config: LossConfig, channels: Mapping[str, int] | None
 ) -> np.ndarray | None:
     if not config.use_variable_weights:
         return None
-    if weights is None:
+    if not config.variable_weights:
         raise ValueError(
             "loss.use_variable_weights: true needs loss.variable_weights, "
             "{variable: weight or one weight for each level}"
         )
-    return weights
+    if channels is None:
+        raise ValueError(
+            "loss.use_variable_weights: true needs the target channels "
+            "(`build_loss(config, channels)`)"
+        )
+    return build_channel_weights(config.variable_weights, channels)

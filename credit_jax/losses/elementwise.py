@@ -11,8 +11,29 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
+from credit_jax.losses.base import (
+    Loss,
+    LossEntry,
+    NoParameters,
+    Prediction,
+    Scalar,
+    Target,
+)
+
 Values = Float[Array, "*dims"]
-Elementwise = Callable[[Array, Array], Array]
+Elementwise = Callable[..., Array]
+
+
+class HuberParameters(StrictModel):
+    """Parameters of `huber`.
+
+    Attributes:
+        delta: error at which the loss becomes linear.
+    """
+
+    delta: float = 1.0
 
 
 def mse(pred: Values, target: Values) -> Values:
@@ -53,56 +74,30 @@ def xtanh(pred: Values, target: Values) -> Values:
 
 
 def xsigmoid(pred: Values, target: Values) -> Values:
-    """`2 e / (1 + exp(-e)) - e`, which is `e * tanh(e / 2)` and written so."""
+    """`2 e / (1 + exp(-e)) - e`, evaluated as `e * tanh(e / 2)`."""
     error = target - pred
     return error * jnp.tanh(0.5 * error)
 
 
-ELEMENTWISE: dict[str, Elementwise] = {
-    "mse": mse,
-    "mae": mae,
-    "huber": huber,
-    "msle": msle,
-    "logcosh": logcosh,
-    "xtanh": xtanh,
-    "xsigmoid": xsigmoid,
-}
-_PARAMETERS: dict[str, tuple[str, ...]] = {"huber": ("delta",)}
-
-
-def elementwise_loss(name: str, parameters: dict[str, Any], key: str) -> Elementwise:
-    """The elementwise loss `name` with its parameters bound.
+def elementwise(
+    function: Elementwise, parameters: type[StrictModel] = NoParameters
+) -> LossEntry:
+    """The loss `context.mean(function(prediction, target))`.
 
     Args:
-        name: a key of `ELEMENTWISE`.
-        parameters: keyword arguments; `reduction` (none or mean) is accepted, the mean
-            over the grid is always taken.
-        key: dotted path of the setting, for the error.
-
-    Raises:
-        ValueError: the name or a parameter is not known.
+        function: of two arrays and, by keyword, its parameters.
+        parameters: class of these parameters.
     """
-    if name not in ELEMENTWISE:
-        raise ValueError(
-            f"{key}: got {name!r}, expected one of {', '.join(ELEMENTWISE)}; other "
-            "losses of CREDIT are not implemented"
-        )
-    keywords = _check_parameters(name, dict(parameters), f"{key}_parameters")
-    function = ELEMENTWISE[name]
-    if not keywords:
-        return function
-    return lambda pred, target: function(pred, target, **keywords)
 
+    def build(settings: Any) -> Loss:
+        keywords = dict(settings)
 
-def _check_parameters(name: str, parameters: dict[str, Any], key: str) -> dict:
-    reduction = parameters.pop("reduction", "mean")
-    if reduction not in ("mean", "none"):
-        raise ValueError(
-            f"{key}.reduction: got {reduction!r}, expected 'mean' or 'none' "
-            "(the loss is always the mean over samples, channels and grid points)"
-        )
-    unknown = sorted(set(parameters) - set(_PARAMETERS.get(name, ())))
-    if unknown:
-        known = ", ".join(_PARAMETERS.get(name, ())) or "none"
-        raise ValueError(f"{key}: loss {name!r} has no {unknown}; known: {known}")
-    return {k: float(v) for k, v in parameters.items()}
+        def loss(
+            prediction: Prediction, target: Target, context: FieldContext
+        ) -> Scalar:
+            target = context.repeat_members(target)
+            return context.mean(function(prediction, target, **keywords))
+
+        return loss
+
+    return LossEntry(build, parameters)

@@ -1,6 +1,14 @@
 """Metrics of the validation, computed with the forecast, exact on every mesh."""
 
-from credit_jax.metrics.build import build_metrics, metric_names
-from credit_jax.metrics.scores import NEEDS_CLIMATOLOGY, SCORES
+from credit_jax.metrics.base import MetricEntry, Pair
+from credit_jax.metrics.build import build_metrics, metric_names, needs_climatology
+from credit_jax.metrics.registry import METRICS
 
-__all__ = ["NEEDS_CLIMATOLOGY", "SCORES", "build_metrics", "metric_names"]
+__all__ = [
+    "METRICS",
+    "MetricEntry",
+    "Pair",
+    "build_metrics",
+    "metric_names",
+    "needs_climatology",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,12 +11,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.losses.latitude import latitude_weights
-from credit_jax.metrics.scores import NEEDS_CLIMATOLOGY, SCORES, Channels, Pair
-from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.fields import ChannelLayout, FieldContext, latitude_weights
+from credit_jax.metrics.base import Pair
+from credit_jax.metrics.registry import METRICS
 
-Metrics = Callable[[Array, Array, FieldReducer], dict[str, Array]]
-Fields = Float[Array, "batch channel time rows lon"]
+# (prediction, target, context) -> numbers by name, the same on every shard.
+Metrics = Callable[[Array, Array, FieldContext], dict[str, Array]]
+Prediction = Float[Array, "samples channel time rows lon"]
+Target = Float[Array, "batch channel time rows lon"]
 
 # CREDIT's set without a `metrics` section; `acc` joins it where there is a climatology.
 DEFAULT = ("rmse", "r2score", "bias")
@@ -55,8 +58,9 @@ def build_metrics(
         offset: (C_out,) see `scale`.
 
     Returns:
-        `(pred, target, reducer) -> {"rmse": mean over variables, "rmse/ERA5/...": one
-        variable, ...}` for local (b, C_out, T_out, rows, lon) arrays.
+        `(prediction, target, context) -> {"rmse": mean over variables,
+        "rmse/ERA5/...": one variable, ...}` for local (b, C_out, T_out, rows, lon)
+        arrays. The channels and weights of the section replace those of the context.
 
     Raises:
         ValueError: unknown metric or argument, or a missing climatology.
@@ -68,25 +72,27 @@ def build_metrics(
     """
     args = dict(config.args) if config else {}
     names = _names(config, climatology is not None)
-    rows = _row_weights(args, latitude)
     weights = _variable_weights(args, channels)
-    layout = Channels.of(channels)
     to_units = _units(scale, offset)
+    settings = {
+        "channels": ChannelLayout.of(channels),
+        "row_weights": _row_weights(args, latitude),
+        "channel_weights": None,
+    }
 
     def evaluate(
-        pred: Fields, target: Fields, reducer: FieldReducer
+        prediction: Prediction, target: Target, context: FieldContext
     ) -> dict[str, Array]:
+        context = dataclasses.replace(context, **settings)
         pair = Pair(
-            to_units(pred.astype(jnp.float32)),
-            to_units(target.astype(jnp.float32)),
-            None if climatology is None else to_units(_local(climatology(), reducer)),
-            layout,
-            reducer,
-            rows,
+            context.members(to_units(_widened(prediction))),
+            to_units(_widened(target)),
+            None if climatology is None else to_units(_local(climatology(), context)),
+            context,
         )
         found: dict[str, Array] = {}
         for name in names:
-            scores = SCORES[name](pair)
+            scores = METRICS[name].score(pair)
             found[name] = jnp.mean(scores * jnp.asarray(weights))
             found |= {f"{name}/{key}": scores[i] for i, key in enumerate(channels)}
         return found
@@ -111,6 +117,20 @@ def metric_names(
     return [key for name in names for key in (name, *(f"{name}/{c}" for c in channels))]
 
 
+def needs_climatology(config: MetricsConfig | None) -> bool:
+    """Whether a metric that the section names compares with the climatology.
+
+    Raises:
+        ValueError: as `build_metrics`.
+    """
+    wanted = _wanted(config) if config is not None else ()
+    return any(METRICS[name].needs_climatology for name in wanted)
+
+
+def _widened(field: Array) -> Array:
+    return field.astype(jnp.promote_types(field.dtype, jnp.float32))
+
+
 def _units(
     scale: np.ndarray | None, offset: np.ndarray | None
 ) -> Callable[[Array], Array]:
@@ -122,38 +142,31 @@ def _units(
     return lambda field: field * factor + shift
 
 
-def _local(climatology: np.ndarray, reducer: FieldReducer) -> Array:
+def _local(climatology: np.ndarray, context: FieldContext) -> Array:
     by_row = jnp.asarray(np.moveaxis(climatology, 1, 0), jnp.float32)
-    return jnp.moveaxis(reducer.local_rows(by_row), 0, 1)[None, :, None]
+    return jnp.moveaxis(context.local_rows(by_row), 0, 1)[None, :, None]
 
 
 def _names(config: MetricsConfig | None, has_climatology: bool) -> Sequence[str]:
     if config is None:
         return (*DEFAULT, "acc") if has_climatology else DEFAULT
     wanted = _wanted(config)
-    unknown = [name for name in wanted if name not in SCORES]
-    if unknown:
-        raise ValueError(
-            f"metrics: {', '.join(map(repr, unknown))} not implemented; there are "
-            f"{', '.join(SCORES)}"
-        )
-    lacking = [name for name in wanted if name in NEEDS_CLIMATOLOGY]
+    lacking = [name for name in wanted if METRICS[name].needs_climatology]
     if lacking and not has_climatology:
         raise ValueError(f"metrics: {', '.join(lacking)} need a climatology")
     return wanted
 
 
 def _wanted(config: MetricsConfig) -> Sequence[str]:
+    """The metrics that a section names, in order."""
+    settings = _settings(config)
+    strangers = [name for name in settings if name not in METRICS]
+    if strangers:
+        raise ValueError(
+            f"metrics: {', '.join(map(repr, strangers))} not implemented; there are "
+            f"{', '.join(METRICS)}"
+        )
     args = config.args
-    if config.type != "combined":
-        settings: Mapping[str, Any] = {config.type: {}}
-    else:
-        settings = args.get("metrics") or {}
-        if not settings:
-            raise ValueError(
-                "metrics.args.metrics: got nothing, expected at least one metric, such "
-                "as {rmse: {}, acc: {}}"
-            )
     unknown = [key for key in args if key not in _KNOWN_ARGS]
     unknown += [f"metrics.{name}" for name, own in settings.items() if own]
     if unknown:
@@ -162,6 +175,20 @@ def _wanted(config: MetricsConfig) -> Sequence[str]:
             f"{', '.join(_KNOWN_ARGS)} (and metrics without arguments of their own)"
         )
     return tuple(settings)
+
+
+def _settings(config: MetricsConfig) -> Mapping[str, Any]:
+    """Metric -> its own arguments."""
+    if config.type != "combined":
+        return {config.type: {}}
+    settings = config.args.get("metrics")
+    if isinstance(settings, Mapping) and settings:
+        return settings
+    got = "nothing" if settings in (None, {}) else repr(settings)
+    raise ValueError(
+        f"metrics.args.metrics: got {got}, expected at least one metric with its "
+        "arguments, such as {rmse: {}, acc: {}}"
+    )
 
 
 def _row_weights(
@@ -187,6 +214,11 @@ def _variable_weights(
             f"metrics.args.var_weighting: got {mode!r}, expected 'none' or 'manual'"
         )
     given = args.get("variable_weights") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"metrics.args.variable_weights: got {given!r}, expected a weight for each "
+            "variable, such as {ERA5/prognostic/3d/T: 2.0}"
+        )
     unknown = [name for name in given if name not in channels]
     if unknown:
         raise ValueError(

@@ -17,89 +17,16 @@ and Geer 2026, appendix A).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float
 
-from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.metrics.base import Pair, PerVariable
 
 EPSILON = 1e-12
-
-PerVariable = Float[Array, " variable"]
-
-
-@dataclass(frozen=True)
-class Channels:
-    """Which channels belong to which variable.
-
-    Attributes:
-        counts: number of channels of each variable, in channel order.
-    """
-
-    counts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, channels: Mapping[str, int]) -> Channels:
-        """From the number of channels by variable."""
-        return cls(tuple(channels.values()))
-
-    def per_variable(self, values: Float[Array, " channel"]) -> PerVariable:
-        """Mean over the channels of each variable."""
-        matrix = np.zeros((len(self.counts), sum(self.counts)), np.float32)
-        matrix[self._owner, np.arange(sum(self.counts))] = 1.0
-        matrix /= np.asarray(self.counts, np.float32)[:, None]
-        return jnp.matmul(jnp.asarray(matrix), values, precision="highest")
-
-    def per_channel(self, values: PerVariable) -> Float[Array, "1 channel 1 1 1"]:
-        """The value of its variable for each channel, to broadcast against fields."""
-        return values[self._owner].reshape(1, -1, 1, 1, 1)
-
-    @property
-    def _owner(self) -> np.ndarray:
-        return np.repeat(np.arange(len(self.counts)), self.counts)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A forecast, its target, and how they are averaged.
-
-    Attributes:
-        pred: (batch, channel, time, rows, lon) local, float32.
-        target: like `pred`.
-        climatology: (1, channel, 1, rows, lon) local; None where there is none.
-        channels: which channel is which variable.
-        reducer: global means.
-        row_weights: (lat,) area weight of every row; None weighs all alike.
-    """
-
-    pred: Array
-    target: Array
-    climatology: Array | None
-    channels: Channels
-    reducer: FieldReducer
-    row_weights: np.ndarray | None
-
-    def mean(self, values: Array) -> PerVariable:
-        """Weighted mean of each variable."""
-        means = self.reducer.channel_mean(values, self.row_weights)
-        return self.channels.per_variable(means)
-
-    def centered(self, values: Array) -> Array:
-        """`values` less the weighted mean of their variable."""
-        return values - self.channels.per_channel(self.mean(values))
-
-    def anomaly(self, values: Array) -> Array:
-        """`values` less the climatology, less the mean of that."""
-        assert self.climatology is not None, "checked when the metrics are built"
-        return self.centered(values - self.climatology)
 
 
 def mse(pair: Pair) -> PerVariable:
     """Mean squared error."""
-    return pair.mean(jnp.square(pair.pred - pair.target))
+    return pair.mean(jnp.square(pair.prediction - pair.target))
 
 
 def rmse(pair: Pair) -> PerVariable:
@@ -109,12 +36,12 @@ def rmse(pair: Pair) -> PerVariable:
 
 def mae(pair: Pair) -> PerVariable:
     """Mean absolute error."""
-    return pair.mean(jnp.abs(pair.pred - pair.target))
+    return pair.mean(jnp.abs(pair.prediction - pair.target))
 
 
 def bias(pair: Pair) -> PerVariable:
     """Mean error."""
-    return pair.mean(pair.pred - pair.target)
+    return pair.mean(pair.prediction - pair.target)
 
 
 def r2score(pair: Pair) -> PerVariable:
@@ -127,33 +54,20 @@ def log_variance_ratio(pair: Pair) -> PerVariable:
     """log10 of the variance of the forecast over that of the target."""
     variances = [
         pair.mean(jnp.square(pair.centered(field)))
-        for field in (pair.pred, pair.target)
+        for field in (pair.prediction, pair.target)
     ]
     return jnp.log10(variances[0] + EPSILON) - jnp.log10(variances[1] + EPSILON)
 
 
 def acc(pair: Pair) -> PerVariable:
     """Correlation of the anomalies of forecast and target."""
-    forecast, truth = pair.anomaly(pair.pred), pair.anomaly(pair.target)
-    spread = [
+    forecast, truth = pair.anomaly(pair.prediction), pair.anomaly(pair.target)
+    deviation = [
         jnp.sqrt(pair.mean(jnp.square(field)) + EPSILON) for field in (forecast, truth)
     ]
-    return pair.mean(forecast * truth) / (spread[0] * spread[1])
+    return pair.mean(forecast * truth) / (deviation[0] * deviation[1])
 
 
 def activity(pair: Pair) -> PerVariable:
     """Standard deviation of the anomaly of the forecast."""
-    return jnp.sqrt(pair.mean(jnp.square(pair.anomaly(pair.pred))) + EPSILON)
-
-
-SCORES: dict[str, Callable[[Pair], PerVariable]] = {
-    "rmse": rmse,
-    "mse": mse,
-    "mae": mae,
-    "bias": bias,
-    "r2score": r2score,
-    "log_variance_ratio": log_variance_ratio,
-    "acc": acc,
-    "activity": activity,
-}
-NEEDS_CLIMATOLOGY = ("acc", "activity")
+    return jnp.sqrt(pair.mean(jnp.square(pair.anomaly(pair.prediction))) + EPSILON)

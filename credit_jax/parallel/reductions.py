@@ -81,3 +81,28 @@ class FieldReducer:
         domain = (self.axes.domain,) if self.axes.domain else ()
         total = psum(pvary(total, domain), domain)
         return total / (self.rows.size * values.shape[-1])
+
+    def row_mean(
+        self,
+        values: Float[Array, "batch channel time rows lon"],
+        row_weights: np.ndarray | Array | None = None,
+    ) -> Float[Array, "batch channel time lon"]:
+        """Mean over all rows, such as that of a quantity by zonal wavenumber."""
+        weights = np.ones(self.rows.size) if row_weights is None else row_weights
+        dtype = jnp.promote_types(values.dtype, jnp.float32)
+        local = self.rows.local(jnp.asarray(weights, dtype))
+        total = jnp.einsum(
+            "bctyx,y->bctx", values.astype(dtype), local, precision="highest"
+        )
+        domain = (self.axes.domain,) if self.axes.domain else ()
+        return psum(pvary(total, domain), domain) / self.rows.size
+
+    def data_mean(self, values: Float[Array, batch * dims]) -> Float[Array, "..."]:
+        """Mean over the samples of all data-parallel ranks.
+
+        Args:
+            values: by local sample, the same on all shards of the rows.
+        """
+        total = values.sum(axis=0)
+        total = psum(pvary(total, self.axes.data), self.axes.data)
+        return total / (values.shape[0] * self.axes.num_data)

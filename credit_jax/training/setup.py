@@ -19,8 +19,10 @@ from credit_jax.config import Config
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, ChannelSchema, Loader, build_loader, splits
 from credit_jax.data.climatology import build_climatology
-from credit_jax.losses import build_channel_weights, build_loss, read_latitude
-from credit_jax.metrics import NEEDS_CLIMATOLOGY, build_metrics, metric_names
+from credit_jax.data.latitude import read_latitude
+from credit_jax.fields import FieldContext
+from credit_jax.losses import build_loss
+from credit_jax.metrics import build_metrics, metric_names, needs_climatology
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
@@ -32,7 +34,6 @@ from credit_jax.parallel.mesh.credit import (
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision, default_mp_policy
 from credit_jax.parallel.placement import place_batch
-from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.training.loop import Steps, num_batches
 from credit_jax.training.optimizer import AdamW, build_optimizer
 from credit_jax.training.schedules import Schedule, build_schedule, with_first_rate_at
@@ -94,11 +95,7 @@ class Setup:
 
     @property
     def _needs_climatology(self) -> bool:
-        metrics = self.config.metrics
-        if metrics is None or self.valid_loader is None:
-            return False
-        named = {metrics.type, *(metrics.args.get("metrics") or {})}
-        return bool(named.intersection(NEEDS_CLIMATOLOGY))
+        return self.valid_loader is not None and needs_climatology(self.config.metrics)
 
     @cached_property
     def loss(self) -> Callable[..., Any]:
@@ -106,14 +103,10 @@ class Setup:
         return self._loss(validation=False)
 
     def _loss(self, *, validation: bool) -> Callable[..., Any]:
-        loss = self.config.loss
-        weights = None
-        if loss.use_variable_weights and loss.variable_weights:
-            weights = build_channel_weights(loss.variable_weights, self._channels)
         return build_loss(
-            loss,
+            self.config.loss,
+            self._channels,
             latitude=self._loss_latitude,
-            channel_weights=weights,
             validation=validation,
         )
 
@@ -131,8 +124,8 @@ class Setup:
             climatology=(lambda: self.climatology) if self._needs_climatology else None,
         )
 
-        def evaluate(pred: Any, target: Any, reducer: FieldReducer) -> dict[str, Any]:
-            return {"loss": loss(pred, target, reducer)} | scores(pred, target, reducer)
+        def evaluate(pred: Any, target: Any, context: FieldContext) -> dict[str, Any]:
+            return {"loss": loss(pred, target, context)} | scores(pred, target, context)
 
         return evaluate
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
+from credit_jax.fields import FieldContext
+from credit_jax.losses import Loss
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.spectral_norm import SpectralNormState
@@ -17,7 +19,6 @@ from credit_jax.parallel.collectives import pvary, varying_axes
 from credit_jax.parallel.compiler import compiler_options
 from credit_jax.parallel.params.fsdp import spread
 from credit_jax.parallel.placement import batch_spec
-from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import keep_if, loss_factor, unscale
 from credit_jax.training.optimizer import AdamW, global_norm
@@ -25,8 +26,7 @@ from credit_jax.training.state import TrainState, state_specs
 
 Batch = Mapping[str, Array]
 Scalar = Float[Array, ""]
-Loss = Callable[[Array, Array, FieldReducer], Scalar]
-Metrics = Callable[[Array, Array, FieldReducer], dict[str, Scalar]]
+Metrics = Callable[[Array, Array, FieldContext], dict[str, Scalar]]
 Schedule = Callable[[Array], Scalar]
 
 
@@ -49,7 +49,7 @@ def make_train_step(
         model: on its mesh.
         optimizer: update rule, on local shards.
         schedule: learning rate by micro-batch number.
-        loss: of local prediction and target, and a reducer for global means.
+        loss: of local prediction and target, and a `FieldContext` for global means.
         accumulate: what each micro-batch's loss is divided by (CREDIT's
             grad_accum_every, also where the last group of an epoch is shorter).
         ema_decay: of the averaged parameters; None keeps none.
@@ -124,7 +124,7 @@ def make_eval_step(
         params: Weights, spectral_norm_state: SpectralNormState, batch: Batch
     ) -> dict[str, Scalar]:
         prediction = model.local_forward(params, spectral_norm_state, batch["x"])
-        return metrics(prediction, batch["y"], model.reducer)
+        return metrics(prediction, batch["y"], FieldContext(model.reducer))
 
     spec = batch_spec(model.axes)
     return model.compile(evaluate, batch_specs=spec, out_specs=PartitionSpec())
@@ -150,7 +150,7 @@ def _accumulate(
             prediction, after = model.local_training_forward(
                 weights, spectral_norm_state, x, key
             )
-            value = loss(prediction, y, model.reducer)
+            value = loss(prediction, y, FieldContext(model.reducer))
             return value * factor / accumulate, (value, after)
 
         grads, (value, after) = jax.grad(objective, has_aux=True)(weights)

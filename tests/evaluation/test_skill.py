@@ -11,7 +11,7 @@ from credit_jax.config import build_config
 from credit_jax.data.climatology import build_climatology
 from credit_jax.evaluation.report import skill_table, write_figure
 from credit_jax.evaluation.skill import measure_skill
-from credit_jax.losses import latitude_weights
+from credit_jax.fields import latitude_weights
 from credit_jax.training.setup import prepare
 from tests.support import assert_close
 from tests.training.tiny import tiny_config

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks.scale.hlo import collectives
+from credit_jax.fields import FieldContext
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.spec import ShardingRules
 from credit_jax.parallel.placement import place_batch
-from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.training.optimizer import AdamW
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
@@ -43,8 +43,8 @@ def _collectives(text: str) -> dict[str, list[tuple[int, ...]]]:
     return found
 
 
-def _loss(pred: Any, target: Any, reducer: FieldReducer) -> Any:
-    return reducer.mean((pred - target) ** 2)
+def _loss(pred: Any, target: Any, context: FieldContext) -> Any:
+    return context.mean((pred - target) ** 2)
 
 
 def _program(kind: str, degrees: dict[str, int]) -> Any:

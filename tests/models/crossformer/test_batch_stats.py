@@ -42,7 +42,7 @@ def _train(degrees: dict[str, int]) -> tuple[Any, Any]:
         model,
         optimizer,
         lambda _: jnp.float32(1e-3),
-        lambda prediction, y, reducer: reducer.mean((prediction - y) ** 2),
+        lambda prediction, y, context: context.mean((prediction - y) ** 2),
         accumulate=2,
     )
     state, info = step(state, place_batch(arrays, mesh))

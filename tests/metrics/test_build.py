@@ -1,27 +1,18 @@
 """Metrics against CREDIT's own, and on meshes against one device."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.metrics import NEEDS_CLIMATOLOGY, SCORES, build_metrics, metric_names
-from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.reductions import FieldReducer
-from credit_jax.parallel.rows.layout import block_layout
+from credit_jax.metrics import METRICS, build_metrics, metric_names
 from tests.support import assert_close
+from tests.support.whole_fields import field_context, run_on_mesh
 
 LON = 12
 CHANNELS = {"S/prognostic/3d/T": 3, "S/prognostic/2d/SP": 1, "S/diagnostic/2d/TP": 1}
 NUM = sum(CHANNELS.values())
-
-
-def reducer(lat, mesh=None):
-    axes = MeshAxes() if mesh is None else MeshAxes.from_mesh(mesh)
-    return FieldReducer(block_layout(lat, axes.num_domain, axes.domain), axes)
 
 
 def draw(rng, lat, batch=2):
@@ -32,7 +23,7 @@ def draw(rng, lat, batch=2):
 
 
 def everything(**settings):
-    args = {"metrics": {name: {} for name in SCORES}, "var_weighting": "none"}
+    args = {"metrics": {name: {} for name in METRICS}, "var_weighting": "none"}
     return MetricsConfig(type="combined", args=args | settings)
 
 
@@ -60,7 +51,7 @@ def credit_scores(tmp_path, args, pred, target, climatology, latitude):
     clim = {k: v[0] if len(v) == 1 else v for k, v in clim.items()}
     found = {}
     for name in args["metrics"]:
-        extra = {"climatology": clim} if name in NEEDS_CLIMATOLOGY else {}
+        extra = {"climatology": clim} if METRICS[name].needs_climatology else {}
         metric = _load_metric_entry(name)(metric_name=name, **shared, **extra)
         metric.data_var_keys = list(CHANNELS)
         found |= metric(state)
@@ -92,7 +83,7 @@ def test_equals_credit(settings, credit, tmp_path, rng):
     metrics = build_metrics(
         config, CHANNELS, latitude=latitude, climatology=lambda: climatology
     )
-    found = metrics(jnp.asarray(pred), jnp.asarray(target), reducer(lat))
+    found = metrics(jnp.asarray(pred), jnp.asarray(target), field_context(lat))
     assert set(found) == set(expected)
     assert list(found) == metric_names(config, CHANNELS, has_climatology=True)
     for name, value in expected.items():
@@ -104,7 +95,6 @@ def test_equals_credit(settings, credit, tmp_path, rng):
 def test_same_on_every_mesh(degrees, lat, rng, make_mesh):
     dp, domain = degrees
     mesh = make_mesh(dp=dp, domain=domain)
-    axes = MeshAxes.from_mesh(mesh)
     pred, target, climatology = draw(rng, lat)
     metrics = build_metrics(
         everything(use_latitude_weights=True),
@@ -112,24 +102,15 @@ def test_same_on_every_mesh(degrees, lat, rng, make_mesh):
         latitude=np.linspace(80.0, -80.0, lat),
         climatology=lambda: climatology,
     )
-    serial = metrics(jnp.asarray(pred), jnp.asarray(target), reducer(lat))
-    spec = P(axes.data or None, None, None, axes.domain, None)
-    rows = (0, -lat % axes.num_domain)
-    padding = [(0, 0)] * 3 + [rows, (0, 0)]
-    arrays = [
-        jax.device_put(
-            np.pad(x, padding, constant_values=9.0), NamedSharding(mesh, spec)
-        )
-        for x in (pred, target)
-    ]
-    step = jax.shard_map(
-        lambda p, t: metrics(p, t, reducer(lat, mesh)),
-        mesh=mesh,
-        in_specs=(spec, spec),
+    serial = metrics(jnp.asarray(pred), jnp.asarray(target), field_context(lat))
+    found = run_on_mesh(
+        lambda p, t: metrics(p, t, field_context(lat, mesh)),
+        mesh,
+        pred,
+        target,
         out_specs=P(),
-        check_vma=True,
     )
-    for name, value in jax.jit(step)(*arrays).items():
+    for name, value in found.items():
         expected = serial[name]
         if name.startswith("log_variance_ratio"):
             # rounding is relative to the ratio, not to its logarithm near zero
@@ -153,15 +134,17 @@ def test_scores_in_physical_units(rng):
     plain = build_metrics(
         everything(), CHANNELS, climatology=lambda: units(climatology[:, None])[:, 0]
     )
-    found = own(jnp.asarray(pred), jnp.asarray(target), reducer(lat))
-    expected = plain(jnp.asarray(units(pred)), jnp.asarray(units(target)), reducer(lat))
+    found = own(jnp.asarray(pred), jnp.asarray(target), field_context(lat))
+    expected = plain(
+        jnp.asarray(units(pred)), jnp.asarray(units(target)), field_context(lat)
+    )
     for name, value in expected.items():
         assert_close(found[name], value, 1e-5, name)
 
 
 def test_default_set(rng):
     pred, target, climatology = (x for x in draw(rng, 4))
-    arrays = jnp.asarray(pred), jnp.asarray(target), reducer(4)
+    arrays = jnp.asarray(pred), jnp.asarray(target), field_context(4)
     names = lambda found: [name for name in found if "/" not in name]  # noqa: E731
     assert names(build_metrics(None, CHANNELS)(*arrays)) == ["rmse", "r2score", "bias"]
     with_acc = build_metrics(None, CHANNELS, climatology=lambda: climatology)(*arrays)
@@ -172,7 +155,7 @@ def test_one_metric_by_type(rng):
     pred, target, _ = draw(rng, 4)
     config = MetricsConfig(type="mae", args={"var_weighting": "none"})
     found = build_metrics(config, CHANNELS)(
-        jnp.asarray(pred), jnp.asarray(target), reducer(4)
+        jnp.asarray(pred), jnp.asarray(target), field_context(4)
     )
     assert list(found) == ["mae", *(f"mae/{key}" for key in CHANNELS)]
     assert list(found) == metric_names(config, CHANNELS, has_climatology=False)
@@ -184,10 +167,14 @@ def test_one_metric_by_type(rng):
         ({"metrics": {"crps": {}}}, r"'crps' not implemented; there are rmse, mse"),
         ({"metrics": {"acc": {}}}, r"acc need a climatology"),
         ({"metrics": {}}, r"expected at least one metric"),
+        ({"metrics": None}, r"got nothing, expected at least one metric"),
+        ({"metrics": ["rmse"]}, r"metrics\.args\.metrics: got \['rmse'\], expected"),
+        ({"metrics": 3}, r"metrics\.args\.metrics: got 3, expected .*\{rmse: \{\}"),
         ({"metrics": {"rmse": {"a": 1}}}, r"metrics.rmse not implemented"),
         ({"metrics": {"rmse": {}}, "other": 1}, r"other not implemented"),
         ({"var_weighting": "inverse_variance"}, r"expected 'none' or 'manual'"),
         ({"variable_weights": {"Z": 1.0}}, r"\['Z'\] are no targets"),
+        ({"variable_weights": [1.0]}, r"variable_weights: got \[1\.0\], expected a"),
         ({"use_latitude_weights": True}, r"needs metrics.args.latitude_weights"),
     ],
 )

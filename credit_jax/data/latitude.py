@@ -1,4 +1,4 @@
-"""Area weights of latitude rows."""
+"""The latitudes of a file that a config names for area weights."""
 
 from __future__ import annotations
 
@@ -12,19 +12,6 @@ from jaxtyping import Float
 from credit_jax.config.files import reading_engine
 
 LATITUDE_NAMES = ("latitude", "lat")
-
-
-def latitude_weights(latitude: Float[np.ndarray, " lat"]) -> Float[np.ndarray, " lat"]:
-    """`cos(latitude) / mean(cos(latitude))`, float32: mean 1 over the rows.
-
-    Args:
-        latitude: (H,) degrees north.
-
-    >>> latitude_weights(np.array([60.0, 0.0, -60.0])).round(2).tolist()
-    [0.75, 1.5, 0.75]
-    """
-    weights = np.cos(np.deg2rad(np.asarray(latitude, np.float64)))
-    return (weights / weights.mean()).astype(np.float32)
 
 
 def read_latitude(path: str | Path, key: str) -> Float[np.ndarray, " lat"]:

@@ -4,21 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from credit_jax.config.loss import LossConfig
-from credit_jax.losses import (
-    ELEMENTWISE,
-    build_channel_weights,
-    build_loss,
-    latitude_weights,
-    read_latitude,
-)
-from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.reductions import FieldReducer
-from credit_jax.parallel.rows.layout import block_layout
+from credit_jax.losses import LOSSES, build_channel_weights, build_loss
 from tests.support import assert_close
+from tests.support.whole_fields import field_context, loss_and_gradient
 
 LEVELS, LAT, LON = 3, 8, 12
 CHANNELS = 2 * LEVELS + 1 + 1
@@ -26,11 +16,6 @@ WEIGHTS = {"U": [0.5, 1.0, 2.0], "T": [1.0, 0.25, 3.0], "SP": 4.0, "TP": 0.125}
 
 
 CHANNELS_OF = {"S/p/3d/U": 3, "S/p/3d/T": 3, "S/p/2d/SP": 1, "S/d/2d/TP": 1}
-
-
-def reducer(lat, mesh=None):
-    axes = MeshAxes() if mesh is None else MeshAxes.from_mesh(mesh)
-    return FieldReducer(block_layout(lat, axes.num_domain, axes.domain), axes)
 
 
 @pytest.fixture
@@ -78,15 +63,12 @@ def credit_loss(tmp_path, latitude, section, pred, target, *, validation=False):
 
 def our_loss(section, latitude, *, validation=False):
     return build_loss(
-        LossConfig(**section),
-        latitude=latitude,
-        channel_weights=build_channel_weights(WEIGHTS, CHANNELS_OF),
-        validation=validation,
+        LossConfig(**section), CHANNELS_OF, latitude=latitude, validation=validation
     )
 
 
 CASES = {
-    **{name: {"training_loss": name} for name in ELEMENTWISE},
+    **{name: {"training_loss": name} for name in LOSSES},
     "huber_delta": {
         "training_loss": "huber",
         "training_loss_parameters": {"delta": 0.4},
@@ -113,7 +95,7 @@ def test_equals_credit(name, credit, tmp_path, fields, latitude):
     value, gradient = credit_loss(tmp_path, latitude, section, pred, target)
     loss = our_loss(section, latitude)
     ours, our_gradient = jax.value_and_grad(loss)(
-        jnp.asarray(pred), jnp.asarray(target), reducer(LAT)
+        jnp.asarray(pred), jnp.asarray(target), field_context(LAT)
     )
     assert_close(ours, value, 1e-6, f"{name} loss")
     assert_close(our_gradient, gradient, 1e-5, f"{name} gradient")
@@ -134,7 +116,7 @@ def test_validation_loss_equals_credit(section, credit, tmp_path, fields, latitu
     pred, target = fields
     value, _ = credit_loss(tmp_path, latitude, section, pred, target, validation=True)
     ours = our_loss(section, latitude, validation=True)(
-        jnp.asarray(pred), jnp.asarray(target), reducer(LAT)
+        jnp.asarray(pred), jnp.asarray(target), field_context(LAT)
     )
     assert_close(ours, value, 1e-6, "validation loss")
 
@@ -146,36 +128,16 @@ def test_same_on_every_mesh(degrees, lat, rng, make_mesh):
     mesh = make_mesh(dp=dp, domain=domain)
     fields = rng.normal(size=(2, 2, CHANNELS, 1, lat, LON)).astype(np.float32)
     loss = our_loss(CASES["both"], np.linspace(80.0, -80.0, lat))
-    serial, serial_gradient = jax.value_and_grad(loss)(
-        *map(jnp.asarray, fields), reducer(lat)
-    )
-    value, gradient = sharded_value_and_grad(loss, fields, mesh)
+    serial, serial_gradient = loss_and_gradient(loss, *fields)
+    value, gradient = loss_and_gradient(loss, *fields, mesh)
     assert_close(value, serial, 1e-6, f"loss on {dict(mesh.shape)}")
-    assert_close(gradient[..., :lat, :], serial_gradient, 1e-6, "gradient")
-
-
-def sharded_value_and_grad(loss, fields, mesh):
-    """Loss and gradient by the prediction; rows padded with what must not count."""
-    axes = MeshAxes.from_mesh(mesh)
-    lat = fields.shape[-2]
-    extra = -lat % axes.num_domain
-    padded = np.pad(fields, [(0, 0)] * 4 + [(0, extra), (0, 0)], constant_values=7.0)
-    spec = P(axes.data or None, None, None, axes.domain, None)
-    arrays = [jax.device_put(x, NamedSharding(mesh, spec)) for x in padded]
-
-    def local(pred, target):
-        return jax.value_and_grad(loss)(pred, target, reducer(lat, mesh))
-
-    step = jax.shard_map(
-        local, mesh=mesh, in_specs=(spec, spec), out_specs=(P(), spec), check_vma=True
-    )
-    return jax.jit(step)(*arrays)
+    assert_close(gradient, serial_gradient, 1e-6, "gradient")
 
 
 def test_logcosh_is_finite_for_large_errors():
     loss = build_loss(LossConfig(training_loss="logcosh"))
     pred = jnp.full((1, 1, 1, 2, 2), 1000.0)
-    value = loss(pred, jnp.zeros_like(pred), reducer(2))
+    value = loss(pred, jnp.zeros_like(pred), field_context(2))
     assert_close(value, 1000.0 - np.log(2.0), 1e-6, "log cosh 1000")
 
 
@@ -183,30 +145,10 @@ def test_bfloat16_predictions_are_scored_in_float32(fields):
     pred, target = fields
     loss = build_loss(LossConfig(training_loss="mse"))
     low = jnp.asarray(pred, jnp.bfloat16)
-    value = loss(low, jnp.asarray(target), reducer(LAT))
+    value = loss(low, jnp.asarray(target), field_context(LAT))
     assert value.dtype == jnp.float32
     expected = np.mean((np.asarray(low, np.float32) - target) ** 2)
     assert_close(value, expected, 1e-6, "bfloat16 prediction")
-
-
-def test_latitude_weights_have_mean_one():
-    weights = latitude_weights(np.linspace(90, -90, 721))
-    assert weights.dtype == np.float32
-    assert abs(weights.mean(dtype=np.float64) - 1) < 1e-6
-
-
-def test_read_latitude(tmp_path):
-    import xarray as xr
-
-    path = tmp_path / "static.nc"
-    xr.Dataset(coords={"latitude": [10.0, -10.0]}).to_netcdf(path)
-    assert read_latitude(path, "loss.file").tolist() == [10.0, -10.0]
-    missing = r"loss\.file: .*missing\.nc does not exist"
-    with pytest.raises(FileNotFoundError, match=missing):
-        read_latitude(tmp_path / "missing.nc", "loss.file")
-    xr.Dataset(coords={"y": [10.0]}).to_netcdf(tmp_path / "other.nc")
-    with pytest.raises(ValueError, match=r"no one-dimensional `latitude`.*'y'"):
-        read_latitude(tmp_path / "other.nc", "loss.file")
 
 
 def test_scalar_weight_holds_for_all_levels():

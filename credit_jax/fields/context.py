@@ -1,0 +1,122 @@
+"""What a loss, a score or a traced transform knows besides its local arrays.
+
+Arrays are local blocks inside `shard_map`, in CREDIT's layout (batch, channel, time,
+rows, lon): some samples, some latitude rows, every channel and every longitude. A
+function of whole fields is written with
+
+    elementwise values         context.mean, channel_mean, variable_mean
+    single variables           context.channels.slices
+    spectra along longitude    jnp.fft.rfft(x, axis=-1), then context.row_mean
+    whole fields               context.gather_rows, then context.gathered()
+    ensemble members           context.members
+
+and has the same value and gradient on every mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from credit_jax.fields.channels import ChannelLayout
+from credit_jax.parallel.placement import gather_rows
+from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.rows.layout import Field, block_layout
+
+Values = Float[Array, "batch channel time rows lon"]
+
+
+@dataclass(frozen=True, eq=False)
+class FieldContext:
+    """Reductions over the whole mesh, and the meaning of the dims of a field.
+
+    Attributes:
+        reducer: global means, and this shard's part of arrays indexed by global row.
+        channels: which channel is which variable; None if the caller does not say.
+        row_weights: (lat,) area weight of every row, mean 1; None weighs all alike.
+        channel_weights: (channel,) factor of every channel in `mean`; None is 1.
+        num_members: ensemble members of each sample. The batch dim of a prediction
+            holds the members of the first sample, then those of the second, ...
+    """
+
+    reducer: FieldReducer
+    channels: ChannelLayout | None = None
+    row_weights: Float[np.ndarray, " lat"] | None = None
+    channel_weights: Float[np.ndarray, " channel"] | None = None
+    num_members: int = 1
+
+    @property
+    def layout(self) -> ChannelLayout:
+        """`channels`, for functions that cannot do without.
+
+        Raises:
+            ValueError: the caller gave none.
+        """
+        if self.channels is None:
+            raise ValueError(
+                "this loss, metric or transform needs to know which channel is which "
+                "variable: give the FieldContext `channels=ChannelLayout.of(...)`"
+            )
+        return self.channels
+
+    def mean(self, values: Values) -> Float[Array, ""]:
+        """Mean of values * row weight * channel weight over the global array."""
+        if self.channel_weights is not None:
+            weights = jnp.asarray(self.channel_weights).reshape(1, -1, 1, 1, 1)
+            values = values * weights
+        return self.reducer.mean(values, self.row_weights)
+
+    def channel_mean(self, values: Values) -> Float[Array, " channel"]:
+        """Mean of values * row weight for each channel."""
+        return self.reducer.channel_mean(values, self.row_weights)
+
+    def variable_mean(self, values: Values) -> Float[Array, " variable"]:
+        """Mean of values * row weight for each variable, over its channels, too."""
+        return self.layout.per_variable(self.channel_mean(values))
+
+    def sample_mean(self, values: Values) -> Float[Array, "batch channel time"]:
+        """Mean of values * row weight over the globe, for each local sample."""
+        return self.reducer.sample_mean(values, self.row_weights)
+
+    def row_mean(self, values: Values) -> Float[Array, "batch channel time lon"]:
+        """Mean of values * row weight over all latitudes; `lon` may be wavenumbers."""
+        return self.reducer.row_mean(values, self.row_weights)
+
+    def data_mean(self, values: Float[Array, batch * dims]) -> Float[Array, "..."]:
+        """Mean over the samples of all data-parallel ranks."""
+        return self.reducer.data_mean(values)
+
+    def local_rows(self, per_row: np.ndarray | Array) -> Array:
+        """This shard's rows of a (lat, ...) array; padding rows get 0."""
+        return self.reducer.local_rows(per_row)
+
+    def members(
+        self, prediction: Shaped[Array, "samples channel time rows lon"]
+    ) -> Shaped[Array, "batch member channel time rows lon"]:
+        """A prediction with its ensemble members on a dim of their own."""
+        return prediction.reshape(-1, self.num_members, *prediction.shape[1:])
+
+    def repeat_members(
+        self, target: Shaped[Array, "batch channel time rows lon"]
+    ) -> Shaped[Array, "samples channel time rows lon"]:
+        """A target repeated for every member, to compare with a prediction."""
+        if self.num_members == 1:
+            return target
+        return jnp.repeat(target, self.num_members, axis=0)
+
+    def gather_rows(
+        self, x: Shaped[Array, "batch channel time rows lon"]
+    ) -> Shaped[Array, "batch channel time lat lon"]:
+        """The field on all latitudes, the same on all domain shards: one all-gather."""
+        layout = dataclasses.replace(self.reducer.rows, dim=x.ndim - 2)
+        return gather_rows(Field(x, layout))
+
+    def gathered(self) -> FieldContext:
+        """The context of arrays that `gather_rows` returned."""
+        axes = dataclasses.replace(self.reducer.axes, domain=None, num_domain=1)
+        rows = block_layout(self.reducer.rows.size, dim=self.reducer.rows.dim)
+        return dataclasses.replace(self, reducer=FieldReducer(rows, axes))

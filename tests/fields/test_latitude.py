@@ -1,0 +1,11 @@
+"""Area weights."""
+
+import numpy as np
+
+from credit_jax.fields import latitude_weights
+
+
+def test_latitude_weights_have_mean_one():
+    weights = latitude_weights(np.linspace(90, -90, 721))
+    assert weights.dtype == np.float32
+    assert abs(weights.mean(dtype=np.float64) - 1) < 1e-6

@@ -1,0 +1,120 @@
+"""Metrics of whole fields: spectral, of single variables, of an ensemble.
+
+Toys, each registered by one line, compared with numpy on one device and with themselves
+on 2, 4 and 8 shards of latitude.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from credit_jax.config.metrics import MetricsConfig
+from credit_jax.fields import latitude_weights
+from credit_jax.metrics import METRICS, MetricEntry, build_metrics
+from tests.support import assert_close, make_mesh
+from tests.support.gradients import draw
+from tests.support.whole_fields import field_context, run_on_mesh
+
+LAT, LON, MEMBERS = 13, 12, 3
+CHANNELS = {"S/prognostic/3d/T": 3, "S/prognostic/2d/SP": 1, "S/diagnostic/2d/TP": 1}
+NUM = sum(CHANNELS.values())
+LATITUDE = np.linspace(80.0, -85.0, LAT)
+WEIGHTS = latitude_weights(LATITUDE).astype(np.float64)[:, None]
+MESHES = {
+    "2 shards": {"domain": 2},
+    "4 shards": {"domain": 4},
+    "8 shards": {"domain": 8},
+    "dp 2 x 4 shards": {"dp": 2, "domain": 4},
+}
+
+
+def spectrum_error(pair):
+    """Error of the zonal power spectrum of each variable."""
+    spectra = [
+        pair.context.row_mean(jnp.square(jnp.abs(jnp.fft.rfft(x, axis=-1))))
+        for x in (pair.prediction, pair.target)
+    ]
+    error = pair.context.data_mean(jnp.abs(spectra[0] - spectra[1]))
+    return pair.context.layout.per_variable(error.mean(axis=(1, 2)))
+
+
+def spread(pair):
+    """Standard deviation of the members about their mean."""
+    deviation = pair.members - pair.prediction[:, None]
+    return jnp.sqrt(pair.mean(jnp.square(deviation).mean(axis=1)))
+
+
+def upper_level_error(pair):
+    """Mean error of the first level of each variable, over all variables."""
+    first = [place.start for place in pair.context.layout.slices.values()]
+    error = (pair.prediction - pair.target)[:, np.asarray(first)]
+    return pair.context.channel_mean(jnp.abs(error))
+
+
+def per_variable(values):
+    return np.array([values[:3].mean(), values[3], values[4]])
+
+
+def in_numpy(members, target):
+    forecast = members.mean(axis=1)
+    power = [
+        (np.square(np.abs(np.fft.rfft(x, axis=-1))) * WEIGHTS).mean(axis=3)
+        for x in (forecast, target)
+    ]
+    difference = np.abs(power[0] - power[1]).mean(axis=(0, 2, 3))
+    variance = np.square(members - forecast[:, None]).mean(axis=1) * WEIGHTS
+    error = (np.abs(forecast - target) * WEIGHTS).mean(axis=(0, 2, 3, 4))
+    return {
+        "spectrum_error": per_variable(difference),
+        "spread": np.sqrt(per_variable(variance.mean(axis=(0, 2, 3, 4)))),
+        "upper_level_error": error[[0, 3, 4]],
+        "rmse": np.sqrt(
+            per_variable(
+                (np.square(forecast - target) * WEIGHTS).mean(axis=(0, 2, 3, 4))
+            )
+        ),
+    }
+
+
+@pytest.fixture
+def metrics(monkeypatch):
+    for score in (spectrum_error, spread, upper_level_error):
+        monkeypatch.setitem(METRICS, score.__name__, MetricEntry(score))
+    names = ("spectrum_error", "spread", "upper_level_error", "rmse")
+    args = {"metrics": {name: {} for name in names}, "use_latitude_weights": True}
+    return build_metrics(MetricsConfig(args=args), CHANNELS, latitude=LATITUDE)
+
+
+@pytest.fixture
+def arrays():
+    prediction = 2 * draw((2 * MEMBERS, NUM, 1, LAT, LON), seed=1)
+    return prediction, draw((2, NUM, 1, LAT, LON), seed=2)
+
+
+def test_values_on_one_device(metrics, arrays):
+    prediction, target = arrays
+    context = field_context(LAT, num_members=MEMBERS)
+    found = metrics(jnp.asarray(prediction), jnp.asarray(target), context)
+    members = prediction.reshape(2, MEMBERS, *prediction.shape[1:])
+    expected = in_numpy(members.astype(np.float64), target.astype(np.float64))
+    for name, values in expected.items():
+        ours = [found[f"{name}/{key}"] for key in CHANNELS]
+        assert_close(ours, values, 1e-6, name)
+        assert_close(found[name], values.mean(), 1e-6, f"{name}, all variables")
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_same_on_every_mesh(mesh, metrics, arrays):
+    prediction, target = (jnp.asarray(x) for x in arrays)
+    serial = metrics(prediction, target, field_context(LAT, num_members=MEMBERS))
+    built = make_mesh(**MESHES[mesh])
+    found = run_on_mesh(
+        lambda p, t: metrics(p, t, field_context(LAT, built, num_members=MEMBERS)),
+        built,
+        *arrays,
+        out_specs=PartitionSpec(),
+    )
+    assert set(found) == set(serial)
+    for name, value in found.items():
+        assert_close(value, serial[name], 1e-6, f"{name} on {mesh}")
