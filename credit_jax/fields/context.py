@@ -86,7 +86,7 @@ class FieldContext:
         """Mean of values * row weight over all latitudes; `lon` may be wavenumbers."""
         return self.reducer.row_mean(values, self.row_weights)
 
-    def data_mean(self, values: Float[Array, batch * dims]) -> Float[Array, "..."]:
+    def data_mean(self, values: Float[Array, "batch ..."]) -> Float[Array, ...]:
         """Mean over the samples of all data-parallel ranks."""
         return self.reducer.data_mean(values)
 

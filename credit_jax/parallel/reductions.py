@@ -97,7 +97,7 @@ class FieldReducer:
         domain = (self.axes.domain,) if self.axes.domain else ()
         return psum(pvary(total, domain), domain) / self.rows.size
 
-    def data_mean(self, values: Float[Array, batch * dims]) -> Float[Array, "..."]:
+    def data_mean(self, values: Float[Array, "batch ..."]) -> Float[Array, ...]:
         """Mean over the samples of all data-parallel ranks.
 
         Args:
