@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/coming_from.md").read_text()
 WORDS = ("automatic", "not needed")
 OURS = r"`((?:credit_jax|credit_torch_bridge)\.[\w.]+)`"

@@ -1,0 +1,46 @@
+"""Every file, module and command that a page names is there."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from credit_jax.console import BRIDGE, MODULES
+
+ROOT = Path(__file__).parents[2]
+TOPS = "credit_jax|credit_torch_bridge|tests|docs|benchmarks|configs|tools"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+COMMANDS = {**MODULES, **BRIDGE}
+
+
+def named(page: Path, pattern: str) -> list[str]:
+    return sorted(set(re.findall(pattern, page.read_text())))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files(page):
+    """Names of the form tests/test_<name>.py and credit_jax/a/b.py are placeholders."""
+    paths = named(page, rf"(?<![\w/])((?:{TOPS})/[\w/.-]*\w\b/?)(?!<)")
+    real = [path for path in paths if "/a/" not in path]
+    missing = [path for path in real if not (ROOT / path).exists()]
+    assert not missing, missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules(page):
+    modules = named(page, rf"python -m ((?:{TOPS})[\w.]*)")
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    assert not missing, missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_subcommands(page):
+    names = named(page, r"^    (?:\S*bin/)?credit-jax +(\w+)")
+    missing = [name for name in names if name not in COMMANDS]
+    assert not missing, missing
