@@ -36,9 +36,10 @@ lint: .venv/.test
 # The programs that XLA compiles for these tests are kept, for the next time.
 quick: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-layers
-	tests=$$($(BIN)/python tools/touched.py $(FILES)) && test -z "$$tests" || \
-		JAX_COMPILATION_CACHE_DIR=.cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3 \
-		$(BIN)/python -m pytest -q $(ARGS) $$tests
+	@tests=$$($(BIN)/python tools/touched.py $(FILES)) || exit; \
+	echo "tests: $${tests:-none}"; test -z "$$tests" || \
+	JAX_COMPILATION_CACHE_DIR=.cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3 \
+	$(BIN)/python -m pytest -q $(ARGS) $$tests
 
 docs: .venv/.test
 	$(MAKE) --no-print-directory check-docs

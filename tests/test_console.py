@@ -56,8 +56,8 @@ def test_the_list_of_commands(capsys):
 
 
 def test_an_unknown_command_gives_the_nearest(capsys):
-    assert main(["trian", "--config", "configs/demo.yaml"]) == USER_ERROR
-    line = "error: there is no command 'trian'; did you mean 'train'?\n"
+    assert main(["trainn", "--config", "configs/demo.yaml"]) == USER_ERROR
+    line = "error: there is no command 'trainn'; did you mean 'train'?\n"
     assert capsys.readouterr() == ("", line)
 
 
