@@ -1,21 +1,20 @@
-"""The demo data set: `ensure_demo_data` makes it.
+"""Makes the demo data set: 6-hourly fields of a moist Held-Suarez climate.
 
-A moist Held-Suarez climate on a Gaussian grid, computed by the dynamical core of
-dinosaur, with 6-hourly fields:
+The dynamical core of dinosaur computes them on a Gaussian grid:
 
 - prognostic: U, V, T, Q on 8 sigma levels; SP
 - diagnostic: V500, Z500 (meridional wind and geopotential at 500 hPa) and TP (rain of
-  the last 6 hours), which all follow from the state: the first two are smooth, rain
-  falls only where air is saturated
-- dynamic forcing: tsi (solar radiation), which drives season and day in the model
-- static: Z_GDS4_SFC, LSM (mountains and land, both of which the model feels)
+  the last 6 hours). All follow from the state; the first two are smooth, rain falls
+  only where air is saturated
+- dynamic forcing: tsi (solar radiation); season and time of day enter by it
+- static: Z_GDS4_SFC and LSM (mountains and land), which the climate model uses, too
 
 The same arguments give the same numbers on the same machine and versions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -43,13 +42,16 @@ from credit_jax.demo.write import (
     write_static,
 )
 
-LAYOUT = 1  # counts up when the files or the climate change
+if TYPE_CHECKING:
+    from credit_jax.demo.dynamics import Climate
+
+LAYOUT = 1  # version of the files and of the climate; any change of them raises it
 DAYS_AT_ONCE = 10
-PER_DAY = 4
+OUTPUTS_PER_DAY = 4
 
 
 def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
-    """Make the data set unless its folder already holds it.
+    """Makes the data set unless its folder already holds it.
 
     Args:
         demo: what to make, and where.
@@ -59,7 +61,8 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
         The folder: demo_{year}.zarr, static.nc, mean.nc, std.nc, demo.json.
 
     Raises:
-        ValueError: if the folder holds something else; nothing is ever overwritten.
+        ValueError: the folder holds something else; nothing is ever overwritten.
+        RuntimeError: the climate model became unstable.
     """
     folder = Path(demo.out)
     wanted = manifest(demo)
@@ -71,7 +74,7 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
         f"Making {demo.days} days of {demo.truncation} demo data in {folder} "
         f"(after {demo.spinup_days} days of spin-up); they are kept for later runs."
     )
-    # The core broadcasts by rank; callers may have forbidden that.
+    # dinosaur relies on rank promotion, which the caller may have forbidden.
     with jax.numpy_rank_promotion("allow"), _progress(console) as progress:
         task = progress.add_task("days", total=demo.spinup_days + demo.days)
         with new_folder(folder, wanted) as partial:
@@ -80,11 +83,13 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
 
 
 def manifest(demo: DemoConfig) -> dict[str, Any]:
-    """What identifies a data set: all arguments but the folder."""
+    """The contents of demo.json: what identifies a data set, its folder left out."""
     return {"layout": LAYOUT, **demo.model_dump(exclude={"out"})}
 
 
-def _make(demo: DemoConfig, folder: Path, advance: Any) -> None:
+def _make(demo: DemoConfig, folder: Path, advance: Callable[[int], None]) -> None:
+    """Writes all files but the manifest; calls `advance(days)` as days are done."""
+    # dinosaur is optional, needed for this only, and slow to import.
     try:
         from credit_jax.demo.dynamics import build_climate
     except ModuleNotFoundError as error:
@@ -110,35 +115,36 @@ def _make(demo: DemoConfig, folder: Path, advance: Any) -> None:
 
 
 def _chunks(
-    demo: DemoConfig, climate: Any, advance: Any
+    demo: DemoConfig, climate: "Climate", advance: Callable[[int], None]
 ) -> Iterator[tuple[pd.DatetimeIndex, dict[str, np.ndarray]]]:
-    """Run the model; yield some days of fields at a time, spin-up left out."""
-    first = -demo.spinup_days
+    """Runs the climate; yields times and fields of `DAYS_AT_ONCE` days, no spin-up."""
     state = climate.initial
     rain = np.zeros((climate.latitude.size, climate.longitude.size), np.float32)
-    for start in range(first, demo.days, DAYS_AT_ONCE):
+    for start in range(-demo.spinup_days, demo.days, DAYS_AT_ONCE):
         num_days = min(DAYS_AT_ONCE, demo.days - start)
         times: Any = pd.date_range(
-            FIRST_TIME + pd.Timedelta(days=start), periods=num_days * PER_DAY, freq="6h"
+            FIRST_TIME + pd.Timedelta(days=start),
+            periods=num_days * OUTPUTS_PER_DAY,
+            freq="6h",
         )
-        kept: list[dict[str, Any]] = []
+        outputs: list[dict[str, Any]] = []
         for time, day in zip(times, days_of_year(times), strict=True):
             if time >= FIRST_TIME:
-                kept.append({**climate.fields(state), "TP": rain})
+                outputs.append({**climate.fields(state), "TP": rain})
             state, rain = climate.advance(state, day)
         jax.block_until_ready(state)
         advance(num_days)
-        late = times >= FIRST_TIME
-        if kept:
-            stacked = {
-                name: np.stack([np.asarray(fields[name]) for fields in kept])
-                for name in kept[0]
+        if outputs:
+            fields = {
+                name: np.stack([np.asarray(output[name]) for output in outputs])
+                for name in outputs[0]
             }
-            _check_healthy(stacked, times[late])
-            yield times[late], stacked
+            times = times[times >= FIRST_TIME]
+            _check_finite(fields, times)
+            yield times, fields
 
 
-def _check_healthy(fields: dict[str, np.ndarray], times: pd.DatetimeIndex) -> None:
+def _check_finite(fields: dict[str, np.ndarray], times: pd.DatetimeIndex) -> None:
     for name, field in fields.items():
         if not np.isfinite(field).all():
             raise RuntimeError(

@@ -1,7 +1,7 @@
 """Physics of the demo climate: sunlight, moisture, mountains, and its land-sea mask.
 
 Everything here is a pure array function in SI units on arrays that broadcast; the
-dynamical core that uses it is in `demo_dynamics`.
+time steps that use it are in `forcing`.
 """
 
 from types import ModuleType

@@ -1,14 +1,6 @@
-"""The demo data set: physics, files, and what an interruption leaves behind."""
+"""The data set: files, values, and what stays behind when it is not made."""
 
-import os
-import re
-import socket
-import subprocess
-import sys
-
-import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 from rich.console import Console
@@ -16,8 +8,6 @@ from rich.console import Console
 from credit_jax.config.demo import DemoConfig
 from credit_jax.data import open_dataset
 from credit_jax.demo import dataset as demo
-from credit_jax.demo import physics as demo_physics
-from credit_jax.demo import write as demo_write
 from credit_jax.demo.__main__ import main
 from credit_jax.demo.dataset import ensure_demo_data
 from tests.data.world import parsed, raw_config
@@ -149,77 +139,3 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         ensure_demo_data(wanted, QUIET)
     assert list((tmp_path / "deep").iterdir()) == []
-
-
-def test_leftovers_of_a_killed_process_are_removed(tmp_path):
-    """A killed run's folder has a name of its own, and goes next time."""
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    killed = tmp_path / f".t21.partial-{socket.gethostname()}-{done.pid}"
-    running = tmp_path / f".t21.partial-{socket.gethostname()}-{os.getppid()}"
-    for folder in (killed, running):
-        folder.mkdir()
-    demo_write.remove_leftovers(tmp_path / "t21")
-    assert not killed.exists()
-    assert running.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--truncation", "T7"], "truncation"),
-        (["--days", "1"], "days"),
-        (["--days", "9", "--held-out-days", "9"], "leave no day for training"),
-    ],
-)
-def test_command_line_errors(tmp_path, capsys, arguments, text):
-    assert main(["--out", str(tmp_path / "x"), *arguments]) == 2
-    assert text in re.sub(r"\s+", " ", capsys.readouterr().err)
-    assert not (tmp_path / "x").exists()
-
-
-def test_solar_irradiance():
-    """Daily means against Hartmann (1994), fig. 2.6, and noon at the equator."""
-    hours = np.arange(0, 24, 0.25)[:, None, None] / 24.0
-    latitude = np.radians([[-90.0, 0.0, 90.0]])[..., None]
-    days = demo_physics.solar_irradiance(172.0 + hours, latitude, np.zeros((1, 1, 1)))
-    south, equator, north = days.mean(axis=0).ravel()
-    assert south == 0
-    assert np.isclose(north, 525, rtol=0.01)
-    assert np.isclose(equator, 385, rtol=0.01)
-    noon = demo_physics.solar_irradiance(79.5, np.zeros(1), np.zeros(1))
-    assert np.isclose(noon[0], 1361, rtol=0.01)
-
-
-def test_saturation():
-    """Bolton's formula: 3.8 g/kg at 0 C and 14.7 g/kg at 20 C, 1000 hPa."""
-    q = demo_physics.saturation_specific_humidity(
-        jnp.array([273.15, 293.15]), jnp.array([1e5, 1e5])
-    )
-    assert np.allclose(q, [0.00381, 0.0147], rtol=0.01)
-
-
-def test_merged_statistics(rng):
-    whole = rng.normal(3, 2, (12, 5, 4, 6)).astype(np.float32)
-    statistics = demo_write.Statistics()
-    for part in np.split(whole, [1, 7]):
-        statistics.add("T", part)
-    count, mean, squares = statistics._sums["T"]
-    assert np.allclose(mean, whole.mean((0, 2, 3), dtype=np.float64))
-    std = whole.astype(np.float64).std((0, 2, 3))
-    assert np.allclose(np.sqrt(squares / count), std)
-
-
-def test_years_are_split(tmp_path, rng):
-    axes = demo_write.Axes(np.array([0.5]), np.array([45.0, -45.0]), np.array([0.0]))
-    writer = demo_write.YearWriter(tmp_path, axes)
-    times = pd.date_range("2000-12-30", periods=16, freq="6h")
-    fields = rng.normal(size=(16, 2, 1)).astype(np.float32)
-    for part in (slice(0, 4), slice(4, 16)):
-        writer.add(times[part], {"SP": fields[part]})
-    years = [xr.open_dataset(tmp_path / f"demo_{y}.zarr") for y in (2000, 2001)]
-    assert [year.sizes["time"] for year in years] == [8, 8]
-    joined = np.concatenate([year["SP"].values for year in years])
-    assert np.array_equal(joined, fields)
-    found = np.concatenate([year.time.values for year in years])
-    assert np.array_equal(found, times.values)
