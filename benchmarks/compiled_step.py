@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.meshes import build_mesh
@@ -18,7 +19,7 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.ops.backend import written_for
 from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.placement import batch_spec
-from credit_jax.training.optimizer import AdamW
+from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state, shardings, state_specs
 from credit_jax.training.step import make_train_step
 
@@ -91,12 +92,12 @@ def trace_step(
     """
     parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat)
     model_def, parallel_config = parallel.model_def, parallel.parallel_config
-    optimizer = AdamW(max_norm=1.0)
+    optimizer = adamw(max_norm=1.0)
     step = make_train_step(
         parallel,
         optimizer,
-        lambda _: jnp.float32(1e-3),
         lambda pred, target, context: context.mean(jnp.square(pred - target)),
+        schedule=optax.constant_schedule(1e-3),
     )
     specs = state_specs(parallel, optimizer)
     start = partial(init_state, parallel, optimizer)

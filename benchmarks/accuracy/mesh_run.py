@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from benchmarks.accuracy.case import Case
 from benchmarks.accuracy.rollout import roll_out
@@ -79,7 +80,7 @@ def run_mesh(
     optimizer = build_optimizer(trainer)
     loss = build_loss(job.loss, latitude=case.latitude)
     schedule = build_schedule(trainer, batches_per_epoch=trainer.batches_per_epoch)
-    step = make_train_step(model, optimizer, schedule, loss)
+    step = make_train_step(model, optimizer, loss, schedule=schedule)
     state = _first_state(model, optimizer, case)
     losses, norms, prediction, gradients = [], [], np.zeros(()), {}
     for index, (x, y) in enumerate(zip(case.x, case.y, strict=True)):
@@ -89,7 +90,7 @@ def run_mesh(
         if index == 0:
             # The rate was 0: weights as given, vectors after one power iteration.
             prediction = _predict(model, state.params, state.spectral_norm_state, x)
-            gradients = _first_gradients(model, state, norms[0], optimizer.max_norm)
+            gradients = _first_gradients(model, state, norms[0], trainer.clip_norm)
     states = _roll_out(model, case, rollout) if rollout else np.zeros(0)
     return MeshRun(
         loss=np.asarray(losses),
@@ -127,7 +128,7 @@ def _first_gradients(
     training really used is read from there, with no second program beside the step.
     """
     clipped = min(1.0, max_norm / (norm + CLIP_EPSILON)) if max_norm else 1.0
-    moment = jax.device_get(state.opt_state.mu)
+    moment = jax.device_get(optax.tree.get(state.opt_state, "mu"))
     whole = jax.jit(lambda m: unpack(m, model.model_def.param_specs))(moment)
     factor = (1 - BETAS[0]) * clipped
     return {

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from benchmarks.compiled_step import program_bytes
@@ -22,7 +23,7 @@ from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import Field, block_layout
-from credit_jax.training.optimizer import AdamW
+from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import place_state, state_of, state_specs
 from credit_jax.training.step import make_train_step
 
@@ -58,7 +59,7 @@ class JaxSide:
         )
         self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
         self.x = place_batch({"x": case.x}, mesh)["x"]
-        optimizer = AdamW(max_norm=1.0)
+        optimizer = adamw(max_norm=1.0)
         state = state_of(
             *jax.tree.map(jnp.copy, (self.packed, self.spectral_norm_state)),
             optimizer,
@@ -69,8 +70,8 @@ class JaxSide:
         self.step = make_train_step(
             self.model,
             optimizer,
-            lambda _: jnp.float32(1e-3),
             lambda y, target, context: context.mean(jnp.square(y - target)),
+            schedule=optax.constant_schedule(1e-3),
         )
         self.channels = min(case.x.shape[1], case.y.shape[1])
         self._feed = jax.jit(self._next_input)

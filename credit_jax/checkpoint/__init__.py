@@ -6,7 +6,7 @@
         {step}/                 micro-batches seen when it was written
             weights/            {"params": {path: array}, "vectors": {path: {"u", "v"}}}
             ema/                {path: array}; only with `trainer.use_ema`
-            optimizer/          {"opt_state": {"count", "mu", "nu"},
+            optimizer/          {"opt_state": {"adam": {"count", "mu", "nu"}},
                                 "micro_step", "update_step", "key"}
             loss_scale/         {"scale", "good_updates"}; only in float16
             progress/           `Progress` as JSON

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from credit_jax.config import Config
@@ -35,8 +36,8 @@ from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision, default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.loop import Steps, num_batches
-from credit_jax.training.optimizer import AdamW, build_optimizer
-from credit_jax.training.schedules import Schedule, build_schedule, with_first_rate_at
+from credit_jax.training.optimizer import build_optimizer
+from credit_jax.training.schedules import build_schedule, with_first_rate_at
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import (
     make_eval_step,
@@ -78,11 +79,11 @@ class Setup:
         return num_batches(self.train_loader, self.config.trainer.batches_per_epoch)
 
     @cached_property
-    def optimizer(self) -> AdamW:
+    def optimizer(self) -> optax.GradientTransformation:
         return build_optimizer(self.config.trainer)
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> optax.Schedule:
         return build_schedule(
             self.config.trainer, batches_per_epoch=self.batches_per_epoch
         )
@@ -180,8 +181,8 @@ class Setup:
         train = make_train_step(
             self.model,
             self.optimizer,
-            rate,
             self.loss,
+            schedule=rate,
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
@@ -17,7 +16,7 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.spectral_norm import SpectralNormState
 from credit_jax.parallel.params.packing import packed_param_specs
 from credit_jax.training.loss_scale import LossScale
-from credit_jax.training.optimizer import AdamW
+from credit_jax.training.optimizer_state import optimizer_state_specs
 
 
 @jax.tree_util.register_dataclass
@@ -50,16 +49,23 @@ class TrainState:
 
 
 def state_specs(
-    model: ParallelModel, optimizer: AdamW, *, ema: bool = False
+    model: ParallelModel,
+    optimizer: optax.GradientTransformation,
+    *,
+    ema: bool = False,
 ) -> TrainState:
-    """PartitionSpec of every leaf of the state."""
+    """PartitionSpec of every leaf of the state.
+
+    Raises:
+        ValueError: the optimizer's state is not elementwise; `optimizer_state_specs`.
+    """
     param_specs = packed_param_specs(model.model_def.param_specs)
     params, whole = model.packed_specs, PartitionSpec()
     shapes = {
         path: jax.ShapeDtypeStruct(d.shape, d.dtype) for path, d in param_specs.items()
     }
-    opt_state = jax.tree_util.tree_map_with_path(
-        partial(_spec_of_moment, params), jax.eval_shape(optimizer.init, shapes)
+    opt_state = optimizer_state_specs(
+        optimizer, shapes, params, model.parallel_config.mesh
     )
     scaled = model.parallel_config.precision.needs_scaling
     return TrainState(
@@ -74,14 +80,6 @@ def state_specs(
     )
 
 
-def _spec_of_moment(
-    params: Mapping[str, PartitionSpec], path: tuple[Any, ...], _: Any
-) -> PartitionSpec:
-    """The spec of the parameter that a leaf of the optimizer's state belongs to."""
-    keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-    return params.get(keys[-1], PartitionSpec()) if keys else PartitionSpec()
-
-
 def shardings(specs: Any, mesh: Mesh) -> Any:
     """NamedSharding of every leaf of a tree of specs, for placing it on `mesh`."""
     return jax.tree.map(
@@ -92,7 +90,11 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
 
 
 def init_state(
-    model: ParallelModel, optimizer: AdamW, key: Array, *, ema: bool = False
+    model: ParallelModel,
+    optimizer: optax.GradientTransformation,
+    key: Array,
+    *,
+    ema: bool = False,
 ) -> TrainState:
     """A fresh state; every device makes its own shards and nothing else.
 
@@ -127,7 +129,7 @@ def init_state(
 def state_of(
     params: Weights,
     spectral_norm_state: SpectralNormState,
-    optimizer: AdamW,
+    optimizer: optax.GradientTransformation,
     key: Array,
     *,
     ema: bool,

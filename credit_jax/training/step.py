@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
@@ -21,21 +22,21 @@ from credit_jax.parallel.params.fsdp import spread
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import keep_if, loss_factor, unscale
-from credit_jax.training.optimizer import AdamW, global_norm
+from credit_jax.training.optimizer import global_norm
+from credit_jax.training.optimizer_state import check_updates
 from credit_jax.training.state import TrainState, state_specs
 
 Batch = Mapping[str, Array]
 Scalar = Float[Array, ""]
 Metrics = Callable[[Array, Array, FieldContext], dict[str, Scalar]]
-Schedule = Callable[[Array], Scalar]
 
 
 def make_train_step(
     model: ParallelModel,
-    optimizer: AdamW,
-    schedule: Schedule,
+    optimizer: optax.GradientTransformation,
     loss: Loss,
     *,
+    schedule: optax.Schedule | None = None,
     accumulate: int = 1,
     ema_decay: float | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
@@ -47,18 +48,22 @@ def make_train_step(
 
     Args:
         model: on its mesh.
-        optimizer: update rule, on local shards.
-        schedule: learning rate by micro-batch number.
+        optimizer: any transformation with elementwise state, which is split like the
+            parameters. Its `update` gets the extra arguments `grad_norm` (the global
+            norm of the gradient) and `learning_rate`, if it takes extra arguments.
         loss: of local prediction and target, and a `FieldContext` for global means.
+        schedule: micro-batches seen -> learning rate; None for an optimizer that has
+            its own.
         accumulate: what each micro-batch's loss is divided by (CREDIT's
             grad_accum_every, also where the last group of an epoch is shorter).
         ema_decay: of the averaged parameters; None keeps none.
 
     Returns:
         `step(state, {"x": (k, b, c, t, lat, lon), "y": ...}) -> (state, info)`; info
-        has "loss" (k,), "grad_norm" and "learning_rate", and in float16 "loss_scale"
-        and "skipped". The state passed in is donated.
+        has "loss" (k,), "grad_norm", with a schedule "learning_rate", and in float16
+        "loss_scale" and "skipped". The state passed in is donated.
     """
+    update = optax.with_extra_args_support(optimizer).update
     specs = state_specs(model, optimizer, ema=ema_decay is not None)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
@@ -66,13 +71,15 @@ def make_train_step(
             state, batch, model, loss, accumulate
         )
         micro_step = state.micro_step + batch["x"].shape[0]
-        learning_rate = schedule(micro_step - 1)
         norm = global_norm(grads)
-        info = {"loss": losses, "grad_norm": norm, "learning_rate": learning_rate}
-        updates, opt_state = optimizer.update(
-            grads, state.opt_state, state.params, learning_rate, grad_norm=norm
-        )
-        params = jax.tree.map(jnp.add, state.params, updates)
+        extra = {"grad_norm": norm}
+        if schedule is not None:
+            rate = jnp.asarray(schedule(micro_step - 1), jnp.float32)
+            extra["learning_rate"] = rate
+        info = {"loss": losses, **extra}
+        updates, opt_state = update(grads, state.opt_state, state.params, **extra)
+        check_updates(updates, state.params)
+        params = optax.apply_updates(state.params, updates)
         loss_scale = state.loss_scale
         if loss_scale is not None:
             finite = jnp.isfinite(norm)

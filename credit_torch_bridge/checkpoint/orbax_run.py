@@ -20,6 +20,7 @@ from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMIZER, WEIGHTS, Checkpoin
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.batch_norm import fresh_state
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
+from credit_jax.training.optimizer import ADAM
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.key_plan import Allocate
 from credit_torch_bridge.checkpoint.orbax_streaming import one_by_one, read_item
@@ -82,7 +83,7 @@ def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
             moments.nu,  # pyright: ignore
         )
         items[OPTIMIZER] = {
-            "opt_state": state,
+            "opt_state": {ADAM: state},
             "micro_step": _int(checkpoint.micro_step),
             "update_step": _int(checkpoint.update_step),
             "key": dropout_key(seed),
@@ -158,7 +159,7 @@ def _with_optimizer(
     if OPTIMIZER not in found:
         return checkpoint
     optimizer = found[OPTIMIZER]
-    state = optimizer["opt_state"]
+    state = optimizer["opt_state"][ADAM]
     return replace(
         checkpoint,
         moments=Moments(state["mu"], state["nu"], int(state["count"])),
@@ -179,7 +180,7 @@ def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
     spectral_norm_state |= jax.tree.map(np.asarray, fresh_state(model_def.norms))
     count = np.zeros((), np.int32)
     optimizer = {
-        "opt_state": {"count": count, "mu": params, "nu": params},
+        "opt_state": {ADAM: {"count": count, "mu": params, "nu": params}},
         "micro_step": count,
         "update_step": count,
         "key": np.asarray(jax.random.key_data(dropout_key(0))),

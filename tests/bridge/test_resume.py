@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from credit_jax.checkpoint import CheckpointStore, Progress
@@ -99,7 +100,8 @@ def test_runs_go_on_in_both_directions(
     state = start.state
     assert start.progress.epoch == 1
     assert start.progress.best_step == NUM_STEPS
-    counts = state.micro_step, state.update_step, state.opt_state.count
+    updates = optax.tree.get(state.opt_state, "count")
+    counts = state.micro_step, state.update_step, updates
     assert [int(count) for count in counts] == [NUM_STEPS] * 3
     assert start.progress.first_rate_at == NUM_STEPS
     assert resumed_credit.learning_rate[0] == 0.0, "CREDIT's first rate after a resume"

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from benchmarks.scale.hlo import collectives
@@ -17,7 +17,8 @@ from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.spec import ShardingRules
 from credit_jax.parallel.placement import place_batch
-from credit_jax.training.optimizer import AdamW
+from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CASES
@@ -52,7 +53,7 @@ def _program(kind: str, degrees: dict[str, int]) -> Any:
     mesh = make_mesh(**degrees)
     model = build_parallel_model(BLOCK, mesh)
     model_def = model.model_def
-    optimizer = AdamW(max_norm=1.0)
+    optimizer = adamw(max_norm=1.0)
     state = init_state(model, optimizer, jax.random.key(0))
     grid = model_def.image_height, model_def.image_width
     x = np.zeros((4, model_def.input_channels, 1, *grid), np.float32)
@@ -60,7 +61,9 @@ def _program(kind: str, degrees: dict[str, int]) -> Any:
     if kind == "forecast":
         batch = place_batch({"x": x}, mesh)["x"]
         return model.apply.lower(state.params, state.spectral_norm_state, batch)  # pyright: ignore
-    train = make_train_step(model, optimizer, lambda _: jnp.float32(1e-3), _loss)
+    train = make_train_step(
+        model, optimizer, _loss, schedule=optax.constant_schedule(1e-3)
+    )
     batch = place_batch({"x": x[None], "y": y[None]}, mesh)
     return train.lower(state, batch)  # pyright: ignore
 

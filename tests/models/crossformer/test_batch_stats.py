@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn.context import Context
 from credit_jax.parallel.placement import place_batch
-from credit_jax.training.optimizer import AdamW
+from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CROSSFORMER_CASES
@@ -27,7 +28,7 @@ def _train(degrees: dict[str, int]) -> tuple[Any, Any]:
     """The state after an update from two micro-batches; their losses, the gradient."""
     mesh = make_mesh(**degrees)
     model = build_parallel_model(BLOCK, mesh)
-    optimizer = AdamW(max_norm=1.0)
+    optimizer = adamw(max_norm=1.0)
     state = init_state(model, optimizer, jax.random.key(0))
     rng = np.random.default_rng(0)
     grid = model.model_def.image_height, model.model_def.image_width
@@ -41,8 +42,8 @@ def _train(degrees: dict[str, int]) -> tuple[Any, Any]:
     step = make_train_step(
         model,
         optimizer,
-        lambda _: jnp.float32(1e-3),
         lambda prediction, y, context: context.mean((prediction - y) ** 2),
+        schedule=optax.constant_schedule(1e-3),
         accumulate=2,
     )
     state, info = step(state, place_batch(arrays, mesh))

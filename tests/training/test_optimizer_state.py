@@ -1,0 +1,117 @@
+"""Any optax transformation with elementwise state trains on a mesh; others are errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from credit_jax.training.optimizer import adamw, clip_by_global_norm
+from credit_jax.training.state import state_specs
+from tests.support import assert_close, assert_trees_close
+from tests.training.toy_runs import toy_model, train_toy
+
+MESH = {"dp": 2, "tp": 2, "domain": 2}
+RATE = optax.cosine_decay_schedule(1e-2, 20)
+OPTIMIZERS = {
+    "sgd with momentum": optax.sgd(1e-2, momentum=0.9, nesterov=True),
+    "adam, own schedule": optax.adam(RATE),
+    "lion": optax.lion(1e-3, weight_decay=0.1),
+    "amsgrad after our clipping": optax.chain(
+        clip_by_global_norm(0.1), optax.amsgrad(1e-2)
+    ),
+    "two groups": optax.partition(
+        {"matrices": optax.adam(1e-2), "rest": optax.sgd(1e-1)},
+        lambda params: {
+            path: "matrices" if path.startswith("dense/") else "rest" for path in params
+        },
+    ),
+    "hyperparameters as state": optax.inject_hyperparams(optax.adam)(1e-2),
+    "every second step": optax.MultiSteps(
+        optax.adam(1e-2), 2
+    ).gradient_transformation(),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_own_optimizer_moves_parameters_as_on_one_device(name: str) -> None:
+    optimizer = OPTIMIZERS[name]
+    start, expected, losses = train_toy(toy_model(), optimizer, 6)
+    _, state, on_mesh = train_toy(toy_model(**MESH), optimizer, 6)
+    assert_close(on_mesh, losses, 1e-6, f"{name}: losses")
+    moved = {path: p - start.params[path] for path, p in state.params.items()}
+    should = {path: p - start.params[path] for path, p in expected.params.items()}
+    assert all(abs(change).max() > 0 for change in should.values()), "all must move"
+    assert_trees_close(moved, should, 1e-4, f"{name}: change of the parameters")
+
+
+def test_state_is_split_like_its_parameters() -> None:
+    model = toy_model(**MESH)
+    specs = state_specs(model, OPTIMIZERS["two groups"])
+    assert specs.params["dense/down"] == P("tp", "dp_shard")
+    found = [
+        (jax.tree_util.keystr(path, simple=True, separator="."), spec)
+        for path, spec in jax.tree_util.tree_flatten_with_path(
+            specs.opt_state, is_leaf=lambda leaf: isinstance(leaf, P)
+        )[0]
+    ]
+    moments = {name: spec for name, spec in found if ".mu." in name or ".nu." in name}
+    assert len(moments) == 4
+    for name, spec in moments.items():
+        assert spec == specs.params[name.split("u.")[-1]], name
+    others = [spec for name, spec in found if name not in moments]
+    assert others
+    assert all(spec == P() for spec in others), "counts are whole"
+
+
+def test_state_that_is_not_elementwise_is_refused_where_parameters_are_split() -> None:
+    optimizer = optax.adafactor(1e-2, min_dim_size_to_factor=4)
+    train_toy(toy_model(), optimizer, 1)
+    with pytest.raises(ValueError, match="elementwise") as error:
+        state_specs(toy_model(**MESH), optimizer)
+    text = str(error.value)
+    assert "v_row.dense/down has the shape (6,) for whole parameters and (" in text
+
+
+def test_updates_that_mix_shards_are_refused() -> None:
+    """optax's own clipping sees the norm of local shards."""
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1e-2))
+    train_toy(toy_model(domain=2), optimizer, 1)
+    with pytest.raises(
+        ValueError, match="'dense/up' differs over the mesh axes"
+    ) as error:
+        train_toy(toy_model(**MESH), optimizer, 1)
+    assert "credit_jax.training.optimizer.clip_by_global_norm" in str(error.value)
+
+
+def test_adamw_needs_a_schedule() -> None:
+    with pytest.raises(ValueError, match="no learning rate; pass `schedule`"):
+        train_toy(toy_model(), adamw(), 1)
+
+
+def test_extra_arguments_are_for_those_who_take_them() -> None:
+    """A schedule beside an optimizer with its own rate changes nothing."""
+    optimizer = optax.adam(1e-2)
+    _, expected, _ = train_toy(toy_model(), optimizer, 2)
+    schedule = optax.constant_schedule(5.0)
+    _, state, _ = train_toy(toy_model(), optimizer, 2, schedule=schedule)
+    for path, value in expected.params.items():
+        assert np.array_equal(state.params[path], value), path
+
+
+def test_the_learning_rate_counts_micro_batches() -> None:
+    """AdamW's own count is of updates; the schedule sees the micro-batches."""
+    seen: list[Any] = []
+
+    def schedule(step: Any) -> Any:
+        jax.debug.callback(lambda s: seen.append(int(s)), step)
+        return 1e-3
+
+    _, state, _ = train_toy(toy_model(), adamw(), 3, schedule=schedule)
+    jax.effects_barrier()
+    assert sorted(seen) == [0, 1, 2]
+    assert int(optax.tree.get(state.opt_state, "count")) == 3
