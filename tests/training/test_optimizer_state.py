@@ -1,4 +1,4 @@
-"""Any optax transformation with elementwise state trains on a mesh; others are errors."""
+"""Optax transformations with elementwise state train on meshes; others are errors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.training.toy_runs import toy_model, train_toy
 
 MESH = {"dp": 2, "tp": 2, "domain": 2}
 RATE = optax.cosine_decay_schedule(1e-2, 20)
+EVERY_SECOND = optax.MultiSteps(optax.adam(1e-2), 2).gradient_transformation()
 OPTIMIZERS = {
     "sgd with momentum": optax.sgd(1e-2, momentum=0.9, nesterov=True),
     "adam, own schedule": optax.adam(RATE),
@@ -31,9 +32,7 @@ OPTIMIZERS = {
         },
     ),
     "hyperparameters as state": optax.inject_hyperparams(optax.adam)(1e-2),
-    "every second step": optax.MultiSteps(
-        optax.adam(1e-2), 2
-    ).gradient_transformation(),
+    "every second step": EVERY_SECOND,
 }
 
 
@@ -81,9 +80,7 @@ def test_updates_that_mix_shards_are_refused() -> None:
     """optax's own clipping sees the norm of local shards."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1e-2))
     train_toy(toy_model(domain=2), optimizer, 1)
-    with pytest.raises(
-        ValueError, match="'dense/up' differs over the mesh axes"
-    ) as error:
+    with pytest.raises(ValueError, match="'dense/up' differs over the mesh") as error:
         train_toy(toy_model(**MESH), optimizer, 1)
     assert "credit_jax.training.optimizer.clip_by_global_norm" in str(error.value)
 
