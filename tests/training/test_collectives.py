@@ -17,7 +17,6 @@ from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.spec import ShardingRules
 from credit_jax.parallel.placement import place_batch
-from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
