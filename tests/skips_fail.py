@@ -1,0 +1,29 @@
+"""A plugin of pytest: a skipped test, or a file skipped as a whole, fails.
+
+`make test` loads it with `-p tests.skips_fail`. What is installed there can run every
+test, so that a skip means that something has gone missing.
+"""
+
+from typing import TypeVar
+
+import pytest
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    return _failed_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(collector):
+    return _failed_if_skipped((yield))
+
+
+def _failed_if_skipped(report: Report) -> Report:
+    if report.outcome == "skipped":
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was skipped, which is a failure: {reason}"
+    return report
