@@ -66,7 +66,7 @@ check-types:
 
 # A link that leads nowhere, or a docstring that names no argument of its function, is an error.
 check-docs:
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check-tests:
 	$(BIN)/python -m pytest -p tests.skips_fail -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
 
 def _outside() -> Iterator[str]:
     """Pages and pictures outside of docs/ and the packages."""
-    yield from (INDEX, "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+    yield from (INDEX, "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "CITATION.cff")
     for path in sorted((ROOT / "benchmarks").rglob("*")):
         if path.suffix in (".md", ".png", ".json"):
             yield str(path.relative_to(ROOT))
