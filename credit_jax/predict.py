@@ -7,7 +7,6 @@ the model sees: normalized channels in its order, on its grid.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.commands import OK, run_module
+from credit_jax.config.atomic import new_file
 from credit_jax.config.base import ConfigError
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.config.yaml_file import read_yaml
@@ -179,13 +179,8 @@ def open_store(folder: str) -> CheckpointStore:
 
 def write_output(path: Path, y: np.ndarray) -> None:
     """Write a .npy file that appears whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            np.save(file, y)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(path) as partial, partial.open("wb") as file:
+        np.save(file, y)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from credit_jax.config.atomic import new_file
 from credit_jax.config.base import ConfigError, parse
 from credit_jax.config.messages import got
 from credit_jax.config.root import Config, job_problems
@@ -66,7 +67,8 @@ def dump_config(config: Config) -> dict[str, Any]:
 def write_config(config: Config, path: str | Path) -> None:
     """Write `dump_config` as YAML, as CREDIT's `model.yml` beside a checkpoint."""
     text = yaml.safe_dump(dump_config(config), sort_keys=False, width=88)
-    Path(path).write_text(text, encoding="utf-8")
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def apply_overrides(

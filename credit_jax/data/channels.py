@@ -5,7 +5,6 @@ diagnostic); 3-D before 2-D; config order. Target: sources in config order; prog
 diagnostic; 3-D before 2-D; config order. A 3-D variable has one channel a level.
 """
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from credit_jax.config.atomic import new_file
 from credit_jax.config.data import (
     INPUT_TYPES,
     OUTPUT_TYPES,
@@ -132,17 +132,8 @@ class ChannelSchema:
             "input": [dataclasses.asdict(group) for group in self.input],
             "target": [dataclasses.asdict(group) for group in self.target],
         }
-        path = os.fspath(path)
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        temporary = f"{path}.tmp.{os.getpid()}"
-        try:
-            with open(temporary, "w") as file:
-                yaml.safe_dump(content, file, sort_keys=False)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
-            raise
+        with new_file(path) as partial, partial.open("w") as file:
+            yaml.safe_dump(content, file, sort_keys=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "ChannelSchema":

@@ -36,7 +36,7 @@ from credit_jax.demo.write import (
     Statistics,
     YearWriter,
     days_of_year,
-    new_folder,
+    new_dataset,
     read_manifest,
     solar_fields,
     write_static,
@@ -77,7 +77,7 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
     # dinosaur relies on rank promotion, which the caller may have forbidden.
     with jax.numpy_rank_promotion("allow"), _progress(console) as progress:
         task = progress.add_task("days", total=demo.spinup_days + demo.days)
-        with new_folder(folder, wanted) as partial:
+        with new_dataset(folder, wanted) as partial:
             _make(demo, partial, lambda days: progress.advance(task, days))
     return folder
 

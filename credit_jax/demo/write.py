@@ -7,8 +7,6 @@ static.nc; mean.nc and std.nc, one number a level, of the days that are not held
 import dataclasses
 import json
 import os
-import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from credit_jax.config.atomic import new_folder
 from credit_jax.demo.physics import solar_irradiance
 
 MANIFEST = "demo.json"
@@ -199,46 +198,19 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def new_folder(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
+def new_dataset(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
     """A folder to write into that gets its name when all is written and on disk.
 
     Args:
         folder: the name that it gets; must not exist.
         manifest: written last into it.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder)
-    tag = f"{socket.gethostname()}-{os.getpid()}"
-    partial = folder.parent / f".{folder.name}.partial-{tag}"
-    partial.mkdir()
-    try:
+    with new_folder(folder) as partial:
         yield partial
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         for path in (*partial.rglob("*"), partial):
             _sync(path)
-        partial.rename(folder)
-        _sync(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what processes of this machine that are gone left half-written."""
-    prefix = f".{folder.name}.partial-{socket.gethostname()}-"
-    for path in folder.parent.glob(f"{prefix}*"):
-        number = path.name.removeprefix(prefix)
-        if number.isdigit() and not _is_running(int(number)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return process != os.getpid()
+    _sync(folder.parent)
 
 
 def _sync(path: Path) -> None:

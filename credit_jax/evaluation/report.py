@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from credit_jax.config.atomic import new_file
 from credit_jax.data import ChannelSchema
 from credit_jax.evaluation.skill import BASELINES, Example, Skill
 from credit_jax.training.loggers import Row
@@ -80,7 +81,8 @@ def write_figure(
         _draw_maps(figure, line, skill.example, channel, name, edges)
     _draw_losses(figure.add_subplot(grid[len(channels), :]), rows)
     figure.suptitle(f"Forecast for {str(skill.example.time)[:16]}")
-    figure.savefig(path, dpi=110)
+    with new_file(path) as partial:
+        figure.savefig(partial, dpi=110)
     return Path(path)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from credit_jax.config.atomic import new_file
 
 Number = int | float
 Row = dict[str, Number]
@@ -38,7 +39,7 @@ FIRST_COLUMNS = (
 
 
 class CsvLog:
-    """One row an epoch; the file is written anew each time, and is never half there."""
+    """One row an epoch; each row replaces the file with a complete one."""
 
     def __init__(self, path: str | Path, *, keep_before: int = 0) -> None:
         """Takes up the rows of an earlier run.
@@ -56,13 +57,11 @@ class CsvLog:
     def append(self, row: Mapping[str, Number]) -> None:
         """Adds a row and writes the file."""
         self.rows.append(dict(row))
-        partial = self.path.with_suffix(".csv.partial")
-        with partial.open("w", newline="") as file:
+        with new_file(self.path) as partial, partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns(), restval="")
             writer.writeheader()
             for index, row_ in enumerate(self.rows):
                 writer.writerow({"index": index} | row_)
-        os.replace(partial, self.path)
 
     def _columns(self) -> list[str]:
         names = dict.fromkeys(name for row in self.rows for name in row)

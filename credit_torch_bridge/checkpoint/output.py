@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from credit_jax.config import atomic
 
 # Smaller arrays stay in memory.
 MIN_ON_DISK = 1 << 20
@@ -31,15 +32,8 @@ def new_folder(target: str | Path) -> Iterator[Path]:
         raise FileExistsError(
             f"--out {target}: there is something already; give a new folder"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.part-"))
-    try:
+    with atomic.new_folder(target) as folder:
         yield folder
-        folder.chmod(0o777 & ~_umask())
-        os.replace(folder, target)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 @contextlib.contextmanager
@@ -49,12 +43,6 @@ def writing(what: Path) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise OSError(f"{what}: could not be written: {error}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 class OnDisk(np.ndarray):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import yaml
 
 from credit_jax.commands import OK
+from credit_jax.config.atomic import new_file
 from credit_jax.config.base import ConfigError
 from credit_jax.config.load import apply_overrides
 from credit_jax.config.yaml_file import read_yaml
@@ -85,7 +84,8 @@ def _convert(args: argparse.Namespace) -> Iterator[str]:
     else:
         text = dump(config).encode()
         yield f"{path}: {report.found} to {report.target}"
-    write_new(out, text)
+    with new_file(out) as partial:
+        partial.write_bytes(text)
     yield from (f"  {line}" for line in report.lines())
     yield f"written: {out}"
 
@@ -163,21 +163,3 @@ def dump(config: dict[str, Any]) -> str:
     return yaml.dump(
         config, Dumper=_Dumper, sort_keys=False, width=88, allow_unicode=True
     )
-
-
-def write_new(path: Path, content: bytes) -> None:
-    """Writes a file that appears complete or not at all."""
-    path = path.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.part-")
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        part.chmod(0o666 & ~mask)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -1,28 +1,10 @@
-"""Files of the demo data set, statistics, and folders left half-written."""
-
-import os
-import socket
-import subprocess
-import sys
+"""Files of the demo data set, and their statistics."""
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from credit_jax.demo import write
-
-
-def test_leftovers_of_a_killed_process_are_removed(tmp_path):
-    """A killed run's folder has a name of its own, and goes next time."""
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    killed = tmp_path / f".t21.partial-{socket.gethostname()}-{done.pid}"
-    running = tmp_path / f".t21.partial-{socket.gethostname()}-{os.getppid()}"
-    for folder in (killed, running):
-        folder.mkdir()
-    write.remove_leftovers(tmp_path / "t21")
-    assert not killed.exists()
-    assert running.exists()
 
 
 def test_merged_statistics(rng):

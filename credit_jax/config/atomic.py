@@ -1,0 +1,79 @@
+"""Files and folders that appear complete or not at all.
+
+They are written beside their final place, under a name that begins with a dot and ends
+with the host and the process, and renamed at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write a file to; it replaces `path` when the block ends without error.
+
+    Args:
+        path: the file; its folder is made.
+    """
+    target = Path(path).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial(target)
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder to fill; it gets the name `path` when the block ends without error.
+
+    What processes of this machine that are gone left unfinished is removed first.
+
+    Args:
+        path: the folder; it must not exist, or be empty.
+    """
+    target = Path(path).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(target)
+    partial = _partial(target)
+    partial.mkdir()
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(target: Path) -> Path:
+    return target.parent / f"{_prefix(target)}{os.getpid()}{target.suffix}"
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.stem}.partial-{socket.gethostname()}-"
+
+
+def _remove_leftovers(target: Path) -> None:
+    prefix = _prefix(target)
+    for path in target.parent.glob(f"{prefix}*{target.suffix}"):
+        number = path.name.removeprefix(prefix).removesuffix(target.suffix)
+        if number.isdigit() and not _is_running(int(number)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether another process of this machine has that number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process != os.getpid()
