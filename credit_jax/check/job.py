@@ -22,7 +22,7 @@ from credit_jax.parallel.mesh.devices import required_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import model_notes
 from credit_jax.parallel.mesh.model_fit import model_problems as degree_fit
-from credit_jax.transforms import build_postblocks, build_preblocks
+from credit_jax.transforms import build_pipeline
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ def inspect_job(
     channels = _target_channels(config, model)
     problems += _loss_problems(config, channels)
     problems += _metric_problems(config, channels)
-    problems += _problems_of(build_preblocks, config.preblocks, but=OSError)
-    problems += _problems_of(build_postblocks, config.postblocks)
+    problems += _problems_of(
+        build_pipeline, config.preblocks, config.postblocks, but=OSError
+    )
     missing = missing_files(config) if with_data else []
     notes += missing
     if with_data:

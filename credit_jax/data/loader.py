@@ -1,7 +1,7 @@
 """The loader: batches of x and y, read ahead by threads, restartable at any batch."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import grain
@@ -13,15 +13,7 @@ from credit_jax.data.channels import ChannelSchema, check_model_channels
 from credit_jax.data.checks import check_dataset, check_finite
 from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
-from credit_jax.transforms import (
-    Block,
-    Units,
-    apply_transforms,
-    build_preblocks,
-    channel_units,
-    check_transforms,
-    find_normalizer,
-)
+from credit_jax.transforms import Pipeline, Units, build_pipeline, channel_units
 
 Split = Literal["train", "valid"]
 
@@ -51,14 +43,14 @@ class Loader:
     Attributes:
         dataset: reads samples.
         sampler: says which samples are in which batch.
-        preblocks: make x and y of samples.
+        pipeline: its preblocks make x and y of samples.
         num_threads: threads that read ahead; 0 reads when asked.
         prefetch: batches that may be ready in advance.
     """
 
     dataset: Dataset
     sampler: Sampler
-    preblocks: Mapping[str, Block]
+    pipeline: Pipeline
     num_threads: int
     prefetch: int
 
@@ -75,7 +67,7 @@ class Loader:
     @property
     def units(self) -> Units:
         """Between normalized target channels and physical units."""
-        return channel_units(find_normalizer(self.preblocks), self.schema.target)
+        return channel_units(self.pipeline.normalizer, self.schema.target)
 
     def for_ranks(self, local_dp_ranks: tuple[int, ...], dp_size: int) -> "Loader":
         """The loader of other dp ranks, without opening or checking a file again.
@@ -115,7 +107,7 @@ class Loader:
             ValueError: if a value is NaN or infinite, or a file lacks a time.
         """
         samples = collate([self.dataset[int(index)] for index in indices])
-        done = apply_transforms(self.preblocks, samples)
+        done = self.pipeline.before_step(self.pipeline.initial(samples))
         x, y = done["x"], done["y"]
         check_finite(x, y, done["input_times"], self.schema)
         return Batch(x, y, done["input_times"], done["target_times"])
@@ -149,7 +141,7 @@ def build_loader(
     Raises:
         FileNotFoundError: if files are missing.
         ValueError: for anything else that would not work, see `check_dataset`,
-            `check_model_channels`, `Sampler`, `build_preblocks`.
+            `check_model_channels`, `Sampler`, `build_pipeline`.
 
     Differs from CREDIT: training leaves out samples that do not fill a batch; CREDIT
     ends the epoch with a smaller one.
@@ -159,8 +151,8 @@ def build_loader(
     dataset = open_dataset(data)
     check_dataset(dataset, config.model)
     check_model_channels(dataset.schema, config.model)
-    blocks = build_preblocks(config.preblocks)
-    check_transforms(blocks, dataset.schema.input + dataset.schema.target)
+    pipeline = build_pipeline(config.preblocks, config.postblocks)
+    pipeline.check(dataset.schema.input + dataset.schema.target)
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size
     workers = trainer.thread_workers if train else trainer.valid_thread_workers
@@ -173,6 +165,6 @@ def build_loader(
         shuffle=train,
         keep_partial=not train if keep_partial is None else keep_partial,
     )
-    loader = Loader(dataset, sampler, blocks, workers, trainer.prefetch_factor)
+    loader = Loader(dataset, sampler, pipeline, workers, trainer.prefetch_factor)
     loader.read([0])
     return loader

@@ -1,28 +1,29 @@
-"""CREDIT's preblocks and postblocks: from samples to x and y, and back to fields."""
+"""Transforms, CREDIT's preblocks and postblocks: around the model, by phase."""
 
-from credit_jax.transforms.base import Block
-from credit_jax.transforms.pre.normalize import Normalizer
-from credit_jax.transforms.registry import (
-    POSTBLOCKS,
-    PREBLOCKS,
-    apply_transforms,
-    build_postblocks,
-    build_preblocks,
-    check_transforms,
-    find_normalizer,
+from credit_jax.transforms.base import (
+    FieldTree,
+    Phase,
+    Transform,
+    TransformEntry,
+    Where,
 )
+from credit_jax.transforms.pipeline import Pipeline, Postprocess, build_pipeline
+from credit_jax.transforms.pre.normalize import Normalizer
+from credit_jax.transforms.registry import TRANSFORMS, transform_types
 from credit_jax.transforms.units import Units, channel_units
 
 __all__ = [
-    "POSTBLOCKS",
-    "PREBLOCKS",
-    "Block",
+    "TRANSFORMS",
+    "FieldTree",
     "Normalizer",
+    "Phase",
+    "Pipeline",
+    "Postprocess",
+    "Transform",
+    "TransformEntry",
     "Units",
-    "apply_transforms",
-    "build_postblocks",
-    "build_preblocks",
+    "Where",
+    "build_pipeline",
     "channel_units",
-    "check_transforms",
-    "find_normalizer",
+    "transform_types",
 ]

@@ -1,22 +1,82 @@
-"""What a block is: a function of a nested batch, and nothing else.
+"""What a transform is: a function from named fields to named fields.
 
-Before `concat`, a batch of samples is
-`{"input": {source: {key: (batch, level, time, lat, lon)}}, "target": {...}}` with keys
-"{source}/{field_type}/{3d|2d}/{variable}"; `concat` makes it `{"x": ..., "y": ...}`.
-After the model it is `{"y_pred": ..., "y": ..., "channel_map": {key: slice}}`, and
-`reconstruct` adds nested dicts. Arrays are numpy on the host or JAX in the graph: a
-block uses only operations that both have.
+CREDIT calls transforms preblocks and postblocks. They run in four phases (`Phase`) and
+take and return a `FieldTree`, a nested dict with these entries:
+
+    input, target          {source: {key: (batch, level, time, lat, lon)}}, where key is
+                           "{source}/{field_type}/{3d|2d}/{variable}"
+    input_times,           (batch,) datetime64, on the host only
+    target_times
+    x, y                   (batch, channel, time, lat, lon): what `concat` makes of
+                           input and target
+    y_pred                 (batch, channel, time, lat, lon): the model's output
+    y_processed            like target: what `reconstruct` makes of y_pred
+    input_channel_map,     {key: slice} of the channels of x, of y and y_pred
+    channel_map
+
+A transform runs on the host, on whole numpy arrays, or traced, on local JAX arrays
+inside `shard_map` with a `FieldContext` for global integrals, or on both (`Where`). One
+that runs on both uses only operations that numpy and JAX arrays share. JAX sorts the
+keys of dicts that pass through `jit`: a traced transform takes the order of variables
+from a channel map.
 """
 
+from __future__ import annotations
+
+import enum
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
 
-Batch: TypeAlias = Mapping[str, Any]
-Block: TypeAlias = Callable[[Batch], dict[str, Any]]
-Build: TypeAlias = Callable[[Any], Block]
-Entry: TypeAlias = tuple[type[StrictModel], Build]
+FieldTree: TypeAlias = Mapping[str, Any]
+# (tree, context) -> a new tree; the context is None on the host.
+Transform: TypeAlias = Callable[[FieldTree, FieldContext | None], dict[str, Any]]
+
+
+class Phase(enum.Enum):
+    """When a transform runs; the value is its section of the config."""
+
+    INITIAL = "preblocks.ic_only"
+    BEFORE_STEP = "preblocks.per_step"
+    AFTER_STEP = "postblocks.per_step"
+    AFTER_ROLLOUT = "postblocks.post_rollout"
+
+    @property
+    def section(self) -> str:
+        """Top-level key of the config: "preblocks" or "postblocks"."""
+        return self.value.split(".")[0]
+
+
+PREBLOCKS = (Phase.INITIAL, Phase.BEFORE_STEP)
+POSTBLOCKS = (Phase.AFTER_STEP, Phase.AFTER_ROLLOUT)
+
+
+class Where(enum.Flag):
+    """Where a transform can run."""
+
+    HOST = enum.auto()
+    TRACED = enum.auto()
+    BOTH = HOST | TRACED
+
+
+@dataclass(frozen=True)
+class TransformEntry:
+    """A transform by CREDIT's type name.
+
+    Attributes:
+        args: class of the arguments in the config.
+        build: from validated arguments to the transform; reads its files.
+        phases: when it may run.
+        where: where it can run.
+    """
+
+    args: type[StrictModel]
+    build: Callable[[Any], Transform]
+    phases: tuple[Phase, ...]
+    where: Where
 
 
 @runtime_checkable
@@ -34,6 +94,15 @@ class Group(Protocol):
         ...
 
 
+@runtime_checkable
+class ChecksGroups(Protocol):
+    """A transform that knows whether it fits a channel layout."""
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Raise a ValueError if it does not."""
+        ...
+
+
 def variable_of(var_key: str) -> str:
     """Name of the variable of a key: its last part.
 
@@ -44,20 +113,20 @@ def variable_of(var_key: str) -> str:
 
 
 def map_fields(
-    batch: Batch, change: Callable[[str, Any], Any], parts: Sequence[str]
+    tree: FieldTree, change: Callable[[str, Any], Any], parts: Sequence[str]
 ) -> dict[str, Any]:
-    """A new batch whose fields in some parts are `change(key, array)`.
+    """A new tree whose fields in some entries are `change(key, array)`.
 
     Args:
-        batch: nested, not changed.
+        tree: not changed.
         change: takes a key and its array.
-        parts: of "input" and "target"; those that the batch lacks are skipped.
+        parts: entries such as "input"; those that the tree lacks are skipped.
     """
-    new = dict(batch)
+    new = dict(tree)
     for part in parts:
-        if part in batch:
+        if part in tree:
             new[part] = {
                 source: {key: change(key, array) for key, array in fields.items()}
-                for source, fields in batch[part].items()
+                for source, fields in tree[part].items()
             }
     return new

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from credit_jax.config.base import StrictModel
-from credit_jax.transforms.base import Batch
+from credit_jax.fields import FieldContext
+from credit_jax.transforms.base import FieldTree
 
 
 class ReconstructArgs(StrictModel):
@@ -33,17 +34,19 @@ class Reconstruct:
 
     args: ReconstructArgs
 
-    def __call__(self, batch: Batch) -> dict[str, Any]:
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
         """Add `{source: {key: (batch, level, time, lat, lon)}}` under `out_key`.
 
         Args:
-            batch: with `in_key` (batch, channel, time, lat, lon) or (batch, channel,
+            tree: with `in_key` (batch, channel, time, lat, lon) or (batch, channel,
                 lat, lon), and "channel_map" {key: slice}.
 
         Raises:
             ValueError: if an entry is missing or has another number of channels.
         """
-        flat, slices = self._take(batch)
+        flat, slices = self._take(tree)
         if flat.ndim == 4:
             flat = flat[:, :, None]
         if self.args.detach and isinstance(flat, jax.Array):
@@ -51,15 +54,15 @@ class Reconstruct:
         fields: dict[str, dict[str, Any]] = {}
         for key, place in slices.items():
             fields.setdefault(key.split("/")[0], {})[key] = flat[:, place]
-        return {**batch, self.args.out_key: fields}
+        return {**tree, self.args.out_key: fields}
 
-    def _take(self, batch: Batch) -> tuple[Any, dict[str, slice]]:
+    def _take(self, tree: FieldTree) -> tuple[Any, dict[str, slice]]:
         for key in (self.args.in_key, "channel_map"):
-            if key not in batch:
+            if key not in tree:
                 raise ValueError(
-                    f"reconstruct: the batch has no {key!r}; it has: {sorted(batch)}"
+                    f"reconstruct: the batch has no {key!r}; it has: {sorted(tree)}"
                 )
-        flat, slices = batch[self.args.in_key], batch["channel_map"]
+        flat, slices = tree[self.args.in_key], tree["channel_map"]
         count = max(place.stop for place in slices.values())
         if flat.shape[1] != count:
             raise ValueError(

@@ -1,12 +1,14 @@
-"""`concat`: a nested batch becomes x and y; `to_device`: nothing to do here."""
+"""`concat`: named fields become x and y. `to_device`: no operation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.config.base import StrictModel
-from credit_jax.transforms.base import Batch, Block
+from credit_jax.fields import FieldContext
+from credit_jax.transforms.base import FieldTree, Transform
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
 FIELD_TYPE_RANK = {"prognostic": 0, "static": 1, "dynamic_forcing": 2, "diagnostic": 3}
@@ -38,55 +40,78 @@ def channel_rank(var_key: str) -> tuple[int, int]:
     return FIELD_TYPE_RANK[field_type], 0 if dims == "3d" else 1
 
 
-def concatenate(batch: Batch) -> dict[str, Any]:
+def concatenate(
+    tree: FieldTree, context: FieldContext | None = None
+) -> dict[str, Any]:
     """Join all fields along channels: x sorted by `channel_rank`, y as it comes.
 
-    The order of the dicts counts. Arguments of a jitted function lose it (JAX sorts
-    dicts): there, use `join` with the keys of a channel schema.
-
     Args:
-        batch: nested, fields (batch, level, time, lat, lon).
+        tree: with input and perhaps target, fields (batch, level, time, lat, lon). If
+            it has an input_channel_map and a channel_map, these give the order of the
+            variables; else the order of the dicts does.
+        context: of a traced step: there the maps are needed, since JAX sorts dicts.
 
     Returns:
-        The batch without its fields and with x (batch, channel, time, lat, lon) and,
+        The tree without its fields and with x (batch, channel, time, lat, lon) and,
         if there is a target, y, both float32.
 
     Raises:
-        ValueError: if there is no input, or fields differ in their grids.
+        ValueError: there is no input, fields differ in their grids, or there is no
+            channel map in a traced step.
     """
-    new = {key: v for key, v in batch.items() if key not in ("input", "target")}
-    inputs = _in_order(batch.get("input", {}), sort=True)
+    new = {key: v for key, v in tree.items() if key not in ("input", "target")}
+    inputs = _flat(tree.get("input", {}))
     if not inputs:
         raise ValueError("concat: the batch has no input fields")
-    new["x"] = join(inputs, list(inputs))
-    targets = _in_order(batch.get("target", {}), sort=False)
+    traced = context is not None
+    new["x"] = join(
+        inputs,
+        _order(tree, "input_channel_map", traced)
+        or _ranked(tree["input"]),
+    )
+    targets = _flat(tree.get("target", {}))
     if targets:
-        new["y"] = join(targets, list(targets))
+        order = _order(tree, "channel_map", traced) or list(targets)
+        new["y"] = join(targets, order)
     return new
 
 
-def build_concat(args: ConcatArgs) -> Block:
-    """The block; its argument has no effect here."""
+def build_concat(args: ConcatArgs) -> Transform:
+    """The transform; its argument has no effect here."""
     del args
     return concatenate
 
 
-def build_to_device(args: ToDeviceArgs) -> Block:
-    """A block that hands the batch on."""
+def build_to_device(args: ToDeviceArgs) -> Transform:
+    """A transform that returns the tree as it is."""
     del args
-    return dict
+    return lambda tree, context=None: dict(tree)
 
 
-def _in_order(sources: Mapping[str, Mapping[str, Any]], sort: bool) -> dict[str, Any]:
-    ordered = {}
-    for fields in sources.values():
-        keys = sorted(fields, key=channel_rank) if sort else list(fields)
-        ordered |= {key: fields[key] for key in keys}
-    return ordered
+def _flat(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Key -> field, of all sources."""
+    return {key: field for own in sources.values() for key, field in own.items()}
+
+
+def _ranked(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The keys of all sources, those of each source sorted by `channel_rank`."""
+    return [key for own in sources.values() for key in sorted(own, key=channel_rank)]
+
+
+def _order(tree: FieldTree, name: str, traced: bool) -> list[str] | None:
+    """The keys of a channel map in channel order; None if there is none."""
+    if name not in tree:
+        if traced:
+            raise ValueError(
+                f"concat: a traced batch needs {name!r}, {{key: slice}}, for the order "
+                f"of the variables; it has: {', '.join(sorted(tree))}"
+            )
+        return None
+    return sorted(tree[name], key=lambda key: tree[name][key].start)
 
 
 def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    """Fields along channels, in the order of keys, float32.
+    """Fields along channels, in the order of keys, float32 (or wider, if traced).
 
     Args:
         fields: key -> (batch, level, time, lat, lon), numpy or JAX.
@@ -106,5 +131,5 @@ def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
     arrays = list(fields.values())
     if all(isinstance(array, np.ndarray) for array in arrays):
         return np.concatenate(arrays, axis=1, dtype=np.float32)
-    xp = arrays[0].__array_namespace__()
-    return xp.concatenate(arrays, axis=1).astype(np.float32)
+    joined = jnp.concatenate(arrays, axis=1)
+    return joined.astype(jnp.promote_types(joined.dtype, jnp.float32))

@@ -11,7 +11,8 @@ from jaxtyping import Float, Shaped
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.files import reading_engine
-from credit_jax.transforms.base import Batch, Group, map_fields, variable_of
+from credit_jax.fields import FieldContext
+from credit_jax.transforms.base import FieldTree, Group, map_fields, variable_of
 
 SMALLEST_STD = 1e-12  # CREDIT's floor of the divisor
 
@@ -46,9 +47,11 @@ class Normalizer:
     std: Mapping[str, np.ndarray]
     paths: str
 
-    def __call__(self, batch: Batch) -> dict[str, Any]:
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
         """Normalize all fields of the input and the target."""
-        return map_fields(batch, self.normalize, ("input", "target"))
+        return map_fields(tree, self.normalize, ("input", "target"))
 
     def normalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]
@@ -57,7 +60,7 @@ class Normalizer:
         if variable_of(key) not in self.mean:
             return array
         mean, std = self.statistics(key, array.shape[1])
-        return (array - _spread(mean)) / _spread(std)
+        return (array - _by_level(mean)) / _by_level(std)
 
     def denormalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]
@@ -66,7 +69,7 @@ class Normalizer:
         if variable_of(key) not in self.mean:
             return array
         mean, std = self.statistics(key, array.shape[1])
-        return array * _spread(std) + _spread(mean)
+        return array * _by_level(std) + _by_level(mean)
 
     def statistics(
         self, key: str, num_levels: int
@@ -164,5 +167,5 @@ def _levels(
     return values[[level - 1 for level in levels]]
 
 
-def _spread(values: Float[np.ndarray, "level"]) -> Float[np.ndarray, "1 level 1 1 1"]:
+def _by_level(values: Float[np.ndarray, "level"]) -> Float[np.ndarray, "1 level 1 1 1"]:
     return np.asarray(values).reshape(1, -1, 1, 1, 1)

@@ -1,0 +1,270 @@
+"""The transforms of a config, by phase: on the initial state, around every step, after.
+
+One forecast of several steps:
+
+    tree = pipeline.initial(tree)               once
+    for step in range(num_steps):
+        tree = pipeline.before_step(tree)       makes x
+        tree["y_pred"] = model(tree["x"])
+        tree = pipeline.after_step(tree)        makes named fields of y_pred
+    tree = pipeline.after_rollout(tree)         once
+
+A phase runs as a whole either on the host (numpy arrays, no context) or traced, inside
+`shard_map`, with the `FieldContext` of the step. In training the loader runs the first
+two phases on the host, and the step runs the third, traced (`Pipeline.postprocess`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from credit_jax.config.base import ConfigError, not_available, parse
+from credit_jax.config.transforms import (
+    PostblocksConfig,
+    PreblocksConfig,
+    TransformConfig,
+)
+from credit_jax.fields import FieldContext
+from credit_jax.transforms.base import (
+    PREBLOCKS,
+    ChecksGroups,
+    FieldTree,
+    Group,
+    Phase,
+    Transform,
+    Where,
+)
+from credit_jax.transforms.pre.normalize import Normalizer
+from credit_jax.transforms.registry import TRANSFORMS, transform_types
+
+# A traced phase: (tree, context) -> tree.
+Postprocess = Callable[[FieldTree, FieldContext], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One transform of a config.
+
+    Attributes:
+        path: of its section, such as "preblocks.per_step.scaler".
+        type: name in the registry.
+        phase: when it runs.
+        where: where it can run.
+        transform: the function.
+    """
+
+    path: str
+    type: str
+    phase: Phase
+    where: Where
+    transform: Transform
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """All transforms of a config.
+
+    Attributes:
+        transforms: in the order they run.
+    """
+
+    transforms: tuple[Placed, ...]
+
+    def initial(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Run `preblocks.ic_only`, on the initial state.
+
+        Args:
+            tree: see `credit_jax.transforms.base`; it is not changed.
+            context: of the step if it is traced; None on the host.
+
+        Raises:
+            ValueError: a transform cannot run there.
+        """
+        return self._run(Phase.INITIAL, tree, context)
+
+    def before_step(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Run `preblocks.per_step`, up to x; see `initial`."""
+        return self._run(Phase.BEFORE_STEP, tree, context)
+
+    def after_step(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Run `postblocks.per_step` on the model's output; see `initial`."""
+        return self._run(Phase.AFTER_STEP, tree, context)
+
+    def after_rollout(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Run `postblocks.post_rollout` after the last step; see `initial`."""
+        return self._run(Phase.AFTER_ROLLOUT, tree, context)
+
+    def postprocess(
+        self, input_channels: Mapping[str, slice], target_channels: Mapping[str, slice]
+    ) -> Postprocess | None:
+        """`after_step` for the training and the evaluation step, traced.
+
+        Args:
+            input_channels: the channels of x of each variable.
+            target_channels: the channels of y and of the model's output.
+
+        Returns:
+            `({"x": ..., "y": ..., "y_pred": ...}, context) -> tree`, with whatever the
+            transforms make of these entries; None without postblocks of every step.
+
+        Raises:
+            ValueError: a transform runs on the host only.
+        """
+        if not self._of(Phase.AFTER_STEP):
+            return None
+        self.require(Phase.AFTER_STEP, Where.TRACED)
+        maps = {
+            "input_channel_map": dict(input_channels),
+            "channel_map": dict(target_channels),
+        }
+        return lambda tree, context: self.after_step({**tree, **maps}, context)
+
+    def require(self, phase: Phase, where: Where) -> None:
+        """Check that a phase can run on the host, or traced.
+
+        Raises:
+            ValueError: naming the transforms that cannot.
+        """
+        lost = [each for each in self._of(phase) if where not in each.where]
+        if lost:
+            listed = ", ".join(f"{each.path} (type {each.type})" for each in lost)
+            here, only = "on the host", "in the traced step"
+            if where is Where.TRACED:
+                here, only = only, here
+            raise ValueError(
+                f"{phase.value} runs {here}, but these transforms run {only} only: "
+                f"{listed}"
+            )
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Check that the files of transforms fit the variables of a channel layout.
+
+        Raises:
+            ValueError: they do not, or two transforms normalize.
+        """
+        _ = self.normalizer
+        for each in self.transforms:
+            if isinstance(each.transform, ChecksGroups):
+                each.transform.check(groups)
+
+    @property
+    def normalizer(self) -> Normalizer | None:
+        """The normalizer of the preblocks.
+
+        Raises:
+            ValueError: there are two.
+        """
+        found = {
+            each.path: each.transform
+            for each in self.transforms
+            if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS
+        }
+        if len(found) > 1:
+            raise ValueError(
+                f"preblocks normalize twice: {', '.join(found)}; keep one "
+                "era5_normalizer"
+            )
+        return next(iter(found.values()), None)
+
+    def _of(self, phase: Phase) -> list[Placed]:
+        return [each for each in self.transforms if each.phase is phase]
+
+    def _run(
+        self, phase: Phase, tree: FieldTree, context: FieldContext | None
+    ) -> dict[str, Any]:
+        self.require(phase, Where.HOST if context is None else Where.TRACED)
+        new = dict(tree)
+        for each in self._of(phase):
+            new = each.transform(new, context)
+        return new
+
+
+def build_pipeline(
+    preblocks: PreblocksConfig, postblocks: PostblocksConfig | None = None
+) -> Pipeline:
+    """The transforms of a config.
+
+    Args:
+        preblocks: the preblocks section.
+        postblocks: the postblocks section; None is an empty one.
+
+    Raises:
+        ConfigError: for unknown types and arguments, all at once.
+        ValueError: the preblocks do not end with concat, the transforms of a phase
+            cannot run in one place, or a file's content is bad.
+        OSError: a file cannot be read.
+    """
+    wanted = [*_sections(preblocks, postblocks or PostblocksConfig())]
+    args, problems = {}, []
+    for phase, path, config in wanted:
+        try:
+            args[path] = _parsed(phase, path, config)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    _check_concat([(p, c.type) for phase, p, c in wanted if phase in PREBLOCKS])
+    placed = []
+    for phase, path, config in wanted:
+        entry = TRANSFORMS[config.type]
+        transform = entry.build(args[path])
+        placed.append(Placed(path, config.type, phase, entry.where, transform))
+    _check_places(placed)
+    return Pipeline(tuple(placed))
+
+
+def _sections(
+    preblocks: PreblocksConfig, postblocks: PostblocksConfig
+) -> Iterator[tuple[Phase, str, TransformConfig]]:
+    """Phase, path and config of every transform, in the order they run."""
+    for phase in Phase:
+        section = preblocks if phase in PREBLOCKS else postblocks
+        for name, config in getattr(section, phase.value.split(".")[1]).items():
+            yield phase, f"{phase.value}.{name}", config
+
+
+def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
+    """The validated arguments of one transform."""
+    known = transform_types(phase.section)
+    if config.type not in known:
+        error = not_available(f"{phase.section[:-1]} type", config.type, known)
+        raise ConfigError([f"{path}.type: {error}"])
+    entry = TRANSFORMS[config.type]
+    if phase not in entry.phases:
+        there = " or ".join(own.value for own in entry.phases)
+        raise ConfigError([f"{path}.type: {config.type} belongs into {there}"])
+    return parse(entry.args, config.args, f"{path}.args")
+
+
+def _check_concat(preblocks: Sequence[tuple[str, str]]) -> None:
+    """The preblocks, (path, type), end with their only concat."""
+    types = [name for _, name in preblocks]
+    if types.count("concat") != 1 or types[-1] != "concat":
+        paths = ", ".join(path for path, _ in preblocks)
+        raise ValueError(
+            "preblocks must end with one block of type concat, which makes x and y; "
+            f"got: {paths or 'no blocks'}"
+        )
+
+
+def _check_places(placed: Sequence[Placed]) -> None:
+    """No phase has a transform for the host only and one for the traced step only."""
+    for phase in Phase:
+        own = [each for each in placed if each.phase is phase]
+        only = {w: [e.path for e in own if e.where is w] for w in Where}
+        if only[Where.HOST] and only[Where.TRACED]:
+            raise ValueError(
+                f"{phase.value} cannot run in one place: on the host only "
+                f"{', '.join(only[Where.HOST])}; in the traced step only "
+                f"{', '.join(only[Where.TRACED])}"
+            )
