@@ -43,6 +43,7 @@ from credit_jax.training.step import (
     make_eval_step,
     make_train_step,
 )
+from credit_jax.transforms import Postprocess
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,13 @@ class Setup:
     @property
     def _needs_climatology(self) -> bool:
         return self.valid_loader is not None and needs_climatology(self.config.metrics)
+
+    @cached_property
+    def postprocess(self) -> Postprocess | None:
+        """The transforms between the model and the loss."""
+        return self.train_loader.pipeline.postprocess(
+            self.schema.input_slices(), self.schema.target_slices()
+        )
 
     @cached_property
     def loss(self) -> Callable[..., Any]:
@@ -185,10 +193,13 @@ class Setup:
             schedule=rate,
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
+            postprocess=self.postprocess,
         )
         evaluate = None
         if self.valid_loader is not None:
-            evaluate = make_eval_step(self.model, self.metrics)
+            evaluate = make_eval_step(
+                self.model, self.metrics, postprocess=self.postprocess
+            )
         schedule = jax.jit(rate)
         return Steps(
             train=train,
@@ -281,6 +292,7 @@ def prepare(
     setup = Setup(config, model, own["train"], own.get("valid"))
     # Their errors belong here.
     _ = setup.loss
+    _ = setup.postprocess
     if setup.valid_loader is not None:
         _ = setup.metrics
     _check_metric(setup)

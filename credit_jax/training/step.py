@@ -25,6 +25,7 @@ from credit_jax.training.loss_scale import keep_if, loss_factor, unscale
 from credit_jax.training.optimizer import global_norm
 from credit_jax.training.optimizer_state import check_updates
 from credit_jax.training.state import TrainState, state_specs
+from credit_jax.transforms import Postprocess
 
 Batch = Mapping[str, Array]
 Scalar = Float[Array, ""]
@@ -39,6 +40,7 @@ def make_train_step(
     schedule: optax.Schedule | None = None,
     accumulate: int = 1,
     ema_decay: float | None = None,
+    postprocess: Postprocess | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
     """The training step: one optimizer update from k micro-batches.
 
@@ -57,6 +59,8 @@ def make_train_step(
         accumulate: what each micro-batch's loss is divided by (CREDIT's
             grad_accum_every, also where the last group of an epoch is shorter).
         ema_decay: of the averaged parameters; None keeps none.
+        postprocess: transforms between the model and the loss, see
+            `Pipeline.postprocess`.
 
     Returns:
         `step(state, {"x": (k, b, c, t, lat, lon), "y": ...}) -> (state, info)`; info
@@ -68,7 +72,7 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         grads, spectral_norm_state, losses = _accumulate(
-            state, batch, model, loss, accumulate
+            state, batch, model, loss, accumulate, postprocess
         )
         micro_step = state.micro_step + batch["x"].shape[0]
         norm = global_norm(grads)
@@ -114,13 +118,15 @@ def make_train_step(
 
 
 def make_eval_step(
-    model: ParallelModel, metrics: Metrics
+    model: ParallelModel, metrics: Metrics, *, postprocess: Postprocess | None = None
 ) -> Callable[[Weights, SpectralNormState, Batch], dict[str, Scalar]]:
     """The evaluation step: metrics of one batch with stored spectral norm state.
 
     Args:
         model: on its mesh.
         metrics: of local prediction and target; include the validation loss here.
+        postprocess: transforms between the model and the metrics, see
+            `Pipeline.postprocess`.
 
     Returns:
         `evaluate(params, spectral_norm_state, {"x": (b, c, t, lat, lon), "y": ...})
@@ -131,14 +137,37 @@ def make_eval_step(
         params: Weights, spectral_norm_state: SpectralNormState, batch: Batch
     ) -> dict[str, Scalar]:
         prediction = model.local_forward(params, spectral_norm_state, batch["x"])
-        return metrics(prediction, batch["y"], FieldContext(model.reducer))
+        context = FieldContext(model.reducer)
+        return metrics(
+            *_postprocessed(postprocess, batch["x"], batch["y"], prediction, context),
+            context,
+        )
 
     spec = batch_spec(model.axes)
     return model.compile(evaluate, batch_specs=spec, out_specs=PartitionSpec())
 
 
+def _postprocessed(
+    postprocess: Postprocess | None,
+    x: Array,
+    y: Array,
+    prediction: Array,
+    context: FieldContext,
+) -> tuple[Array, Array]:
+    """Prediction and target after the transforms of the step."""
+    if postprocess is None:
+        return prediction, y
+    tree = postprocess({"x": x, "y": y, "y_pred": prediction}, context)
+    return tree["y_pred"], tree["y"]
+
+
 def _accumulate(
-    state: TrainState, batch: Batch, model: ParallelModel, loss: Loss, accumulate: int
+    state: TrainState,
+    batch: Batch,
+    model: ParallelModel,
+    loss: Loss,
+    accumulate: int,
+    postprocess: Postprocess | None,
 ) -> tuple[Weights, SpectralNormState, Array]:
     """Summed gradient, new vectors and the loss of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
@@ -157,7 +186,9 @@ def _accumulate(
             prediction, after = model.local_training_forward(
                 weights, spectral_norm_state, x, key
             )
-            value = loss(prediction, y, FieldContext(model.reducer))
+            context = FieldContext(model.reducer)
+            pair = _postprocessed(postprocess, x, y, prediction, context)
+            value = loss(*pair, context)
             return value * factor / accumulate, (value, after)
 
         grads, (value, after) = jax.grad(objective, has_aux=True)(weights)

@@ -10,7 +10,7 @@ from typing import Any
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
 from credit_jax.config.root import Config, job_problems, model_problems
 from credit_jax.models.registry import parse_model
-from credit_jax.transforms.registry import POSTBLOCKS, PREBLOCKS
+from credit_jax.transforms import TRANSFORMS, transform_types
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import active_physics
 from credit_torch_bridge.config.to_gen2 import trainer_of_gen1
@@ -144,25 +144,23 @@ def _note_ignored(editor: ConfigEditor, section: str, message: str) -> None:
 
 def _blocks(editor: ConfigEditor) -> None:
     """Types and arguments of the blocks; their files are not opened."""
-    for section, registry in (("preblocks", PREBLOCKS), ("postblocks", POSTBLOCKS)):
+    for section in ("preblocks", "postblocks"):
         for phase in editor.keys(section):
             for name in editor.keys((section, phase)):
                 block = editor.get((section, phase, name))
                 if isinstance(block, dict):
-                    _block(editor, f"{section}.{phase}.{name}", block, registry)
+                    _block(editor, f"{section}.{phase}.{name}", block)
 
 
-def _block(
-    editor: ConfigEditor, path: str, block: dict[str, Any], registry: dict[str, Any]
-) -> None:
-    kind = block.get("type")
-    if not isinstance(kind, str) or kind not in registry:
-        section = path.partition(".")[0][:-1]
-        error = not_available(f"{section} type", kind, registry)
+def _block(editor: ConfigEditor, path: str, block: dict[str, Any]) -> None:
+    kind, section = block.get("type"), path.partition(".")[0]
+    known = transform_types(section)
+    if not isinstance(kind, str) or kind not in known:
+        error = not_available(f"{section[:-1]} type", kind, known)
         hint = _INSTEAD.get(str(kind), "")
         editor.problem(f"{path}.type", f"{error}{hint}")
         return
-    arguments: type[StrictModel] = registry[kind][0]
+    arguments: type[StrictModel] = TRANSFORMS[kind].args
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

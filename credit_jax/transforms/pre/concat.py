@@ -40,9 +40,7 @@ def channel_rank(var_key: str) -> tuple[int, int]:
     return FIELD_TYPE_RANK[field_type], 0 if dims == "3d" else 1
 
 
-def concatenate(
-    tree: FieldTree, context: FieldContext | None = None
-) -> dict[str, Any]:
+def concatenate(tree: FieldTree, context: FieldContext | None = None) -> dict[str, Any]:
     """Join all fields along channels: x sorted by `channel_rank`, y as it comes.
 
     Args:
@@ -66,8 +64,7 @@ def concatenate(
     traced = context is not None
     new["x"] = join(
         inputs,
-        _order(tree, "input_channel_map", traced)
-        or _ranked(tree["input"]),
+        _order(tree, "input_channel_map", traced) or _ranked(tree["input"]),
     )
     targets = _flat(tree.get("target", {}))
     if targets:

@@ -1,0 +1,28 @@
+"""Variables, and pipelines of single sections."""
+
+from types import SimpleNamespace
+
+from credit_jax.config.base import parse
+from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
+from credit_jax.transforms import build_pipeline
+
+LEVELS = 4
+T, SP, LSM = "S/prognostic/3d/T", "S/prognostic/2d/SP", "S/static/2d/LSM"
+TSI, TP = "S/dynamic_forcing/2d/tsi", "S/diagnostic/2d/TP"
+CONCAT = {"type": "concat"}
+
+
+def preblocks(**blocks):
+    """The pipeline of a `preblocks.per_step` section."""
+    return build_pipeline(parse(PreblocksConfig, {"per_step": blocks}))
+
+
+def postblocks(**blocks):
+    """The pipeline of a `postblocks.per_step` section, and concat."""
+    before = parse(PreblocksConfig, {"per_step": {"concat": CONCAT}})
+    return build_pipeline(before, parse(PostblocksConfig, {"per_step": blocks}))
+
+
+def group(key, levels):
+    """One variable of a channel layout."""
+    return SimpleNamespace(var_key=key, n_levels=levels)

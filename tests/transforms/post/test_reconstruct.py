@@ -1,0 +1,62 @@
+"""`reconstruct`: named fields as CREDIT's."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
+from tests.transforms.cases import LEVELS, SP, TP, T, postblocks
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("dims", [4, 5])
+def test_reconstruct_as_credit(credit, rng, dims):
+    import torch
+    from credit.postblock.reconstruct import Reconstruct as Theirs
+
+    y = rng.normal(size=(2, LEVELS + 2, 1, 3, 5)).astype(np.float32)
+    y = y if dims == 5 else y[:, :, 0]
+    slices = {T: slice(0, 4), SP: slice(4, 5), TP: slice(5, 6)}
+    shapes = {T: (4, 1), SP: (1, 1), TP: (1, 1)}
+    described = {k: {"slice": slices[k], "orig_shape": shapes[k]} for k in slices}
+    theirs = Theirs()(
+        {
+            "y_pred": torch.tensor(y),
+            "metadata": {"target": {"_channel_map": described}},
+        }
+    )["y_processed"]
+    chain = postblocks(reconstruct={"type": "reconstruct"})
+    ours = chain.after_step({"y_pred": y, "channel_map": slices})["y_processed"]
+    assert list(ours["S"]) == list(theirs["S"])
+    for key, field in ours["S"].items():
+        assert np.array_equal(field, theirs["S"][key].numpy()), key
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_reconstruct_stops_gradients_if_asked(detach):
+    block = Reconstruct(ReconstructArgs(detach=detach))
+
+    def total(y):
+        done = block({"y_pred": y, "channel_map": {SP: slice(0, 1)}})
+        return done["y_processed"]["S"][SP].sum()
+
+    gradient = jax.grad(total)(jnp.ones((1, 1, 1, 2, 2)))
+    assert float(gradient.sum()) == (0.0 if detach else 4.0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ({"channel_map": {}}, "has no 'y_pred'; it has: ['channel_map']"),
+        (
+            {"y_pred": np.zeros((1, 3, 1, 2, 2)), "channel_map": {SP: slice(0, 2)}},
+            "'y_pred' has 3 channels, the channel map 2",
+        ),
+    ],
+)
+def test_reconstruct_errors(entry, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        Reconstruct(ReconstructArgs())(entry)

@@ -1,0 +1,144 @@
+"""Transforms of every phase and place, and a forecast of several steps with them."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from credit_jax.config.base import StrictModel
+from credit_jax.transforms import Phase, TransformEntry, Where
+from credit_jax.transforms.base import map_fields
+from credit_jax.transforms.pre.normalize import NormalizerArgs, build_normalizer
+from tests.support.gradients import draw
+from tests.transforms.cases import CONCAT, LEVELS, LSM, SP, TP, TSI, T
+
+NUM_STEPS = 3
+INPUT = {T: slice(0, LEVELS), SP: slice(LEVELS, LEVELS + 1)}
+INPUT |= {LSM: slice(LEVELS + 1, LEVELS + 2), TSI: slice(LEVELS + 2, LEVELS + 3)}
+TARGET = {T: slice(0, LEVELS), SP: slice(LEVELS, LEVELS + 1)}
+TARGET |= {TP: slice(LEVELS + 1, LEVELS + 2)}
+MAPS = {"input_channel_map": INPUT, "channel_map": TARGET}
+MIXING = 0.3 * draw((LEVELS + 2, LEVELS + 3), seed=5)
+
+
+class WarmArgs(StrictModel):
+    """Of `warm`."""
+
+    by: float
+
+
+class FixerArgs(StrictModel):
+    """Of `mass_fixer`."""
+
+    latitude: tuple[float, ...]
+
+
+class NoArgs(StrictModel):
+    """Of the others."""
+
+
+def build_warm(args):
+    """On the initial state: every T warmer."""
+    warmer = lambda key, x: x + args.by if key == T else x  # noqa: E731
+    return lambda tree, context: map_fields(tree, warmer, ("input",))
+
+
+def build_denormalize(args):
+    """Fields of the prediction in physical units."""
+    normalizer = build_normalizer(args)
+    return lambda tree, context: map_fields(
+        tree, normalizer.denormalize, ("y_processed",)
+    )
+
+
+def build_mass_fixer(args):
+    """Surface pressure times the ratio of its global means before and after."""
+    weights = np.cos(np.deg2rad(np.asarray(args.latitude)))
+
+    def fix(tree, context):
+        means = [
+            context.reducer.sample_mean(tree[part]["S"][SP], weights)
+            for part in ("input", "y_processed")
+        ]
+        ratio = (means[0] / means[1])[..., None, None]
+        changed = lambda key, x: x * ratio if key == SP else x  # noqa: E731
+        return map_fields(tree, changed, ("y_processed",))
+
+    return fix
+
+
+def build_rain_total(args):
+    """After the rollout: the sum of TP over the steps."""
+    return lambda tree, context: {**tree, "rain": np.sum(tree["steps"], axis=0)}
+
+
+def build_center_output(args):
+    """The model's output less its global mean, before the loss."""
+
+    def center(tree, context):
+        mean = context.reducer.sample_mean(tree["y_pred"])[..., None, None]
+        return {**tree, "y_pred": tree["y_pred"] - mean}
+
+    return center
+
+
+TOYS = {
+    "warm": TransformEntry(WarmArgs, build_warm, (Phase.INITIAL,), Where.BOTH),
+    "denormalize": TransformEntry(
+        NormalizerArgs, build_denormalize, (Phase.AFTER_STEP,), Where.BOTH
+    ),
+    "mass_fixer": TransformEntry(
+        FixerArgs, build_mass_fixer, (Phase.AFTER_STEP,), Where.TRACED
+    ),
+    "rain_total": TransformEntry(
+        NoArgs, build_rain_total, (Phase.AFTER_ROLLOUT,), Where.HOST
+    ),
+    "read_again": TransformEntry(
+        NoArgs, lambda args: lambda tree, context: tree, tuple(Phase), Where.HOST
+    ),
+    "center_output": TransformEntry(
+        NoArgs, build_center_output, (Phase.AFTER_STEP,), Where.TRACED
+    ),
+}
+
+
+def sections(files, latitude):
+    """The preblocks and postblocks of a forecast, as a config has them."""
+    norm = {"type": "era5_normalizer", "args": files}
+    pre = {
+        "ic_only": {"warm": {"type": "warm", "args": {"by": 0.5}}},
+        "per_step": {"norm": norm, "concat": CONCAT},
+    }
+    fixer = {"type": "mass_fixer", "args": {"latitude": list(latitude)}}
+    per_step = {
+        "reconstruct": {"type": "reconstruct", "args": {"detach": False}},
+        "denormalize": {"type": "denormalize", "args": files},
+        "fixer": fixer,
+    }
+    post = {
+        "per_step": per_step,
+        "post_rollout": {"rain": {"type": "rain_total"}},
+    }
+    return pre, post
+
+
+def model(x):
+    """Channels mixed, the next longitude added: (batch, channel, time, rows, lon)."""
+    mixed = jnp.einsum(
+        "oc,bctyx->botyx", jnp.asarray(MIXING, x.dtype), x, precision="highest"
+    )
+    return jnp.tanh(mixed + 0.1 * jnp.roll(mixed, 1, axis=-1))
+
+
+def forecast(pipeline, fields, context) -> tuple[Any, Any]:
+    """The last state, and TP of every step, from the fields of the initial state."""
+    tree = pipeline.initial({"input": {"S": fields}, **MAPS}, context)
+    rain = []
+    for _ in range(NUM_STEPS):
+        x = pipeline.before_step(tree, context)["x"]
+        done = pipeline.after_step({**tree, "y_pred": model(x)}, context)
+        new = done["y_processed"]["S"]
+        rain.append(new[TP])
+        state = {key: new.get(key, x) for key, x in tree["input"]["S"].items()}
+        tree = {"input": {"S": state}, **MAPS}
+    return tree["input"]["S"], rain
