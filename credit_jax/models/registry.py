@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 
@@ -14,10 +14,26 @@ from credit_jax.models.crossformer.wxformer import WXFormer
 from credit_jax.models.crossformer.wxformer_config import WXFormerConfig
 from credit_jax.models.model_def import ModelDef
 
-MODELS: dict[str, tuple[type[StrictModel], Callable[[Any], nnx.Module]]] = {
-    "crossformer": (CrossFormerConfig, CrossFormer),
-    "wxformer": (WXFormerConfig, WXFormer),
-    "wxformer_base": (WXFormerConfig, WXFormer),
+
+class ModelEntry(NamedTuple):
+    """A registered model.
+
+    Attributes:
+        config: class of its `model:` section.
+        module: its NNX class, called with the config.
+        key_table: module of `credit_torch_bridge.models` that has CREDIT's names of its
+            parameters; None for a model that CREDIT does not have.
+    """
+
+    config: type[StrictModel]
+    module: Callable[[Any], nnx.Module]
+    key_table: str | None = None
+
+
+MODELS: dict[str, ModelEntry] = {
+    "crossformer": ModelEntry(CrossFormerConfig, CrossFormer, "crossformer"),
+    "wxformer": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
+    "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
 }
 
 
@@ -36,7 +52,7 @@ def parse_model(block: Mapping[str, Any]) -> Any:
     name = block.get("type")
     if name not in MODELS:
         raise ConfigError([str(not_available("model.type", name, sorted(MODELS)))])
-    return parse(MODELS[name][0], block, "model")
+    return parse(MODELS[name].config, block, "model")
 
 
 def build(block: Mapping[str, Any]) -> ModelDef:
@@ -49,4 +65,4 @@ def build(block: Mapping[str, Any]) -> ModelDef:
     problems = config.problems()
     if problems:
         raise ConfigError(problems, "model")
-    return ModelDef(config, MODELS[config.type][1])
+    return ModelDef(config, MODELS[config.type].module)

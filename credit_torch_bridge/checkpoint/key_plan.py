@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,8 +21,10 @@ import numpy as np
 
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_torch_bridge.checkpoint.key_order import TorchOrder
+from credit_torch_bridge.checkpoint.renames import RenamedKey, current_names
 from credit_torch_bridge.models.arrangement import Arrangement
 from credit_torch_bridge.models.key_table import Ignore, KeyTable, Rule
+from credit_torch_bridge.models.torch_model import Rename
 from credit_torch_bridge.problems import Shape, compare_shapes, raise_problems
 
 State = dict[str, np.ndarray]
@@ -67,10 +69,12 @@ class KeyPlan:
     Attributes:
         entries: one per PyTorch array, in the order of PyTorch's state dict.
         ignored: PyTorch keys that may be present and are not used.
+        renames: of keys of older versions of CREDIT.
     """
 
     entries: tuple[KeyEntry, ...]
     ignored: tuple[Ignore, ...] = ()
+    renames: tuple[Rename, ...] = ()
 
     @property
     def keys(self) -> list[str]:
@@ -82,6 +86,10 @@ class KeyPlan:
         """The entries of parameters alone, for moments and averages."""
         entries = tuple(entry for entry in self.entries if entry.role == PARAMETER)
         return replace(self, entries=entries)
+
+    def current_names(self, given: Iterable[str]) -> list[RenamedKey]:
+        """The names in the key table of the keys of a file; see `renames`."""
+        return current_names(given, self.keys, self.renames)
 
     def read(
         self, state: Mapping[str, Any], allocate: Allocate = np.empty

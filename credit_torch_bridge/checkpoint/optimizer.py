@@ -19,7 +19,6 @@ from credit_jax.training.optimizer import BETAS, EPSILON
 from credit_torch_bridge.checkpoint.arrays import as_arrays, is_zero, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.key_plan import Allocate, KeyPlan, State
-from credit_torch_bridge.checkpoint.renames import current_names
 from credit_torch_bridge.checkpoint.torch_files import as_tensors
 from credit_torch_bridge.problems import raise_problems
 
@@ -101,7 +100,7 @@ def _entries(
 def _names(params: list[Any], plan: KeyPlan) -> dict[Any, str]:
     """The table's key of each parameter of a group, by the group's own key."""
     if all(isinstance(key, str) for key in params):
-        return {r.given: r.name for r in current_names(params, plan.keys)}
+        return {r.given: r.name for r in plan.current_names(params)}
     if len(params) != len(plan.keys):
         raise ValueError(
             f"optimizer: has {len(params)} parameters, the model {len(plan.keys)}; it "

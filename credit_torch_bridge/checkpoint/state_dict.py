@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,46 +15,25 @@ from credit_torch_bridge.checkpoint.key_plan import (
     State,
     make_key_plan,
 )
-from credit_torch_bridge.models import crossformer, wxformer
-from credit_torch_bridge.models.key_table import KeyTable
-
-# The key table of every `model.type` that converts.
-TABLES: Mapping[str, KeyTable] = MappingProxyType(
-    {
-        "crossformer": crossformer.TABLE,
-        "wxformer": wxformer.TABLE,
-        "wxformer_base": wxformer.TABLE,
-    }
-)
+from credit_torch_bridge.models.registry import torch_model
 
 
 def key_plan_for(model_def: ModelDef) -> KeyPlan:
-    """Which key of CREDIT's state dict is which parameter of an architecture.
+    """The correspondence of CREDIT's state dict and the parameters of a model.
 
     Raises:
-        ValueError: no table for this model, or the table leaves a parameter open.
+        ValueError: the model has no key table, or the table misses a parameter.
     """
-    name = model_def.config.type
-    if name not in TABLES:
-        raise ValueError(
-            f"model.type {name!r} has no key table; there are: {', '.join(TABLES)}"
-        )
-    param_specs, matrices = model_def.param_specs, model_def.matrices
-    plan = make_key_plan(TABLES[name], param_specs, matrices)
-    return with_statistics(plan, model_def.norms)
+    model = torch_model(model_def.config.type)
+    plan = make_key_plan(model.key_table, model_def.param_specs, model_def.matrices)
+    return with_statistics(replace(plan, renames=model.renames), model_def.norms)
 
 
 def idle_keys(model_def: ModelDef) -> list[str]:
-    """CREDIT's keys of parameters that no output depends on.
-
-    CREDIT builds the patch embedding of a crossformer always, and uses it only where a
-    patch is more than one point.
-    """
-    config = model_def.config
-    if getattr(config, "patch_height", 1) > 1 and getattr(config, "patch_width", 1) > 1:
-        return []
+    """CREDIT's keys of parameters that no output depends on."""
+    idle = torch_model(model_def.config.type).idle_modules(model_def.config)
     keys = key_plan_for(model_def).parameters.keys
-    return [key for key in keys if key.startswith("cube_embedding.")]
+    return [key for key in keys if key.startswith(tuple(f"{name}." for name in idle))]
 
 
 def from_state_dict(

@@ -19,11 +19,7 @@ from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.key_plan import Allocate, KeyPlan, State
 from credit_torch_bridge.checkpoint.optimizer import read_moments
-from credit_torch_bridge.checkpoint.renames import (
-    Renamed,
-    current_names,
-    refuse_other_models,
-)
+from credit_torch_bridge.checkpoint.renames import RenamedKey
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import (
     PER_EPOCH,
@@ -35,6 +31,8 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,
 )
+from credit_torch_bridge.models.registry import torch_model
+from credit_torch_bridge.models.unsupported import refuse_unsupported
 
 
 def from_torch(
@@ -93,18 +91,18 @@ def to_jax_checkpoint(
     )
 
 
-def renamed_keys(run_config: RunConfig, checkpoint: TorchCheckpoint) -> list[Renamed]:
-    """What every key of the file is in the key table.
+def renamed_keys(
+    run_config: RunConfig, checkpoint: TorchCheckpoint
+) -> list[RenamedKey]:
+    """The name in the key table of every key of the file.
 
     Raises:
         ValueError: the file is that of a model that cannot be converted.
     """
-    renamed = current_names(checkpoint.model, run_config.plan.keys)
-    refuse_other_models(
-        [entry.name for entry in renamed],
-        run_config.model_def.config.type,
-        set(run_config.plan.keys),
-    )
+    renamed = run_config.plan.current_names(checkpoint.model)
+    known, model_type = set(run_config.plan.keys), run_config.model_def.config.type
+    names = [key.name for key in renamed]
+    refuse_unsupported(names, known, model_type, torch_model(model_type).removed)
     return renamed
 
 
@@ -143,7 +141,7 @@ def _read_average(
     if checkpoint.average is None:
         return None
     shadow = checkpoint.average.shadow
-    names = current_names(shadow, plan.keys)
+    names = plan.current_names(shadow)
     state = as_arrays({r.name: shadow[r.given] for r in names})
     raise_non_finite(state, "the average")
     try:

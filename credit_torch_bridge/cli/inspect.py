@@ -9,7 +9,7 @@ from pathlib import Path
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.commands import OK
 from credit_torch_bridge.checkpoint.key_plan import PARAMETER
-from credit_torch_bridge.checkpoint.renames import is_domain, is_nextgen
+from credit_torch_bridge.checkpoint.renames import is_domain_parallel
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
@@ -17,6 +17,7 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
 )
 from credit_torch_bridge.checkpoint.torch_to_jax import renamed_keys
 from credit_torch_bridge.cli.convert import config_file
+from credit_torch_bridge.models.unsupported import unsupported_model
 from credit_torch_bridge.problems import compare_shapes
 
 HELP = "List what a checkpoint holds, and what a conversion does to each key."
@@ -77,7 +78,7 @@ def _contents(found: TorchCheckpoint) -> Iterator[str]:
         if not key.endswith(("_u", "_v"))
     }
     spectral_norm_state = len(found.model) - len(numbers)
-    domain = ", of a domain-parallel run" if is_domain(found.model) else ""
+    domain = ", of a domain-parallel run" if is_domain_parallel(found.model) else ""
     yield f"{found.path}: {found.format}{domain}"
     yield (
         f"  weights: {sum(numbers.values()):,} numbers in {len(numbers)} arrays"
@@ -87,8 +88,9 @@ def _contents(found: TorchCheckpoint) -> Iterator[str]:
             else ""
         )
     )
-    if is_nextgen(found.model):
-        yield "  model: nextgen_wxformer, which is not supported"
+    unsupported = unsupported_model(found.model)
+    if unsupported:
+        yield f"  model: {unsupported}, which is not supported"
     states = {
         "optimizer": found.optimizer,
         "schedule": found.scheduler,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -30,15 +29,10 @@ from credit_torch_bridge.compare.credit_side import (
     run_credit,
 )
 from credit_torch_bridge.compare.jax_side import make_pass
-from credit_torch_bridge.models import wxformer
+from credit_torch_bridge.models.registry import torch_model
 
 # Relative L2 errors in float32 (docs/numerics.md).
 FORWARD, GRADIENT = 1e-5, 1e-4
-
-# CREDIT's modules whose outputs are those of our blocks, by `model.type`.
-BLOCKS: Mapping[str, Callable[[Any], list[str]]] = MappingProxyType(
-    dict.fromkeys(("wxformer", "wxformer_base", "crossformer"), wxformer.block_names)
-)
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ def compare(
     run_config = read_run_config(config)
     params, spectral_norm_state = read_weights(run_config, Path(checkpoint))
     model = parallel_model(run_config, mesh, devices)
-    names = BLOCKS[run_config.model_def.config.type](run_config.model_def.config)
+    names = _block_names(run_config.model_def.config)
     state = to_state_dict(run_config.model_def, params, spectral_norm_state)
     credit = build_credit(run_config.raw["model"], state)
     ours = make_pass(model, params, spectral_norm_state, names)
@@ -116,7 +110,7 @@ def compare(
     with jax.default_matmul_precision("highest"):
         for _ in range(batches):
             x = rng.normal(size=_input_shape(model)).astype(np.float32)
-            found.append(_errors(ours(x), run_credit(credit, x, names)))
+            found.append(_errors(ours(x), run_credit(credit, x, names), names))
     return _worst(found, str(dict(model.parallel_config.mesh.shape)))
 
 
@@ -146,18 +140,24 @@ def parallel_model(
     return build_parallel_model(run_config.model_def, mesh, mp_policy=Precision())
 
 
+def _block_names(config: Any) -> list[str]:
+    return torch_model(config.type).block_names(config)
+
+
 def _input_shape(model: ParallelModel) -> tuple[int, ...]:
     a = model.model_def
     size = model.axes.num_data
     return size, a.input_channels, a.frames, a.image_height, a.image_width
 
 
-def _errors(ours: ModelOutputs, credits: ModelOutputs) -> dict[str, dict[str, float]]:
+def _errors(
+    ours: ModelOutputs, credits: ModelOutputs, names: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """Relative errors by kind and name."""
     keys = sorted(credits.gradients)
     tops: dict[str, list[str]] = {}
     for key in keys:
-        tops.setdefault(_top(key), []).append(key)
+        tops.setdefault(_block_of(key, names), []).append(key)
     return {
         "blocks": {
             name: relative_error(field, _like(credits.blocks[name], field))
@@ -179,10 +179,10 @@ def _errors(ours: ModelOutputs, credits: ModelOutputs) -> dict[str, dict[str, fl
     }
 
 
-def _top(key: str) -> str:
-    """layers.2.1 of layers.2.1.layers.0.norm.g, up_block1 of up_block1.conv.bias."""
-    parts = key.split(".")
-    return ".".join(parts[:3]) if parts[0] == "layers" else parts[0]
+def _block_of(key: str, blocks: Sequence[str]) -> str:
+    """The block that a parameter is in; its top module if it is in none."""
+    found = (name for name in blocks if key.startswith(f"{name}."))
+    return next(found, key.split(".")[0])
 
 
 def _like(array: np.ndarray, field: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""Key table of `crossformer` (models/crossformer.py), the released WXFormer weights.
+"""CREDIT's side of `crossformer` (models/crossformer.py): the released weights.
 
-The encoder has WXFormer's keys but for the convolutions of its embeddings, which stand
-in no sequence with their padding. The decoder's depend on `upsample_v_conv` and
-`attention_type`: one table holds them all, since our paths differ, too.
+The keys of the encoder are WXFormer's except for the convolutions of its embeddings,
+which are not in a Sequential with their padding. Those of the decoder depend on
+`upsample_v_conv` and `attention_type`; our paths differ likewise, so that one table
+holds all variants.
 """
 
 from __future__ import annotations
@@ -11,42 +12,54 @@ from collections.abc import Iterator
 
 from credit_torch_bridge.models.arrangement import (
     CONV_2D,
-    CONV_3D,
     POINTWISE,
     Arrangement,
 )
 from credit_torch_bridge.models.key_table import Rule
-from credit_torch_bridge.models.wxformer import (
+from credit_torch_bridge.models.layers import (
+    encoder_decoder_blocks,
+    patch_embedding,
+    residual_convolutions,
     scale_and_bias,
-    transformer_blocks,
+    transformer_layers,
+    unused_patch_embedding,
     weight_and_bias,
 )
+from credit_torch_bridge.models.torch_model import TorchModel
 
-# PyTorch keeps the input channels of a transposed convolution in front; spectral norm
-# takes the output channels as rows all the same.
+# PyTorch's transposed convolutions have their input channels first; spectral norm still
+# takes the output channels as rows of the matrix.
 CONV_TRANSPOSE_2D = Arrangement("i o h w -> h w i o", torch_out=1)
 # A convolution over channels: one channel in and out, the taps.
 CHANNEL_TAPS = Arrangement("1 1 k -> k")
 
 
-def up_block(torch: str, ours: str) -> Iterator[Rule]:
-    """What doubles the grid, (conv, GroupNorm, SiLU) twice, attention."""
-    yield from doubling(f"{torch}.conv", f"{torch}.conv", f"{ours}/up")
-    for i in range(2):
-        convolution, norm = f"{torch}.b.{3 * i}", f"{torch}.b.{3 * i + 1}"
-        yield from weight_and_bias(convolution, f"{ours}/residual_conv_{i}", CONV_2D)
-        yield from scale_and_bias(norm, f"{ours}/residual_norm_{i}")
-    yield from attention(f"{torch}.attention", f"{ours}/attention")
+def _rules() -> Iterator[Rule]:
+    yield from weight_and_bias(
+        "layers.{s}.0.convs.{i}", "stages/{s}/embed/convs/{i}", CONV_2D
+    )
+    yield from transformer_layers("layers.{s}.1.layers.{d}", "stages/{s}/blocks")
+    yield from patch_embedding("cube_embedding", "cube_embedding")
+    for i in range(3):
+        yield from _up_block(f"up_block{i + 1}", f"up_blocks/{i}")
+    yield from _upsampling("up_block4", "up_block4.1", "head/up")
 
 
-def doubling(transposed: str, plain: str, ours: str) -> Iterator[Rule]:
-    """A transposed convolution, or the convolution after an interpolation."""
+def _up_block(torch: str, ours: str) -> Iterator[Rule]:
+    """Upsampling by two, (conv, GroupNorm, SiLU) twice, attention."""
+    yield from _upsampling(f"{torch}.conv", f"{torch}.conv", f"{ours}/up")
+    yield from residual_convolutions(torch, ours)
+    yield from _attention(f"{torch}.attention", f"{ours}/attention")
+
+
+def _upsampling(transposed: str, plain: str, ours: str) -> Iterator[Rule]:
+    """A transposed convolution, or a convolution after an interpolation."""
     yield from weight_and_bias(transposed, ours, CONV_TRANSPOSE_2D)
     yield from weight_and_bias(plain, f"{ours}/conv", CONV_2D)
 
 
-def attention(torch: str, ours: str) -> Iterator[Rule]:
-    """Every kind of attention of the decoder; a model has one of them or none."""
+def _attention(torch: str, ours: str) -> Iterator[Rule]:
+    """Every `attention_type` of the decoder; a model has at most one of them."""
     # eca, spatial, and mixed, which has both
     yield Rule(f"{torch}.conv.weight", f"{ours}/taps", CHANNEL_TAPS)
     yield Rule(f"{torch}.conv.weight", f"{ours}/kernel", CONV_2D)
@@ -66,17 +79,8 @@ def attention(torch: str, ours: str) -> Iterator[Rule]:
     yield Rule(f"{torch}.sse.1.weight", f"{ours}/scaled_points", POINTWISE)
 
 
-def _rules() -> Iterator[Rule]:
-    yield from weight_and_bias(
-        "layers.{s}.0.convs.{i}", "stages/{s}/embed/convs/{i}", CONV_2D
-    )
-    yield from transformer_blocks("layers.{s}.1.layers.{d}", "stages/{s}/blocks")
-    # CREDIT builds the patch embedding even where a patch is one grid point.
-    yield from weight_and_bias("cube_embedding.proj", "cube_embedding/proj", CONV_3D)
-    yield from scale_and_bias("cube_embedding.norm", "cube_embedding/norm")
-    for i in range(3):
-        yield from up_block(f"up_block{i + 1}", f"up_blocks/{i}")
-    yield from doubling("up_block4", "up_block4.1", "head/up")
-
-
-TABLE = tuple(_rules())
+TORCH_MODEL = TorchModel(
+    key_table=tuple(_rules()),
+    block_names=encoder_decoder_blocks,
+    idle_modules=unused_patch_embedding,
+)

@@ -19,7 +19,7 @@ def tiny_model(monkeypatch):
     from credit_jax.models import registry
     from tests.training.tiny import Tiny, TinyConfig
 
-    monkeypatch.setitem(registry.MODELS, "tiny", (TinyConfig, Tiny))
+    monkeypatch.setitem(registry.MODELS, "tiny", registry.ModelEntry(TinyConfig, Tiny))
 
 
 @pytest.fixture(scope="session", autouse=True)

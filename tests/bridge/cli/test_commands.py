@@ -11,7 +11,6 @@ from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.models.registry import build
 from credit_torch_bridge import JaxCheckpoint, Moments, to_torch
 from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
-from credit_torch_bridge.checkpoint.renames import current_names
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from tests.reference.training import GEN2_CONFIG
 
@@ -221,26 +220,6 @@ def test_a_config_of_generation_1_gives_weights(bridge, credit_run_folder, tmp_p
     code, text = bridge("convert", "--to", "jax", *given)
     assert code == 0, text
     assert "training will not take this config as it is" in text
-
-
-# (name in a file, wanted names, what it is)
-NAMES = [
-    ("up_block1.conv.conv.weight", {"up_block1.conv.weight"}, "up_block1.conv.weight"),
-    ("up_block1.conv.weight", {"up_block1.conv.weight"}, "up_block1.conv.weight"),
-    ("a.convs.2.conv.weight_u", {"a.convs.2.1.weight_u"}, "a.convs.2.1.weight_u"),
-    ("a.convs.2.conv.bias", {"a.convs.2.bias"}, "a.convs.2.bias"),
-    ("a.convs.2.bias", {"a.convs.2.1.bias"}, "a.convs.2.1.bias"),
-    ("a.convs.2.bias", {"a.convs.2.bias"}, "a.convs.2.bias"),
-    ("module._orig_mod.a.bias", {"a.bias"}, "a.bias"),
-    ("a._checkpoint_wrapped_module.bias", {"a.bias"}, "a.bias"),
-    ("module.a.bias", {"b.bias"}, "a.bias"),
-    ("x.conv.bias", {"y"}, "x.conv.bias"),
-]
-
-
-@pytest.mark.parametrize(("given", "wanted", "name"), NAMES)
-def test_names(given, wanted, name):
-    assert current_names([given], wanted)[0].name == name
 
 
 def test_a_disk_that_fails_leaves_nothing(

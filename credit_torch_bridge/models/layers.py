@@ -1,0 +1,90 @@
+"""Rules of layers that several models of CREDIT have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from credit_torch_bridge.models.arrangement import (
+    CHANNELS_OF_FIELD,
+    CONV_2D,
+    CONV_3D,
+    HEADS_TO_CHANNELS,
+    LINEAR,
+    POINTWISE,
+    QUERY_KEY_VALUE,
+    Arrangement,
+)
+from credit_torch_bridge.models.key_table import Rule
+
+
+def weight_and_bias(torch: str, ours: str, arrangement: Arrangement) -> Iterator[Rule]:
+    """A layer with a kernel and a bias."""
+    yield Rule(f"{torch}.weight", f"{ours}/kernel", arrangement)
+    yield Rule(f"{torch}.bias", f"{ours}/bias")
+
+
+def scale_and_bias(torch: str, ours: str) -> Iterator[Rule]:
+    """A `torch.nn.LayerNorm`, GroupNorm or BatchNorm."""
+    yield Rule(f"{torch}.weight", f"{ours}/scale")
+    yield Rule(f"{torch}.bias", f"{ours}/bias")
+
+
+def channel_norm(torch: str, ours: str) -> Iterator[Rule]:
+    """CREDIT's LayerNorm over channels: g and b of shape (1, channel, 1, 1)."""
+    yield Rule(f"{torch}.g", f"{ours}/scale", CHANNELS_OF_FIELD)
+    yield Rule(f"{torch}.b", f"{ours}/bias", CHANNELS_OF_FIELD)
+
+
+def patch_embedding(torch: str, ours: str) -> Iterator[Rule]:
+    """CREDIT's CubeEmbedding: a 3-D convolution and a LayerNorm."""
+    yield from weight_and_bias(f"{torch}.proj", f"{ours}/proj", CONV_3D)
+    yield from scale_and_bias(f"{torch}.norm", f"{ours}/norm")
+
+
+def window_attention(torch: str, ours: str) -> Iterator[Rule]:
+    """Attention and its dynamic position bias: four linear layers, three norms."""
+    yield from channel_norm(f"{torch}.norm", f"{ours}/norm")
+    yield Rule(f"{torch}.to_qkv.weight", f"{ours}/to_qkv/kernel", QUERY_KEY_VALUE)
+    yield from weight_and_bias(f"{torch}.to_out", f"{ours}/to_out", HEADS_TO_CHANNELS)
+    bias, our_bias = f"{torch}.dpb.layers", f"{ours}/position_bias"
+    for i in range(4):
+        yield from weight_and_bias(f"{bias}.{3 * i}", f"{our_bias}/linear_{i}", LINEAR)
+    for i in range(3):
+        yield from scale_and_bias(f"{bias}.{3 * i + 1}", f"{our_bias}/norm_{i}")
+
+
+def feed_forward(torch: str, ours: str) -> Iterator[Rule]:
+    """A norm and two pointwise convolutions."""
+    yield from channel_norm(f"{torch}.layers.0", f"{ours}/norm")
+    yield from weight_and_bias(f"{torch}.layers.1", f"{ours}/up", POINTWISE)
+    yield from weight_and_bias(f"{torch}.layers.4", f"{ours}/down", POINTWISE)
+
+
+def transformer_layers(torch: str, ours: str) -> Iterator[Rule]:
+    """The transformer layers of a stage, numbered `{d}` in PyTorch, stacked here."""
+    yield from window_attention(f"{torch}.0", f"{ours}/short_attention")
+    yield from feed_forward(f"{torch}.1", f"{ours}/short_feed_forward")
+    yield from window_attention(f"{torch}.2", f"{ours}/long_attention")
+    yield from feed_forward(f"{torch}.3", f"{ours}/long_feed_forward")
+
+
+def residual_convolutions(torch: str, ours: str) -> Iterator[Rule]:
+    """The residual stack of an up block: (conv, GroupNorm, SiLU) twice."""
+    for i in range(2):
+        convolution, norm = f"{torch}.b.{3 * i}", f"{torch}.b.{3 * i + 1}"
+        yield from weight_and_bias(convolution, f"{ours}/residual_conv_{i}", CONV_2D)
+        yield from scale_and_bias(norm, f"{ours}/residual_norm_{i}")
+
+
+def encoder_decoder_blocks(config: Any) -> list[str]:
+    """Blocks of crossformer encoders and decoders: see `TorchModel.block_names`."""
+    names = [] if config.patch == (1, 1) else ["cube_embedding"]
+    for stage, depth in enumerate(config.depth):
+        names += [f"layers.{stage}.0"] + ([f"layers.{stage}.1"] if depth else [])
+    return [*names, *(f"up_block{number}" for number in (1, 2, 3, 4))]
+
+
+def unused_patch_embedding(config: Any) -> list[str]:
+    """The patch embedding, which CREDIT creates even where a patch is one point."""
+    return ["cube_embedding"] if config.patch == (1, 1) else []

@@ -1,0 +1,25 @@
+"""Keys of parallel wrappers and older layouts, by their names today."""
+
+import pytest
+
+from credit_torch_bridge.checkpoint.renames import current_names
+from credit_torch_bridge.models.wxformer import TORCH_MODEL
+
+# (name in a file, wanted names, what it is)
+NAMES = [
+    ("up_block1.conv.conv.weight", {"up_block1.conv.weight"}, "up_block1.conv.weight"),
+    ("up_block1.conv.weight", {"up_block1.conv.weight"}, "up_block1.conv.weight"),
+    ("a.convs.2.conv.weight_u", {"a.convs.2.1.weight_u"}, "a.convs.2.1.weight_u"),
+    ("a.convs.2.conv.bias", {"a.convs.2.bias"}, "a.convs.2.bias"),
+    ("a.convs.2.bias", {"a.convs.2.1.bias"}, "a.convs.2.1.bias"),
+    ("a.convs.2.bias", {"a.convs.2.bias"}, "a.convs.2.bias"),
+    ("module._orig_mod.a.bias", {"a.bias"}, "a.bias"),
+    ("a._checkpoint_wrapped_module.bias", {"a.bias"}, "a.bias"),
+    ("module.a.bias", {"b.bias"}, "a.bias"),
+    ("x.conv.bias", {"y"}, "x.conv.bias"),
+]
+
+
+@pytest.mark.parametrize(("given", "wanted", "name"), NAMES)
+def test_names(given, wanted, name):
+    assert current_names([given], wanted, TORCH_MODEL.renames)[0].name == name
