@@ -23,7 +23,12 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
-from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
+from credit_jax.parallel.compiler import (
+    CACHE_HELP,
+    compile_program,
+    compile_sooner,
+    use_cache,
+)
 from credit_jax.parallel.mesh.credit import build_device_mesh
 from credit_jax.parallel.mesh.devices import model_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -93,14 +98,12 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def predict(
-    model: ParallelModel, params: Any, spectral_norm_state: Any, x: np.ndarray
-) -> Any:
+def predict(model: ParallelModel, params: Any, model_state: Any, x: np.ndarray) -> Any:
     """Prediction of host input.
 
     Args:
         model: on its mesh.
-        params, vectors: weights on that mesh.
+        params, model_state: weights on that mesh.
         x: (batch, channel, time, lat, lon) float32; the data-parallel degree divides
             the batch.
 
@@ -113,8 +116,9 @@ def predict(
             f"the input has {len(x)} samples, which {size} data-parallel devices "
             "cannot share alike; use data=none, or a multiple"
         )
-    placed = place_batch({"x": x}, model.parallel_config.mesh)["x"]
-    y = np.asarray(model.apply(params, spectral_norm_state, placed), np.float32)
+    placed = place_batch({"x": x}, model.mesh)["x"]
+    forward = compile_program(model.apply, model.mesh)
+    y = np.asarray(forward(params, model_state, placed), np.float32)
     return y[..., : model.model_def.image_height, :]
 
 

@@ -24,19 +24,19 @@ def run(world, tmp_path, tiny_model):
     model_def = build(mapping["model"])
     keys = jax.random.split(jax.random.key(0))
     params = jax.device_get(model_def.init(keys[0]))
-    spectral_norm_state = jax.device_get(model_def.init_spectral_norm(keys[1]))
+    model_state = jax.device_get(model_def.init_model_state(keys[1]))
     ema = {path: 2 * value for path, value in params.items()}
     assert PACKED not in params, "checkpoints hold every parameter by its path"
     store = CheckpointStore(tmp_path / "run")
     for step, scale in ((1, 0.5), (2, 1.0)):
         scaled = {path: scale * value for path, value in params.items()}
         items = {
-            "weights": {"params": scaled, "spectral_norm_state": spectral_norm_state},
+            "weights": {"params": scaled, **model_state},
             "ema": ema,
         }
         store.save(step, items, Progress(epoch=0))
     store.close()
-    return config, tmp_path / "run", model_def, params, spectral_norm_state
+    return config, tmp_path / "run", model_def, params, model_state
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def predict(run, tmp_path, *flags, **changes):
 
 def expected(run, x, scale=1.0):
     from credit_jax.nn import spectral_norm
+    from credit_jax.nn.model_state import SPECTRAL_NORM
 
-    _, _, model_def, params, spectral_norm_state = run
+    _, _, model_def, params, model_state = run
     weights = {path: scale * value for path, value in params.items()}
-    weights, spectral_norm_state = jax.device_put((weights, spectral_norm_state))
-    weights = spectral_norm.normalize(
-        weights, spectral_norm_state, model_def.matrices, {}
-    )
+    weights, model_state = jax.device_put((weights, model_state))
+    vectors = model_state[SPECTRAL_NORM]
+    weights = spectral_norm.normalize(weights, vectors, model_def.matrices, {})
     return model_def.apply(weights, jax.device_put(x), Context())
 
 

@@ -220,9 +220,7 @@ def _our_line(
     case: Case,
     serial: CreditRun,
 ) -> Line:
-    named = to_state_dict(
-        build(config["model"]), run.gradients, case.spectral_norm_state
-    )
+    named = to_state_dict(build(config["model"]), run.gradients, case.model_state)
     errors = errors_of(run, named, serial, serial.gradients)
     return Line(model, name, dtype, errors, ours=True, seconds=run.seconds)
 

@@ -33,15 +33,15 @@ class Case:
 
     Attributes:
         params: parameters by path, whole.
-        vectors: spectral norm state by path, whole.
+        model_state: its collections (`nn.model_state`), whole.
         x: (step, batch, channel, time, lat, lon).
         y: (step, batch, channel, time, lat, lon).
         latitude: (lat,) degrees, for the weights of the loss.
-        trained: parameters and vectors to roll out from; None for no rollout.
+        trained: parameters and model state to roll out from; None for no rollout.
     """
 
     params: Mapping[str, Any]
-    spectral_norm_state: Mapping[str, Any]
+    model_state: Mapping[str, Any]
     x: np.ndarray
     y: np.ndarray
     latitude: np.ndarray
@@ -112,7 +112,7 @@ def random_case(
 ) -> Case:
     """Weights and batches of our own, where CREDIT does not run beside."""
     model_def = build(config["model"])
-    weights_key, vectors_key = jax.random.split(jax.random.key(config["seed"]))
+    weights_key, state_key = jax.random.split(jax.random.key(config["seed"]))
     rng = np.random.default_rng(config["seed"])
     batch = config["trainer"]["train_batch_size"]
     shape = (num_steps, batch, model_def.input_channels, 1)
@@ -120,7 +120,7 @@ def random_case(
     target = (*shape[:2], model_def.output_channels, 1)
     return Case(
         params=model_def.init(weights_key),
-        spectral_norm_state=model_def.init_spectral_norm(vectors_key),
+        model_state=model_def.init_model_state(state_key),
         x=rng.standard_normal((*shape, *grid)).astype(np.float32),
         y=rng.standard_normal((*target, *grid)).astype(np.float32),
         latitude=latitude,
@@ -147,6 +147,6 @@ def credit_case(
     """
     from credit_torch_bridge import from_state_dict
 
-    params, spectral_norm_state = from_state_dict(model_def, state_dict)
+    params, model_state = from_state_dict(model_def, state_dict)
     after = None if trained is None else from_state_dict(model_def, trained)
-    return Case(params, spectral_norm_state, x, y, latitude, after)
+    return Case(params, model_state, x, y, latitude, after)

@@ -89,7 +89,7 @@ def run_mesh(
         norms.append(float(info["grad_norm"]))
         if index == 0:
             # The rate was 0: weights as given, vectors after one power iteration.
-            prediction = _predict(model, state.params, state.spectral_norm_state, x)
+            prediction = _predict(model, state.params, state.model_state, x)
             gradients = _first_gradients(model, state, norms[0], trainer.clip_norm)
     states = _roll_out(model, case, rollout) if rollout else np.zeros(0)
     return MeshRun(
@@ -106,10 +106,8 @@ def _first_state(model: ParallelModel, optimizer: Any, case: Case) -> TrainState
     """The state before the first step, with the weights of the case."""
     # Copies: the step takes its state's memory, and the next mesh needs the case again.
     params = jax.tree.map(jnp.array, _packed(model, case.params))
-    spectral_norm_state = jax.tree.map(jnp.array, dict(case.spectral_norm_state))
-    state = state_of(
-        params, spectral_norm_state, optimizer, jax.random.key(0), ema=False
-    )
+    model_state = jax.tree.map(jnp.array, dict(case.model_state))
+    state = state_of(params, model_state, optimizer, jax.random.key(0), ema=False)
     specs = state_specs(model, optimizer)
     return place_state(state, specs, model.parallel_config.mesh)
 
@@ -137,12 +135,10 @@ def _first_gradients(
     }
 
 
-def _predict(
-    model: ParallelModel, params: Any, spectral_norm_state: Any, x: np.ndarray
-) -> Any:
+def _predict(model: ParallelModel, params: Any, model_state: Any, x: np.ndarray) -> Any:
     """(batch, channel, lat, lon) in evaluation mode, real rows alone."""
     placed = place_batch({"x": x}, model.parallel_config.mesh)["x"]
-    rows = np.asarray(model.apply(params, spectral_norm_state, placed))
+    rows = np.asarray(model.apply(params, model_state, placed))
     return rows[:, :, 0, : model.model_def.image_height]
 
 
@@ -150,16 +146,16 @@ def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
     """The rollout of the first batch, see `benchmarks.accuracy.rollout`."""
     assert case.trained is not None, "a case without weights to roll out from"
     mesh = model.parallel_config.mesh
-    params, spectral_norm_state = case.trained
+    params, model_state = case.trained
     packed = _packed(model, params)
     packed = jax.device_put(packed, shardings(model.packed_specs, mesh))
-    spectral_norm_state = jax.device_put(
-        dict(spectral_norm_state), shardings(model.spectral_norm_specs, mesh)
+    model_state = jax.device_put(
+        dict(model_state), shardings(model.model_state_specs, mesh)
     )
     config = model.model_def.config
     prognostic = config.channels * config.levels + config.surface_channels
     return roll_out(
-        lambda x: _predict(model, packed, spectral_norm_state, x),
+        lambda x: _predict(model, packed, model_state, x),
         case.x[0],
         num_steps,
         prognostic,

@@ -69,10 +69,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """All that is timed of one size."""
     case = make_case(options.size)
-    params, spectral_norm_state = initial_weights(case)
-    state = to_state_dict(case.model_def, params, spectral_norm_state)
+    params, model_state = initial_weights(case)
+    state = to_state_dict(case.model_def, params, model_state)
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    ours = JaxSide(case, params, spectral_norm_state, dtype=options.dtype)
+    ours = JaxSide(case, params, model_state, dtype=options.dtype)
     theirs = {
         name: TorchSide(
             case, state, device=device, dtype=options.dtype, compiled=name == COMPILED

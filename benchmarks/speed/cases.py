@@ -76,10 +76,10 @@ class Case:
 
 
 def initial_weights(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters and state vectors of a case, on the host."""
+    """Parameters and model state of a case, on the host."""
     keys = jax.random.split(jax.random.key(0))
     params = jax.device_get(jax.jit(case.model_def.init)(keys[0]))
-    return params, jax.device_get(jax.jit(case.model_def.init_spectral_norm)(keys[1]))
+    return params, jax.device_get(jax.jit(case.model_def.init_model_state)(keys[1]))
 
 
 def make_case(name: str) -> Case:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 from benchmarks.compiled_step import program_bytes
 from benchmarks.flops import flops_of
@@ -18,7 +19,8 @@ from benchmarks.speed.cases import Case
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
-from credit_jax.parallel.compiler import compiler_options
+from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import place_batch
@@ -35,7 +37,7 @@ class JaxSide:
 
     Args:
         case: model and data.
-        params, vectors: host arrays by path.
+        params, model_state: host arrays.
         dtype: compute dtype.
     """
 
@@ -43,7 +45,7 @@ class JaxSide:
         self,
         case: Case,
         params: Mapping[str, np.ndarray],
-        spectral_norm_state: Mapping[str, Any],
+        model_state: Mapping[str, Any],
         *,
         dtype: str = "float32",
     ) -> None:
@@ -51,17 +53,16 @@ class JaxSide:
         policy = default_mp_policy(dtype)
         self.model = build_parallel_model(case.model_def, mesh, mp_policy=policy)
         self.params = jax.tree.map(jnp.asarray, dict(params))
-        self.spectral_norm_state = jax.tree.map(jnp.asarray, dict(spectral_norm_state))
+        self.model_state = jax.tree.map(jnp.asarray, dict(model_state))
         param_specs = case.model_def.param_specs
         self.packed = jax.jit(lambda p: pack(p, param_specs))(self.params)
-        self.fused = self.model.fuse_spectral_norm(
-            self.packed, self.spectral_norm_state
-        )
+        self.fused = self.model.fuse_spectral_norm(self.packed, self.model_state)
+        self.forward = compile_program(self.model.apply, mesh)
         self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
         self.x = place_batch({"x": case.x}, mesh)["x"]
         optimizer = adamw(max_norm=1.0)
         state = state_of(
-            *jax.tree.map(jnp.copy, (self.packed, self.spectral_norm_state)),
+            *jax.tree.map(jnp.copy, (self.packed, self.model_state)),
             optimizer,
             jax.random.key(0),
             ema=False,
@@ -78,13 +79,13 @@ class JaxSide:
 
     def infer(self) -> None:
         """One forward pass in evaluation mode."""
-        self.model.apply(*self.fused, self.x).block_until_ready()
+        self.forward(*self.fused, self.x).block_until_ready()
 
     def rollout(self, steps: int) -> None:
         """An autoregressive forecast: what is predicted is the next input's start."""
         x = self.x
         for _ in range(steps):
-            x = self._feed(x, self.model.apply(*self.fused, x))
+            x = self._feed(x, self.forward(*self.fused, x))
         x.block_until_ready()
 
     def _next_input(self, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -108,15 +109,18 @@ class JaxSide:
         """By name: forward, and forward with backward, of the parts of the model."""
         model_def = self.model.model_def
         normalize = jax.jit(
-            lambda params, spectral_norm_state: spectral_norm.normalize(
-                params, spectral_norm_state, model_def.matrices, self.model.specs
+            lambda params, model_state: spectral_norm.normalize(
+                params,
+                model_state[SPECTRAL_NORM],
+                model_def.matrices,
+                self.model.specs,
             )
         )
-        normal = normalize(self.params, self.spectral_norm_state)
+        normal = normalize(self.params, self.model_state)
         module = model_def.bind(normal)
         inputs = self._inputs(module)
         return {
-            name: _timed(part, inputs[name], self._context, call)
+            name: _timed(part, inputs[name], self._context, call, self.model.mesh)
             for name, (part, call) in self._parts(module).items()
         }
 
@@ -176,7 +180,11 @@ def _first(blocks: nnx.Module) -> Any:
 
 
 def _timed(
-    part: Any, x: jax.Array, context: Context, keywords: dict[str, Any]
+    part: Any,
+    x: jax.Array,
+    context: Context,
+    keywords: dict[str, Any],
+    mesh: Mesh,
 ) -> tuple[Run, Run]:
     graph, state = nnx.split(part)
     state = jax.tree.map(context.precision.cast, state)
@@ -189,9 +197,8 @@ def _timed(
     def loss(state: Any, x: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(call(state, x).astype(jnp.float32)))
 
-    options = compiler_options()
-    forward = jax.jit(call, compiler_options=options)
-    both = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)), compiler_options=options)
+    forward = compile_program(call, mesh)
+    both = compile_program(jax.value_and_grad(loss, argnums=(0, 1)), mesh)
     return (
         lambda: jax.block_until_ready(forward(state, x)),
         lambda: jax.block_until_ready(both(state, x)),

@@ -4,7 +4,8 @@
     channel_schema.yaml         which channel is what
     checkpoints/
         {step}/                 micro-batches seen when it was written
-            weights/            {"params": {path: array}, "vectors": {path: {"u", "v"}}}
+            weights/            {"params": {path: array}, and the collections of
+                                `nn.model_state`: "spectral_norm", "batch_stats"}
             ema/                {path: array}; only with `trainer.use_ema`
             optimizer/          {"opt_state": {"adam": {"count", "mu", "nu"}},
                                 "micro_step", "update_step", "key"}

@@ -16,8 +16,13 @@ from jaxtyping import Array, Float
 
 from credit_jax.config.messages import divisors
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.batch_norm import BatchStats, fresh_state, named_norms, running_of
+from credit_jax.nn.batch_norm import (
+    fresh_batch_stats,
+    named_norms,
+    read_batch_stats,
+)
 from credit_jax.nn.context import BlockCount, Context
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, ModelState
 from credit_jax.nn.parameters import named_parameters, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.params.initializers import initialize
@@ -137,7 +142,8 @@ class ModelDef:
         shaped = jax.ShapeDtypeStruct
         x = shaped((*shape, self.image_height, self.image_width), jnp.float32)
         weights = {p: shaped(d.shape, d.dtype) for p, d in self.param_specs.items()}
-        context = Context(blocks=blocks, running=self.running(fresh_state(self.norms)))
+        batch_stats = read_batch_stats(fresh_batch_stats(self.norms))
+        context = Context(blocks=blocks, batch_stats=batch_stats)
         jax.eval_shape(lambda w, x: self.apply(w, x, context), weights, x)
         return blocks.seen
 
@@ -156,27 +162,15 @@ class ModelDef:
         """
         return initialize(self.param_specs, key, specs, degrees)
 
-    def init_spectral_norm(
+    def init_model_state(
         self,
         key: Array,
         specs: Mapping[str, PartitionSpec] | None = None,
         degrees: Mapping[str, int] | None = None,
-    ) -> spectral_norm.SpectralNormState:
-        """Fresh state beside the parameters; args as `init`.
-
-        Spectral norm vectors, and running statistics of batch norms; empty without
-        either.
-        """
-        spectral_norm_state = spectral_norm.init_spectral_norm(
-            key, self.matrices, specs, degrees
-        )
-        return spectral_norm_state | fresh_state(self.norms)
-
-    def running(
-        self, spectral_norm_state: Mapping[str, Mapping[str, Array]]
-    ) -> BatchStats | None:
-        """What `Context.running` is to be; None without batch norms."""
-        return running_of(spectral_norm_state, self.norms) if self.norms else None
+    ) -> ModelState:
+        """Fresh collections of `nn.model_state`; args as for `init`."""
+        vectors = spectral_norm.init_spectral_norm(key, self.matrices, specs, degrees)
+        return {SPECTRAL_NORM: vectors, BATCH_STATS: fresh_batch_stats(self.norms)}
 
     def apply(
         self,
@@ -197,10 +191,10 @@ class ModelDef:
         Raises:
             ValueError: the model has batch norms, the context no running statistics.
         """
-        if self.norms and context.running is None:
+        if self.norms and context.batch_stats is None:
             raise ValueError(
                 f"the model has {len(self.norms)} batch norms; give the context their "
-                "statistics: Context(running=architecture.running(vectors))"
+                "statistics: Context(batch_stats=read_batch_stats(collection))"
             )
         module = self.bind(weights)
         if context.remat.counts_blocks:

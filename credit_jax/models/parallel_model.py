@@ -14,11 +14,14 @@ from jaxtyping import Array
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.batch_norm import BatchStats, fresh_state, with_running
+from credit_jax.nn.batch_norm import (
+    fresh_batch_stats,
+    read_batch_stats,
+    stored_batch_stats,
+)
 from credit_jax.nn.context import Context
-from credit_jax.nn.spectral_norm import SpectralNormState
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, ModelState
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.compiler import compiler_options
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.params.packing import pack, packed_param_specs, unpack
@@ -34,20 +37,28 @@ from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field, block_layout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ParallelModel:
     """A model and the way it runs on a mesh; it holds no weights.
 
-    Weights are as in a training state: by path, split as `specs` says, the small ones
-    packed into one vector (`parallel.params.packing`).
+    `init`, `apply` and `fuse_spectral_norm` are functions of global arrays, which
+    compose with `jax.jit`, `jax.grad`, `jax.vmap`, `lax.scan` and `jax.checkpoint`.
+    Methods named `local_*` are those of one device, for the body of a `shard_map`.
+
+    Weights are as in a training state: by path, split as `packed_specs` says, the small
+    ones packed into one vector (`parallel.params.packing`).
 
     Attributes:
-        architecture: the model.
-        execution: mesh, layout of parameters, precision, rematerialization.
+        model_def: the model.
+        parallel_config: mesh, layout of parameters, precision, rematerialization.
     """
 
     model_def: ModelDef
     parallel_config: ParallelConfig
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.parallel_config.mesh
 
     @property
     def axes(self) -> MeshAxes:
@@ -65,14 +76,15 @@ class ParallelModel:
         return self.parallel_config.rules.specs(param_specs, self.axes)
 
     @cached_property
-    def spectral_norm_specs(self) -> dict[str, dict[str, PartitionSpec]]:
-        """PartitionSpec of the vectors of every matrix, and of running statistics."""
-        matrices = {
+    def model_state_specs(self) -> dict[str, dict[str, dict[str, PartitionSpec]]]:
+        """PartitionSpec of every array of the model's state (`nn.model_state`)."""
+        vectors = {
             path: matrix_specs(param_spec, self.specs[path])
             for path, param_spec in self.model_def.matrices.items()
         }
-        names = fresh_state(dict.fromkeys(self.model_def.norms, 1))
-        return matrices | jax.tree.map(lambda _: PartitionSpec(), names)
+        stats = fresh_batch_stats(dict.fromkeys(self.model_def.norms, 1))
+        batch_stats = jax.tree.map(lambda _: PartitionSpec(), stats)
+        return {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
 
     @cached_property
     def reducer(self) -> FieldReducer:
@@ -85,187 +97,188 @@ class ParallelModel:
         )
         return FieldReducer(rows, self.axes)
 
-    def local_init(self, key: Array) -> tuple[Weights, SpectralNormState, Array]:
-        """This device's shards of fresh weights and vectors, and a key for dropout.
+    def init(self, key: Array) -> tuple[Weights, ModelState]:
+        """Fresh weights and state; every device makes its own shards, nothing else.
 
-        To be called inside `shard_map`.
+        Args:
+            key: typed PRNG key; the same key gives the same weights on every mesh.
         """
-        degrees = dict(self.parallel_config.mesh.shape)
-        weights_key, vectors_key, noise_key = jax.random.split(key, 3)
-        params = self.model_def.init(weights_key, self.specs, degrees)
-        spectral_norm_state = self.model_def.init_spectral_norm(
-            vectors_key, self.specs, degrees
+        return self._init(key)
+
+    def apply(self, params: Weights, model_state: ModelState, x: Array) -> Array:
+        """One forward pass in evaluation mode.
+
+        Compiled at the first call; inside another program it is part of that. For many
+        forwards with the same weights, call `fuse_spectral_norm` first.
+
+        Args:
+            params: weights, global arrays.
+            model_state: of `init` or a training state.
+            x: (batch, channel, time, lat, lon), rows padded as by `place_batch`.
+
+        Returns:
+            (batch, channel_out, time_out, lat, lon), rows padded alike.
+        """
+        return self._apply(params, model_state, x)
+
+    def fuse_spectral_norm(
+        self, params: Weights, model_state: ModelState
+    ) -> tuple[Weights, ModelState]:
+        """Weights and state of the same forward without spectral norm in it.
+
+        Every matrix is divided by its sigma here, once, instead of in each forward: for
+        evaluation, where weights and state stay.
+
+        Args:
+            params, model_state: as for `apply`.
+
+        Returns:
+            The weights, divided, and the state with no spectral norm vectors.
+        """
+        if not model_state[SPECTRAL_NORM]:
+            return params, model_state
+        fused = self._fuse(params, model_state)
+        return fused, {**model_state, SPECTRAL_NORM: {}}
+
+    def shard_map(
+        self, body: Callable[..., Any], *, batch_specs: Any, out_specs: Any
+    ) -> Callable[..., Any]:
+        """A function of global arrays from one of local shards, jitted.
+
+        Args:
+            body: (params, model_state, batch) -> outputs, of one device.
+            batch_specs, out_specs: PartitionSpecs of the batch and of the outputs.
+        """
+
+        def run(params: Weights, model_state: ModelState, batch: Any) -> Any:
+            specs = {
+                name: {path: self.model_state_specs[name][path] for path in collection}
+                for name, collection in model_state.items()
+            }
+            sharded = jax.shard_map(
+                body,
+                mesh=self.mesh,
+                in_specs=(self.packed_specs, specs, batch_specs),
+                out_specs=out_specs,
+            )
+            return sharded(params, model_state, batch)
+
+        return jax.jit(run)
+
+    @cached_property
+    def _init(self) -> Callable[[Array], tuple[Weights, ModelState]]:
+        body = jax.shard_map(
+            lambda key: self.local_init(key)[:2],
+            mesh=self.mesh,
+            in_specs=PartitionSpec(),
+            out_specs=(self.packed_specs, self.model_state_specs),
         )
-        return pack(params, self.model_def.param_specs), spectral_norm_state, noise_key
+        return jax.jit(body)
+
+    @cached_property
+    def _apply(self) -> Callable[[Weights, ModelState, Array], Array]:
+        spec = batch_spec(self.axes)
+        return self.shard_map(self.local_forward, batch_specs=spec, out_specs=spec)
+
+    @cached_property
+    def _fuse(self) -> Callable[[Weights, ModelState], Weights]:
+        def body(params: Weights, model_state: ModelState, _: None) -> Weights:
+            weights = self._normalized(params, model_state)
+            return pack(weights, self.model_def.param_specs)
+
+        fuse = self.shard_map(body, batch_specs=None, out_specs=self.packed_specs)
+        return lambda params, model_state: fuse(params, model_state, None)
+
+    def local_init(self, key: Array) -> tuple[Weights, ModelState, Array]:
+        """This device's shards of fresh weights and state, and a key for dropout."""
+        degrees = dict(self.mesh.shape)
+        weights_key, state_key, dropout_key = jax.random.split(key, 3)
+        params = self.model_def.init(weights_key, self.specs, degrees)
+        model_state = self.model_def.init_model_state(state_key, self.specs, degrees)
+        return pack(params, self.model_def.param_specs), model_state, dropout_key
 
     def local_forward(
         self,
         params: Weights,
-        spectral_norm_state: SpectralNormState,
+        model_state: ModelState,
         x: Array,
-        key: Array | None = None,
         *,
         capture_intermediates: list[Field] | None = None,
     ) -> Array:
-        """Prediction of local samples and rows, inside `shard_map`.
+        """Prediction of local samples and rows in evaluation mode.
 
         Args:
             params: weights, local shards.
-            vectors: of spectral norm, as they are to be used; running statistics.
+            model_state: local shards, as they are to be used.
             x: (batch, channel, time, rows, lon).
-            key: of dropout, equal on all devices; None in evaluation.
-            watch: gets the output of every block, where it is given.
+            capture_intermediates: if given, receives each block's output.
 
         Returns:
             (batch, channel_out, time_out, rows, lon), float32 or wider.
         """
-        return self._forward(
-            params, spectral_norm_state, x, key, capture_intermediates
-        )[0]
+        context = replace(
+            self._context(model_state), capture_intermediates=capture_intermediates
+        )
+        return self._forward(params, model_state, x, context)
 
     def local_training_forward(
-        self,
-        params: Weights,
-        spectral_norm_state: SpectralNormState,
-        x: Array,
-        key: Array,
-    ) -> tuple[Array, SpectralNormState]:
-        """`local_forward`, and the vectors with the running statistics after it."""
-        y, running = self._forward(params, spectral_norm_state, x, key, None)
-        return y, with_running(spectral_norm_state, running or {})
+        self, params: Weights, model_state: ModelState, x: Array, key: Array
+    ) -> tuple[Array, ModelState]:
+        """Prediction in training mode, and the state with the batch norms' next one.
+
+        Args:
+            params, model_state, x: as for `local_forward`.
+            key: of dropout, equal on all devices.
+        """
+        context = replace(self._context(model_state), key=key)
+        y = self._forward(params, model_state, x, context)
+        batch_stats = stored_batch_stats(context.batch_stats or {})
+        return y, {**model_state, BATCH_STATS: batch_stats}
+
+    def local_iterate(self, params: Weights, model_state: ModelState) -> ModelState:
+        """The state after one power iteration of spectral norm."""
+        vectors = spectral_norm.iterate(
+            unpack(params, self.model_def.param_specs),
+            model_state[SPECTRAL_NORM],
+            self.model_def.matrices,
+            self.specs,
+        )
+        return {**model_state, SPECTRAL_NORM: vectors}
 
     def _forward(
-        self,
-        params: Weights,
-        spectral_norm_state: SpectralNormState,
-        x: Array,
-        key: Array | None,
-        capture_intermediates: list[Field] | None,
-    ) -> tuple[Array, BatchStats | None]:
-        weights = self._normalized(params, spectral_norm_state)
-        context = Context(
+        self, params: Weights, model_state: ModelState, x: Array, context: Context
+    ) -> Array:
+        weights = self._normalized(params, model_state)
+        prediction = self.model_def.apply(weights, x, context)
+        return self.parallel_config.precision.cast_output(prediction).astype(x.dtype)
+
+    def _context(self, model_state: ModelState) -> Context:
+        batch_stats = model_state[BATCH_STATS]
+        return Context(
             axes=self.axes,
             rules=self.parallel_config.rules,
             precision=self.parallel_config.precision,
             remat=self.parallel_config.remat,
-            key=key,
-            capture_intermediates=capture_intermediates,
-            running=self.model_def.running(spectral_norm_state),
+            batch_stats=read_batch_stats(batch_stats) if batch_stats else None,
             first_sample=self._data_rank(),
             sample_stride=self.axes.num_data,
         )
-        prediction = self.model_def.apply(weights, x, context)
-        y = self.parallel_config.precision.cast_output(prediction).astype(x.dtype)
-        return y, context.running
 
-    def _normalized(
-        self, params: Weights, spectral_norm_state: SpectralNormState
-    ) -> Weights:
+    def _normalized(self, params: Weights, model_state: ModelState) -> Weights:
         """Local shards of all parameters, matrices divided by their spectral norm."""
-        weights = unpack(params, self.model_def.param_specs)
-        matrices = self.model_def.matrices
         return spectral_norm.normalize(
-            weights, spectral_norm_state, matrices, self.specs
+            unpack(params, self.model_def.param_specs),
+            model_state[SPECTRAL_NORM],
+            self.model_def.matrices,
+            self.specs,
         )
-
-    def local_iterate(
-        self, params: Weights, spectral_norm_state: SpectralNormState
-    ) -> SpectralNormState:
-        """The vectors after one power iteration, inside `shard_map`."""
-        weights = unpack(params, self.model_def.param_specs)
-        matrices = self.model_def.matrices
-        return spectral_norm.iterate(weights, spectral_norm_state, matrices, self.specs)
 
     def _data_rank(self) -> Array | int:
         """This device's rank among the data-parallel ones, dp_replicate outermost."""
         rank: Array | int = 0
         for name in self.axes.data:
-            rank = rank * self.parallel_config.mesh.shape[name] + axis_index(name)
+            rank = rank * self.mesh.shape[name] + axis_index(name)
         return rank
-
-    def init(self, key: Array) -> tuple[Weights, SpectralNormState]:
-        """Fresh weights and vectors; every device makes its own shards, nothing else.
-
-        Args:
-            key: typed PRNG key; the same key gives the same weights on every mesh.
-        """
-        body = jax.shard_map(
-            lambda key: self.local_init(key)[:2],
-            mesh=self.parallel_config.mesh,
-            in_specs=PartitionSpec(),
-            out_specs=(self.packed_specs, self.spectral_norm_specs),
-        )
-        return jax.jit(body)(key)
-
-    @cached_property
-    def apply(self) -> Callable[[Weights, SpectralNormState, Array], Array]:
-        """One forward pass in evaluation mode, compiled at its first call.
-
-        `apply(params, spectral_norm_state, x (b, c, t, lat, lon))
-        -> (b, c_out, t_out, lat, lon)` on global arrays; rows keep the padding of
-        `place_batch`. For many forwards with the same weights, call
-        `fuse_spectral_norm` first.
-        """
-        spec = batch_spec(self.axes)
-        return self.compile(self.local_forward, batch_specs=spec, out_specs=spec)
-
-    def compile(
-        self, body: Callable[..., Any], *, batch_specs: Any, out_specs: Any
-    ) -> Callable[..., Any]:
-        """`body(params, spectral_norm_state, batch)` under `shard_map` and `jit`."""
-
-        def run(
-            params: Weights, spectral_norm_state: SpectralNormState, batch: Any
-        ) -> Any:
-            there = {
-                path: self.spectral_norm_specs[path] for path in spectral_norm_state
-            }
-            sharded = jax.shard_map(
-                body,
-                mesh=self.parallel_config.mesh,
-                in_specs=(self.packed_specs, there, batch_specs),
-                out_specs=out_specs,
-            )
-            return sharded(params, spectral_norm_state, batch)
-
-        return jax.jit(run, compiler_options=compiler_options())
-
-    def fuse_spectral_norm(
-        self, params: Weights, spectral_norm_state: SpectralNormState
-    ) -> tuple[Weights, SpectralNormState]:
-        """Weights and vectors of the same forward without spectral norm in it.
-
-        Every matrix is divided by its sigma here, once, instead of in each forward: for
-        evaluation, where weights and vectors stay.
-
-        Args:
-            params, vectors: of a training state, global arrays.
-
-        Returns:
-            The weights, divided, and what is left of the vectors: running statistics.
-        """
-        left = {
-            p: v
-            for p, v in spectral_norm_state.items()
-            if p not in self.model_def.matrices
-        }
-        if len(left) == len(spectral_norm_state):
-            return params, spectral_norm_state
-        return self._divided(params, spectral_norm_state), left
-
-    @cached_property
-    def _divided(self) -> Callable[[Weights, SpectralNormState], Weights]:
-        def body(params: Weights, spectral_norm_state: SpectralNormState) -> Weights:
-            weights = self._normalized(params, spectral_norm_state)
-            return pack(weights, self.model_def.param_specs)
-
-        sharded = jax.shard_map(
-            body,
-            mesh=self.parallel_config.mesh,
-            in_specs=(self.packed_specs, self.spectral_norm_specs),
-            out_specs=self.packed_specs,
-        )
-        return jax.jit(sharded, compiler_options=compiler_options())
 
 
 def build_parallel_model(
@@ -295,7 +308,7 @@ def build_parallel_model(
     5. Weights are made sharded, by one `shard_map` over the whole mesh.
 
     Args:
-        model: the `model:` block of a config, or an architecture.
+        model: the `model:` block of a config, or a model definition.
         mesh: from `build_device_mesh` or `ParallelDims.build_mesh`.
         ac_mode: activation checkpointing: "none", "full", or "selective" (attention).
         mp_policy: dtypes, `default_mp_policy()` for bfloat16; None is float32.

@@ -1,19 +1,19 @@
 """Batch norm as a layer: parameters here, running statistics beside the weights.
 
-Running statistics are state, like the vectors of spectral norm, and stand among them:
-`path of the norm -> {"mean", "variance", "count"}`. A forward pass finds them in
-`Context.running`, and leaves there what they are after it.
+Running statistics are the collection "batch_stats" of the model's state. A forward pass
+finds them in `Context.batch_stats`, and leaves there what they are after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 from flax import nnx
 from jax import lax
 from jaxtyping import Array
 
+from credit_jax.nn.model_state import Collection
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.norm import RunningStatistics
 from credit_jax.parallel.collectives import varying_axes
@@ -53,21 +53,17 @@ def settled(running: RunningStatistics) -> RunningStatistics:
     return jax.tree.map(settle, running)
 
 
-def fresh_state(channels: Mapping[str, int]) -> dict[str, dict[str, Array]]:
-    """The running statistics of norms that have seen nothing, as they are stored."""
+def fresh_batch_stats(channels: Mapping[str, int]) -> Collection:
+    """The stored statistics of norms that have seen no batch."""
     fresh = {path: RunningStatistics.fresh(n) for path, n in channels.items()}
-    return {path: dict(vars(one)) for path, one in fresh.items()}
+    return stored_batch_stats(fresh)
 
 
-def running_of(
-    state: Mapping[str, Mapping[str, Array]], paths: Iterable[str]
-) -> BatchStats:
-    """The running statistics of the norms at `paths`, from among stored state."""
-    return {path: RunningStatistics(**state[path]) for path in paths}
+def read_batch_stats(collection: Mapping[str, Mapping[str, Array]]) -> BatchStats:
+    """The statistics of every norm from a stored collection."""
+    return {path: RunningStatistics(**stored) for path, stored in collection.items()}
 
 
-def with_running(
-    state: Mapping[str, dict[str, Array]], running: BatchStats
-) -> dict[str, dict[str, Array]]:
-    """Stored state with these running statistics: the inverse of `running_of`."""
-    return {**state, **{path: dict(vars(one)) for path, one in running.items()}}
+def stored_batch_stats(batch_stats: BatchStats) -> Collection:
+    """The inverse of `read_batch_stats`."""
+    return {path: dict(vars(one)) for path, one in batch_stats.items()}

@@ -50,9 +50,9 @@ class Context:
         precision: dtypes of the forward and of gradient sums.
         remat: what a block keeps for the backward pass.
         blocks: numbers the blocks, where the policy depends on it.
-        watch: gets the output of every block in order, where somebody looks on.
-        running: running statistics of batch norms by path; training writes the next
-            ones. None where the model has no batch norm.
+        capture_intermediates: if given, receives each block's output, in order.
+        batch_stats: running statistics of batch norms by path; training writes the
+            next ones. None where the model has no batch norm.
         key: dropout key of this forward, equal on all devices; None in evaluation.
         first_sample, sample_stride: the local samples are number first_sample,
             first_sample + sample_stride, ... of the global batch as sampled.
@@ -64,7 +64,7 @@ class Context:
     remat: Remat = field(default_factory=Remat)
     blocks: BlockCount | None = None
     capture_intermediates: list[Field] | None = None
-    running: BatchStats | None = None
+    batch_stats: BatchStats | None = None
     key: Array | None = None
     first_sample: Array | int = 0
     sample_stride: int = 1

@@ -2,10 +2,11 @@
 
 torch.nn.utils.spectral_norm divides a weight matrix W by sigma = u' W v, where the
 vectors u and v come from one power iteration a *training* forward and count as
-constants of the gradient; evaluation takes the stored vectors. Here the vectors are
-state beside the parameters: `iterate` gives the next ones, `normalize` the weights a
-forward runs with. Layers know nothing of it, so rematerialization cannot run a second
-power iteration, and sharded matrices need only a `psum` over the axes that split them.
+constants of the gradient; evaluation takes the stored vectors. Here u and v are the
+collection "spectral_norm" of the model's state: `iterate` gives the next ones,
+`normalize` the weights a forward runs with. Layers know nothing of it, so
+rematerialization cannot run a second power iteration, and sharded matrices need only a
+`psum` over the axes that split them.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
+from credit_jax.nn.model_state import Collection
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.params.initializers import Initializer, initialize
 from credit_jax.parallel.params.spec import LAYERS, ParamSpec, matrix_specs
 
 Weights = dict[str, Array]
-SpectralNormState = dict[str, dict[str, Array]]
 
 # torch.nn.utils.spectral_norm's default.
 EPSILON = 1e-12
@@ -50,12 +51,12 @@ def init_spectral_norm(
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
     degrees: Mapping[str, int] | None = None,
-) -> SpectralNormState:
+) -> Collection:
     """Random unit vectors for every matrix, as torch draws them: the local shards.
 
     Args:
         key: typed PRNG key.
-        parameter specs: of the normalized matrices, by path.
+        param_specs: of the normalized matrices, by path.
         specs: PartitionSpec of each matrix; None makes the vectors whole.
         degrees: size of every mesh axis that `specs` names.
     """
@@ -73,49 +74,44 @@ def init_spectral_norm(
         path: {side: values[f"{path}:{side}"] for side in ("u", "v")}
         for path in param_specs
     }
-    spectral_norm_state: SpectralNormState = {path: {} for path in param_specs}
+    vectors: Collection = {path: {} for path in param_specs}
     groups = _groups(param_specs, specs)
     for side in ("u", "v"):
         rows = _unit(groups, [group.stack(raw, side) for group in groups], side)
         for group, row in zip(groups, rows, strict=True):
-            spectral_norm_state = group.unstack(row, side, raw, spectral_norm_state)
-    return spectral_norm_state
+            vectors = group.unstack(row, side, raw, vectors)
+    return vectors
 
 
 def iterate(
     weights: Weights,
-    spectral_norm_state: SpectralNormState,
+    vectors: Collection,
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
-) -> SpectralNormState:
+) -> Collection:
     """One power iteration: v = W'u / |W'u|, u = Wv / |Wv|. No gradient flows.
 
     Args:
         weights: local shards of all parameters.
-        vectors: local shards of u and v of every normalized matrix; what belongs to no
-            matrix stays as it is.
-        parameter specs: of the normalized matrices, or of all parameters.
+        vectors: local shards of u and v of every normalized matrix.
+        param_specs: of the normalized matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
     """
-    matrices = _matrices(spectral_norm_state, param_specs)
-    new = {
-        path: {} if path in matrices else dict(spectral_norm_state[path])
-        for path in spectral_norm_state
-    }
-    groups = _groups(matrices, specs)
+    groups = _groups(_matrices(vectors, param_specs), specs)
+    new: Collection = {path: {} for path in vectors}
     stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
-    u = [group.stack(spectral_norm_state, "u") for group in groups]
+    u = [group.stack(vectors, "u") for group in groups]
     v = _unit(groups, _products(groups, stacked, u, "u"), "v")
     u = _unit(groups, _products(groups, stacked, v, "v"), "u")
     for group, rows_u, rows_v in zip(groups, u, v, strict=True):
-        new = group.unstack(rows_u, "u", spectral_norm_state, new)
-        new = group.unstack(rows_v, "v", spectral_norm_state, new)
+        new = group.unstack(rows_u, "u", vectors, new)
+        new = group.unstack(rows_v, "v", vectors, new)
     return new
 
 
 def normalize(
     weights: Weights,
-    spectral_norm_state: SpectralNormState,
+    vectors: Collection,
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Weights:
@@ -124,11 +120,8 @@ def normalize(
     Args: as for `iterate`.
     """
     out = dict(weights)
-    groups = _groups(_matrices(spectral_norm_state, param_specs), specs)
-    u, v = (
-        [group.stack(spectral_norm_state, side) for group in groups]
-        for side in ("u", "v")
-    )
+    groups = _groups(_matrices(vectors, param_specs), specs)
+    u, v = ([group.stack(vectors, side) for group in groups] for side in ("u", "v"))
     mapped = _products(groups, [group.matrix(weights) for group in groups], v, "v")
     sigmas = psum_each(
         [(a * b).sum(-1) for a, b in zip(u, mapped, strict=True)],
@@ -142,12 +135,10 @@ def normalize(
 
 
 def _matrices(
-    spectral_norm_state: SpectralNormState, param_specs: Mapping[str, ParamSpec]
+    vectors: Collection, param_specs: Mapping[str, ParamSpec]
 ) -> dict[str, ParamSpec]:
     """Parameter specs of the matrices that have vectors."""
-    return {
-        path: param_specs[path] for path in spectral_norm_state if path in param_specs
-    }
+    return {path: param_specs[path] for path in vectors}
 
 
 @dataclass(frozen=True)
@@ -156,7 +147,7 @@ class _Group:
 
     Attributes:
         paths: the parameters.
-        parameter specs: of them.
+        param_specs: of them.
         axes_in, axes_out: mesh axes that split the input and the output dims.
     """
 
@@ -178,19 +169,17 @@ class _Group:
             flat.append(weight.reshape(_count(param_spec), -1, outputs))
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
-    def stack(
-        self, spectral_norm_state: SpectralNormState, side: str
-    ) -> Float[Array, "count length"]:
+    def stack(self, vectors: Collection, side: str) -> Float[Array, "count length"]:
         """The vectors of one side of all matrices, one a row."""
         rows = [
-            spectral_norm_state[path][side].reshape(_count(param_spec), -1)
+            vectors[path][side].reshape(_count(param_spec), -1)
             for path, param_spec in zip(self.paths, self.param_specs, strict=True)
         ]
         return rows[0] if len(rows) == 1 else jnp.concatenate(rows)
 
     def unstack(
-        self, rows: Array, side: str, like: SpectralNormState, into: SpectralNormState
-    ) -> SpectralNormState:
+        self, rows: Array, side: str, like: Collection, into: Collection
+    ) -> Collection:
         """`into` plus the rows, shaped `like` these vectors: the inverse of `stack`."""
         out = dict(into)
         for path, part in self.parts(rows):
@@ -210,16 +199,13 @@ class _Group:
 def _products(
     groups: Sequence[_Group],
     matrices: Sequence[Array],
-    spectral_norm_state: Sequence[Array],
+    vectors: Sequence[Array],
     side: str,
 ) -> list[Array]:
     """W v (side "v") or W' u (side "u") of each, summed over the shards."""
     equation = {"v": "nio,ni->no", "u": "nio,no->ni"}[side]
     return psum_each(
-        [
-            _einsum(equation, *pair)
-            for pair in zip(matrices, spectral_norm_state, strict=True)
-        ],
+        [_einsum(equation, *pair) for pair in zip(matrices, vectors, strict=True)],
         [group.axes(side) for group in groups],
     )
 

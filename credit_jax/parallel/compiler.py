@@ -1,12 +1,15 @@
-"""Compiler options of whole steps, and the cache of compiled programs."""
+"""Compiler options of whole programs, and the cache of compiled programs."""
 
 from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from credit_jax.ops.backend import on_cpu
 
@@ -22,9 +25,11 @@ CACHE_HELP = (
 #   which is most of a gradient (GELU's: 3.2 for 0.5 ms) and all of AdamW.
 # - YNNPACK's convolutions take two to three times as long as Eigen's, its products a
 #   third longer; its reductions are faster.
-_CPU = {
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
+_OPTIONS: dict[str, dict[str, bool | str]] = {
+    "cpu": {
+        "xla_llvm_disable_expensive_passes": True,
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
+    }
 }
 
 
@@ -49,9 +54,25 @@ def compile_sooner() -> None:
         os.environ["XLA_FLAGS"] = added.strip()
 
 
-def compiler_options() -> dict[str, bool | str]:
-    """Options for `jax.jit` of a step on the default backend."""
-    return dict(_CPU) if jax.default_backend() == "cpu" else {}
+def compile_program(
+    function: Callable[..., Any],
+    mesh: Mesh,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+) -> Any:
+    """`jax.jit` of a whole program, with compiler options for the devices of `mesh`.
+
+    Only the outermost `jax.jit` may have compiler options, so what is compiled like
+    this cannot be part of another program.
+
+    Args:
+        function: a function of global arrays; it may be jitted itself.
+        mesh: the mesh that it runs on.
+        donate_argnums: arguments whose memory the outputs may take.
+    """
+    platform = mesh.devices.flat[0].platform
+    options = _OPTIONS.get(platform)
+    return jax.jit(function, donate_argnums=donate_argnums, compiler_options=options)
 
 
 def loops_hold_collectives() -> bool:

@@ -37,9 +37,9 @@ class Steps:
     Attributes:
         train: (state, placed micro-batches) -> (state, {"loss": (k,), "grad_norm",
             "learning_rate"}).
-        fuse: (params, vectors) -> those of forwards that share them.
-        evaluate: (params, vectors, placed batch) -> {"loss", "rmse", ...}; None where
-            nothing is validated.
+        fuse: (params, model_state) -> those of forwards that share them.
+        evaluate: (params, model_state, placed batch) -> {"loss", "rmse", ...}; None
+            where nothing is validated.
         place_train: micro-batches of one update -> arrays on the mesh.
         place_valid: one batch -> arrays on the mesh.
         learning_rate: micro-batches seen -> learning rate.
@@ -243,9 +243,7 @@ class TrainingLoop:
             return {}
         total = num_batches(self.valid_loader, self.trainer.valid_batches_per_epoch)
         self.loggers.display.start(f"validation {epoch + 1}/{last}", total=total)
-        weights = self.steps.fuse(
-            averaged(self._state), self._state.spectral_norm_state
-        )
+        weights = self.steps.fuse(averaged(self._state), self._state.model_state)
         found: dict[str, list[float]] = {}
         for batch in itertools.islice(self.valid_loader.epoch(epoch), total):
             placed = self.steps.place_valid(batch)

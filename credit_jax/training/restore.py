@@ -24,7 +24,7 @@ from credit_jax.checkpoint import (
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.spectral_norm import SpectralNormState
+from credit_jax.nn.model_state import COLLECTIONS, ModelState
 from credit_jax.parallel.params.packing import PACKED, packed_paths
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.training.loss_scale import LossScale
@@ -55,10 +55,7 @@ class RunStore:
     def items_of(self, state: TrainState) -> dict[str, PyTree]:
         """What a checkpoint holds of a state; see `credit_jax.checkpoint`."""
         items: dict[str, PyTree] = {
-            WEIGHTS: {
-                "params": state.params,
-                "spectral_norm_state": state.spectral_norm_state,
-            },
+            WEIGHTS: {"params": state.params, **state.model_state},
             OPTIMIZER: {name: getattr(state, name) for name in _OPTIMIZER_FIELDS},
         }
         if state.ema is not None:
@@ -97,7 +94,7 @@ class RunStore:
 
     def restore_model(
         self, step: int, model: ParallelModel, *, average: bool = False
-    ) -> tuple[Weights, SpectralNormState]:
+    ) -> tuple[Weights, ModelState]:
         """The weights of a checkpoint on the mesh of a model, for a forward pass.
 
         Args:
@@ -109,24 +106,23 @@ class RunStore:
             FileNotFoundError, ValueError: see `CheckpointStore.restore`.
         """
         shapes = jax.eval_shape(model.init, jax.random.key(0))
-        specs = (model.packed_specs, model.spectral_norm_specs)
-        params, spectral_norm_state = jax.tree.map(
+        specs = (model.packed_specs, model.model_state_specs)
+        params, model_state = jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(
                 leaf.shape, leaf.dtype, sharding=place
             ),
             shapes,
             shardings(specs, model.parallel_config.mesh),
         )
-        like = {WEIGHTS: {"params": params, "spectral_norm_state": spectral_norm_state}}
+        like = {WEIGHTS: {"params": params, **model_state}}
         if average:
             like[EMA] = params
         wanted = _on_packed(self._spread_on_host, like)
         found = self.checkpoints.restore(step, wanted)
         packed = _on_packed(self._packed, like, found)
         weights = packed[WEIGHTS]
-        return packed[EMA] if average else weights["params"], weights[
-            "spectral_norm_state"
-        ]
+        params = packed[EMA] if average else weights["params"]
+        return params, {name: weights[name] for name in COLLECTIONS}
 
     def _restore(
         self, step: int, state: TrainState, *, with_optimizer: bool
@@ -145,10 +141,15 @@ class RunStore:
             state = dataclasses.replace(
                 state, loss_scale=LossScale(**found[LOSS_SCALE])
             )
-        changes: dict[str, Any] = dict(found[WEIGHTS]) | found.get(OPTIMIZER, {})
+        weights = found[WEIGHTS]
+        changes: dict[str, Any] = {
+            "params": weights["params"],
+            "model_state": {name: weights[name] for name in COLLECTIONS},
+            **found.get(OPTIMIZER, {}),
+        }
         if state.ema is not None:
             # A run that begins to average starts from the weights that it has.
-            begin = found[WEIGHTS]["params"]
+            begin = weights["params"]
             has_ema = EMA in there
             changes["ema"] = jax.tree.map(jnp.copy, begin) if not has_ema else average
         like = {name: getattr(state, name) for name in changes}

@@ -125,7 +125,7 @@ def evaluate(setup: Setup, folder: Path, outcome: Outcome, display: Display) -> 
     store.close()
     size = setup.config.trainer.valid_batch_size * data_parallel_coords(setup.mesh)[1]
     skill = measure_skill(
-        setup.forecaster(averaged(state), state.spectral_norm_state),
+        setup.forecaster(averaged(state), state.model_state),
         valid,
         build_climatology(setup.train_loader.dataset, by="season"),
         batch_size=size,

@@ -27,6 +27,7 @@ from credit_jax.metrics import build_metrics, metric_names, needs_climatology
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import build
+from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.credit import (
     build_device_mesh,
     data_parallel_coords,
@@ -203,7 +204,7 @@ class Setup:
         schedule = jax.jit(rate)
         return Steps(
             train=train,
-            fuse=self.model.fuse_spectral_norm,
+            fuse=compile_program(self.model.fuse_spectral_norm, self.mesh),
             evaluate=evaluate,
             place_train=self.place_train,
             place_valid=self.place_valid,
@@ -234,22 +235,18 @@ class Setup:
             ema=self.config.trainer.use_ema,
         )
 
-    def forecaster(
-        self, params: Any, spectral_norm_state: Any
-    ) -> Callable[..., np.ndarray]:
+    def forecaster(self, params: Any, model_state: Any) -> Callable[..., np.ndarray]:
         """Host input of a whole batch (b, C, T, H, W) -> host prediction."""
         ranks, size = local_dp_ranks(self.mesh), data_parallel_coords(self.mesh)[1]
-        params, spectral_norm_state = self.model.fuse_spectral_norm(
-            params, spectral_norm_state
-        )
+        fuse = compile_program(self.model.fuse_spectral_norm, self.mesh)
+        forward = compile_program(self.model.apply, self.mesh)
+        params, model_state = fuse(params, model_state)
         height = self.model_def.image_height
 
         def run(x: np.ndarray) -> np.ndarray:
             own = np.concatenate([np.split(x, size)[rank] for rank in ranks])
             placed = place_batch({"x": own}, self.mesh, local_dp_ranks=ranks)
-            return to_host(self.model.apply(params, spectral_norm_state, placed["x"]))[
-                ..., :height, :
-            ]
+            return to_host(forward(params, model_state, placed["x"]))[..., :height, :]
 
         return run
 

@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.spectral_norm import SpectralNormState
+from credit_jax.nn.model_state import ModelState
 from credit_jax.parallel.params.packing import packed_param_specs
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.optimizer_state import optimizer_state_specs
@@ -31,7 +31,7 @@ class TrainState:
         update_step: optimizer updates done, int32.
         params: parameters before spectral norm, by path; the small ones are packed into
             one vector (`parallel.params.packing`).
-        vectors: spectral norm state by path.
+        model_state: of spectral norm and batch norms (`nn.model_state`).
         opt_state: of the optimizer, like params.
         ema: averaged parameters, like params, or None.
         loss_scale: of float16, see `training.loss_scale`, or None.
@@ -41,7 +41,7 @@ class TrainState:
     micro_step: Any
     update_step: Any
     params: Any
-    spectral_norm_state: Any
+    model_state: Any
     opt_state: Any
     ema: Any
     loss_scale: Any
@@ -72,7 +72,7 @@ def state_specs(
         micro_step=whole,
         update_step=whole,
         params=params,
-        spectral_norm_state=model.spectral_norm_specs,
+        model_state=model.model_state_specs,
         opt_state=opt_state,
         ema=params if ema else None,
         loss_scale=LossScale(whole, whole) if scaled else None,
@@ -106,11 +106,11 @@ def init_state(
     """
 
     def init(key: Array) -> TrainState:
-        params, spectral_norm_state, noise_key = model.local_init(key)
+        params, model_state, noise_key = model.local_init(key)
         scaled = model.parallel_config.precision.needs_scaling
         return state_of(
             params,
-            spectral_norm_state,
+            model_state,
             optimizer,
             noise_key,
             ema=ema,
@@ -119,7 +119,7 @@ def init_state(
 
     body = jax.shard_map(
         init,
-        mesh=model.parallel_config.mesh,
+        mesh=model.mesh,
         in_specs=PartitionSpec(),
         out_specs=state_specs(model, optimizer, ema=ema),
     )
@@ -128,7 +128,7 @@ def init_state(
 
 def state_of(
     params: Weights,
-    spectral_norm_state: SpectralNormState,
+    model_state: ModelState,
     optimizer: optax.GradientTransformation,
     key: Array,
     *,
@@ -140,7 +140,7 @@ def state_of(
         micro_step=jnp.zeros((), jnp.int32),
         update_step=jnp.zeros((), jnp.int32),
         params=params,
-        spectral_norm_state=spectral_norm_state,
+        model_state=model_state,
         opt_state=optimizer.init(params),
         ema=jax.tree.map(jnp.copy, params) if ema else None,
         loss_scale=LossScale.fresh() if loss_scaling else None,

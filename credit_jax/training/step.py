@@ -15,9 +15,9 @@ from credit_jax.fields import FieldContext
 from credit_jax.losses import Loss
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.spectral_norm import SpectralNormState
+from credit_jax.nn.model_state import ModelState
 from credit_jax.parallel.collectives import pvary, varying_axes
-from credit_jax.parallel.compiler import compiler_options
+from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.fsdp import spread
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.ema import update_ema
@@ -71,7 +71,7 @@ def make_train_step(
     specs = state_specs(model, optimizer, ema=ema_decay is not None)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        grads, spectral_norm_state, losses = _accumulate(
+        grads, model_state, losses = _accumulate(
             state, batch, model, loss, accumulate, postprocess
         )
         micro_step = state.micro_step + batch["x"].shape[0]
@@ -99,7 +99,7 @@ def make_train_step(
             micro_step=micro_step,
             update_step=update_step,
             params=params,
-            spectral_norm_state=spectral_norm_state,
+            model_state=model_state,
             opt_state=opt_state,
             ema=ema,
             loss_scale=loss_scale,
@@ -110,16 +110,16 @@ def make_train_step(
     spec = batch_spec(model.axes, stacked=True)
     sharded = jax.shard_map(
         step,
-        mesh=model.parallel_config.mesh,
+        mesh=model.mesh,
         in_specs=(specs, spec),
         out_specs=(specs, PartitionSpec()),
     )
-    return jax.jit(sharded, donate_argnums=0, compiler_options=compiler_options())
+    return compile_program(sharded, model.mesh, donate_argnums=0)
 
 
 def make_eval_step(
     model: ParallelModel, metrics: Metrics, *, postprocess: Postprocess | None = None
-) -> Callable[[Weights, SpectralNormState, Batch], dict[str, Scalar]]:
+) -> Callable[[Weights, ModelState, Batch], dict[str, Scalar]]:
     """The evaluation step: metrics of one batch with stored spectral norm state.
 
     Args:
@@ -129,14 +129,14 @@ def make_eval_step(
             `Pipeline.postprocess`.
 
     Returns:
-        `evaluate(params, spectral_norm_state, {"x": (b, c, t, lat, lon), "y": ...})
+        `evaluate(params, model_state, {"x": (b, c, t, lat, lon), "y": ...})
         -> scalars`.
     """
 
     def evaluate(
-        params: Weights, spectral_norm_state: SpectralNormState, batch: Batch
+        params: Weights, model_state: ModelState, batch: Batch
     ) -> dict[str, Scalar]:
-        prediction = model.local_forward(params, spectral_norm_state, batch["x"])
+        prediction = model.local_forward(params, model_state, batch["x"])
         context = FieldContext(model.reducer)
         return metrics(
             *_postprocessed(postprocess, batch["x"], batch["y"], prediction, context),
@@ -144,7 +144,8 @@ def make_eval_step(
         )
 
     spec = batch_spec(model.axes)
-    return model.compile(evaluate, batch_specs=spec, out_specs=PartitionSpec())
+    sharded = model.shard_map(evaluate, batch_specs=spec, out_specs=PartitionSpec())
+    return compile_program(sharded, model.mesh)
 
 
 def _postprocessed(
@@ -168,23 +169,21 @@ def _accumulate(
     loss: Loss,
     accumulate: int,
     postprocess: Postprocess | None,
-) -> tuple[Weights, SpectralNormState, Array]:
+) -> tuple[Weights, ModelState, Array]:
     """Summed gradient, new vectors and the loss of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
     weights, pullback = jax.vjp(lambda p: spread(p, axes, precision), state.params)
     factor = loss_factor(state.loss_scale)
 
-    def micro(
-        spectral_norm_state: SpectralNormState, index: Array, x: Array, y: Array
-    ) -> Any:
-        spectral_norm_state = model.local_iterate(state.params, spectral_norm_state)
+    def micro(model_state: ModelState, index: Array, x: Array, y: Array) -> Any:
+        model_state = model.local_iterate(state.params, model_state)
         key = jax.random.fold_in(state.key, state.micro_step + index)
 
         def objective(
             weights: Weights,
-        ) -> tuple[Scalar, tuple[Scalar, SpectralNormState]]:
+        ) -> tuple[Scalar, tuple[Scalar, ModelState]]:
             prediction, after = model.local_training_forward(
-                weights, spectral_norm_state, x, key
+                weights, model_state, x, key
             )
             context = FieldContext(model.reducer)
             pair = _postprocessed(postprocess, x, y, prediction, context)
@@ -199,24 +198,24 @@ def _accumulate(
 
     count = batch["x"].shape[0]
     if count == 1:
-        spectral_norm_state, grads, value = micro(
-            state.spectral_norm_state,
+        model_state, grads, value = micro(
+            state.model_state,
             jnp.zeros((), jnp.int32),
             batch["x"][0],
             batch["y"][0],
         )
-        return summed(grads), spectral_norm_state, value[None]
+        return summed(grads), model_state, value[None]
 
-    def body(carry: tuple[SpectralNormState, Weights], inputs: Any) -> Any:
-        spectral_norm_state, grads, value = micro(carry[0], *inputs)
-        return (spectral_norm_state, jax.tree.map(jnp.add, carry[1], grads)), value
+    def body(carry: tuple[ModelState, Weights], inputs: Any) -> Any:
+        model_state, grads, value = micro(carry[0], *inputs)
+        return (model_state, jax.tree.map(jnp.add, carry[1], grads)), value
 
     zeros = {
         path: pvary(jnp.zeros_like(p), sorted(varying_axes(p)))
         for path, p in weights.items()
     }
     inputs = (jnp.arange(count), batch["x"], batch["y"])
-    (spectral_norm_state, grads), losses = jax.lax.scan(
-        body, (state.spectral_norm_state, zeros), inputs
+    (model_state, grads), losses = jax.lax.scan(
+        body, (state.model_state, zeros), inputs
     )
-    return summed(grads), spectral_norm_state, losses
+    return summed(grads), model_state, losses

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from credit_jax.checkpoint import Progress
-from credit_torch_bridge.checkpoint.key_plan import SpectralNormState, State
+from credit_torch_bridge.checkpoint.key_plan import HostModelState, State
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class JaxCheckpoint:
 
     Attributes:
         params: by path, float32.
-        vectors: of spectral norm, by path.
+        model_state: of spectral norm and batch norms (`nn.model_state`).
         moments: of the optimizer, or None.
         ema: averaged parameters by path, or None.
         micro_step: micro-batches seen, as the schedule counts them.
@@ -44,7 +44,7 @@ class JaxCheckpoint:
     """
 
     params: State
-    spectral_norm_state: SpectralNormState
+    model_state: HostModelState
     moments: Moments | None = None
     ema: State | None = None
     micro_step: int = 0

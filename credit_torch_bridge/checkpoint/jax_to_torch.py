@@ -60,7 +60,7 @@ def to_torch_files(
 ) -> dict[str, dict[str, Any]]:
     """`to_torch` of a checkpoint; `allocate` makes the arrays."""
     plan, epoch = run_config.plan, checkpoint.progress.epoch - 1
-    state = plan.write(checkpoint.params, checkpoint.spectral_norm_state, allocate)
+    state = plan.write(checkpoint.params, checkpoint.model_state, allocate)
     content: dict[str, Any] = {"epoch": epoch, "model_state_dict": _tensors(state)}
     if checkpoint.moments is not None:
         content |= _state(run_config, checkpoint, batches_per_epoch, allocate)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_torch_bridge.checkpoint.key_order import TorchOrder
 from credit_torch_bridge.checkpoint.renames import RenamedKey, current_names
@@ -28,7 +29,8 @@ from credit_torch_bridge.models.torch_model import Rename
 from credit_torch_bridge.problems import Shape, compare_shapes, raise_problems
 
 State = dict[str, np.ndarray]
-SpectralNormState = dict[str, dict[str, np.ndarray]]
+# The collections of `credit_jax.nn.model_state`, whole arrays on the host.
+HostModelState = dict[str, dict[str, dict[str, np.ndarray]]]
 # Makes an array to be filled: (shape, dtype) -> array.
 Allocate = Callable[..., np.ndarray]
 
@@ -93,29 +95,30 @@ class KeyPlan:
 
     def read(
         self, state: Mapping[str, Any], allocate: Allocate = np.empty
-    ) -> tuple[State, SpectralNormState]:
-        """Our parameters and spectral-norm vectors from PyTorch's state dict.
+    ) -> tuple[State, HostModelState]:
+        """Our parameters and model state from PyTorch's state dict.
 
         Args:
             state: PyTorch's arrays by key, or what numpy reads as arrays.
             allocate: makes the arrays that are filled.
 
         Returns:
-            path -> array, and path -> {"u", "v"} of every matrix under spectral norm.
+            path -> array, and the collections of `credit_jax.nn.model_state`.
 
         Raises:
             ValueError: keys or shapes do not fit; lists every one of them.
         """
         self.check(state)
         params: State = {}
-        spectral_norm_state: SpectralNormState = {}
+        model_state: HostModelState = {name: {} for name in COLLECTIONS}
         for (path, role), entries in self._arrays.items():
             array = _filled(entries, state, allocate)
             if role == PARAMETER:
                 params[path] = array
             else:
-                spectral_norm_state.setdefault(path, {})[role] = array
-        return params, spectral_norm_state
+                collection = model_state[_collection(role)]
+                collection.setdefault(path, {})[role] = array
+        return params, model_state
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Checks keys and shapes without reading values.
@@ -133,7 +136,7 @@ class KeyPlan:
     def write(
         self,
         params: Mapping[str, np.ndarray],
-        spectral_norm_state: Mapping[str, Mapping[str, np.ndarray]],
+        model_state: HostModelState,
         allocate: Allocate = np.empty,
     ) -> State:
         """PyTorch's state dict from ours: the inverse of `read`, bit for bit.
@@ -141,7 +144,7 @@ class KeyPlan:
         Raises:
             ValueError: paths or shapes do not fit; lists every one of them.
         """
-        arrays = _named(params, spectral_norm_state)
+        arrays = _named(params, model_state)
         wanted = {entries[0].name: _whole(entries) for entries in self._arrays.values()}
         raise_problems(
             compare_shapes({k: np.shape(v) for k, v in arrays.items()}, wanted),
@@ -252,13 +255,19 @@ def _filled(
 
 def _named(
     params: Mapping[str, np.ndarray],
-    spectral_norm_state: Mapping[str, Mapping[str, np.ndarray]],
+    model_state: HostModelState,
 ) -> State:
     """All arrays of ours by `KeyEntry.name`."""
     named = {path: np.asarray(array) for path, array in params.items()}
-    for path, pair in spectral_norm_state.items():
-        named |= {f"{path} [{role}]": np.asarray(a) for role, a in pair.items()}
+    for collection in model_state.values():
+        for path, arrays in collection.items():
+            named |= {f"{path} [{role}]": np.asarray(a) for role, a in arrays.items()}
     return named
+
+
+def _collection(role: str) -> str:
+    """The collection of `credit_jax.nn.model_state` that has arrays of this role."""
+    return SPECTRAL_NORM if role in (U, V) else BATCH_STATS
 
 
 def _whole(entries: list[KeyEntry]) -> Shape:

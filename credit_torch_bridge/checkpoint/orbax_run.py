@@ -18,8 +18,7 @@ from jaxtyping import PyTree
 
 from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMIZER, WEIGHTS, CheckpointStore
 from credit_jax.models.model_def import ModelDef
-from credit_jax.nn.batch_norm import fresh_state
-from credit_jax.nn.spectral_norm import spectral_norm_shapes
+from credit_jax.nn.model_state import COLLECTIONS
 from credit_jax.training.optimizer import ADAM
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.key_plan import Allocate
@@ -68,10 +67,7 @@ def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
         seed: of the config; PyTorch has no key for dropout, and gets that of a fresh
             run with this seed.
     """
-    weights = {
-        "params": checkpoint.params,
-        "spectral_norm_state": checkpoint.spectral_norm_state,
-    }
+    weights = {"params": checkpoint.params, **checkpoint.model_state}
     items: dict[str, PyTree] = {WEIGHTS: weights}
     if checkpoint.ema is not None:
         items[EMA] = checkpoint.ema
@@ -137,7 +133,7 @@ def read_run(
     found = {k: read_item(path / k, tree, allocate) for k, tree in targets.items()}
     checkpoint = JaxCheckpoint(
         found[WEIGHTS]["params"],
-        found[WEIGHTS]["spectral_norm_state"],
+        {name: found[WEIGHTS][name] for name in COLLECTIONS},
         ema=found.get(EMA),
         micro_step=chosen,
         progress=progress,
@@ -171,13 +167,10 @@ def _with_optimizer(
 def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
     """Host arrays like those of a checkpoint of this model."""
     params = {k: _like(d.shape) for k, d in model_def.param_specs.items()}
-    spectral_norm_state = {
-        path: {
-            side: _like(shape) for side, shape in spectral_norm_shapes(matrix).items()
-        }
-        for path, matrix in model_def.matrices.items()
-    }
-    spectral_norm_state |= jax.tree.map(np.asarray, fresh_state(model_def.norms))
+    model_state = jax.tree.map(
+        lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape),
+        jax.eval_shape(model_def.init_model_state, jax.random.key(0)),
+    )
     count = np.zeros((), np.int32)
     optimizer = {
         "opt_state": {ADAM: {"count": count, "mu": params, "nu": params}},
@@ -186,7 +179,7 @@ def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
         "key": np.asarray(jax.random.key_data(dropout_key(0))),
     }
     targets: dict[str, PyTree] = {
-        WEIGHTS: {"params": params, "spectral_norm_state": spectral_norm_state},
+        WEIGHTS: {"params": params, **model_state},
         EMA: params,
         OPTIMIZER: optimizer,
         LOSS_SCALE: {"scale": np.zeros((), np.float32), "good_updates": count},

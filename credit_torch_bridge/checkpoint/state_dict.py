@@ -10,8 +10,8 @@ import numpy as np
 from credit_jax.models.model_def import ModelDef
 from credit_torch_bridge.checkpoint.batch_stats import with_statistics
 from credit_torch_bridge.checkpoint.key_plan import (
+    HostModelState,
     KeyPlan,
-    SpectralNormState,
     State,
     make_key_plan,
 )
@@ -38,7 +38,7 @@ def idle_keys(model_def: ModelDef) -> list[str]:
 
 def from_state_dict(
     model_def: ModelDef, state_dict: Mapping[str, np.ndarray]
-) -> tuple[State, SpectralNormState]:
+) -> tuple[State, HostModelState]:
     """Our parameters from a state dict of CREDIT.
 
     Args:
@@ -47,8 +47,8 @@ def from_state_dict(
             `weight_u` and `weight_v` in place of `weight`.
 
     Returns:
-        (params, vectors): flat dict path -> array, and path -> {"u", "v"} of every
-        matrix under spectral norm. dtypes stay as they are.
+        (params, model_state): path -> array, and the collections of
+        `credit_jax.nn.model_state`. dtypes stay as they are.
 
     Raises:
         ValueError: missing, unexpected or mismatched keys; one report lists all.
@@ -59,11 +59,11 @@ def from_state_dict(
 def to_state_dict(
     model_def: ModelDef,
     params: Mapping[str, np.ndarray],
-    spectral_norm_state: Mapping[str, Mapping[str, np.ndarray]],
+    model_state: HostModelState,
 ) -> State:
     """CREDIT's state dict from our parameters: the inverse of `from_state_dict`.
 
     Raises:
         ValueError: missing, unexpected or mismatched paths; one report lists all.
     """
-    return key_plan_for(model_def).write(params, spectral_norm_state)
+    return key_plan_for(model_def).write(params, model_state)

@@ -269,7 +269,7 @@ def _average_as_model(found: TorchCheckpoint) -> TorchCheckpoint:
     needs = any(key.endswith("_orig") for key in shadow)
     stem = path.stem.removesuffix("_ema")
     live = path.with_name(f"{stem}{path.suffix}")
-    spectral_norm_state: dict[str, torch.Tensor] = {}
+    vectors: dict[str, torch.Tensor] = {}
     if needs and (stem == path.stem or not live.is_file()):
         raise ValueError(
             f"{path}: an average has no vectors of spectral norm (weight_u, weight_v); "
@@ -278,11 +278,11 @@ def _average_as_model(found: TorchCheckpoint) -> TorchCheckpoint:
     if needs:
         model = _open_file(live).model
         state = ("_u", "_v", *_STATISTICS)
-        spectral_norm_state = {k: v for k, v in model.items() if k.endswith(state)}
+        vectors = {k: v for k, v in model.items() if k.endswith(state)}
     return replace(
         found,
         format="average, with the vectors of the checkpoint beside it",
-        model={**shadow, **spectral_norm_state},
+        model={**shadow, **vectors},
         epoch=found.average.epoch,
         average=None,
     )

@@ -17,7 +17,12 @@ from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import is_better
 from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
-from credit_torch_bridge.checkpoint.key_plan import Allocate, KeyPlan, State
+from credit_torch_bridge.checkpoint.key_plan import (
+    Allocate,
+    HostModelState,
+    KeyPlan,
+    State,
+)
 from credit_torch_bridge.checkpoint.optimizer import read_moments
 from credit_torch_bridge.checkpoint.renames import RenamedKey
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
@@ -73,10 +78,10 @@ def to_jax_checkpoint(
     allocate: Allocate = np.empty,
 ) -> JaxCheckpoint:
     """`from_torch` of what is open already; `allocate` makes the arrays."""
-    params, spectral_norm_state = read_model(run_config, checkpoint, allocate)
+    params, model_state = read_model(run_config, checkpoint, allocate)
     jax_checkpoint = JaxCheckpoint(
         params,
-        spectral_norm_state,
+        model_state,
         ema=_read_average(run_config.plan, checkpoint, allocate),
         notes=checkpoint.notes,
     )
@@ -108,8 +113,8 @@ def renamed_keys(
 
 def read_model(
     run_config: RunConfig, checkpoint: TorchCheckpoint, allocate: Allocate = np.empty
-) -> tuple[State, dict[str, dict[str, np.ndarray]]]:
-    """Parameters and vectors."""
+) -> tuple[State, HostModelState]:
+    """Parameters and model state."""
     tensors = {
         r.name: checkpoint.model[r.given] for r in renamed_keys(run_config, checkpoint)
     }

@@ -77,16 +77,12 @@ def _contents(found: TorchCheckpoint) -> Iterator[str]:
         for key, tensor in found.model.items()
         if not key.endswith(("_u", "_v"))
     }
-    spectral_norm_state = len(found.model) - len(numbers)
+    vectors = len(found.model) - len(numbers)
     domain = ", of a domain-parallel run" if is_domain_parallel(found.model) else ""
     yield f"{found.path}: {found.format}{domain}"
     yield (
         f"  weights: {sum(numbers.values()):,} numbers in {len(numbers)} arrays"
-        + (
-            f", {spectral_norm_state} vectors of spectral norm"
-            if spectral_norm_state
-            else ""
-        )
+        + (f", {vectors} vectors of spectral norm" if vectors else "")
     )
     unsupported = unsupported_model(found.model)
     if unsupported:

@@ -99,12 +99,12 @@ def compare(
     # Before anything is read, since reading uses JAX, which then has its devices.
     devices = model_devices(mesh)
     run_config = read_run_config(config)
-    params, spectral_norm_state = read_weights(run_config, Path(checkpoint))
+    params, model_state = read_weights(run_config, Path(checkpoint))
     model = parallel_model(run_config, mesh, devices)
     names = _block_names(run_config.model_def.config)
-    state = to_state_dict(run_config.model_def, params, spectral_norm_state)
+    state = to_state_dict(run_config.model_def, params, model_state)
     credit = build_credit(run_config.raw["model"], state)
-    ours = make_pass(model, params, spectral_norm_state, names)
+    ours = make_pass(model, params, model_state, names)
     rng = np.random.default_rng(seed)
     found = []
     with jax.default_matmul_precision("highest"):
@@ -115,10 +115,10 @@ def compare(
 
 
 def read_weights(run_config: RunConfig, path: Path) -> tuple[Any, Any]:
-    """Parameters and vectors of a checkpoint of either side."""
+    """Parameters and model state of a checkpoint of either side."""
     if path.is_dir() and (path / "checkpoints").is_dir():
         checkpoint = read_run(path, run_config.model_def)
-        return checkpoint.params, checkpoint.spectral_norm_state
+        return checkpoint.params, checkpoint.model_state
     return read_model(run_config, open_checkpoint(path))
 
 

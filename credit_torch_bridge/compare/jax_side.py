@@ -11,12 +11,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.fsdp import spread
 from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
-from credit_torch_bridge.checkpoint.key_plan import SpectralNormState, State
+from credit_torch_bridge.checkpoint.key_plan import HostModelState, State
 from credit_torch_bridge.checkpoint.state_dict import to_state_dict
 from credit_torch_bridge.compare.credit_side import ModelOutputs
 
@@ -24,27 +25,27 @@ from credit_torch_bridge.compare.credit_side import ModelOutputs
 def make_pass(
     model: ParallelModel,
     params: State,
-    spectral_norm_state: SpectralNormState,
+    model_state: HostModelState,
     blocks: Sequence[str],
 ) -> Callable[[np.ndarray], ModelOutputs]:
     """The forward pass in evaluation mode with its gradient, compiled once.
 
     Args:
         model: on its mesh.
-        params, vectors: host arrays by path.
+        params, model_state: host arrays.
         blocks: CREDIT's names of our blocks, in order.
 
     Returns:
         A function of x (batch, channel, time, lat, lon).
     """
-    model_def, mesh, axes = model.model_def, model.parallel_config.mesh, model.axes
+    model_def, mesh, axes = model.model_def, model.mesh, model.axes
     layouts: list[int] = []
 
-    def loss(params: Any, spectral_norm_state: Any, x: Any) -> Any:
+    def loss(params: Any, model_state: Any, x: Any) -> Any:
         capture_intermediates: list[Field] = []
         weights = spread(params, axes.batch, model.parallel_config.precision)
         y = model.local_forward(
-            weights, spectral_norm_state, x, capture_intermediates=capture_intermediates
+            weights, model_state, x, capture_intermediates=capture_intermediates
         )
         layouts[:] = [field.layout.size for field in capture_intermediates]
         home = [
@@ -53,27 +54,28 @@ def make_pass(
         ]
         return model.reducer.mean(jnp.square(y)), (y, home)
 
-    def body(params: Any, spectral_norm_state: Any, x: Any) -> Any:
+    def body(params: Any, model_state: Any, x: Any) -> Any:
         (_, (y, seen)), grads = jax.value_and_grad(loss, has_aux=True)(
-            params, spectral_norm_state, x
+            params, model_state, x
         )
         return y, seen, grads
 
     rows = batch_spec(axes)
     fields = PartitionSpec(rows[0], axes.domain)
-    step = model.compile(
+    sharded = model.shard_map(
         body, batch_specs=rows, out_specs=(rows, fields, model.packed_specs)
     )
+    step = compile_program(sharded, mesh)
     packed = pack(jax.tree.map(jnp.asarray, params), model_def.param_specs)
     placed = _place(packed, model.packed_specs, mesh)
-    placed_vectors = _place(spectral_norm_state, model.spectral_norm_specs, mesh)
+    placed_state = _place(model_state, model.model_state_specs, mesh)
 
     def run(x: np.ndarray) -> ModelOutputs:
         batch = place_batch({"x": x}, mesh)["x"]
-        y, seen, grads = jax.device_get(step(placed, placed_vectors, batch))
+        y, seen, grads = jax.device_get(step(placed, placed_state, batch))
         arrays = jax.tree.map(jnp.asarray, grads)
         whole = jax.device_get(unpack(arrays, model_def.param_specs))
-        named = to_state_dict(model_def, whole, spectral_norm_state)
+        named = to_state_dict(model_def, whole, model_state)
         return ModelOutputs(
             y[..., : model_def.image_height, :],
             {

@@ -71,12 +71,10 @@ def follow(losses, expected, what):
 
 def begin(folder, run_config, initial):
     """A checkpoint of before the first step, with CREDIT's weights."""
-    params, spectral_norm_state = from_state_dict(run_config.model_def, initial)
+    params, model_state = from_state_dict(run_config.model_def, initial)
     zeros = {path: np.zeros_like(array) for path, array in params.items()}
     folder.mkdir()
-    checkpoint = JaxCheckpoint(
-        params, spectral_norm_state, moments=Moments(zeros, zeros, 0)
-    )
+    checkpoint = JaxCheckpoint(params, model_state, moments=Moments(zeros, zeros, 0))
     write_run(folder, run_config, [checkpoint])
 
 

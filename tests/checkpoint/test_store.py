@@ -21,7 +21,7 @@ def weights(value=1.0):
     kernel = value * jnp.arange(64, dtype=jnp.float32).reshape(8, 8)
     return {
         "params": {"stages/0/blocks/to_q/kernel": kernel, "head/bias": jnp.ones(8)},
-        "spectral_norm_state": {"stages/0/blocks/to_q/kernel": {"u": jnp.ones(8)}},
+        "spectral_norm": {"stages/0/blocks/to_q/kernel": {"u": jnp.ones(8)}},
     }
 
 

@@ -13,7 +13,9 @@ from jax.sharding import PartitionSpec
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
+from credit_jax.nn.batch_norm import read_batch_stats
 from credit_jax.nn.context import Context
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import Precision
 from credit_torch_bridge.checkpoint.state_dict import from_state_dict, to_state_dict
@@ -34,22 +36,21 @@ def run_with_credits_weights(
         case: a `CreditCase` of it.
     """
     model_def = build(block)
-    params, spectral_norm_state = jax.device_put(from_state_dict(model_def, case.state))
+    params, model_state = jax.device_put(from_state_dict(model_def, case.state))
     name = str(case.x.dtype)
 
     def loss(params: Any, x: Any) -> Any:
         weights = spectral_norm.normalize(
-            params, spectral_norm_state, model_def.matrices
+            params, model_state[SPECTRAL_NORM], model_def.matrices
         )
-        context = Context(
-            precision=Precision.of(name), running=model_def.running(spectral_norm_state)
-        )
+        batch_stats = read_batch_stats(model_state[BATCH_STATS])
+        context = Context(precision=Precision.of(name), batch_stats=batch_stats)
         y = model_def.apply(weights, x, context)
         return (y**2).mean(), y
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
     (value, y), (by_param, by_input) = step(params, jnp.asarray(case.x))
-    named = to_state_dict(model_def, *jax.device_get((by_param, spectral_norm_state)))
+    named = to_state_dict(model_def, *jax.device_get((by_param, model_state)))
     return np.asarray(y), np.asarray(value), np.asarray(by_input), named
 
 
@@ -96,7 +97,7 @@ def assert_equals_credit_in_float64(
 
 
 def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) -> None:
-    """The output of one training-mode forward, and the vectors and statistics after."""
+    """The output of one training-mode forward, and the model state after it."""
     case = credit.credit_case(block, seed=1, mode="train")
     model_def = build(block)
     params, before = jax.device_put(from_state_dict(model_def, case.state))
@@ -108,14 +109,17 @@ def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) ->
     @partial(
         jax.shard_map, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()
     )
-    def forward(params: Any, spectral_norm_state: Any, x: Any) -> Any:
+    def forward(params: Any, model_state: Any, x: Any) -> Any:
         packed = pack(params, model_def.param_specs)
-        spectral_norm_state = model.local_iterate(packed, spectral_norm_state)
-        return model.local_training_forward(
-            packed, spectral_norm_state, x, jax.random.key(0)
-        )
+        model_state = model.local_iterate(packed, model_state)
+        return model.local_training_forward(packed, model_state, x, jax.random.key(0))
 
     y, new = forward(params, before, jnp.asarray(case.x))
+    new, after, before = (
+        new[SPECTRAL_NORM] | new[BATCH_STATS],
+        after[SPECTRAL_NORM] | after[BATCH_STATS],
+        before[SPECTRAL_NORM] | before[BATCH_STATS],
+    )
     assert new.keys() == after.keys(), "the state must be of the same norms"
     for name in sorted({name for pair in after.values() for name in pair}):
         assert_trees_close(

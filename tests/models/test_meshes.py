@@ -14,8 +14,13 @@ from jax.sharding import PartitionSpec
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.batch_norm import fresh_state, with_running
+from credit_jax.nn.batch_norm import (
+    fresh_batch_stats,
+    read_batch_stats,
+    stored_batch_stats,
+)
 from credit_jax.nn.context import Context
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.spec import ShardingRules, matrix_specs
@@ -58,31 +63,37 @@ def _data(model_def: ModelDef, dtype: str) -> dict[str, np.ndarray]:
 def _run(name: str, degrees: tuple[int, int, int], dtype: str) -> Any:
     """A forward pass of training: (prediction, loss, gradients, state) as whole arrays.
 
-    The state is the vectors after one power iteration, and the running statistics after
-    the forward.
+    The state is that of spectral norm after one power iteration, and of the batch norms
+    after the forward.
     """
     model_def = build(BLOCKS[name])
     mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
     axes, rules = MeshAxes.from_mesh(mesh), ShardingRules()
     specs = rules.specs(model_def.param_specs, axes)
     matrices = model_def.matrices
-    spectral_norm_specs = {p: matrix_specs(d, specs[p]) for p, d in matrices.items()}
     rows = block_layout(model_def.image_height, axes.num_domain, axes.domain, dim=3)
     reducer = FieldReducer(rows, axes)
     whole = PartitionSpec()
-    statistics = jax.tree.map(lambda _: whole, fresh_state(model_def.norms))
+    stats = fresh_batch_stats(model_def.norms)
+    model_state_specs = {
+        SPECTRAL_NORM: {p: matrix_specs(d, specs[p]) for p, d in matrices.items()},
+        BATCH_STATS: jax.tree.map(lambda _: whole, stats),
+    }
     context = Context(
         axes=axes, rules=rules, precision=Precision.of(dtype), key=jax.random.key(0)
     )
 
-    def step(params: Any, spectral_norm_state: Any, batch: Any) -> Any:
-        new = spectral_norm.iterate(params, spectral_norm_state, matrices, specs)
+    def step(params: Any, model_state: Any, batch: Any) -> Any:
+        vectors = model_state[SPECTRAL_NORM]
+        vectors = spectral_norm.iterate(params, vectors, matrices, specs)
 
         def loss(params: Any) -> Any:
-            weights = spectral_norm.normalize(params, new, matrices, specs)
-            here = replace(context, running=model_def.running(new))
+            weights = spectral_norm.normalize(params, vectors, matrices, specs)
+            batch_stats = read_batch_stats(model_state[BATCH_STATS])
+            here = replace(context, batch_stats=batch_stats)
             y = model_def.apply(weights, batch["x"], here)
-            after = with_running(new, here.running or {})
+            new_stats = stored_batch_stats(here.batch_stats or {})
+            after = {SPECTRAL_NORM: vectors, BATCH_STATS: new_stats}
             return reducer.mean((y - batch["y"]) ** 2), (y, after)
 
         (value, (y, after)), grads = jax.value_and_grad(loss, has_aux=True)(params)
@@ -92,14 +103,12 @@ def _run(name: str, degrees: tuple[int, int, int], dtype: str) -> Any:
     body = jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(specs, spectral_norm_specs | statistics, spec),
-        out_specs=(spec, whole, specs, spectral_norm_specs | statistics),
+        in_specs=(specs, model_state_specs, spec),
+        out_specs=(spec, whole, specs, model_state_specs),
     )
-    params, spectral_norm_state = _weights(name, dtype)
+    params, model_state = _weights(name, dtype)
     batch = place_batch(_data(model_def, dtype), mesh)
-    y, value, grads, new = jax.device_get(
-        jax.jit(body)(params, spectral_norm_state, batch)
-    )
+    y, value, grads, new = jax.device_get(jax.jit(body)(params, model_state, batch))
     return y[..., : model_def.image_height, :], value, grads, new
 
 
@@ -107,8 +116,8 @@ def _run(name: str, degrees: tuple[int, int, int], dtype: str) -> Any:
 def _weights(name: str, dtype: str) -> Any:
     """Random weights, the same for every mesh; none at its initial zero or one."""
     model_def = build(BLOCKS[name])
-    params, spectral_norm_state = jax.jit(
-        lambda key: (model_def.init(key), model_def.init_spectral_norm(key))
+    params, model_state = jax.jit(
+        lambda key: (model_def.init(key), model_def.init_model_state(key))
     )(jax.random.key(0))
     rng = np.random.default_rng(1)
     spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
@@ -119,7 +128,7 @@ def _weights(name: str, dtype: str) -> Any:
         whole = np.issubdtype(array.dtype, np.integer)
         return np.asarray(array, array.dtype if whole else wide)
 
-    return jax.tree.map(widened, (params, spectral_norm_state))
+    return jax.tree.map(widened, (params, model_state))
 
 
 @cache
@@ -136,13 +145,14 @@ def _compare(actual: Any, expected: Any, tolerances: tuple[float, float], what: 
         for g in (actual[2], expected[2])
     ]
     assert_close(*flat, gradient, f"{what}: gradient of all parameters")
-    assert actual[3].keys() == expected[3].keys(), f"{what}: other vectors"
-    for side in sorted({side for pair in expected[3].values() for side in pair}):
+    ours, one = (s[SPECTRAL_NORM] | s[BATCH_STATS] for s in (actual[3], expected[3]))
+    assert ours.keys() == one.keys(), f"{what}: another state"
+    for name in sorted({name for arrays in one.values() for name in arrays}):
         assert_trees_close(
-            {path: pair[side] for path, pair in actual[3].items() if side in pair},
-            {path: pair[side] for path, pair in expected[3].items() if side in pair},
+            {path: arrays[name] for path, arrays in ours.items() if name in arrays},
+            {path: arrays[name] for path, arrays in one.items() if name in arrays},
             forward,
-            f"{what}: {side} after the forward",
+            f"{what}: {name} after the forward",
         )
 
 

@@ -42,10 +42,10 @@ def weights(dtype=np.float32):
     }
 
 
-def step(params, spectral_norm_state, param_specs=None, specs=None):
+def step(params, vectors, param_specs=None, specs=None):
     """One training forward: new vectors, normalized weights, and its transpose."""
     param_specs = param_specs or DECLARATIONS
-    new = iterate(params, spectral_norm_state, param_specs, specs)
+    new = iterate(params, vectors, param_specs, specs)
     normal, pullback = jax.vjp(lambda w: normalize(w, new, param_specs, specs), params)
     return new, normal, pullback
 
@@ -62,7 +62,7 @@ def test_one_training_forward_is_that_of_torch(path):
     torch = pytest.importorskip("torch")
     param_spec = DECLARATIONS[path]
     matrix = to_torch(param_spec, weights()[path])
-    spectral_norm_state = jax.jit(lambda key: init_spectral_norm(key, DECLARATIONS))(
+    vectors = jax.jit(lambda key: init_spectral_norm(key, DECLARATIONS))(
         jax.random.key(0)
     )
     layer = torch.nn.Linear(*matrix.shape[::-1], bias=False)
@@ -71,13 +71,13 @@ def test_one_training_forward_is_that_of_torch(path):
         warnings.simplefilter("ignore")
         layer = torch.nn.utils.spectral_norm(layer)
     for name, buffer in (("u", layer.weight_u), ("v", layer.weight_v)):
-        buffer.copy_(torch.tensor(np.asarray(spectral_norm_state[path][name]).ravel()))
+        buffer.copy_(torch.tensor(np.asarray(vectors[path][name]).ravel()))
     layer(torch.zeros(1, matrix.shape[1]))
     weight = cotangent(param_spec.shape)
     (layer.weight * torch.from_numpy(to_torch(param_spec, weight))).sum().backward()
 
     def run(params):
-        new, normal, pullback = step(params, spectral_norm_state)
+        new, normal, pullback = step(params, vectors)
         cotangents = {p: jnp.zeros_like(w) for p, w in normal.items()}
         return new[path], normal[path], pullback({**cotangents, path: weight})[0][path]
 
@@ -92,11 +92,11 @@ def test_one_training_forward_is_that_of_torch(path):
 
 def test_stacked_blocks_are_normalized_one_by_one():
     params = weights()
-    spectral_norm_state = init_spectral_norm(jax.random.key(0), DECLARATIONS)
-    new, normal, _ = step(params, spectral_norm_state)
+    vectors = init_spectral_norm(jax.random.key(0), DECLARATIONS)
+    new, normal, _ = step(params, vectors)
     for block in range(3):
         one = {"qkv": params["stacked"][block]}
-        pair = {"qkv": {k: v[block] for k, v in spectral_norm_state["stacked"].items()}}
+        pair = {"qkv": {k: v[block] for k, v in vectors["stacked"].items()}}
         alone, alone_normal, _ = step(one, pair, {"qkv": QKV})
         for name in "uv":
             expected = alone["qkv"][name]
@@ -106,13 +106,11 @@ def test_stacked_blocks_are_normalized_one_by_one():
 
 def test_power_iterations_find_the_largest_singular_value():
     params = weights()
-    spectral_norm_state = init_spectral_norm(jax.random.key(0), DECLARATIONS)
-    run = jax.jit(
-        lambda spectral_norm_state: iterate(params, spectral_norm_state, DECLARATIONS)
-    )
+    vectors = init_spectral_norm(jax.random.key(0), DECLARATIONS)
+    run = jax.jit(lambda vectors: iterate(params, vectors, DECLARATIONS))
     for _ in range(200):
-        spectral_norm_state = run(spectral_norm_state)
-    normal = normalize(params, spectral_norm_state, DECLARATIONS)
+        vectors = run(vectors)
+    normal = normalize(params, vectors, DECLARATIONS)
     for path in ("linear", "conv", "qkv", "out"):
         matrix = to_torch(DECLARATIONS[path], normal[path])
         largest = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)[0]
@@ -121,8 +119,8 @@ def test_power_iterations_find_the_largest_singular_value():
 
 def test_weights_without_vectors_are_left_alone():
     params = weights()
-    spectral_norm_state = init_spectral_norm(jax.random.key(0), {"linear": LINEAR})
-    normal = normalize(params, spectral_norm_state, DECLARATIONS)
+    vectors = init_spectral_norm(jax.random.key(0), {"linear": LINEAR})
+    normal = normalize(params, vectors, DECLARATIONS)
     assert all(normal[path] is params[path] for path in params if path != "linear")
 
 
@@ -137,11 +135,9 @@ def run_on(mesh):
     }
 
     def body(key, params, weight):
-        spectral_norm_state = init_spectral_norm(
-            key, DECLARATIONS, specs, dict(mesh.shape)
-        )
-        new, normal, pullback = step(params, spectral_norm_state, specs=specs)
-        return spectral_norm_state, new, normal, pullback(weight)[0]
+        vectors = init_spectral_norm(key, DECLARATIONS, specs, dict(mesh.shape))
+        new, normal, pullback = step(params, vectors, specs=specs)
+        return vectors, new, normal, pullback(weight)[0]
 
     sharded = jax.shard_map(
         body,
@@ -163,7 +159,7 @@ def on_one_device():
 )
 def test_split_matrices_are_normalized_as_whole_ones(degrees):
     actual, expected = run_on(make_mesh(**degrees)), on_one_device()
-    names = ("start", "spectral_norm_state", "weights", "gradients")
+    names = ("start", "vectors", "weights", "gradients")
     bounds = (1e-6, 1e-6, 1e-6, 1e-5)
     for name, bound, a, e in zip(names, bounds, actual, expected, strict=True):
         for path, leaf in jax.tree_util.tree_leaves_with_path(e):

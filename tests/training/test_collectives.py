@@ -14,6 +14,7 @@ from benchmarks.scale.hlo import collectives
 from credit_jax.fields import FieldContext
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
+from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.spec import ShardingRules
 from credit_jax.parallel.placement import place_batch
@@ -59,7 +60,8 @@ def _program(kind: str, degrees: dict[str, int]) -> Any:
     y = np.zeros((4, model_def.output_channels, 1, *grid), np.float32)
     if kind == "forecast":
         batch = place_batch({"x": x}, mesh)["x"]
-        return model.apply.lower(state.params, state.spectral_norm_state, batch)  # pyright: ignore
+        forward = compile_program(model.apply, mesh)
+        return forward.lower(state.params, state.model_state, batch)
     train = make_train_step(
         model, optimizer, _loss, schedule=optax.constant_schedule(1e-3)
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from credit_jax.config import load_config
-from credit_jax.nn.spectral_norm import SpectralNormState
+from credit_jax.nn.model_state import SPECTRAL_NORM, ModelState
 from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
@@ -35,18 +35,16 @@ def _prepare(mesh: str) -> Setup:
 def _start(setup: Setup, initial: dict[str, np.ndarray]) -> TrainState:
     """The state before the first step, with CREDIT's weights and vectors."""
     model_def = setup.model_def
-    params, spectral_norm_state = jax.device_put(from_state_dict(model_def, initial))
+    params, model_state = jax.device_put(from_state_dict(model_def, initial))
     packed = pack(params, model_def.param_specs)
-    state = state_of(
-        packed, spectral_norm_state, setup.optimizer, jax.random.key(0), ema=True
-    )
+    state = state_of(packed, model_state, setup.optimizer, jax.random.key(0), ema=True)
     specs = state_specs(setup.model, setup.optimizer, ema=True)
     return place_state(state, specs, setup.mesh)
 
 
 def _by_credits_names(
     setup: Setup, stored: dict[str, np.ndarray]
-) -> tuple[dict[str, Any], SpectralNormState]:
+) -> tuple[dict[str, Any], ModelState]:
     return from_state_dict(setup.model_def, stored)
 
 
@@ -87,7 +85,7 @@ def _compare_end(setup: Setup, state: TrainState, run: Any, mesh: str) -> None:
     params = jax.device_get(unpack(state.params, param_specs))
     assert state.ema is not None
     ema = jax.device_get(unpack(state.ema, param_specs))
-    final, spectral_norm_state = _by_credits_names(setup, run.final)
+    final, model_state = _by_credits_names(setup, run.final)
     start, _ = _by_credits_names(setup, run.initial)
     averaged, _ = _by_credits_names(setup, {**run.final, **run.ema})
     for what, actual, expected in (
@@ -98,17 +96,17 @@ def _compare_end(setup: Setup, state: TrainState, run: Any, mesh: str) -> None:
         should = _flat({k: expected[k] - start[k] for k in start})
         print(f"{mesh} {what}: way from the start {relative_error(moved, should):.1e}")
         assert_close(_flat(actual), _flat(expected), LOSS, f"{mesh}: {what}")
-    got = jax.device_get(state.spectral_norm_state)
+    got = jax.device_get(state.model_state)[SPECTRAL_NORM]
     assert_trees_close(
         {path: pair["u"] for path, pair in got.items()},
-        {path: pair["u"] for path, pair in spectral_norm_state.items()},
+        {path: pair["u"] for path, pair in model_state[SPECTRAL_NORM].items()},
         1e-2,
         f"{mesh}: vectors u",
     )
     assert setup.valid_loader is not None
     batch = next(iter(setup.valid_loader.epoch(0)))
     scores = setup.steps().evaluate(
-        state.ema, state.spectral_norm_state, setup.place_valid(batch)
+        state.ema, state.model_state, setup.place_valid(batch)
     )
     assert_close(float(scores["loss"]), run.valid_loss[0], LOSS, "validation loss")
 

@@ -38,8 +38,8 @@ class CrossFormer(EncoderDecoder):
         """Run one block of the decoder, with the statistics of its batch norm."""
         if not isinstance(block, CoordinateUpBlock):
             return context.run(block, field)
-        assert context.running is not None, "Architecture.apply asks for them"
+        assert context.batch_stats is not None, "ModelDef.apply asks for them"
         path = f"up_blocks/{index}/{block.norm}"
-        field, after = context.run(block, field, context.running[path])
-        context.running[path] = after
+        field, after = context.run(block, field, context.batch_stats[path])
+        context.batch_stats[path] = after
         return field

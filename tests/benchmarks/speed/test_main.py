@@ -41,9 +41,9 @@ def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
 def test_memory_and_utilization_of_an_accelerator_are_those_of_the_step(credit):
     del credit
     case = make_case("tiny")
-    params, spectral_norm_state = initial_weights(case)
-    ours = JaxSide(case, params, spectral_norm_state)
-    theirs = TorchSide(case, to_state_dict(case.model_def, params, spectral_norm_state))
+    params, model_state = initial_weights(case)
+    ours = JaxSide(case, params, model_state)
+    theirs = TorchSide(case, to_state_dict(case.model_def, params, model_state))
     parameters = 4 * case.model_def.num_parameters
     assert theirs.bytes_held() >= parameters
     theirs.train()

@@ -46,9 +46,9 @@ def normalized_state(state, rng):
 
 
 def test_blocks_are_stacked_in_order(state):
-    params, spectral_norm_state = make_key_plan(TABLE, DECLARATIONS).read(state)
+    params, model_state = make_key_plan(TABLE, DECLARATIONS).read(state)
     assert set(params) == set(DECLARATIONS)
-    assert spectral_norm_state == {}
+    assert model_state == {"spectral_norm": {}, "batch_stats": {}}
     for d in range(DEPTH):
         np.testing.assert_array_equal(
             params["stages/10/kernel"][d], state[f"layers.10.{d}.weight"].T
@@ -58,10 +58,11 @@ def test_blocks_are_stacked_in_order(state):
 def test_the_round_trip_is_bitwise(normalized_state):
     matrices = [path for path in DECLARATIONS if path.endswith("kernel")]
     plan = make_key_plan(TABLE, DECLARATIONS, matrices)
-    params, spectral_norm_state = plan.read(normalized_state)
-    assert spectral_norm_state["stages/10/kernel"]["u"].shape == (DEPTH, 2)
-    assert spectral_norm_state["stages/10/kernel"]["v"].shape == (DEPTH, 4)
-    back = plan.write(params, spectral_norm_state)
+    params, model_state = plan.read(normalized_state)
+    vectors = model_state["spectral_norm"]["stages/10/kernel"]
+    assert vectors["u"].shape == (DEPTH, 2)
+    assert vectors["v"].shape == (DEPTH, 4)
+    back = plan.write(params, model_state)
     assert set(back) == set(normalized_state)
     for key, value in normalized_state.items():
         np.testing.assert_array_equal(back[key], value)

@@ -64,7 +64,7 @@ def test_everything_comes_back_bitwise(
 ):
     checkpoint = from_torch(model_config, write(WHOLE[name]))
     same(checkpoint.params, reference.params)
-    same(checkpoint.spectral_norm_state, reference.spectral_norm_state)
+    same(checkpoint.model_state, reference.model_state)
     same(checkpoint.ema, reference.ema)
     same(vars(checkpoint.moments), vars(reference.moments))
     places = [
@@ -102,7 +102,7 @@ def test_a_distributed_checkpoint_without_its_loader(
 def test_weights_alone(write, reference, model_config, name):
     checkpoint = from_torch(model_config, write(BARE[name]))
     same(checkpoint.params, reference.params)
-    same(checkpoint.spectral_norm_state, reference.spectral_norm_state)
+    same(checkpoint.model_state, reference.model_state)
     assert checkpoint.moments is None
     assert checkpoint.ema is None
 
@@ -113,7 +113,7 @@ def test_an_average_by_itself_takes_the_vectors_beside_it(
     folder = write(WHOLE["none"])
     checkpoint = from_torch(model_config, folder / AVERAGE)
     same(checkpoint.params, reference.ema)
-    same(checkpoint.spectral_norm_state, reference.spectral_norm_state)
+    same(checkpoint.model_state, reference.model_state)
     (folder / MAIN).unlink()
     with pytest.raises(ValueError, match="an average has no vectors of spectral norm"):
         from_torch(model_config, folder / AVERAGE)
@@ -124,8 +124,8 @@ def test_averaged_vectors_of_old_files_are_left_out(
 ):
     folder = write(WHOLE["none"])
     content = load(folder, AVERAGE)
-    spectral_norm_state = load(folder)["model_state_dict"]
-    shadow = {k: v for k, v in spectral_norm_state.items() if k.endswith(("_u", "_v"))}
+    stored = load(folder)["model_state_dict"]
+    shadow = {k: v for k, v in stored.items() if k.endswith(("_u", "_v"))}
     content["model_state_dict"]["shadow"] |= shadow
     torch.save(content, folder / AVERAGE)
     same(from_torch(model_config, folder).ema, reference.ema)
@@ -144,7 +144,7 @@ def test_our_checkpoints_come_back_bitwise(reference, model_config, tmp_path):
     third = read_run(tmp_path / "again", run_config.model_def)
     for one, other in ((first, reference), (third, first)):
         same(one.params, other.params)
-        same(one.spectral_norm_state, other.spectral_norm_state)
+        same(one.model_state, other.model_state)
         same(one.ema, other.ema)
         same(vars(one.moments), vars(other.moments))
         assert (one.micro_step, one.update_step) == (20, 20)

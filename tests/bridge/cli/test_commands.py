@@ -36,7 +36,7 @@ def checkpoint(rng):
     """A checkpoint of epoch 2, 60 micro-batches."""
     from credit_jax.nn.spectral_norm import spectral_norm_shapes
 
-    spectral_norm_state = {
+    vectors = {
         path: {
             k: rng.normal(size=s).astype("f4")
             for k, s in spectral_norm_shapes(d).items()
@@ -45,7 +45,7 @@ def checkpoint(rng):
     }
     return JaxCheckpoint(
         draw(1),
-        spectral_norm_state,
+        {"spectral_norm": vectors, "batch_stats": {}},
         moments=Moments(draw(2), draw(3), 60),
         ema=draw(4),
         micro_step=60,

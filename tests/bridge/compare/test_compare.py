@@ -47,10 +47,10 @@ def test_a_difference_is_found(files, capsys, monkeypatch):
     """Our side gets other weights in one block; what comes before it still agrees."""
     make_pass = comparison.make_pass
 
-    def other(model, params, spectral_norm_state, blocks):
+    def other(model, params, model_state, blocks):
         bias = "up_blocks/1/sharp/bias"
         changed = {**params, bias: params[bias] + 0.1}
-        return make_pass(model, changed, spectral_norm_state, blocks)
+        return make_pass(model, changed, model_state, blocks)
 
     monkeypatch.setattr(comparison, "make_pass", other)
     code = main(["compare", "--checkpoint", str(files / "checkpoint.pt")])

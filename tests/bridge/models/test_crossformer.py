@@ -7,6 +7,7 @@ import yaml
 
 from credit_jax.models.registry import build
 from credit_jax.nn.field_attention import KINDS
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
 from credit_torch_bridge import from_state_dict, to_state_dict
 from credit_torch_bridge.__main__ import main
@@ -32,17 +33,17 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
     model_def = build(block)
     model = credit.build_credit(block, seed=1)
     state = {key: value.numpy() for key, value in model.state_dict().items()}
-    params, spectral_norm_state = from_state_dict(model_def, state)
+    params, model_state = from_state_dict(model_def, state)
     shapes = {path: array.shape for path, array in params.items()}
     assert shapes == {k: tuple(d.shape) for k, d in model_def.param_specs.items()}
     assert sum(p.numel() for p in model.parameters()) == model_def.num_parameters
-    assert set(spectral_norm_state) == {*model_def.matrices, *model_def.norms}
+    assert set(model_state[SPECTRAL_NORM]) == set(model_def.matrices)
+    assert set(model_state[BATCH_STATS]) == set(model_def.norms)
     for path, param_spec in model_def.matrices.items():
-        found = {
-            name: vector.shape for name, vector in spectral_norm_state[path].items()
-        }
+        vectors = model_state[SPECTRAL_NORM][path]
+        found = {name: vector.shape for name, vector in vectors.items()}
         assert found == spectral_norm_shapes(param_spec), path
-    back = to_state_dict(model_def, params, spectral_norm_state)
+    back = to_state_dict(model_def, params, model_state)
     assert list(back) == list(state), "the keys, or their order, differ"
     for key, value in state.items():
         np.testing.assert_array_equal(back[key], value, err_msg=key)

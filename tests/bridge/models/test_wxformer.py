@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from credit_jax.models.registry import build
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
 from credit_torch_bridge import from_state_dict, to_state_dict
 
@@ -40,16 +41,16 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
     model_def = build(block)
     model = credit.build_credit(block, seed=1)
     state = {key: value.numpy() for key, value in model.state_dict().items()}
-    params, spectral_norm_state = from_state_dict(model_def, state)
+    params, model_state = from_state_dict(model_def, state)
     shapes = {path: array.shape for path, array in params.items()}
     assert shapes == {k: tuple(d.shape) for k, d in model_def.param_specs.items()}
-    assert set(spectral_norm_state) == set(model_def.matrices)
+    assert set(model_state[SPECTRAL_NORM]) == set(model_def.matrices)
+    assert model_state[BATCH_STATS] == {}
     for path, param_spec in model_def.matrices.items():
-        found = {
-            name: vector.shape for name, vector in spectral_norm_state[path].items()
-        }
+        vectors = model_state[SPECTRAL_NORM][path]
+        found = {name: vector.shape for name, vector in vectors.items()}
         assert found == spectral_norm_shapes(param_spec), path
-    back = to_state_dict(model_def, params, spectral_norm_state)
+    back = to_state_dict(model_def, params, model_state)
     assert set(back) == set(state)
     for key, value in state.items():
         np.testing.assert_array_equal(back[key], value, err_msg=key)
@@ -63,15 +64,16 @@ def test_our_own_parameters_come_back_bitwise(rng):
         path: rng.normal(size=param_spec.shape)
         for path, param_spec in model_def.param_specs.items()
     }
-    spectral_norm_state = {
+    vectors = {
         path: {
             k: rng.normal(size=size) for k, size in spectral_norm_shapes(matrix).items()
         }
         for path, matrix in model_def.matrices.items()
     }
-    state = to_state_dict(model_def, params, spectral_norm_state)
+    model_state = {SPECTRAL_NORM: vectors, BATCH_STATS: {}}
+    state = to_state_dict(model_def, params, model_state)
     back = from_state_dict(model_def, state)
-    jax.tree.map(np.testing.assert_array_equal, back, (params, spectral_norm_state))
+    jax.tree.map(np.testing.assert_array_equal, back, (params, model_state))
 
 
 def test_weights_of_another_size_are_refused_with_every_key(credit):
