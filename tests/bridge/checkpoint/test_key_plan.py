@@ -96,7 +96,7 @@ def test_one_report_lists_all_that_is_wrong_with_our_parameters(state):
     params, _ = plan.read(state)
     params["stem/1/bias"] = params.pop("stem/0/bias")
     with pytest.raises(ValueError, match="do not fit") as caught:
-        plan.write(params, {"stem/0/kernel": {"u": np.zeros(2)}})
+        plan.write(params, {"spectral_norm": {"stem/0/kernel": {"u": np.zeros(2)}}})
     assert str(caught.value).splitlines()[1:] == [
         "  missing: stem/0/bias (2,)",
         "  unexpected: stem/1/bias (2,)",
