@@ -14,9 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.meshes import build_mesh
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.kernels import use_platform
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
-from credit_jax.ops.backend import written_for
 from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.optimizer import adamw
@@ -76,7 +76,7 @@ def trace_step(
     *,
     batch: int,
     remat: str = "none",
-    backend: str = "gpu",
+    platform: str | None = "gpu",
 ) -> tuple[ModelDef, Any]:
     """The architecture, and the traced training step (plain MSE, AdamW, clipping).
 
@@ -88,7 +88,7 @@ def trace_step(
         mesh: its name, see `meshes.parse_mesh`.
         batch: samples of the global batch.
         remat: activation checkpointing, "none", "full" or "selective".
-        backend: what the program is written for.
+        platform: whose operations and loops the program has; None: the mesh's own.
     """
     parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat)
     model_def, parallel_config = parallel.model_def, parallel.parallel_config
@@ -109,7 +109,7 @@ def trace_step(
         shardings(specs, parallel_config.mesh),
     )
     shapes = _batch(model_def, parallel_config, batch)
-    with written_for(backend):
+    with use_platform(platform):
         return model_def, step.trace(state, shapes)  # pyright: ignore
 
 

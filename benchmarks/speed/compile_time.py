@@ -94,8 +94,7 @@ def _compile(name: str, depth: str, mesh: str, remat: str) -> dict[str, Any]:
     block = {**model_block(name), "depth": [int(n) for n in depth.split(",")]}
     jax.clear_caches()
     start = time.perf_counter()
-    here = jax.default_backend()
-    _, program = trace_step(block, mesh, batch=1, remat=remat, backend=here)
+    _, program = trace_step(block, mesh, batch=1, remat=remat, platform=None)
     lowered = program.lower()
     traced = time.perf_counter()
     lowered.compile()

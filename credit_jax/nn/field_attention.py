@@ -11,8 +11,8 @@ from credit_jax.nn.batch_norm import BatchNorm, settled
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import Parameter, parameter
+from credit_jax.ops.batch_stats import RunningStatistics
 from credit_jax.ops.gates import neighbor_taps
-from credit_jax.ops.norm import RunningStatistics
 from credit_jax.parallel.domain.channel_attention import (
     CoordinateWeights,
     coordinate_attention,

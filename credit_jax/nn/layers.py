@@ -8,12 +8,11 @@ from typing import Literal
 from flax import nnx
 from jaxtyping import Array, Float
 
+from credit_jax.kernels import dense, layer_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import Padding
-from credit_jax.ops.dense import dense
-from credit_jax.ops.norm import layer_norm
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import group_norm
@@ -81,7 +80,7 @@ def sum_over_tensor(
     kernel: Float[Array, "channel_in channel_out"],
     context: Context | None,
 ) -> Float[Array, "*batch channel_out"]:
-    """X @ kernel, each tp device with its own rows of the kernel, summed over them.
+    """`x @ kernel`, each tp device with its own rows of the kernel, summed over them.
 
     The sum is in float32 or wider.
     """

@@ -1,13 +1,17 @@
-"""Array functions on one device; on split fields they are in `credit_jax.parallel`."""
+"""Array functions on one device, in their plain definition on every platform.
 
+`credit_jax.kernels` has them with the implementation that suits the platform,
+`credit_jax.parallel` has them on sharded fields.
+"""
+
+from credit_jax.ops.batch_stats import RunningStatistics as RunningStatistics
+from credit_jax.ops.batch_stats import batch_norm as batch_norm
 from credit_jax.ops.conv import conv2d as conv2d
 from credit_jax.ops.conv3d import conv3d as conv3d
 from credit_jax.ops.conv_transpose import conv_transpose2d as conv_transpose2d
 from credit_jax.ops.conv_transpose import conv_transpose3d as conv_transpose3d
 from credit_jax.ops.gates import neighbor_gate as neighbor_gate
 from credit_jax.ops.gates import squeeze_gate as squeeze_gate
-from credit_jax.ops.norm import RunningStatistics as RunningStatistics
-from credit_jax.ops.norm import batch_norm as batch_norm
 from credit_jax.ops.norm import layer_norm as layer_norm
 from credit_jax.ops.patch_embed import patch_embed2d as patch_embed2d
 from credit_jax.ops.patch_embed import patch_embed3d as patch_embed3d
@@ -18,3 +22,5 @@ from credit_jax.ops.pool import max_pool2d as max_pool2d
 from credit_jax.ops.resize import linear_taps as linear_taps
 from credit_jax.ops.resize import nearest_taps as nearest_taps
 from credit_jax.ops.shuffle import pixel_shuffle as pixel_shuffle
+from credit_jax.ops.window_attention import attend as attend
+from credit_jax.ops.window_attention import attention_logits as attention_logits

@@ -9,10 +9,10 @@ from jaxtyping import Array, Float
 def add_bias(
     x: Float[Array, "*batch channel"], bias: Float[Array, " channel"]
 ) -> Float[Array, "*batch channel"]:
-    """X + bias in the dtype of `x`.
+    """`x + bias` in the dtype of `x`.
 
-    The sum is float32 or wider, and so is the gradient of the bias: it adds up over all
-    points, of which 16 bits can count few.
+    The sum is float32 or wider, and so is the gradient of the bias, which is a sum over
+    all points: in 16 bits it would stop growing after a few hundred of them.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     lead = (1,) * (x.ndim - 1)
@@ -24,7 +24,7 @@ def scale_and_shift(
     scale: Float[Array, " channel"],
     bias: Float[Array, " channel"],
 ) -> Float[Array, "*batch channel"]:
-    """Normal * scale + bias in the dtype of `normal`, which is float32 or wider."""
+    """`normal * scale + bias` in the dtype of `normal`, which is float32 or wider."""
     lead = (1,) * (normal.ndim - 1)
     scale, bias = (a.astype(normal.dtype).reshape(*lead, -1) for a in (scale, bias))
     return normal * scale + bias

@@ -1,29 +1,13 @@
-"""Three-dimensional convolution of NDHWC arrays.
-
-With a stride it runs on CPU after space-to-depth, whose gradients are faster there.
-Where the kernel is the stride (patches) that is a matrix product on every backend.
-"""
+"""Three-dimensional convolution of NDHWC arrays."""
 
 from __future__ import annotations
 
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.backend import on_cpu
-from credit_jax.ops.conv import (
-    Pair,
-    check_kernel_fits,
-    conv_out_size,
-    explicit_padding,
-)
-from credit_jax.ops.space_to_depth import (
-    LAYOUTS,
-    dense_taps,
-    fit,
-    space_to_depth,
-    split_taps,
-    unit_stride_conv,
-)
+from credit_jax.ops.conv import check_kernel_fits, explicit_padding
+from credit_jax.ops.padding import Pair, pad_spatial
+from credit_jax.ops.space_to_depth import LAYOUTS, space_to_depth_conv
 
 Triple = tuple[int, int, int]
 Padding3d = tuple[Pair, Pair, Pair]
@@ -45,6 +29,8 @@ def conv3d(
 
     out = (size + low + high - dilation * (kernel - 1) - 1) // stride + 1
 
+    Where the kernel is the stride (patches) it is one matrix product.
+
     Args:
         x: (batch, depth, height, width, channel_in); depth is levels or time.
         kernel: (kernel_d, kernel_h, kernel_w, channel_in / groups, channel_out):
@@ -59,10 +45,8 @@ def conv3d(
     """
     pads = explicit_padding(padding, kernel.shape[:3], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:4], kernel.shape[:3], padding=pads, dilation=dilation)
-    patches = kernel.shape[:3] == stride and dilation == (1, 1, 1) and groups == 1
-    if patches or (stride != (1, 1, 1) and on_cpu()):
-        x = fit(x, [(0, 0), *pads, (0, 0)])
-        return _phased(x, kernel, stride=stride, dilation=dilation, groups=groups)
+    if kernel.shape[:3] == stride and dilation == (1, 1, 1) and groups == 1:
+        return space_to_depth_conv(pad_spatial(x, pads), kernel, stride=stride)
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -72,21 +56,3 @@ def conv3d(
         dimension_numbers=LAYOUTS[3],
         feature_group_count=groups,
     )
-
-
-def _phased(
-    x: Array, kernel: Array, *, stride: Triple, dilation: Triple, groups: int
-) -> Array:
-    """The convolution from all phases of the input, with stride 1."""
-    kernel, spacing = dense_taps(kernel, stride, dilation)
-    sizes = [
-        conv_out_size(x.shape[1 + d], kernel.shape[d], stride[d], (0, 0), spacing[d])
-        for d in range(3)
-    ]
-    kernel, taps = split_taps(kernel, stride)
-    kernel = kernel.transpose(0, 2, 4, 1, 3, 5, 6, 7)
-    kernel = kernel.reshape(*taps, -1, kernel.shape[-1])
-    points = [sizes[d] + spacing[d] * (taps[d] - 1) for d in range(3)]
-    ends = [(0, points[d] * stride[d] - x.shape[1 + d]) for d in range(3)]
-    x = space_to_depth(fit(x, [(0, 0), *ends, (0, 0)]), stride, groups)
-    return unit_stride_conv(x, kernel, dilation=spacing, groups=groups)

@@ -1,7 +1,7 @@
 """Transposed convolutions of NHWC and NDHWC arrays.
 
-They run as convolutions of stride 1 followed by depth-to-space, on every backend;
-where the kernel is the stride that is one matrix product.
+Each is a convolution of stride 1 to all phases of the output (`ops.space_to_depth`),
+followed by depth-to-space; where the kernel is the stride it is one matrix product.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.conv import NO_PADDING, Padding, Pair
+from credit_jax.ops.conv import NO_PADDING, Padding
 from credit_jax.ops.conv3d import NO_PADDING_3D, Padding3d, Triple
+from credit_jax.ops.dense import Product, dense
+from credit_jax.ops.padding import Pair, pad_spatial
 from credit_jax.ops.space_to_depth import (
     dense_taps,
     depth_to_space,
-    fit,
     split_taps,
     unit_stride_conv,
 )
@@ -32,6 +33,7 @@ def conv_transpose2d(
     output_padding: Pair = (0, 0),
     dilation: Pair = (1, 1),
     groups: int = 1,
+    product: Product = dense,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
     """The transpose of `conv2d`, as torch.nn.functional.conv_transpose2d.
 
@@ -48,6 +50,7 @@ def conv_transpose2d(
         output_padding: rows and columns more at the end; below stride or dilation.
         dilation: spacing of the kernel's taps.
         groups: number of channel groups.
+        product: the matrix product of a kernel of one tap.
 
     Raises:
         ValueError: negative padding, too large an output padding, or nothing is left.
@@ -60,6 +63,7 @@ def conv_transpose2d(
         output_padding=output_padding,
         dilation=dilation,
         groups=groups,
+        product=product,
     )
 
 
@@ -72,6 +76,7 @@ def conv_transpose3d(
     output_padding: Triple = (0, 0, 0),
     dilation: Triple = (1, 1, 1),
     groups: int = 1,
+    product: Product = dense,
 ) -> Float[Array, "batch depth_out height_out width_out channel_out"]:
     """The transpose of `conv3d`, as torch.nn.functional.conv_transpose3d.
 
@@ -79,7 +84,8 @@ def conv_transpose3d(
         x: (batch, depth, height, width, channel_in).
         kernel: (kernel_d, kernel_h, kernel_w, channel_in, channel_out / groups):
             torch's weight with its dims in the order 2, 3, 4, 0, 1.
-        stride, padding, output_padding, dilation, groups: as for `conv_transpose2d`.
+        stride, padding, output_padding, dilation, groups, product: as for
+            `conv_transpose2d`.
 
     Raises:
         ValueError: as for `conv_transpose2d`.
@@ -92,6 +98,7 @@ def conv_transpose3d(
         output_padding=output_padding,
         dilation=dilation,
         groups=groups,
+        product=product,
     )
 
 
@@ -155,6 +162,7 @@ def _conv_transpose(
     output_padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    product: Product,
 ) -> Array:
     spatial = range(len(stride))
     out = [
@@ -175,8 +183,9 @@ def _conv_transpose(
     last = [(padding[d][0] + out[d] - 1) // stride[d] for d in spatial]
     reach = [spacing[d] * (phases.shape[d] - 1) for d in spatial]
     ends = [(reach[d] - first[d], last[d] + 1 - x.shape[1 + d]) for d in spatial]
-    x = fit(x, [(0, 0), *ends, (0, 0)])
-    y = unit_stride_conv(x, phases, dilation=spacing, groups=groups)
+    y = unit_stride_conv(
+        pad_spatial(x, ends), phases, dilation=spacing, groups=groups, product=product
+    )
     y = depth_to_space(y, stride, groups)
     for d in spatial:
         start = padding[d][0] - first[d] * stride[d]

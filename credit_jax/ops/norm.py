@@ -1,21 +1,19 @@
-"""Normalizations with statistics of channels, or of a batch."""
+"""Normalization over channels."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from credit_jax.ops.affine import scale_and_shift
-from credit_jax.ops.backend import on_cpu
+
+# (..., channel) -> (..., 1)
+Mean = Callable[[Array], Array]
 
 
 def layer_norm(
@@ -28,194 +26,63 @@ def layer_norm(
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over channels.
 
     The variance is biased, as in CREDIT's LayerNorm and torch.nn.LayerNorm. Statistics
-    are taken in float32 or wider.
-    """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return scale_and_shift(_normal(wide, epsilon), scale, bias).astype(x.dtype)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _normal(x: Array, epsilon: float) -> Array:
-    """Mean 0 and variance 1 over the last dim; the gradient keeps it and the scale."""
-    normal, _ = _normal_and_scale(x, epsilon, _mean)
-    return normal
-
-
-def _normal_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
-    normal, scale = _normal_and_scale(x, epsilon, _mean_beside_gradients)
-    return normal, (normal, scale)
-
-
-def _normal_backward(
-    epsilon: float, saved: tuple[Array, Array], cotangent: Array
-) -> tuple[Array]:
-    (normal, scale), mean = saved, _mean_beside_gradients
-    along = normal * mean(normal * cotangent)
-    return (scale * (cotangent - mean(cotangent) - along),)
-
-
-_normal.defvjp(_normal_forward, _normal_backward)
-
-
-def _normal_and_scale(
-    x: Array, epsilon: float, mean: Callable[[Array], Array]
-) -> tuple[Array, Array]:
-    centered = x - mean(x)
-    scale = lax.rsqrt(mean(centered * centered) + epsilon)
-    return centered * scale, scale
-
-
-def _mean(x: Array) -> Array:
-    return x.mean(-1, keepdims=True)
-
-
-def _mean_beside_gradients(x: Array) -> Array:
-    """The same, faster where the gradient is computed, too: a product with a vector.
-
-    XLA on CPU writes a mean that it knows as one to every channel of a field before it
-    is used (jax 0.10.2, 2 cores; a field of 18432 x 128 with its gradient: 52 -> 21
-    ms).
-    """
-    if not on_cpu():
-        return _mean(x)
-    channels = x.shape[-1]
-    flat = x.reshape(-1, channels) @ jnp.full((channels, 1), 1 / channels, x.dtype)
-    return flat.reshape(*x.shape[:-1], 1)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class RunningStatistics:
-    """What batch normalization remembers for evaluation; a tree of arrays.
-
-    Attributes:
-        mean, variance: (channel,) float; the variance is unbiased, as torch stores it.
-        count: () integer, the training batches seen (torch's num_batches_tracked).
-    """
-
-    # Any: trees of the same form hold specs and shapes.
-    mean: Any
-    variance: Any
-    count: Any
-
-    @classmethod
-    def fresh(cls, channels: int, dtype: DTypeLike = jnp.float32) -> RunningStatistics:
-        """Mean 0, variance 1, nothing seen, as torch.nn.BatchNorm2d."""
-        zero = jnp.zeros((), jnp.int32)
-        return cls(jnp.zeros(channels, dtype), jnp.ones(channels, dtype), zero)
-
-    def updated(
-        self,
-        mean: Float[Array, " channel"],
-        variance: Float[Array, " channel"],
-        *,
-        num_values: int,
-        momentum: float | None,
-    ) -> RunningStatistics:
-        """After one more batch; no gradient passes.
-
-        new = (1 - momentum) * old + momentum * batch, with the batch's variance made
-        unbiased: times num_values / (num_values - 1).
-
-        Args:
-            mean, variance: of the batch; the variance is biased.
-            num_values: values of a channel in the batch.
-            momentum: weight of the batch; None: 1 / count, the plain average of all
-                batches.
-        """
-        count = self.count + 1
-        weight = 1 / count.astype(jnp.float32) if momentum is None else momentum
-        unbiased = variance * (num_values / (num_values - 1))
-
-        def blend(old: Array, new: Array) -> Array:
-            new = lax.stop_gradient(new).astype(old.dtype)
-            return ((1 - weight) * old + weight * new).astype(old.dtype)
-
-        return RunningStatistics(
-            blend(self.mean, mean), blend(self.variance, unbiased), count
-        )
-
-
-def batch_norm(
-    x: Float[Array, "*batch channel"],
-    scale: Float[Array, " channel"],
-    bias: Float[Array, " channel"],
-    running: RunningStatistics | None = None,
-    *,
-    training: bool,
-    momentum: float | None = 0.1,
-    epsilon: float = 1e-5,
-) -> tuple[Float[Array, "*batch channel"], RunningStatistics | None]:
-    """torch.nn.BatchNorm: (x - mean) / sqrt(variance + epsilon) * scale + bias.
-
-    In training, mean and biased variance are those of all dims but the last, taken in
-    float32 or wider; in evaluation those of `running`.
+    are taken in float32 or wider. The backward pass keeps one field, the normalized
+    one.
 
     Args:
         x: (..., channel).
         scale, bias: (channel,).
-        running: what is remembered; None (torch's track_running_stats=False): the
-            statistics of the batch are used in evaluation, too.
-        training: whether to use and remember the statistics of the batch.
-        momentum: see `RunningStatistics.updated`.
         epsilon: inside the root.
-
-    Returns:
-        The normalized array, and `running` after this batch.
-
-    Raises:
-        ValueError: training with one value a channel, as in torch.
     """
-    dims = tuple(range(x.ndim - 1))
-    return batch_norm_by(
-        lambda values: values.mean(dims),
-        math.prod(x.shape[:-1]),
-        x,
-        scale,
-        bias,
-        running,
-        training=training,
-        momentum=momentum,
-        epsilon=epsilon,
-    )
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return scale_and_shift(_normalize(wide, epsilon), scale, bias).astype(x.dtype)
 
 
-def batch_norm_by(
-    mean_of: Callable[[Array], Array],
-    num_values: int,
-    x: Float[Array, "*batch channel"],
-    scale: Float[Array, " channel"],
-    bias: Float[Array, " channel"],
-    running: RunningStatistics | None,
-    *,
-    training: bool,
-    momentum: float | None,
-    epsilon: float,
-) -> tuple[Float[Array, "*batch channel"], RunningStatistics | None]:
-    """`batch_norm` with a mean that may reach over devices.
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _normalize(x: Array, epsilon: float) -> Array:
+    return standardize(x, epsilon, _mean)[0]
+
+
+def _forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
+    normal, inverse = standardize(x, epsilon, _mean)
+    return normal, (normal, inverse)
+
+
+def _backward(
+    epsilon: float, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array]:
+    return (standardize_gradient(*saved, cotangent, _mean),)
+
+
+_normalize.defvjp(_forward, _backward)
+
+
+def standardize(x: Array, epsilon: float, mean: Mean) -> tuple[Array, Array]:
+    """Mean 0 and variance 1 over the last dim.
 
     Args:
-        mean_of: (..., channel) -> (channel,), the mean over all values of a channel.
-        num_values: number of values that `mean_of` is the mean of.
-        x, scale, bias, running, training, momentum, epsilon: as for `batch_norm`.
+        x: (..., channel), float32 or wider.
+        epsilon: inside the root.
+        mean: over the last dim, which it keeps with length 1.
+
+    Returns:
+        The normalized array, and 1 / sqrt(variance + epsilon), (..., 1).
     """
-    lead = (1,) * (x.ndim - 1)
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    if training or running is None:
-        if training and num_values < 2:
-            raise ValueError(
-                f"batch normalization got {num_values} value a channel in training; "
-                "expected at least 2: use a larger batch or grid"
-            )
-        mean = mean_of(wide)
-        centered = wide - mean.reshape(*lead, -1)
-        variance = mean_of(centered * centered)
-        if training and running is not None:
-            running = running.updated(
-                mean, variance, num_values=num_values, momentum=momentum
-            )
-    else:
-        centered = wide - running.mean.reshape(*lead, -1)
-        variance = running.variance
-    normal = centered * lax.rsqrt(variance + epsilon).reshape(*lead, -1)
-    return scale_and_shift(normal, scale, bias).astype(x.dtype), running
+    centered = x - mean(x)
+    inverse = lax.rsqrt(mean(centered * centered) + epsilon)
+    return centered * inverse, inverse
+
+
+def standardize_gradient(
+    normal: Array, inverse: Array, cotangent: Array, mean: Mean
+) -> Array:
+    """Gradient by x of `standardize`.
+
+    inverse * (cotangent - mean(cotangent) - normal * mean(normal * cotangent))
+    """
+    along = normal * mean(normal * cotangent)
+    return inverse * (cotangent - mean(cotangent) - along)
+
+
+def _mean(x: Array) -> Array:
+    return x.mean(-1, keepdims=True)

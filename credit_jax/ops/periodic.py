@@ -7,6 +7,8 @@ from jaxtyping import Array, Float
 
 from credit_jax.ops.conv import conv2d
 
+LAT, LON = 1, 2
+
 
 def periodic_conv2d(
     x: Float[Array, "batch lat lon channel_in"],
@@ -32,11 +34,25 @@ def periodic_conv2d(
     Raises:
         ValueError: more padding than there are rows or columns to take it from.
     """
-    check_periodic(padding, x.shape[1], x.shape[2])
-    if padding:
-        x = jnp.pad(x, pads(padding, dim=2), mode="wrap")
-        x = jnp.pad(x, pads(padding, dim=1), mode="reflect")
+    check_periodic(padding, x.shape[LAT], x.shape[LON])
+    for dim in (LON, LAT):
+        x = pad_periodic(x, padding, dim)
     return conv2d(x, kernel)
+
+
+def pad_periodic(
+    x: Float[Array, "batch lat lon channel"], padding: int, dim: int
+) -> Float[Array, "batch lat_out lon_out channel"]:
+    """The padding of `periodic_conv2d` along one dim.
+
+    Args:
+        x: (batch, lat, lon, channel).
+        padding: rows or columns to add at both ends.
+        dim: 1, the mirror of the rows; or 2, the columns of the other end.
+    """
+    widths = [(padding, padding) if d == dim else (0, 0) for d in range(x.ndim)]
+    mode = "reflect" if dim == LAT else "wrap"
+    return jnp.pad(x, widths, mode=mode) if padding else x
 
 
 def check_periodic(padding: int, rows: int, columns: int) -> None:
@@ -48,8 +64,3 @@ def check_periodic(padding: int, rows: int, columns: int) -> None:
             f"with 0 to {most}: latitude is mirrored without the pole row, longitude "
             "goes around once"
         )
-
-
-def pads(padding: int, *, dim: int) -> list[tuple[int, int]]:
-    """Widths for jnp.pad of an NHWC array."""
-    return [(padding, padding) if d == dim else (0, 0) for d in range(4)]

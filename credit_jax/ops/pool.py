@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.ops.conv import NO_PADDING, Padding, Pair
+from credit_jax.ops.conv import NO_PADDING, Padding
+from credit_jax.ops.padding import Pair, pad_dim
 
 HEIGHT, WIDTH = 1, 2
 
@@ -183,7 +184,7 @@ def pool_windows(
 
 def window_sum(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Array:
     """Sums of `num` windows along `dim`, with `low` zeros before the first point."""
-    x = _fit(x, window, num, dim, low=low, value=0.0)
+    x = _points_of(x, window, num, dim, low=low, value=0.0)
     if window.size == window.stride:
         shape = (*x.shape[:dim], num, window.size, *x.shape[dim + 1 :])
         return x.reshape(shape).sum(dim + 1)
@@ -194,7 +195,7 @@ def window_sum(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Ar
 
 def window_max(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Array:
     """Maxima of `num` windows along `dim`; of equal ones the first has the gradient."""
-    x = _fit(x, window, num, dim, low=low, value=-jnp.inf)
+    x = _points_of(x, window, num, dim, low=low, value=-jnp.inf)
     best = None
     for point in range(window.size):
         start = point * window.dilation
@@ -208,20 +209,15 @@ def window_max(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Ar
     return best
 
 
-def _fit(
+def _points_of(
     x: Array, window: Windows, num: int, dim: int, *, low: int, value: float
 ) -> Array:
-    """Just the points that `num` windows read, `value` where there are none."""
+    """Exactly the points that `num` windows read, `value` where there are none."""
     length = (num - 1) * window.stride + window.reach
-    size = x.shape[dim]
-    if low + size > length:
+    if low + x.shape[dim] > length:
         x = lax.slice_in_dim(x, 0, length - low, axis=dim)
-    high = max(length - low - size, 0)
-    if not low and not high:
-        return x
-    widths = [(0, 0)] * x.ndim
-    widths[dim] = (low, high)
-    return jnp.pad(x, widths, constant_values=value)
+    high = max(length - low - x.shape[dim], 0)
+    return pad_dim(x, dim, (low, high), value)
 
 
 def adaptive_windows(size: int, out: int) -> list[range]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from credit_jax.ops.backend import on_cpu
+from credit_jax.kernels import platform
 
 CACHE_VARIABLE = "CREDIT_JAX_CACHE"
 CACHE_HELP = (
@@ -76,7 +76,7 @@ def compile_program(
 
 
 def loops_hold_collectives() -> bool:
-    """Whether a loop of a program may hold collectives on its backend.
+    """Whether a loop of a program may hold collectives on its mesh.
 
     XLA on CPU orders two collectives of a program by when they start, not by when they
     end. A loop that goes on in another thread counts as started, so a later collective
@@ -84,7 +84,7 @@ def loops_hold_collectives() -> bool:
     different orders, and hang or exchange wrong values (jaxlib 0.10.2; openxla/xla
     xla/runtime/execution_graph.cc, "scheduling" edges).
     """
-    return not on_cpu()
+    return platform() != "cpu"
 
 
 def use_cache(folder: str | None) -> None:

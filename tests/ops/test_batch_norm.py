@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.ops.norm import RunningStatistics, batch_norm
+from credit_jax.ops.batch_stats import RunningStatistics, batch_norm
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 

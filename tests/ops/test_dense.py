@@ -3,14 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec as P
 
-from credit_jax.ops.backend import written_for
 from credit_jax.ops.dense import dense
-from credit_jax.parallel.mesh.axes import DP_SHARD
 from tests.support import assert_close
 from tests.support.gradients import draw
-from tests.support.meshes import make_mesh
 
 CASES = {
     "matrix": ((5, 4), (4, 3)),
@@ -39,44 +35,6 @@ def test_the_gradient_by_the_kernel_sums_over_one_dim():
 
     program = str(jax.make_jaxpr(grad)(jnp.zeros((2, 3, 5, 4)), jnp.zeros((4, 6))))
     assert "([0], [0])" in program
-
-
-@pytest.mark.parametrize("rows", [5, 40])
-def test_the_gradient_by_few_rows_reads_the_kernel_along_its_rows(rows):
-    x, kernel = jnp.zeros((rows, 30)), jnp.zeros((30, 20))
-    _, pull = jax.vjp(dense, x, kernel)
-    program = str(jax.make_jaxpr(pull)(jnp.zeros((rows, 20))))
-    assert ("optimization_barrier" in program) == (rows == 5)
-    with written_for("gpu"):
-        _, pull = jax.vjp(dense, x, kernel)
-        program = str(jax.make_jaxpr(pull)(jnp.zeros((rows, 20))))
-    assert "optimization_barrier" not in program
-
-
-@pytest.mark.parametrize("rows", [4, 40])
-@pytest.mark.parametrize("split", ["rows", "columns", "sums"])
-def test_gradients_are_those_of_one_device(rows, split):
-    x, kernel = (jnp.asarray(draw(shape)) for shape in ((rows, 24), (24, 16)))
-    weights = jnp.asarray(draw((rows, 16)))
-    of_x, of_kernel, of_value = {
-        "rows": (P(DP_SHARD), P(), P(DP_SHARD)),
-        "columns": (P(), P(None, DP_SHARD), P(None, DP_SHARD)),
-        "sums": (P(None, DP_SHARD), P(DP_SHARD), P()),
-    }[split]
-
-    def product(x, kernel):
-        made = dense(x, kernel)
-        return jax.lax.psum(made, DP_SHARD) if split == "sums" else made
-
-    sharded = jax.shard_map(
-        product, mesh=make_mesh(dp=2), in_specs=(of_x, of_kernel), out_specs=of_value
-    )
-    value, pull = jax.vjp(sharded, x, kernel)
-    expected, pull_expected = jax.vjp(jnp.matmul, x, kernel)
-    assert_close(value, expected, 1e-6, split)
-    both = zip(pull(weights), pull_expected(weights), strict=True)
-    for name, (a, e) in zip(("by x", "by the kernel"), both, strict=True):
-        assert_close(a, e, 1e-5, f"{split}, gradient {name}")
 
 
 def test_sums_may_be_wider_than_the_factors():

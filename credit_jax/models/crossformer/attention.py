@@ -7,14 +7,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from credit_jax.kernels import attend, attention_logits, dense
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm, Linear
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
-from credit_jax.ops.dense import dense
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.position_bias import bias_index, bias_positions
-from credit_jax.ops.window_attention import attend, attention_logits
 from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.windows import (
     Kind,

@@ -13,7 +13,8 @@ from credit_jax.nn.feed_forward import FeedForward
 from credit_jax.nn.layers import Conv, GroupNorm, LayerNorm
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
-from credit_jax.ops.conv import Pair, conv_out_size
+from credit_jax.ops.conv import conv_out_size
+from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.conv import (
     conv2d_field,
     conv2d_scales,

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from credit_jax.kernels import conv2d, conv3d
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import (
     NO_PADDING,
     AnyPadding,
-    Pair,
-    conv2d,
     conv_out_size,
     explicit_padding,
 )
-from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple, conv3d
+from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple
+from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.targets import (
     deliver,
     on_one_row_range,

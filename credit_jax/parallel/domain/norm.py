@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops.affine import scale_and_shift
-from credit_jax.ops.norm import RunningStatistics, batch_norm_by
+from credit_jax.ops.batch_stats import RunningStatistics, batch_norm_by
 from credit_jax.parallel.collectives import psum, pvary
 from credit_jax.parallel.rows.layout import Field
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from credit_jax.ops.conv import conv2d
-from credit_jax.ops.periodic import check_periodic, pads, periodic_conv2d
+from credit_jax.kernels import conv2d
+from credit_jax.ops.periodic import LAT, LON, check_periodic, pad_periodic
 from credit_jax.parallel.domain.conv import Taps, conv_rows
 from credit_jax.parallel.domain.targets import (
     deliver,
@@ -49,13 +48,13 @@ def periodic_conv2d_field(
     padded = layout.size + 2 * padding
     target = on_one_row_range(layout, padded - kernel.shape[at] + 1, out)
     if layout.num_shards == 1:
-        data = periodic_conv2d(whole_rows(field).data, kernel, padding=padding)
-        return deliver(Field(data, target), out)
-    need = _periodic_rows(layout, target, kernel.shape[at], padding)
-    data = reshard(field, need, scope=HALO).data
-    if padding:
-        mode = "wrap" if layout.dim == 1 else "reflect"
-        data = jnp.pad(data, pads(padding, dim=3 - layout.dim), mode=mode)
+        data, dims = whole_rows(field).data, (LON, LAT)
+    else:
+        need = _periodic_rows(layout, target, kernel.shape[at], padding)
+        data = reshard(field, need, scope=HALO).data
+        dims = (LON if layout.dim == LAT else LAT,)
+    for dim in dims:
+        data = pad_periodic(data, padding, dim)
     return deliver(Field(conv2d(data, kernel), target), out)
 
 

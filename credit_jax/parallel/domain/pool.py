@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from credit_jax.ops.conv import NO_PADDING, Padding, Pair
+from credit_jax.ops.conv import NO_PADDING, Padding
+from credit_jax.ops.padding import Pair
 from credit_jax.ops.pool import (
     HEIGHT,
     WIDTH,

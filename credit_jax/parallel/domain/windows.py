@@ -12,7 +12,7 @@ from typing import Literal
 
 from jaxtyping import Array, Float
 
-from credit_jax.ops.conv import Pair
+from credit_jax.ops.padding import Pair
 from credit_jax.parallel.rows.layout import Field, Layout
 
 Kind = Literal["short", "long"]

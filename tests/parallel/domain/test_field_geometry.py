@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.ops.norm import RunningStatistics
+from credit_jax.ops.batch_stats import RunningStatistics
 from credit_jax.parallel.domain.channel_attention import (
     CoordinateWeights,
     coordinate_attention,

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.ops.space_to_depth import fit, split_taps
+from credit_jax.ops.padding import pad, pad_spatial
+from credit_jax.ops.space_to_depth import split_taps
 
 # A tile makes about so many times the kernel's columns.
 _TILE_PER_TAP = 6
@@ -70,7 +71,7 @@ def fourier_conv(
     kernel: Float[Array, "kernel_h kernel_w channel_in channel_out"],
     stride: tuple[int, int],
 ) -> Float[Array, "batch height_out width_out channel_out"]:
-    """Cross-correlation without padding, as `conv2d`.
+    """Cross-correlation without padding, as `ops.conv2d`.
 
     Args:
         x: (batch, height, width, channel_in), in float32 or wider.
@@ -104,7 +105,7 @@ def fourier_conv(
     step, size = sw * tiles.width, sw * tiles.size
     ends = (sh * (height + high - 1), (tiles.count - 1) * step + size)
     more = [(0, end - have) for end, have in zip(ends, x.shape[1:3], strict=True)]
-    x = fit(x, [(0, 0), *more, (0, 0)])
+    x = pad_spatial(x, more)
     starts = range(0, tiles.count * step, step)
     made = [one_tile(x[:, :, start : start + size]) for start in starts]
     return jnp.concatenate(made, 2)[:, :, :width]
@@ -148,7 +149,7 @@ def _sum_rows_backward(high: int, cotangent: Array) -> tuple[Array]:
     # Side by side, where the transpose of slices would be a sum of paddings.
     ends = [(i, high - 1 - i) for i in range(high)]
     lead = ((0, 0),) * 3
-    moved = [jnp.pad(cotangent, (*lead, end, (0, 0))) for end in ends]
+    moved = [pad(cotangent, (*lead, end, (0, 0))) for end in ends]
     return (jnp.stack(moved, 4),)
 
 

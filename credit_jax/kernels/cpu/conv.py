@@ -1,0 +1,227 @@
+"""Two-dimensional convolution where XLA on CPU is slow (jax 0.10.2, 2 cores).
+
+- Gradients of a convolution with a large kernel and a stride: up to 10 times faster as
+  space-to-depth with stride 1, whose forward in turn is slow. So the forward is direct
+  and the backward that of space-to-depth.
+- Kernels of many taps: 2 to 4 times faster by Fourier transforms of tiles, in both
+  directions.
+- Few channels out: up to twice as fast where neighboring columns are computed together,
+  from a kernel with zeros at its ends.
+- Gradients of a convolution with padding: that by the kernel up to 2.5 times faster
+  from the padded field, that by a field of few points up to 3 times faster as one
+  product.
+- Convolutions of a handful of points: up to 100 times faster as one matrix product for
+  each tap, in both directions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from credit_jax import ops
+from credit_jax.kernels.cpu.dense import dense, dense_transposed
+from credit_jax.kernels.cpu.fourier_conv import Tiles, fourier_conv
+from credit_jax.ops.conv import (
+    NO_PADDING,
+    AnyPadding,
+    Padding,
+    check_kernel_fits,
+    conv_out_size,
+    explicit_padding,
+)
+from credit_jax.ops.padding import Pair, pad, pad_spatial
+from credit_jax.ops.space_to_depth import phases
+from credit_jax.ops.vma import match_vma
+
+Conv = Callable[[Array, Array], Array]
+
+# Fields of few points are convolved tap by tap with kernels of few taps.
+_FEW_POINTS, _FEW_TAPS = 16, 9
+
+# Convolutions with a stride compute this many channels at once, with at most so many
+# times the taps added, which are zeros.
+_FEW_CHANNELS, _MORE_TAPS = 32, 0.4
+
+# Fourier transforms are taken where they leave at most so many of the direct sum's
+# multiplications, in a precision that they are exact in.
+_FEW_MULTIPLICATIONS = 0.4
+
+
+def conv2d(
+    x: Float[Array, "batch height width channel_in"],
+    kernel: Float[Array, "kernel_h kernel_w group_in channel_out"],
+    *,
+    stride: Pair = (1, 1),
+    padding: AnyPadding = NO_PADDING,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> Float[Array, "batch height_out width_out channel_out"]:
+    """`ops.conv2d`; faster without dilation and groups."""
+    pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
+    check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
+    if dilation == (1, 1) and groups == 1:
+        conv = _faster(x, kernel, stride, pads)
+        if conv:
+            return conv(*match_vma(x, kernel))
+    return ops.conv2d(
+        x,
+        kernel,
+        stride=stride,
+        padding=(pads[0], pads[1]),
+        dilation=dilation,
+        groups=groups,
+    )
+
+
+def _faster(
+    x: Array, kernel: Array, stride: Pair, padding: Sequence[Pair]
+) -> Conv | None:
+    """The convolution to compute in place of the plain one, if there is a faster."""
+    taps, sizes = kernel.shape[:2], x.shape[1:3]
+    if stride != (1, 1):
+        if any(n % s for n, s in zip(taps, stride, strict=True)):
+            return None
+        return lambda x, kernel: _strided(pad_spatial(x, padding), kernel, stride)
+    points = prod(
+        conv_out_size(n, k, 1, p) for n, k, p in zip(sizes, taps, padding, strict=True)
+    )
+    if prod(taps) <= _FEW_TAPS and min(points, prod(sizes)) <= _FEW_POINTS:
+        return lambda x, kernel: _tap_by_tap(pad_spatial(x, padding), kernel)
+    if not any(map(any, padding)):
+        return None
+    return lambda x, kernel: _padded(x, kernel, tuple(padding))
+
+
+def _direct(
+    x: Array, kernel: Array, stride: Pair = (1, 1), padding: Padding = NO_PADDING
+) -> Array:
+    return ops.conv2d(x, kernel, stride=stride, padding=padding)
+
+
+# ------------------------------------------------- stride 1, with padding
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _padded(x: Array, kernel: Array, padding: Padding) -> Array:
+    return _direct(x, kernel, padding=padding)
+
+
+def _padded_forward(
+    x: Array, kernel: Array, padding: Padding
+) -> tuple[Array, tuple[Array, Array]]:
+    return _direct(x, kernel, padding=padding), (x, kernel)
+
+
+def _padded_backward(
+    padding: Padding, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    x, kernel = saved
+    padded = pad_spatial(x, padding)
+    _, pull_kernel = jax.vjp(lambda kernel: _direct(padded, kernel), kernel)
+    if prod(cotangent.shape[:-1]) <= cotangent.shape[-1]:
+        by_field = _field_from_product(cotangent, kernel, padding, x.shape[1:3])
+    else:
+        _, pull_field = jax.vjp(lambda x: _direct(x, kernel, padding=padding), x)
+        (by_field,) = pull_field(cotangent)
+    return by_field, *pull_kernel(cotangent)
+
+
+_padded.defvjp(_padded_forward, _padded_backward)
+
+
+def _field_from_product(
+    cotangent: Array, kernel: Array, padding: Padding, size: tuple[int, ...]
+) -> Array:
+    """The gradient by the field: one product with all taps, then their sums."""
+    *taps, channels, out = kernel.shape
+    by_tap = dense_transposed(cotangent.reshape(-1, out), kernel.reshape(-1, out))
+    by_tap = by_tap.reshape(*cotangent.shape[:-1], *taps, channels)
+    rows, columns = ([(i, n - 1 - i) for i in range(n)] for n in taps)
+    shifted = [
+        pad_spatial(by_tap[:, :, :, i, j], (rows[i], columns[j]))
+        for i, j in itertools.product(range(len(rows)), range(len(columns)))
+    ]
+    (top, _), (left, _) = padding
+    return reduce(jnp.add, shifted)[:, top : top + size[0], left : left + size[1]]
+
+
+def _tap_by_tap(x: Array, kernel: Array) -> Array:
+    """Sum over the taps of a kernel, each a matrix product."""
+    taps_h, taps_w, channels = kernel.shape[:3]
+    height, width = x.shape[1] - taps_h + 1, x.shape[2] - taps_w + 1
+    # The transpose of a split is one concatenation, that of slices a sum of paddings.
+    taps = lax.split(
+        kernel.reshape(-1, kernel.shape[3]), [channels] * (taps_h * taps_w)
+    )
+    places = itertools.product(range(taps_h), range(taps_w))
+    parts = [
+        dense(x[:, i : i + height, j : j + width], tap)
+        for (i, j), tap in zip(places, taps, strict=True)
+    ]
+    return reduce(jnp.add, parts)
+
+
+# ------------------------------------------------- strides that divide the kernel
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _strided(x: Array, kernel: Array, stride: Pair) -> Array:
+    forward = fourier_conv if _by_fourier(x, kernel, stride) else _columns_together
+    return forward(x, kernel, stride)
+
+
+def _strided_forward(
+    x: Array, kernel: Array, stride: Pair
+) -> tuple[Array, tuple[Array, Array]]:
+    return _strided(x, kernel, stride), (x, kernel)
+
+
+def _strided_backward(
+    stride: Pair, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    x, kernel = saved
+    by_kernel = fourier_conv if _by_fourier(x, kernel, stride) else _space_to_depth
+    _, pull_field = jax.vjp(lambda x: _space_to_depth(x, kernel, stride), x)
+    _, pull_kernel = jax.vjp(lambda kernel: by_kernel(x, kernel, stride), kernel)
+    return *pull_field(cotangent), *pull_kernel(cotangent)
+
+
+_strided.defvjp(_strided_forward, _strided_backward)
+
+
+def _by_fourier(x: Array, kernel: Array, stride: Pair) -> bool:
+    """Whether Fourier transforms are faster."""
+    taps = kernel.shape[1] // stride[1]
+    tiles = Tiles.of(conv_out_size(x.shape[2], kernel.shape[1], stride[1]), taps)
+    exact = x.dtype in (jnp.float32, jnp.float64)
+    return exact and tiles.cost <= _FEW_MULTIPLICATIONS
+
+
+def _columns_together(x: Array, kernel: Array, stride: Pair) -> Array:
+    """Some neighboring columns of the output at once, as channels of one point."""
+    (high, step), (_, taps_w, _, channel_out) = stride, kernel.shape
+    width = conv_out_size(x.shape[2], taps_w, step)
+    affordable = 1 + int(_MORE_TAPS * taps_w) // step
+    count = min(max(1, _FEW_CHANNELS // channel_out), affordable, width)
+    if count == 1:
+        return _direct(x, kernel, stride)
+    x = pad_spatial(x, ((0, 0), (0, -width % count * step)))
+    last = step * (count - 1)
+    ends = [(step * i, last - step * i) for i in range(count)]
+    kernels = [pad(kernel, ((0, 0), end, (0, 0), (0, 0))) for end in ends]
+    y = _direct(x, jnp.concatenate(kernels, -1), (high, step * count))
+    return y.reshape(*y.shape[:2], -1, channel_out)[:, :, :width]
+
+
+def _space_to_depth(x: Array, kernel: Array, stride: Pair) -> Array:
+    """The same convolution with stride 1, on stride * stride times the channels."""
+    x, kernel, _ = phases(x, kernel, stride, (1, 1), 1)
+    return _direct(x, kernel)

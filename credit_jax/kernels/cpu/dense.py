@@ -1,0 +1,59 @@
+"""Matrix products of few rows."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+from jax import lax
+from jaxtyping import Array, Float
+
+from credit_jax.ops import dense as plain
+from credit_jax.ops.dense import of_matrices
+from credit_jax.ops.vma import match_vma
+
+
+def dense(
+    x: Float[Array, "*batch channel"],
+    kernel: Float[Array, " channel *out"],
+    *,
+    dtype: Any = None,
+) -> Float[Array, "*batch *out"]:
+    """`ops.dense`; of few rows, the gradient by `x` is `dense_transposed`."""
+    few = prod(x.shape[:-1]) <= min(kernel.shape[0], prod(kernel.shape[1:]))
+    if few and dtype in (None, x.dtype):
+        return of_matrices(lambda x, k: _product(*match_vma(x, k)), x, kernel)
+    return plain.dense(x, kernel, dtype=dtype)
+
+
+def dense_transposed(
+    y: Float[Array, "rows out"], kernel: Float[Array, "channel out"]
+) -> Float[Array, "rows channel"]:
+    """`y @ kernel.T`, the gradient of a product by its rows.
+
+    Eigen reads a large kernel 2 to 4 times slower across its rows than along them, so
+    where the rows of y are few, their product is transposed instead (jax 0.10.2, 2
+    cores; 288 rows of 4096 channels to 1024: 36 -> 17 ms).
+    """
+    if not len(y) <= min(kernel.shape):
+        return y @ kernel.T
+    # Without the barrier XLA makes it the product of y and the kernel's transpose.
+    return lax.optimization_barrier(kernel @ y.T).T
+
+
+@jax.custom_vjp
+def _product(x: Array, kernel: Array) -> Array:
+    return x @ kernel
+
+
+def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _product(x, kernel), (x, kernel)
+
+
+def _backward(saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    return dense_transposed(cotangent, kernel), x.T @ cotangent
+
+
+_product.defvjp(_forward, _backward)

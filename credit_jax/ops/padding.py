@@ -1,0 +1,46 @@
+"""Padding of arrays with one value; negative widths remove points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Shaped
+
+Pair = tuple[int, int]
+
+
+def pad(
+    x: Shaped[Array, "*shape"], widths: Sequence[Pair], value: float = 0
+) -> Shaped[Array, "*padded"]:
+    """Add `value` at both ends of every dim.
+
+    Args:
+        x: any array.
+        widths: (low, high) for each dim; negative widths remove points.
+        value: what is added.
+    """
+    if not any(low or high for low, high in widths):
+        return x
+    config = [(low, high, 0) for low, high in widths]
+    return lax.pad(x, jnp.asarray(value, x.dtype), config)
+
+
+def pad_spatial(
+    x: Shaped[Array, "batch *spatial channel"], widths: Sequence[Pair]
+) -> Shaped[Array, "batch *padded channel"]:
+    """Zeros at both ends of every spatial dim.
+
+    Args:
+        x: (batch, spatial..., channel).
+        widths: (low, high) for each spatial dim; negative widths remove points.
+    """
+    return pad(x, [(0, 0), *widths, (0, 0)])
+
+
+def pad_dim(
+    x: Shaped[Array, "*shape"], dim: int, width: Pair, value: float = 0
+) -> Shaped[Array, "*padded"]:
+    """`pad` along one dim."""
+    return pad(x, [width if d == dim else (0, 0) for d in range(x.ndim)], value)

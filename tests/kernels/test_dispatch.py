@@ -1,0 +1,122 @@
+"""Which implementation a program is traced with: that of its mesh, or one chosen."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from credit_jax import kernels
+from credit_jax.kernels import use_implementation, use_platform
+from credit_jax.parallel.compiler import loops_hold_collectives
+from tests.support import make_mesh
+
+X = jnp.zeros((2, 4, 8))
+
+
+def on_mesh(function, mesh=None):
+    """The function in a `shard_map` over a mesh."""
+    whole = PartitionSpec()
+    mesh = mesh or make_mesh(dp=2)
+    return jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole)
+
+
+def program(function):
+    """Of the gradient, whose products over few tokens are unrolled on CPU."""
+    gradient = jax.grad(lambda x: jnp.sum(function(x)))
+    return str(jax.make_jaxpr(gradient)(X))
+
+
+def logits(x):
+    return kernels.attention_logits(x, x)
+
+
+def test_it_is_the_one_of_the_mesh():
+    unrolled = program(on_mesh(logits)).count("dot_general")
+    assert unrolled < program(logits).count("dot_general") == 3
+
+
+def test_outside_of_a_mesh_it_is_the_plain_definition_on_a_cpu_too():
+    assert jax.default_backend() == "cpu"
+    assert kernels.implementation() == "xla"
+    assert kernels.platform() is None
+
+
+def test_a_mesh_in_scope_is_enough():
+    with jax.set_mesh(make_mesh(dp=2)):
+        assert (kernels.platform(), kernels.implementation()) == ("cpu", "cpu")
+
+
+def test_a_mesh_without_devices_has_the_plain_definitions():
+    mesh = AbstractMesh((2,), ("dp",), axis_types=(AxisType.Auto,))
+    seen = []
+
+    def look(x):
+        seen.append((kernels.platform(), kernels.implementation()))
+        return x
+
+    jax.eval_shape(on_mesh(look, mesh), X)
+    assert seen == [(None, "xla")]
+
+
+@pytest.mark.parametrize("name", ["xla", "cpu"])
+def test_a_chosen_one_holds_on_a_mesh_and_outside(name):
+    with use_implementation(name):
+        unrolled = [
+            program(f).count("dot_general") < 3 for f in (logits, on_mesh(logits))
+        ]
+    assert unrolled == [name == "cpu"] * 2
+
+
+def test_the_choice_of_the_forward_is_that_of_the_backward():
+    """The backward pass is traced outside of the context, and outside of the mesh."""
+    programs = []
+    for name in ("xla", "cpu"):
+        with use_implementation(name):
+            _, pull = jax.vjp(logits, X)
+        programs.append(str(jax.make_jaxpr(pull)(jnp.zeros((2, 4, 4)))))
+    assert [text.count("dot_general") > 0 for text in programs] == [True, False]
+
+
+def test_a_compiled_function_is_traced_anew_for_another_choice():
+    traced = []
+
+    @jax.jit
+    def function(x):
+        traced.append(kernels.implementation())
+        return logits(x)
+
+    for name in ("xla", "cpu", "xla", "cpu"):
+        with use_implementation(name):
+            function(X)
+    function(X)
+    assert traced == ["xla", "cpu", "xla"]
+
+
+def test_an_unknown_implementation_is_refused():
+    with pytest.raises(ValueError, match="is 'cuda'; expected one of xla, cpu"):
+        use_implementation("cuda")
+
+
+def test_a_program_to_read_has_the_operations_and_loops_of_its_platform():
+    seen = []
+
+    def look(x):
+        seen.append((kernels.implementation(), loops_hold_collectives()))
+        return x
+
+    for name in (None, "gpu"):
+        with use_platform(name):
+            jax.eval_shape(on_mesh(look), X)
+    assert seen == [("cpu", False), ("xla", True)]
+
+
+def test_plain_definitions_on_a_cpu_mesh_keep_loops_free_of_collectives():
+    seen = []
+
+    def look(x):
+        seen.append((kernels.implementation(), loops_hold_collectives()))
+        return x
+
+    with use_implementation("xla"):
+        jax.eval_shape(on_mesh(look), X)
+    assert seen == [("xla", False)]
