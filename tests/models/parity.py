@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from credit_jax.kernels import use_implementation
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
@@ -27,13 +28,14 @@ Tree = dict[str, np.ndarray]
 
 
 def run_with_credits_weights(
-    block: dict[str, Any], case: Any
+    block: dict[str, Any], case: Any, implementation: str = "cpu"
 ) -> tuple[Any, Any, Any, Tree]:
     """Our prediction, loss and gradients with CREDIT's weights, by CREDIT's names.
 
     Args:
         block: the `model:` block.
         case: a `CreditCase` of it.
+        implementation: of the operations, as for `kernels.use_implementation`.
     """
     model_def = build(block)
     params, model_state = jax.device_put(from_state_dict(model_def, case.state))
@@ -49,13 +51,14 @@ def run_with_credits_weights(
         return (y**2).mean(), y
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-    (value, y), (by_param, by_input) = step(params, jnp.asarray(case.x))
+    with use_implementation(implementation):
+        (value, y), (by_param, by_input) = step(params, jnp.asarray(case.x))
     named = to_state_dict(model_def, *jax.device_get((by_param, model_state)))
     return np.asarray(y), np.asarray(value), np.asarray(by_input), named
 
 
 def assert_equals_credit(
-    credit: Any, block: dict[str, Any], name: str
+    credit: Any, block: dict[str, Any], name: str, implementation: str = "cpu"
 ) -> tuple[Tree, Tree]:
     """Forward, loss, gradient of the input, gradient of all parameters, in float32.
 
@@ -63,7 +66,9 @@ def assert_equals_credit(
         Our gradients and CREDIT's, by CREDIT's names.
     """
     case = credit.credit_case(block, seed=3)
-    y, value, by_input, gradients = run_with_credits_weights(block, case)
+    y, value, by_input, gradients = run_with_credits_weights(
+        block, case, implementation
+    )
     assert y.shape == case.y.shape, f"{y.shape}, CREDIT gives {case.y.shape}"
     assert_close(y, case.y, FORWARD, f"{name}: forward")
     assert_close(value, case.loss, FORWARD, f"{name}: loss")

@@ -1,4 +1,9 @@
-"""Models on every mesh against one device: prediction, loss and every gradient."""
+"""Models on every mesh against one device: prediction, loss and every gradient.
+
+On the plain definitions, which is what accelerators run; and two meshes on the
+implementations of CPU. Loops that hold collectives are unrolled on every mesh here:
+XLA on CPU does not order them (`parallel.compiler`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from credit_jax.kernels import use_implementation
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
@@ -60,7 +66,12 @@ def _data(model_def: ModelDef, dtype: str) -> dict[str, np.ndarray]:
     }
 
 
-def _run(name: str, degrees: tuple[int, int, int], dtype: str) -> Any:
+def _run(
+    name: str,
+    degrees: tuple[int, int, int],
+    dtype: str,
+    implementation: str = "xla",
+) -> Any:
     """A forward pass of training: (prediction, loss, gradients, state) as whole arrays.
 
     The state is that of spectral norm after one power iteration, and of the batch norms
@@ -108,7 +119,8 @@ def _run(name: str, degrees: tuple[int, int, int], dtype: str) -> Any:
     )
     params, model_state = _weights(name, dtype)
     batch = place_batch(_data(model_def, dtype), mesh)
-    y, value, grads, new = jax.device_get(jax.jit(body)(params, model_state, batch))
+    with use_implementation(implementation):
+        y, value, grads, new = jax.device_get(jax.jit(body)(params, model_state, batch))
     return y[..., : model_def.image_height, :], value, grads, new
 
 
@@ -156,12 +168,19 @@ def _compare(actual: Any, expected: Any, tolerances: tuple[float, float], what: 
         )
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_equals_one_device(mesh: str) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "implementation"),
+    [
+        *((mesh, "xla") for mesh in MESHES),
+        ("domain3", "cpu"),
+        ("dp2_tp2_domain2", "cpu"),
+    ],
+)
+def test_equals_one_device(mesh: str, implementation: str) -> None:
     """45 rows: uneven on every domain degree above one."""
-    actual = _run("uneven", MESHES[mesh], "float32")
+    actual = _run("uneven", MESHES[mesh], "float32", implementation)
     expected = _one_device("uneven", "float32")
-    _compare(actual, expected, (FORWARD, GRADIENT), mesh)
+    _compare(actual, expected, (FORWARD, GRADIENT), f"{mesh}, {implementation}")
 
 
 def test_equals_one_device_in_float64() -> None:

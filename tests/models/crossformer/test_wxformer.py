@@ -23,6 +23,11 @@ def test_equals_credit(credit: Any, name: str) -> None:
     assert_equals_credit(credit, CASES[name], name)
 
 
+def test_plain_definitions_equal_credit(credit: Any) -> None:
+    """What accelerators run; the other tests run the implementations of CPU."""
+    assert_equals_credit(credit, CASES["uneven"], "uneven, plain", "xla")
+
+
 @pytest.mark.parametrize("name", ["earth", "frames"])
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     assert_equals_credit_in_float64(credit, CASES[name], name)

@@ -1,4 +1,4 @@
-"""Operations on split fields: the same numbers on 1, 2, 3, 4 and 8 shards."""
+"""Operations on sharded fields: the same numbers on 1, 2, 3, 4 and 8 shards."""
 
 from functools import lru_cache
 
@@ -6,22 +6,34 @@ import jax
 import numpy as np
 import pytest
 
-from tests.parallel.domain.cases import CASES
+from credit_jax.kernels import use_implementation
+from tests.parallel.domain.cases import CASES, CONVOLUTIONS, EMBEDDINGS
+from tests.parallel.domain.convolution_cases import PATCHES, PERIODIC, TRANSPOSED
 from tests.support import assert_close
 from tests.support.sharded import Outcome, run_cases
 
 VALUE, GRADIENT = 1e-6, 1e-5
 DOUBLE = 1e-12
 
+# Operations that have several implementations.
+SEVERAL = CONVOLUTIONS | EMBEDDINGS | PATCHES | TRANSPOSED | PERIODIC
+
 
 @lru_cache
 def outcomes(num_shards: int) -> dict[str, Outcome]:
-    return run_cases(CASES, num_shards)
+    with use_implementation("cpu"):
+        return run_cases(CASES, num_shards)
+
+
+@lru_cache
+def plain_outcomes(num_shards: int) -> dict[str, Outcome]:
+    with use_implementation("xla"):
+        return run_cases(SEVERAL, num_shards)
 
 
 @lru_cache
 def double_outcomes(num_shards: int) -> dict[str, Outcome]:
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), use_implementation("cpu"):
         return run_cases(CASES, num_shards, np.float64)
 
 
@@ -41,6 +53,13 @@ def compare(
 def test_sharded_is_single(name, num_shards):
     actual, expected = outcomes(num_shards)[name], outcomes(1)[name]
     compare(f"{name} on {num_shards}", actual, expected, VALUE, GRADIENT)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_plain_definitions_on_3_shards_are_those_of_one_device(name):
+    actual, expected = plain_outcomes(3)[name], plain_outcomes(1)[name]
+    compare(f"{name} on 3, plain", actual, expected, VALUE, GRADIENT)
+    compare(f"{name}, CPU's own", outcomes(1)[name], expected, VALUE, GRADIENT)
 
 
 @pytest.mark.parametrize("num_shards", [3])
