@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from rich.table import Table
 from credit_jax.config.atomic import new_file
 from credit_jax.data import ChannelSchema
 from credit_jax.evaluation.skill import BASELINES, Example, Skill
-from credit_jax.training.loggers import Row
 
 FIGURE_NAME = "forecast.png"
 MAX_VARIABLES = 3
@@ -47,7 +46,7 @@ def skill_table(skill: Skill, lead: str) -> Table:
 def write_figure(
     path: str | Path,
     skill: Skill,
-    rows: Sequence[Row],
+    rows: Sequence[Mapping[str, float]],
     schema: ChannelSchema,
     latitude: np.ndarray,
     longitude: np.ndarray,
@@ -120,7 +119,7 @@ def _draw_maps(
         axis.set_title(f"{name}: {what}")
 
 
-def _draw_losses(axis: Any, rows: Sequence[Row]) -> None:
+def _draw_losses(axis: Any, rows: Sequence[Mapping[str, float]]) -> None:
     for name in ("train_loss", "valid_loss"):
         points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
         if points:

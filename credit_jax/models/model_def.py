@@ -25,7 +25,7 @@ from credit_jax.nn.context import BlockCount, Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, ModelState
 from credit_jax.nn.parameters import named_parameters, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
-from credit_jax.parallel.params.initializers import initialize
+from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.spec import TENSOR_DIMS, ParamSpec
 
 Weights = dict[str, Array]

@@ -23,7 +23,8 @@ from jaxtyping import Array, Float
 
 from credit_jax.nn.model_state import Collection
 from credit_jax.parallel.collectives import psum_each
-from credit_jax.parallel.params.initializers import Initializer, initialize
+from credit_jax.parallel.params.init import initialize
+from credit_jax.parallel.params.initializers import Initializer
 from credit_jax.parallel.params.spec import LAYERS, ParamSpec, matrix_specs
 
 Weights = dict[str, Array]

@@ -16,7 +16,7 @@ from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.collectives import axis_index, psum, pvary
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.params.initializers import initialize
+from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.spec import ShardingRules
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.params import initializers
+from credit_jax.parallel.params import init
+from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.initializers import (
     constant,
     icnr,
-    initialize,
     torch_uniform,
     xavier_normal,
 )
@@ -76,7 +76,7 @@ def test_values_are_the_same_on_every_mesh(whole, degrees):
 
 @pytest.mark.parametrize("degrees", [{"dp": 8}, {"dp": 2, "tp": 2}])
 def test_no_array_is_larger_than_the_local_shards(monkeypatch, degrees):
-    monkeypatch.setattr(initializers, "CHUNK", 4096)
+    monkeypatch.setattr(init, "CHUNK", 4096)
     program = sharded(**degrees)
     mesh = make_mesh(**degrees)
     specs = ShardingRules().specs(DECLARATIONS, MeshAxes.from_mesh(mesh))
