@@ -1,7 +1,7 @@
 """Physics of the demo climate: sunlight, moisture, mountains, and its land-sea mask.
 
-Everything here is a pure array function in SI units on arrays that broadcast; the
-time steps that use it are in `forcing`.
+Pure functions of arrays that broadcast, in SI units; `forcing` makes time steps of
+them.
 """
 
 from types import ModuleType
@@ -17,12 +17,12 @@ Days: TypeAlias = Any  # the same, or a number
 SOLAR_CONSTANT = 1361.0  # W m-2, Kopp and Lean (2011), doi:10.1029/2010GL045777
 OBLIQUITY = 23.44  # degrees, Earth's axial tilt
 ECCENTRICITY = 0.0167  # of Earth's orbit
-YEAR_DAYS = 365.2422
+YEAR_DAYS = 365.2422  # tropical year
 EQUINOX_DAY = 79.0  # days after 1 January 00 UTC, about 20 March
-PERIHELION_DAY = 3.0
+PERIHELION_DAY = 3.0  # days after 1 January 00 UTC
 GRAVITY = 9.80616  # m s-2, the value that dinosaur uses
-DRY_AIR_GAS = 287.0  # J kg-1 K-1
-WATER_DENSITY = 1000.0  # kg m-3
+DRY_AIR_GAS = 287.0  # gas constant of dry air, J kg-1 K-1
+WATER_DENSITY = 1000.0  # of liquid water, kg m-3
 
 
 def declination(day: Days, xp: ModuleType = np) -> Field:
@@ -106,9 +106,9 @@ def _bump(
 
 
 def mountain_height(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
-    """Height in m of two smooth, low ranges at the places of the Rockies and Tibet.
+    """Height in m of two smooth, low ranges where the Rockies and Tibet are.
 
-    Low, so that surface pressure shows weather more than the map.
+    They are low so that weather, not orography, dominates surface pressure.
 
     Args:
         latitude: radians, broadcastable with longitude.
@@ -120,7 +120,7 @@ def mountain_height(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
 
 
 def land_mask(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
-    """1 on three idealized continents around and apart from the ranges, 0 on sea.
+    """1 on three idealized continents, two of them with a mountain range; 0 on sea.
 
     Args:
         latitude: radians, broadcastable with longitude.

@@ -1,7 +1,8 @@
-"""Writes the demo data set in CREDIT's layout; a folder appears complete or not at all.
+"""Writes the demo data set in CREDIT's layout, atomically.
 
-One Zarr a year with (time, level, latitude, longitude), latitudes from north to south;
-static.nc; mean.nc and std.nc, one number a level, of the days that are not held out.
+demo_{year}.zarr with dims (time, level, latitude, longitude), latitudes from north to
+south; static.nc; mean.nc and std.nc, one number per level, of all days but the held-out
+ones. `new_dataset` makes the folder appear complete or not at all.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 import xarray as xr
+from jaxtyping import Float
 
 from credit_jax.config.atomic import new_folder
 from credit_jax.demo.physics import solar_irradiance
@@ -56,17 +58,21 @@ class Axes:
     """Coordinates of the data set.
 
     Attributes:
-        level: (level,) sigma at the centers, top first.
-        latitude: (lat,) degrees, from north to south.
-        longitude: (lon,) degrees, from 0.
+        level: sigma at the centers of the levels, top first.
+        latitude: degrees north, from north to south.
+        longitude: degrees east, from 0.
     """
 
-    level: np.ndarray
-    latitude: np.ndarray
-    longitude: np.ndarray
+    level: Float[np.ndarray, " level"]
+    latitude: Float[np.ndarray, " lat"]
+    longitude: Float[np.ndarray, " lon"]
 
     def coordinates(self, times: Times) -> dict[str, Any]:
-        """Coordinates with CF attributes; without time and level for None."""
+        """Coordinates with CF attributes, for `xr.Dataset`.
+
+        Args:
+            times: None for static fields, which have neither time nor level.
+        """
         coordinates: dict[str, Any] = {
             "latitude": (
                 "latitude",
@@ -91,13 +97,13 @@ class Axes:
 
 
 class Statistics:
-    """Mean and standard deviation of each level, merged chunk by chunk in float64."""
+    """Mean and standard deviation of each level, accumulated in float64."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
 
     def add(self, name: str, fields: np.ndarray) -> None:
-        """Take in fields (time, level, lat, lon) or (time, lat, lon).
+        """Adds fields (time, level, lat, lon) or (time, lat, lon) of one variable.
 
         Chan et al. (1979): with counts n, m, means a, b and sums of squares S, R about
         them, the union has mean a + (b - a) m / (n + m) and sum of squares
@@ -117,7 +123,7 @@ class Statistics:
         )
 
     def write(self, folder: Path, axes: Axes) -> None:
-        """Write mean.nc and std.nc (population standard deviation)."""
+        """Writes mean.nc and std.nc (population standard deviation)."""
         for file, long in (("mean", "mean"), ("std", "standard deviation")):
             dataset = xr.Dataset(coords={"level": axes.level})
             for name, (count, mean, squares) in self._sums.items():
@@ -129,14 +135,14 @@ class Statistics:
 
 
 class YearWriter:
-    """Appends fields to one Zarr a year."""
+    """Appends fields to one Zarr store per year."""
 
     def __init__(self, folder: Path, axes: Axes) -> None:
         self._folder = folder
         self._axes = axes
 
     def add(self, times: Times, fields: dict[str, np.ndarray]) -> None:
-        """Write fields of consecutive times, whole days of them."""
+        """Writes fields of consecutive times, which must be whole days."""
         for year in sorted(set(times.year)):
             chosen = times.year == year
             part = {name: field[chosen] for name, field in fields.items()}
@@ -152,7 +158,7 @@ class YearWriter:
             name: {"chunks": (TIMES_PER_CHUNK, *field.shape[1:])}
             for name, field in fields.items()
         }
-        # One chunk of times a year: it is read whole whenever the file is opened.
+        # One chunk for the times of a year: opening a store reads them all.
         encoding["time"] = {**_TIME_ENCODING, "chunks": (4 * 366,)}
         dataset.to_zarr(
             path, mode="w-", encoding=encoding, zarr_format=2, consolidated=True
@@ -160,12 +166,12 @@ class YearWriter:
 
 
 def write_static(folder: Path, axes: Axes, fields: dict[str, np.ndarray]) -> None:
-    """Write static.nc: fields (lat, lon), with latitude and longitude."""
+    """Writes static.nc: fields (lat, lon) with their coordinates."""
     _dataset(fields, axes, None).to_netcdf(folder / "static.nc")
 
 
 def solar_fields(axes: Axes, times: Times) -> np.ndarray:
-    """(time, lat, lon) tsi in W m-2 at some times."""
+    """`tsi` at the given times, (time, lat, lon) in W m-2."""
     day = days_of_year(times)[:, None, None]
     latitude = np.radians(axes.latitude)[None, :, None]
     longitude = np.radians(axes.longitude)[None, None, :]
@@ -192,18 +198,18 @@ def _dataset(fields: dict[str, np.ndarray], axes: Axes, times: Times) -> xr.Data
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """What the data set in a folder was made with; None if there is no complete one."""
+    """The manifest of a data set; None if the folder holds no complete one."""
     path = folder / MANIFEST
     return json.loads(path.read_text()) if path.is_file() else None
 
 
 @contextmanager
 def new_dataset(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
-    """A folder to write into that gets its name when all is written and on disk.
+    """Yields a temporary folder, which becomes `folder` once it is synced to disk.
 
     Args:
-        folder: the name that it gets; must not exist.
-        manifest: written last into it.
+        folder: must not exist.
+        manifest: written into it last.
     """
     with new_folder(folder) as partial:
         yield partial
