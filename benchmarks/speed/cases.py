@@ -38,8 +38,17 @@ _BLOCK = {
     "padding_conf": {"activate": False},
     "interp": False,
 }
+# The model of the reports: 32 x 64 points without padding.
+_SMALL = {
+    "padding_conf": {"activate": False},
+    "dim": [32, 64, 128, 256],
+    "depth": [1, 1, 2, 1],
+    "dim_head": 16,
+    "local_window_size": 2,
+}
 # What a test can afford.
 _TINY = {
+    **_SMALL,
     "image_height": 32,
     "image_width": 64,
     "dim": [8, 16, 32, 64],
@@ -49,7 +58,7 @@ _TINY = {
 
 SIZES: Mapping[str, Size] = {
     "tiny": Size("demo.yaml", 2, _TINY),
-    "demo": Size("demo.yaml", 8, {}),
+    "demo": Size("demo.yaml", 8, _SMALL),
     "1deg": Size("wxformer_1deg.yaml", 1, {}),
     "025deg_block": Size("wxformer_025deg.yaml", 1, _BLOCK),
     "025deg": Size("wxformer_025deg.yaml", 1, {}),
