@@ -1,7 +1,7 @@
 """A plugin of pytest: a skipped test, or a file skipped as a whole, fails.
 
-`make test` loads it with `-p tests.skips_fail`. What is installed there can run every
-test, so that a skip means that something has gone missing.
+tests/conftest.py loads it if the environment has CI=true, as `make test` sets it. There
+everything is installed, so that a skip means that something is missing.
 """
 
 from typing import TypeVar
