@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from credit_torch_bridge.compare.errors import relative_error
+
 # Relative errors that float32 may show (docs/numerics.md).
 TOLERANCES: Mapping[str, float] = {
     "forward": 1e-5,
@@ -71,17 +73,6 @@ class Errors:
         return {"worst": self.worst(), **asdict(self), "arrays": arrays}
 
 
-def relative(actual: Any, expected: Any) -> float:
-    """|actual - expected| / |expected|, Euclidean norms in float64.
-
-    Infinity for other shapes and for values that are not finite.
-    """
-    a, b = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
-    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return float("inf")
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
-
-
 def errors_of(
     run: Run,
     gradients: Mapping[str, np.ndarray],
@@ -97,12 +88,12 @@ def errors_of(
     """
     ours = {name: gradients[name] for name in base_gradients}
     return Errors(
-        forward=relative(run.prediction, base.prediction),
-        gradient=relative(_joined(ours), _joined(base_gradients)),
+        forward=relative_error(run.prediction, base.prediction),
+        gradient=relative_error(_joined(ours), _joined(base_gradients)),
         arrays=_array_errors(ours, base_gradients),
-        loss=[relative(a, b) for a, b in zip(run.loss, base.loss, strict=True)],
+        loss=[relative_error(a, b) for a, b in zip(run.loss, base.loss, strict=True)],
         rollout=[
-            relative(a, b) for a, b in zip(run.rollout, base.rollout, strict=True)
+            relative_error(a, b) for a, b in zip(run.rollout, base.rollout, strict=True)
         ],
     )
 

@@ -20,12 +20,12 @@ from rich.console import Console
 
 from benchmarks.accuracy.case import Case, case_config, credit_case, random_case
 from benchmarks.accuracy.credit_run import CreditRun, CreditWay, credit_run, write_data
-from benchmarks.accuracy.errors import relative
 from benchmarks.accuracy.mesh_run import MeshRun, run_mesh
 from benchmarks.meshes import num_devices
 from benchmarks.report import Table, add_out_option, publish
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_torch_bridge.compare.errors import relative_error
 
 DEFAULT_MESHES = ("1", "dp2", "tp2", "domain2", "domain3", "dp2xtp2xdomain2")
 ALL_MESHES = (
@@ -147,9 +147,9 @@ def _as_json(line: Line) -> dict[str, Any]:
         losses = zip(line.run.loss, line.base.loss, strict=True)
         first = line.run.gradient_norm[:1], line.base.gradient_norm[:1]
         out["distance"] = {
-            "forward": relative(line.run.prediction, line.base.prediction),
-            "gradient_norm_step_1": relative(*first),
-            "loss": [relative(a, b) for a, b in losses],
+            "forward": relative_error(line.run.prediction, line.base.prediction),
+            "gradient_norm_step_1": relative_error(*first),
+            "loss": [relative_error(a, b) for a, b in losses],
         }
     return out
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from credit_jax.commands import FAILED, OK, CommandError
 from credit_jax.config.parallelism import parse_parallelism
 from credit_torch_bridge.cli.convert import config_file
-from credit_torch_bridge.compare.compare import compare
+from credit_torch_bridge.compare.comparison import compare_with_credit
 
 HELP = "Run serial CREDIT and credit_jax side by side; exit code 1 if they differ."
 EXAMPLE = "--checkpoint RUN/checkpoint.pt --parallelism tensor=2,domain=2"
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         CommandError: with exit code 1 if they differ by more than rounding.
     """
     path = Path(args.checkpoint)
-    found = compare(
+    found = compare_with_credit(
         config_file(args.config, path),
         path,
         parallelism=parse_parallelism(args.parallelism),

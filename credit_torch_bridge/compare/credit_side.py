@@ -1,60 +1,46 @@
-"""Serial CREDIT as the reference: one forward and backward pass of a model."""
+"""One forward and backward pass of serial CREDIT, the reference."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from credit_torch_bridge.checkpoint.key_plan import State
 from credit_torch_bridge.compare.credit_import import import_credit
+from credit_torch_bridge.compare.outputs import ModelOutputs
 
 
-@dataclass(frozen=True)
-class ModelOutputs:
-    """What a model did with one input.
+def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
+    """A model of CREDIT, initialized by torch's generator.
 
-    Attributes:
-        prediction: (batch, channel, time, lat, lon).
-        blocks: output of each block, (batch, channel, lat, lon), by CREDIT's name of
-            the module.
-        gradients: of mean(prediction**2), by CREDIT's parameter names.
-    """
-
-    prediction: np.ndarray
-    blocks: dict[str, np.ndarray]
-    gradients: State
-
-
-def fresh_credit(block: Mapping[str, Any]) -> torch.nn.Module:
-    """CREDIT's model of a `model:` block, freshly initialized by torch's generator.
+    Args:
+        section: `model:` of the YAML.
 
     Raises:
         ValueError: CREDIT is missing.
     """
-    arguments = copy.deepcopy(dict(block))
+    arguments = copy.deepcopy(dict(section))
     registry = import_credit("models")._MODEL_REGISTRY
     module, name = registry[arguments.pop("type")][:2]
     return getattr(import_credit(module.removeprefix("credit.")), name)(**arguments)
 
 
 def build_credit(
-    block: Mapping[str, Any], state: Mapping[str, np.ndarray]
+    section: Mapping[str, Any], state: Mapping[str, np.ndarray]
 ) -> torch.nn.Module:
-    """CREDIT's model of a `model:` block with given weights, in evaluation mode.
+    """A model of CREDIT with given weights, in evaluation mode.
 
     Args:
-        block: as it stands in the YAML.
+        section: `model:` of the YAML.
         state: CREDIT's state dict.
 
     Raises:
         ValueError: CREDIT is missing, or the weights are not those of the model.
     """
-    model = fresh_credit(block)
+    model = new_credit_model(section)
     tensors = {key: torch.from_numpy(np.array(a)) for key, a in state.items()}
     try:
         model.load_state_dict(tensors, strict=True)
@@ -66,12 +52,12 @@ def build_credit(
 def run_credit(
     model: torch.nn.Module, x: np.ndarray, blocks: Sequence[str]
 ) -> ModelOutputs:
-    """One forward pass in evaluation mode, and its gradient.
+    """One forward and backward pass in evaluation mode.
 
     Args:
         model: from `build_credit`.
         x: (batch, channel, time, lat, lon).
-        blocks: names of modules whose output is wanted.
+        blocks: names of the modules whose outputs are recorded.
     """
     seen: dict[str, np.ndarray] = {}
 

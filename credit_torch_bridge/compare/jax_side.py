@@ -1,4 +1,4 @@
-"""credit_jax on one mesh: one forward and backward pass, by CREDIT's names."""
+"""One forward and backward pass of credit_jax on a mesh, by CREDIT's names."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from credit_torch_bridge.checkpoint.key_plan import HostModelState, State
 from credit_torch_bridge.checkpoint.state_dict import to_state_dict
-from credit_torch_bridge.compare.credit_side import ModelOutputs
+from credit_torch_bridge.compare.outputs import ModelOutputs
 
 
-def make_pass(
+def compile_pass(
     model: ParallelModel,
     params: State,
     model_state: HostModelState,
     blocks: Sequence[str],
 ) -> Callable[[np.ndarray], ModelOutputs]:
-    """The forward pass in evaluation mode with its gradient, compiled once.
+    """A function that runs forward and backward in evaluation mode, compiled once.
 
     Args:
         model: on its mesh.
         params, model_state: host arrays.
-        blocks: CREDIT's names of our blocks, in order.
+        blocks: CREDIT's names of the blocks, in the order of their outputs.
 
     Returns:
         A function of x (batch, channel, time, lat, lon).

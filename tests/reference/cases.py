@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from credit_torch_bridge.compare.credit_side import fresh_credit
+from credit_torch_bridge.compare.credit_side import new_credit_model
 
 _SETTLING_FORWARDS = 5
 _SPREAD = 0.1
@@ -95,7 +95,7 @@ def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Modu
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        return fresh_credit(model_block)
+        return new_credit_model(model_block)
 
 
 def _draw_input(

@@ -1,4 +1,4 @@
-"""The same weights and inputs through serial CREDIT and credit_jax, block by block."""
+"""Serial CREDIT and credit_jax with the same weights and inputs, block by block."""
 
 from __future__ import annotations
 
@@ -23,29 +23,27 @@ from credit_torch_bridge.checkpoint.state_dict import to_state_dict
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_to_jax import read_model
 from credit_torch_bridge.compare.credit_import import import_credit
-from credit_torch_bridge.compare.credit_side import (
-    ModelOutputs,
-    build_credit,
-    run_credit,
-)
-from credit_torch_bridge.compare.jax_side import make_pass
+from credit_torch_bridge.compare.credit_side import build_credit, run_credit
+from credit_torch_bridge.compare.errors import relative_error
+from credit_torch_bridge.compare.jax_side import compile_pass
+from credit_torch_bridge.compare.outputs import ModelOutputs
 from credit_torch_bridge.models.registry import torch_model
 
-# Relative L2 errors in float32 (docs/numerics.md).
+# Tolerances of the relative L2 errors in float32 (docs/numerics.md).
 FORWARD, GRADIENT = 1e-5, 1e-4
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Relative L2 errors, the largest of all batches.
+    """Relative L2 errors of credit_jax against serial CREDIT.
 
     Attributes:
-        blocks: output of each block, by CREDIT's module name.
-        prediction: of the model.
-        gradients: of the parameters of each of CREDIT's top modules.
+        blocks: of the output of each block, by the name of CREDIT's module.
+        prediction: of the model's output.
+        gradients: of the parameters of each block.
         gradient: of all parameters together.
-        mesh: what credit_jax ran on.
-        batches: how many were compared.
+        mesh: axes and degrees that credit_jax ran on.
+        batches: number of inputs; each error is the largest of them.
     """
 
     blocks: dict[str, float]
@@ -53,11 +51,11 @@ class Comparison:
     gradients: dict[str, float]
     gradient: float
     mesh: str
-    batches: int
+    batches: int = 1
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether prediction and gradient are CREDIT's; NaN never is."""
+        """Whether prediction and gradient differ by rounding only."""
         return self.prediction <= FORWARD and self.gradient <= GRADIENT
 
     def lines(self) -> Iterator[str]:
@@ -72,7 +70,7 @@ class Comparison:
         yield f"  {'gradient':34} {self.gradient:9.2e}  (tolerance {GRADIENT:.0e})"
 
 
-def compare(
+def compare_with_credit(
     config: str | Path | Mapping[str, Any],
     checkpoint: str | Path,
     *,
@@ -80,61 +78,60 @@ def compare(
     batches: int = 1,
     seed: int = 0,
 ) -> Comparison:
-    """Run both on random inputs, in evaluation mode and float32.
+    """Runs both on random inputs, in evaluation mode and float32.
 
     Args:
-        config: CREDIT's YAML, or a mapping like it; its model section counts.
+        config: CREDIT's YAML, or a mapping like it; only its `model:` section is used.
         checkpoint: of PyTorch, file or folder, or the folder of a run of credit_jax.
         parallelism: the mesh of credit_jax; None is one device.
-        batches: how many inputs.
+        batches: number of inputs.
         seed: of the inputs.
 
     Raises:
-        ValueError: CREDIT is not installed, or what cannot be read or does not fit.
+        ValueError: CREDIT is not installed, or a file cannot be read or does not fit.
     """
     if batches < 1:
         raise ValueError(f"batches is {batches}; compare at least 1")
     import_credit()
-    mesh = parallelism_of(parallelism)
-    # Before anything is read, since reading uses JAX, which then has its devices.
+    mesh = _parallelism(parallelism)
+    # Before anything is read: reading uses JAX, which fixes the number of devices.
     devices = model_devices(mesh)
     run_config = read_run_config(config)
     params, model_state = read_weights(run_config, Path(checkpoint))
-    model = parallel_model(run_config, mesh, devices)
-    names = _block_names(run_config.model_def.config)
+    model = _parallel_model(run_config, mesh, devices)
+    blocks = _block_names(run_config.model_def.config)
     state = to_state_dict(run_config.model_def, params, model_state)
     credit = build_credit(run_config.raw["model"], state)
-    ours = make_pass(model, params, model_state, names)
+    run_jax = compile_pass(model, params, model_state, blocks)
     rng = np.random.default_rng(seed)
     found = []
     with jax.default_matmul_precision("highest"):
         for _ in range(batches):
             x = rng.normal(size=_input_shape(model)).astype(np.float32)
-            found.append(_errors(ours(x), run_credit(credit, x, names), names))
-    return _worst(found, str(dict(model.parallel_config.mesh.shape)))
+            ours, theirs = run_jax(x), run_credit(credit, x, blocks)
+            found.append(_compare(ours, theirs, blocks, str(dict(model.mesh.shape))))
+    return _worst(found)
 
 
 def read_weights(run_config: RunConfig, path: Path) -> tuple[Any, Any]:
-    """Parameters and model state of a checkpoint of either side."""
+    """Parameters and model state from a checkpoint of CREDIT or of credit_jax."""
     if path.is_dir() and (path / "checkpoints").is_dir():
         checkpoint = read_run(path, run_config.model_def)
         return checkpoint.params, checkpoint.model_state
     return read_model(run_config, open_checkpoint(path))
 
 
-def parallelism_of(
+def _parallelism(
     given: ParallelismConfig | Mapping[str, Any] | None,
 ) -> ParallelismConfig:
-    """The parallelism block; None is one device."""
     if isinstance(given, ParallelismConfig):
         return given
     return parse(ParallelismConfig, given or {"data": "none"}, "parallelism")
 
 
-def parallel_model(
+def _parallel_model(
     run_config: RunConfig, parallelism: ParallelismConfig, devices: list[Any]
 ) -> ParallelModel:
-    """The model on the mesh that is asked for."""
     ParallelDims.from_config(parallelism, len(devices), model=run_config.model_def)
     mesh, _ = build_device_mesh(parallelism, devices)
     return build_parallel_model(run_config.model_def, mesh, mp_policy=Precision())
@@ -150,33 +147,30 @@ def _input_shape(model: ParallelModel) -> tuple[int, ...]:
     return size, a.input_channels, a.frames, a.image_height, a.image_width
 
 
-def _errors(
-    ours: ModelOutputs, credits: ModelOutputs, names: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """Relative errors by kind and name."""
-    keys = sorted(credits.gradients)
-    tops: dict[str, list[str]] = {}
+def _compare(
+    ours: ModelOutputs, theirs: ModelOutputs, blocks: Sequence[str], mesh: str
+) -> Comparison:
+    keys = sorted(theirs.gradients)
+    keys_of: dict[str, list[str]] = {}
     for key in keys:
-        tops.setdefault(_block_of(key, names), []).append(key)
-    return {
-        "blocks": {
-            name: relative_error(field, _like(credits.blocks[name], field))
+        keys_of.setdefault(_block_of(key, blocks), []).append(key)
+
+    def gradient_error(some: list[str]) -> float:
+        return relative_error(
+            _joined(ours.gradients, some), _joined(theirs.gradients, some)
+        )
+
+    return Comparison(
+        {
+            name: relative_error(field, _without_time(theirs.blocks[name], field))
             for name, field in ours.blocks.items()
-            if name in credits.blocks
+            if name in theirs.blocks
         },
-        "prediction": {"": relative_error(ours.prediction, credits.prediction)},
-        "gradients": {
-            top: relative_error(
-                _joined(ours.gradients, some), _joined(credits.gradients, some)
-            )
-            for top, some in tops.items()
-        },
-        "gradient": {
-            "": relative_error(
-                _joined(ours.gradients, keys), _joined(credits.gradients, keys)
-            )
-        },
-    }
+        relative_error(ours.prediction, theirs.prediction),
+        {block: gradient_error(some) for block, some in keys_of.items()},
+        gradient_error(keys),
+        mesh,
+    )
 
 
 def _block_of(key: str, blocks: Sequence[str]) -> str:
@@ -185,8 +179,8 @@ def _block_of(key: str, blocks: Sequence[str]) -> str:
     return next(found, key.split(".")[0])
 
 
-def _like(array: np.ndarray, field: np.ndarray) -> np.ndarray:
-    """CREDIT's output without the time dim that a field of ours does not have."""
+def _without_time(array: np.ndarray, field: np.ndarray) -> np.ndarray:
+    """CREDIT's output without a time dim of length 1, which our fields do not have."""
     return array.reshape(field.shape) if array.size == field.size else array
 
 
@@ -194,26 +188,14 @@ def _joined(arrays: Mapping[str, np.ndarray], keys: list[str]) -> np.ndarray:
     return np.concatenate([np.ravel(arrays[key]) for key in keys])
 
 
-def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """|actual - expected| / |expected| in L2, float64; infinite for unlike shapes."""
-    if actual.shape != expected.shape:
-        return float("inf")
-    wide = expected.astype(np.float64)
-    size = np.linalg.norm(wide)
-    difference = np.linalg.norm(actual.astype(np.float64) - wide)
-    return float(difference / size) if size else float(difference)
-
-
-def _worst(found: list[dict[str, dict[str, float]]], mesh: str) -> Comparison:
-    worst = {
-        kind: {name: float(np.max([f[kind][name] for f in found])) for name in names}
-        for kind, names in found[0].items()
-    }
+def _worst(found: Sequence[Comparison]) -> Comparison:
+    """The largest errors of several inputs."""
+    first = found[0]
     return Comparison(
-        worst["blocks"],
-        worst["prediction"][""],
-        worst["gradients"],
-        worst["gradient"][""],
-        mesh,
+        {name: max(f.blocks[name] for f in found) for name in first.blocks},
+        max(f.prediction for f in found),
+        {name: max(f.gradients[name] for f in found) for name in first.gradients},
+        max(f.gradient for f in found),
+        first.mesh,
         len(found),
     )

@@ -1,0 +1,20 @@
+"""The measure of error of this project: the relative L2 norm, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def relative_error(actual: ArrayLike, expected: ArrayLike) -> float:
+    """|actual - expected| / |expected|, Euclidean norms in float64.
+
+    |actual - expected| where `expected` is zero everywhere; infinity for other shapes
+    and for values that are not finite.
+    """
+    a = np.asarray(actual).astype(np.float64)
+    b = np.asarray(expected).astype(np.float64)
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    scale = np.linalg.norm(b.ravel())
+    return float(np.linalg.norm((a - b).ravel()) / (scale if scale > 0 else 1.0))
