@@ -1,4 +1,4 @@
-"""Where a run stands: what a checkpoint says besides its arrays."""
+"""The position of a run in its epochs: what a checkpoint holds besides arrays."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Progress:
     """The position of a run and its best result so far.
 
     Attributes:
-        epoch: epoch in which the run goes on.
+        epoch: the epoch to continue with.
         batches: micro-batches of that epoch already trained on.
         epoch_losses: their training losses, for the epoch's mean in the log.
         best_metric: best value of `trainer.training_metric`; None before the first.
         best_epoch: epoch that gave it.
         best_step: checkpoint that holds it; None if none is kept.
         first_rate_at: micro-batch that trains at the schedule's first rate, as the
-            first one of a run that CREDIT goes on with does; None for our own runs.
+            first one of a run resumed by CREDIT does; None for our own runs.
     """
 
     epoch: int = 0
@@ -32,7 +32,7 @@ class Progress:
     first_rate_at: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for the checkpoint."""
+        """As JSON values."""
         return dataclasses.asdict(self) | {"epoch_losses": list(self.epoch_losses)}
 
     @classmethod

@@ -15,10 +15,10 @@ from orbax.checkpoint import checkpoint_managers
 
 from credit_jax.checkpoint.progress import Progress
 from credit_jax.checkpoint.trees import (
-    as_described,
-    described,
     differences,
-    storable,
+    restore_targets,
+    with_random_keys,
+    without_random_keys,
 )
 
 FOLDER = "checkpoints"
@@ -27,8 +27,8 @@ LOSS_SCALE = "loss_scale"
 ITEMS = (WEIGHTS, EMA, OPTIMIZER, LOSS_SCALE)
 
 
-class _Kept:
-    """Which checkpoints stay: the newest `num_latest`, the best, or all."""
+class _Preservation:
+    """Orbax's policy of which checkpoints to keep: the newest, the best, or all."""
 
     def __init__(self, num_latest: int, keep_all: bool) -> None:
         self.num_latest = num_latest
@@ -48,10 +48,10 @@ class _Kept:
 
 
 class CheckpointStore:
-    """Reads and writes the checkpoints below `save_loc`; the package has the layout.
+    """Reads and writes the checkpoints below `save_loc`; layout: see the package.
 
-    A checkpoint is written beside its final place and renamed when it is whole, and
-    older ones are removed only then: a run that is killed while it saves loses nothing.
+    A checkpoint is written under a temporary name and renamed when it is complete, and
+    older ones are removed only then, so that a run killed while it saves loses nothing.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CheckpointStore:
         keep_all: bool = False,
         keep_best: bool = True,
     ) -> None:
-        """Opens the folder, and makes it at the first save.
+        """Opens the folder if it exists; the first save makes it.
 
         Args:
             save_loc: folder of the run.
@@ -72,7 +72,7 @@ class CheckpointStore:
         """
         self.folder = Path(save_loc).resolve() / FOLDER
         self._keep_best = keep_best
-        self._kept = _Kept(num_latest, keep_all)
+        self._preservation = _Preservation(num_latest, keep_all)
         self._manager: ocp.CheckpointManager | None = None
         if self.folder.exists():
             self._open()
@@ -82,7 +82,7 @@ class CheckpointStore:
             _write_replicas_once()
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=checkpoint_managers.AnyPreservationPolicy(
-                    [self._kept]
+                    [self._preservation]
                 ),
                 cleanup_tmp_directories=True,
             )
@@ -93,14 +93,14 @@ class CheckpointStore:
     def _recall_best(self) -> None:
         latest = self.latest_step()
         if latest is not None and self._keep_best:
-            self._kept.best_step = self.progress(latest).best_step
+            self._preservation.best_step = self.progress(latest).best_step
 
     def steps(self) -> list[int]:
-        """The checkpoints that are whole, by the micro-batches they had seen."""
+        """The complete checkpoints, named by the micro-batches seen."""
         return sorted(self._manager.all_steps()) if self._manager else []
 
     def latest_step(self) -> int | None:
-        """The newest whole checkpoint, or None."""
+        """The newest complete checkpoint, or None."""
         steps = self.steps()
         return steps[-1] if steps else None
 
@@ -118,26 +118,23 @@ class CheckpointStore:
         """Starts to write a checkpoint; training may go on while it is written.
 
         Args:
-            step: its name: micro-batches seen.
-            items: `weights`, `optimizer`, perhaps `ema` and `loss_scale`, see the
-                package.
-            progress: where the run stands.
+            step: micro-batches seen, which names it.
+            items: trees of arrays by item name (`ITEMS`); contents: see the package.
+            progress: position of the run.
         """
         manager = self._open()
         manager.wait_until_finished()
         if step in self.steps():
             manager.delete(step)
         if self._keep_best:
-            self._kept.best_step = progress.best_step
+            self._preservation.best_step = progress.best_step
         arrays = {
-            name: ocp.args.StandardSave(storable(tree)) for name, tree in items.items()
+            name: ocp.args.StandardSave(without_random_keys(tree))
+            for name, tree in items.items()
         }
-        described_progress = ocp.args.JsonSave(progress.to_json())
-        manager.save(
-            step,
-            args=ocp.args.Composite(**arrays, **{PROGRESS: described_progress}),
-            force=True,
-        )
+        progress_item = {PROGRESS: ocp.args.JsonSave(progress.to_json())}
+        args = ocp.args.Composite(**arrays, **progress_item)
+        manager.save(step, args=args, force=True)
 
     def wait(self) -> None:
         """Returns when the last checkpoint is on disk."""
@@ -145,20 +142,20 @@ class CheckpointStore:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits and lets go of the folder."""
+        """Waits for the last save, and closes the folder."""
         if self._manager:
             self._manager.wait_until_finished()
             self._manager.close()
             self._manager = None
 
     def progress(self, step: int) -> Progress:
-        """Where the run stood at a checkpoint."""
+        """Position of the run at a checkpoint."""
         manager = self._manager_with(step)
         args = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
         return Progress.from_json(manager.restore(step, args=args)[PROGRESS])
 
     def item_names(self, step: int) -> list[str]:
-        """Which of its items a checkpoint holds."""
+        """Names of the items in a checkpoint, of those in `ITEMS`."""
         self._manager_with(step)
         return [name for name in ITEMS if (self.path(step) / name).is_dir()]
 
@@ -167,9 +164,9 @@ class CheckpointStore:
 
         Args:
             step: which one.
-            targets: for each item a tree like the one that was saved, of arrays or
-                `ShapeDtypeStruct`s; its shardings say where the arrays go. The mesh may
-                be another one than that of the run that saved.
+            targets: for each item a tree like the saved one, of arrays or
+                `ShapeDtypeStruct`s, with the shardings to restore onto. The mesh may
+                differ from that of the run that saved.
 
         Returns:
             The items, as trees like `targets`.
@@ -181,11 +178,13 @@ class CheckpointStore:
         manager = self._manager_with(step)
         self.check_fits(step, targets)
         args = {
-            name: ocp.args.StandardRestore(described(tree))
+            name: ocp.args.StandardRestore(restore_targets(tree))
             for name, tree in targets.items()
         }
         found = manager.restore(step, args=ocp.args.Composite(**args))
-        return {name: as_described(found[name], tree) for name, tree in targets.items()}
+        return {
+            name: with_random_keys(found[name], tree) for name, tree in targets.items()
+        }
 
     def _manager_with(self, step: int) -> ocp.CheckpointManager:
         if self._manager is None or step not in self.steps():
@@ -196,7 +195,7 @@ class CheckpointStore:
         return self._manager
 
     def check_fits(self, step: int, targets: Mapping[str, PyTree]) -> None:
-        """Raises the errors that `restore` would, without reading arrays."""
+        """Raises the errors of `restore` without reading arrays."""
         have = self.item_names(step)
         lacking = [name for name in targets if name not in have]
         if lacking:
@@ -209,7 +208,7 @@ class CheckpointStore:
             stored = ocp.StandardCheckpointHandler().metadata(
                 epath.Path(self.path(step) / name)
             )
-            problems = differences(stored.tree, described(tree))
+            problems = differences(stored.tree, restore_targets(tree))
             if problems:
                 raise ValueError(
                     f"checkpoint {self.path(step)} does not fit this run ({name}):\n  "
@@ -220,9 +219,9 @@ class CheckpointStore:
 
 
 def _write_replicas_once() -> None:
-    """Have orbax write a replicated array from its first replica.
+    """Makes Orbax write a replicated array from its first replica.
 
-    Its default cuts each such array into a slice a replica, by a program of its own
+    By default each replica writes a slice of the array, cut by a program of its own
     that XLA compiles at the first save: 600 of them for the demo on 8 devices.
     """
     ocp.type_handlers.register_type_handler(

@@ -1,4 +1,4 @@
-"""Trees of arrays as a checkpoint stores them, and what a mismatch is called."""
+"""Trees of arrays as a checkpoint stores them, and how they differ from others."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jaxtyping import PyTree
 MAX_LISTED = 8
 
 
-def storable(tree: PyTree) -> PyTree:
-    """The same tree with random keys as their plain integers."""
+def without_random_keys(tree: PyTree) -> PyTree:
+    """The same tree with random keys as arrays of integers."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
 
 
-def described(tree: PyTree) -> PyTree:
-    """Shape, dtype and sharding of every stored leaf of `tree`; host arrays stay.
+def restore_targets(tree: PyTree) -> PyTree:
+    """Shape, dtype and sharding of every leaf of `without_random_keys(tree)`.
 
     Args:
-        tree: arrays or `ShapeDtypeStruct`s; random keys have one struct of integers.
+        tree: arrays or `ShapeDtypeStruct`s; numpy arrays are returned as they are.
     """
-    return jax.tree.map(_describe, tree)
+    return jax.tree.map(_restore_target, tree)
 
 
-def _describe(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
+def _restore_target(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
     if isinstance(leaf, np.ndarray):
         return leaf
     sharding = getattr(leaf, "sharding", None)
@@ -34,8 +34,8 @@ def _describe(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
     return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=sharding)
 
 
-def as_described(stored: PyTree, wanted: PyTree) -> PyTree:
-    """The inverse of `storable`: keys of `wanted` are keys again."""
+def with_random_keys(stored: PyTree, wanted: PyTree) -> PyTree:
+    """The inverse of `without_random_keys`; `wanted` tells which leaves are keys."""
     return jax.tree.map(
         lambda x, like: jax.random.wrap_key_data(x) if is_key(like) else x,
         stored,
@@ -49,11 +49,11 @@ def is_key(leaf: Any) -> bool:
 
 
 def differences(stored: PyTree, wanted: PyTree) -> list[str]:
-    """One line for each array that is missing, not wanted, or of another shape.
+    """One line for each array that is missing, unknown, or of another shape.
 
     Args:
         stored: shapes and dtypes in the checkpoint.
-        wanted: shapes and dtypes that the model has.
+        wanted: shapes and dtypes in the model.
     """
     have, want = shapes_by_path(stored), shapes_by_path(wanted)
     missing = [f"{p}: missing, expected {s}" for p, s in want.items() if p not in have]

@@ -1,4 +1,4 @@
-"""Live progress: a bar on a terminal, plain lines everywhere else."""
+"""Live progress: a bar on a terminal, lines of text everywhere else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SMOOTH = 0.9
 
 
 class Display:
-    """What a user sees of a run. Use it as a context manager."""
+    """Progress of a run on the console, as a context manager."""
 
     def __init__(self, console: Console | None = None, *, silent: bool = False) -> None:
         """Chooses bar or lines by whether the console is a terminal.
@@ -54,13 +54,13 @@ class Display:
             self._bar = None
 
     def start(self, title: str, *, total: int, done: int = 0, left: int = 0) -> None:
-        """Begins a stretch of batches.
+        """Begins a phase of the run: the training or validation batches of an epoch.
 
         Args:
             title: such as "epoch 1/3".
-            total: batches of the stretch.
+            total: batches of the phase.
             done: batches of it that an earlier run has done.
-            left: batches of the run after this stretch, for the time left.
+            left: batches of the run after this phase, for the time left.
         """
         self._title, self._total, self._done, self._left = title, total, done, left
         self._rate = Rate()
@@ -78,12 +78,12 @@ class Display:
         samples: int,
         numbers: Mapping[str, int | float] | None = None,
     ) -> None:
-        """Batches are done.
+        """Adds batches that are done.
 
         Args:
             batches: how many.
             samples: samples in them, on all devices.
-            numbers: what to show, such as loss and learning rate.
+            numbers: shown beside the bar, such as loss and learning rate.
         """
         self._done += batches
         self._rate.add(batches, samples)
@@ -94,7 +94,7 @@ class Display:
             self.message(f"{self._title}  {self._done}/{self._total}  {text}")
 
     def message(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays above the bar."""
         if not self._silent:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -115,7 +115,7 @@ class Display:
 
 
 class Rate:
-    """Smoothed speed; the first stretch, which compiles, is left out."""
+    """Smoothed speed; the first batch, which compiles, is left out."""
 
     def __init__(self) -> None:
         self._before: float | None = None

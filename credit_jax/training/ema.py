@@ -8,11 +8,11 @@ from jaxtyping import Array, Float, Int, PyTree
 
 
 def effective_decay(num_updates: Int[Array, ""], decay: float) -> Float[Array, ""]:
-    """`min(decay, (1 + s) / (10 + s))`: short runs forget their random start.
+    """`min(decay, (1 + s) / (10 + s))`, so that short runs forget the initial values.
 
     Args:
-        num_updates: s, optimizer updates done, the one just made included.
-        decay: its limit.
+        num_updates: s, optimizer updates done, the present one included.
+        decay: upper limit.
     """
     steps = jnp.asarray(num_updates, jnp.float32)
     return jnp.minimum(jnp.float32(decay), (1.0 + steps) / (10.0 + steps))
@@ -27,13 +27,13 @@ def update_ema(
     """`decay_s * ema + (1 - decay_s) * params`, elementwise on local shards, float32.
 
     Args:
-        ema: the average so far; starts as a copy of the initial parameters.
+        ema: the average so far; initially a copy of the parameters.
         params: the parameters after the update.
-        num_updates: optimizer updates done, this one included.
+        num_updates: optimizer updates done, the present one included.
         decay: see `effective_decay`.
 
-    Spectral-norm vectors are no parameters and are not averaged: validation uses the
-    averaged parameters with the live vectors, as CREDIT does.
+    The model's state (spectral norm vectors, batch statistics) is not averaged:
+    validation uses the averaged parameters with the current state, as CREDIT does.
     """
     keep = effective_decay(num_updates, decay)
     return jax.tree.map(

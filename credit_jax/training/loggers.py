@@ -1,4 +1,4 @@
-"""What a run writes down: `training_log.csv` in CREDIT's columns, and TensorBoard."""
+"""Logs of a run: `training_log.csv` in CREDIT's columns, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ FIRST_COLUMNS = (
 
 
 class CsvLog:
-    """One row an epoch; each row replaces the file with a complete one."""
+    """One row an epoch. Each new row replaces the file with a complete one."""
 
     def __init__(self, path: str | Path, *, keep_before: int = 0) -> None:
-        """Takes up the rows of an earlier run.
+        """Reads the rows of an earlier run that are to be kept.
 
         Args:
             path: the file.
-            keep_before: rows of epochs below it are kept; 0 begins a new log.
+            keep_before: rows of earlier epochs are kept; 0 begins a new log.
         """
         self.path = Path(path)
         self.rows: list[Row] = []
@@ -89,7 +89,7 @@ class TensorBoard:
     """Event files below `tensorboard/`; CREDIT's tags: "rmse/valid", "train/lr"."""
 
     def __init__(self, save_loc: str | Path) -> None:
-        """Nothing is opened before the first row.
+        """Names the folder; the event file is opened at the first row.
 
         Args:
             save_loc: folder of the run.
@@ -98,7 +98,7 @@ class TensorBoard:
 
     @cached_property
     def _writer(self) -> Any:
-        # Its import takes PyTorch along where that is installed: a second or more.
+        # tensorboardX imports PyTorch where that is installed: a second or more.
         from tensorboardX import SummaryWriter
 
         return SummaryWriter(logdir=str(self._folder))
@@ -129,12 +129,12 @@ def tag(column: str) -> str:
 def logged_metrics(
     metrics: Mapping[str, Number], chosen: bool | Sequence[str]
 ) -> dict[str, Number]:
-    """The metrics that are written down.
+    """The metrics to be logged: those over all variables, and of chosen variables.
 
     Args:
-        metrics: "rmse" and the like for all variables, "rmse/ERA5/..." for one.
+        metrics: "rmse" and the like over all variables, "rmse/ERA5/..." of one.
         chosen: `trainer.save_metric_vars`: true for every variable, false for none, or
-            texts of which the name has to hold one.
+            substrings of the names to be logged.
     """
     if chosen is True:
         return dict(metrics)

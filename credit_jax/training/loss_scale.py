@@ -1,8 +1,8 @@
 """Dynamic loss scaling for float16, as torch.amp.GradScaler does it in CREDIT's `amp`.
 
 Small gradients underflow in float16. The loss is multiplied by a scale before the
-backward pass and the gradient divided by it after. Where the gradient overflowed, the
-update is left out and the scale halved; after 2000 good updates in a row it doubles.
+backward pass and the gradient divided by it after. If the gradient overflows, the
+update is skipped and the scale halved; after 2000 finite gradients in a row it doubles.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ class LossScale:
 
     @classmethod
     def fresh(cls) -> LossScale:
-        """The state before the first update."""
+        """The initial state."""
         return cls(jnp.float32(INITIAL_SCALE), jnp.zeros((), jnp.int32))
 
     def after(self, finite: Bool[Array, ""]) -> LossScale:
-        """The state after an update whose gradient was finite, or was not."""
+        """The state after an update.
+
+        Args:
+            finite: whether its gradient was finite.
+        """
         count = jnp.where(finite, self.good_updates + 1, 0)
         grows = count == INTERVAL
         factor = jnp.where(grows, GROWTH, jnp.where(finite, 1.0, BACKOFF))
@@ -47,12 +51,12 @@ class LossScale:
 
 
 def loss_factor(state: LossScale | None) -> Float[Array, ""] | float:
-    """What the loss is multiplied by; 1 without loss scaling."""
+    """Factor of the loss; 1 without loss scaling."""
     return 1.0 if state is None else state.scale
 
 
 def unscale(grads: PyTree[Array], state: LossScale | None) -> PyTree[Array]:
-    """The gradient of the loss itself."""
+    """The gradient of the loss from that of the scaled loss."""
     if state is None:
         return grads
     return jax.tree.map(lambda g: g / state.scale, grads)

@@ -1,4 +1,4 @@
-"""A polite end: SIGTERM or SIGINT asks the loop to finish its step and save."""
+"""SIGTERM and SIGINT end a run after its present step, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequests:
-    """Notes signals while it is entered; a second one ends the process as usual."""
+    """Catches the first signal; a second one ends the process as usual."""
 
     def __init__(self) -> None:
         self._caught: str | None = None
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
@@ -32,22 +32,22 @@ class StopRequests:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._give_back()
+        self._restore_handlers()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._caught = signal.Signals(number).name
-        self._give_back()
+        self._restore_handlers()
 
-    def _give_back(self) -> None:
-        for number, handler in self._before.items():
+    def _restore_handlers(self) -> None:
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._before = {}
+        self._previous = {}
 
     def pending(self) -> str | None:
-        """The signal that was caught here or in another process of the job, or None.
+        """Name of the signal caught in this or another process of the job, or None.
 
-        All processes of a job must ask at the same step: they agree on the answer.
+        A collective: all processes of a job must call it at the same step.
         """
         if jax.process_count() == 1:
             return self._caught

@@ -15,19 +15,24 @@ from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 from credit_torch_bridge.checkpoint.state_dict import from_state_dict
 from tests.reference.training import GEN2_CONFIG
-from tests.support import assert_close, assert_trees_close, relative_error
+from tests.support import assert_close, assert_trees_close
 
-LOSS = 1e-3
 NUM_STEPS = 20
+# Ten times what is seen (docs/numerics.md).
+LOSS, NORM, VALIDATION = 3e-6, 1e-5, 2e-6
+CHANGE, PARAMETERS, VECTORS = 5e-3, 3e-4, 5e-5
+# Devices, degrees, and samples of one dp rank: every mesh trains on CREDIT's batches.
 MESHES = {
-    "one_device": (1, {"tensor": 1, "domain": 1}),
-    "tensor2_domain2": (4, {"tensor": 2, "domain": 2}),
+    "one_device": (1, {"tensor": 1, "domain": 1}, 2),
+    "tensor2_domain2": (4, {"tensor": 2, "domain": 2}, 2),
+    "dp2_tensor2_domain2": (8, {"data": "fsdp2", "tensor": 2, "domain": 2}, 1),
 }
 
 
 def _prepare(mesh: str) -> Setup:
-    num_devices, degrees = MESHES[mesh]
+    num_devices, degrees, samples = MESHES[mesh]
     overrides = [f"trainer.parallelism.{name}={n}" for name, n in degrees.items()]
+    overrides += [f"trainer.{kind}_batch_size={samples}" for kind in ("train", "valid")]
     config = load_config(GEN2_CONFIG, overrides)
     return prepare(config, jax.devices()[:num_devices])
 
@@ -73,7 +78,7 @@ def test_losses_follow_credit(
         rate = float(info["learning_rate"])
         assert_close(rate, run.learning_rate[index], 1e-6, "learning rate")
         norm = float(info["grad_norm"])
-        assert_close(norm, run.gradient_norm[index], LOSS, "gradient norm")
+        assert_close(norm, run.gradient_norm[index], NORM, "gradient norm")
     assert losses[0] != losses[-1], "the run must go somewhere"
     assert run.learning_rate[0] == 0.0, "warm-up starts at zero"
     _compare_end(setup, state, run, mesh)
@@ -94,13 +99,13 @@ def _compare_end(setup: Setup, state: TrainState, run: Any, mesh: str) -> None:
     ):
         moved = _flat({k: actual[k] - start[k] for k in start})
         should = _flat({k: expected[k] - start[k] for k in start})
-        print(f"{mesh} {what}: way from the start {relative_error(moved, should):.1e}")
-        assert_close(_flat(actual), _flat(expected), LOSS, f"{mesh}: {what}")
+        assert_close(moved, should, CHANGE, f"{mesh}: change of the {what}")
+        assert_close(_flat(actual), _flat(expected), PARAMETERS, f"{mesh}: {what}")
     got = jax.device_get(state.model_state)[SPECTRAL_NORM]
     assert_trees_close(
         {path: pair["u"] for path, pair in got.items()},
         {path: pair["u"] for path, pair in model_state[SPECTRAL_NORM].items()},
-        1e-2,
+        VECTORS,
         f"{mesh}: vectors u",
     )
     assert setup.valid_loader is not None
@@ -108,7 +113,9 @@ def _compare_end(setup: Setup, state: TrainState, run: Any, mesh: str) -> None:
     scores = setup.steps().evaluate(
         state.ema, state.model_state, setup.place_valid(batch)
     )
-    assert_close(float(scores["loss"]), run.valid_loss[0], LOSS, "validation loss")
+    assert_close(
+        float(scores["loss"]), run.valid_loss[0], VALIDATION, "validation loss"
+    )
 
 
 def _flat(tree: dict[str, Any]) -> np.ndarray:
