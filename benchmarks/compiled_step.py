@@ -17,6 +17,7 @@ from credit_jax.config.yaml_file import read_yaml
 from credit_jax.kernels import use_platform
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.optimizer import adamw
@@ -93,12 +94,13 @@ def trace_step(
     parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat)
     model_def, parallel_config = parallel.model_def, parallel.parallel_config
     optimizer = adamw(max_norm=1.0)
-    step = make_train_step(
+    train = make_train_step(
         parallel,
         optimizer,
         lambda pred, target, context: context.mean(jnp.square(pred - target)),
         schedule=optax.constant_schedule(1e-3),
     )
+    step = compile_program(train, parallel.mesh, donate_argnums=0)
     specs = state_specs(parallel, optimizer)
     start = partial(init_state, parallel, optimizer)
     state = jax.tree.map(

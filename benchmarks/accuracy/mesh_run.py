@@ -19,6 +19,7 @@ from benchmarks.meshes import build_mesh
 from credit_jax.config import Config, build_config
 from credit_jax.losses import build_loss
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
@@ -80,7 +81,8 @@ def run_mesh(
     optimizer = build_optimizer(trainer)
     loss = build_loss(job.loss, latitude=case.latitude)
     schedule = build_schedule(trainer, batches_per_epoch=trainer.batches_per_epoch)
-    step = make_train_step(model, optimizer, loss, schedule=schedule)
+    train = make_train_step(model, optimizer, loss, schedule=schedule)
+    step = compile_program(train, mesh, donate_argnums=0)
     state = _first_state(model, optimizer, case)
     losses, norms, prediction, gradients = [], [], np.zeros(()), {}
     for index, (x, y) in enumerate(zip(case.x, case.y, strict=True)):

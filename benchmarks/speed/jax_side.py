@@ -68,12 +68,13 @@ class JaxSide:
             ema=False,
         )
         self.state = place_state(state, state_specs(self.model, optimizer), mesh)
-        self.step = make_train_step(
+        train = make_train_step(
             self.model,
             optimizer,
             lambda y, target, context: context.mean(jnp.square(y - target)),
             schedule=optax.constant_schedule(1e-3),
         )
+        self.step = compile_program(train, mesh, donate_argnums=0)
         self.channels = min(case.x.shape[1], case.y.shape[1])
         self._feed = jax.jit(self._next_input)
 

@@ -187,7 +187,7 @@ class Setup:
         """
         trainer = self.config.trainer
         rate = with_first_rate_at(self.schedule, first_rate_at)
-        train = make_train_step(
+        train_step = make_train_step(
             self.model,
             self.optimizer,
             self.loss,
@@ -198,12 +198,13 @@ class Setup:
         )
         evaluate = None
         if self.valid_loader is not None:
-            evaluate = make_eval_step(
+            eval_step = make_eval_step(
                 self.model, self.metrics, postprocess=self.postprocess
             )
+            evaluate = compile_program(eval_step, self.mesh)
         schedule = jax.jit(rate)
         return Steps(
-            train=train,
+            train=compile_program(train_step, self.mesh, donate_argnums=0),
             fuse=compile_program(self.model.fuse_spectral_norm, self.mesh),
             evaluate=evaluate,
             place_train=self.place_train,

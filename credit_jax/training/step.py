@@ -1,4 +1,9 @@
-"""One jitted `shard_map` around a whole step: training, evaluation or forecast."""
+"""Training and evaluation steps: one `shard_map` around a whole step.
+
+Both are functions of global arrays, jitted without options: a user may call them, or
+compose them with `jax.jit`, `lax.scan` and the like. Our own loop compiles them with
+`parallel.compiler.compile_program`, and donates the state.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,6 @@ from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
 from credit_jax.parallel.collectives import pvary, varying_axes
-from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.fsdp import spread
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.ema import update_ema
@@ -65,12 +69,14 @@ def make_train_step(
     Returns:
         `step(state, {"x": (k, b, c, t, lat, lon), "y": ...}) -> (state, info)`; info
         has "loss" (k,), "grad_norm", with a schedule "learning_rate", and in float16
-        "loss_scale" and "skipped". The state passed in is donated.
+        "loss_scale" and "skipped".
     """
     update = optax.with_extra_args_support(optimizer).update
     specs = state_specs(model, optimizer, ema=ema_decay is not None)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+    def train_step(
+        state: TrainState, batch: Batch
+    ) -> tuple[TrainState, dict[str, Array]]:
         grads, model_state, losses = _accumulate(
             state, batch, model, loss, accumulate, postprocess
         )
@@ -109,12 +115,12 @@ def make_train_step(
 
     spec = batch_spec(model.axes, stacked=True)
     sharded = jax.shard_map(
-        step,
+        train_step,
         mesh=model.mesh,
         in_specs=(specs, spec),
         out_specs=(specs, PartitionSpec()),
     )
-    return compile_program(sharded, model.mesh, donate_argnums=0)
+    return jax.jit(sharded)
 
 
 def make_eval_step(
@@ -133,7 +139,7 @@ def make_eval_step(
         -> scalars`.
     """
 
-    def evaluate(
+    def eval_step(
         params: Weights, model_state: ModelState, batch: Batch
     ) -> dict[str, Scalar]:
         prediction = model.local_forward(params, model_state, batch["x"])
@@ -144,8 +150,7 @@ def make_eval_step(
         )
 
     spec = batch_spec(model.axes)
-    sharded = model.shard_map(evaluate, batch_specs=spec, out_specs=PartitionSpec())
-    return compile_program(sharded, model.mesh)
+    return model.shard_map(eval_step, batch_specs=spec, out_specs=PartitionSpec())
 
 
 def _postprocessed(

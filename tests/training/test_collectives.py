@@ -62,11 +62,11 @@ def _program(kind: str, degrees: dict[str, int]) -> Any:
         batch = place_batch({"x": x}, mesh)["x"]
         forward = compile_program(model.apply, mesh)
         return forward.lower(state.params, state.model_state, batch)
-    train = make_train_step(
-        model, optimizer, _loss, schedule=optax.constant_schedule(1e-3)
-    )
+    rate = optax.constant_schedule(1e-3)
+    step = make_train_step(model, optimizer, _loss, schedule=rate)
+    train = compile_program(step, mesh, donate_argnums=0)
     batch = place_batch({"x": x[None], "y": y[None]}, mesh)
-    return train.lower(state, batch)  # pyright: ignore
+    return train.lower(state, batch)
 
 
 def _compiled(

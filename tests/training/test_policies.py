@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision, default_mp_policy
 from credit_jax.parallel.placement import place_batch
@@ -48,9 +49,9 @@ def _build(
     mesh = ParallelDims(**degrees, world_size=len(devices)).build_mesh(devices)
     model = build_parallel_model(BLOCK, mesh, **policies)
     optimizer = adamw(weight_decay=1e-3, max_norm=1.0)
-    step = make_train_step(
-        model, optimizer, _mse, schedule=optax.constant_schedule(1e-3)
-    )
+    rate = optax.constant_schedule(1e-3)
+    train = make_train_step(model, optimizer, _mse, schedule=rate)
+    step = compile_program(train, mesh, donate_argnums=0)
     start = partial(init_state, model, optimizer)
     key = jax.random.key(0)
     return model, step, jax.eval_shape(start, key) if shapes_only else start(key)
@@ -72,7 +73,7 @@ def _run(
         place_batch({"x": x[None], "y": y[None]}, mesh)
         for x, y in zip(xs, ys, strict=True)
     ]
-    compiled = step.lower(state, batches[0]).compile()  # pyright: ignore
+    compiled = step.lower(state, batches[0]).compile()
     losses, norms = [], []
     for batch in batches:
         state, info = compiled(state, batch)
@@ -125,7 +126,7 @@ def _program(degrees: dict[str, int], **policies: Any) -> str:
     model, step, state = _build(degrees, shapes_only=True, **policies)
     x, y = _data(model)
     batch = place_batch({"x": x[:1], "y": y[:1]}, model.parallel_config.mesh)
-    return step.lower(state, batch).as_text()  # pyright: ignore
+    return step.lower(state, batch).as_text()
 
 
 def _gathers(**policies: Any) -> int:
@@ -169,7 +170,7 @@ def test_bfloat16_stays_near_float32_with_gradients_summed_in_it() -> None:
     model, step, state = _build(HSDP, mp_policy=policy)
     x, y = _data(model)
     batch = place_batch({"x": x[:1], "y": y[:1]}, model.parallel_config.mesh)
-    lowered = step.lower(state, batch)  # pyright: ignore
+    lowered = step.lower(state, batch)
     scatters = _types(lowered.as_text(), "reduce_scatter")
     assert scatters
     assert all("bf16" in types for types in scatters)
