@@ -3,6 +3,7 @@ from .config import Config as Config
 from .config import ConfigError as ConfigError
 from .config import load_config as load_config
 from .data import ChannelSchema as ChannelSchema
+from .fields import FieldContext as FieldContext
 from .losses import build_loss as build_loss
 from .models.model_def import ModelDef as ModelDef
 from .models.parallel_model import ParallelModel as ParallelModel

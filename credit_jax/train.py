@@ -31,7 +31,7 @@ from credit_jax.parallel.mesh.devices import job_devices
 from credit_jax.training.display import Display
 from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError
 from credit_jax.training.restore import asked_by, required_step
-from credit_jax.training.run import evaluate, train
+from credit_jax.training.run import report_skill, train
 from credit_jax.training.setup import Setup, check_writable, prepare
 
 HELP = "Train a model of CREDIT's gen2 YAML on a dp x tp x domain mesh."
@@ -99,7 +99,7 @@ def _train(args: argparse.Namespace, console: Console) -> None:
         display.message(line)
     outcome = train(setup, folder, display, resume=args.resume)
     if outcome.reason in (FINISHED, EARLY) and setup.valid_loader is not None:
-        evaluate(setup, folder, outcome, display)
+        report_skill(setup, folder, outcome, display)
 
 
 def _check_job(config: Config, num_devices: int) -> Mapping[str, Loader]:

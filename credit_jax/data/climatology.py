@@ -1,4 +1,4 @@
-"""The forecast that knows only the date: means of the training period."""
+"""Climatology: the mean of the training period, by part of the year."""
 
 import dataclasses
 from typing import Literal
@@ -49,7 +49,7 @@ def build_climatology(
     sums: np.ndarray | None = None
     counts = np.zeros(_NUM_BINS[by], dtype=np.int64)
     for index in chosen:
-        field, time = _target(dataset, int(index))
+        field, time = dataset.target_array(int(index)), dataset.target_time(int(index))
         if sums is None:
             sums = np.zeros((_NUM_BINS[by], *field.shape), dtype=np.float64)
         part = _part(np.array([time]), by)[0]
@@ -64,13 +64,6 @@ def build_climatology(
         everything,
     )
     return Climatology(by, means.astype(np.float32), counts)
-
-
-def _target(dataset: Dataset, index: int) -> tuple[np.ndarray, np.datetime64]:
-    """(channel, 1, lat, lon) in physical units, and its time."""
-    fields, time = dataset.target(index)
-    arrays = [array for source in fields.values() for array in source.values()]
-    return np.concatenate(arrays), time
 
 
 def _part(times: np.ndarray, by: By) -> np.ndarray:

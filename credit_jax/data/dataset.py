@@ -72,6 +72,11 @@ class Dataset:
                 targets[name] |= source.read(kind, times)
         return targets, self.target_time(index)
 
+    def target_array(self, index: int) -> Float[np.ndarray, "channel 1 lat lon"]:
+        """Target of a sample with all variables joined, in channel order."""
+        fields, _ = self.target(index)
+        return np.concatenate([x for own in fields.values() for x in own.values()])
+
     def target_time(self, index: int) -> np.datetime64:
         """When the target of a sample is, by the clock of the first source."""
         clock = next(iter(self.clocks.values()))

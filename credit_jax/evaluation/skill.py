@@ -1,11 +1,12 @@
-"""Is the forecast worth anything? Its error beside that of persistence and climatology.
+"""Error of the forecast beside those of the baselines, persistence and climatology.
 
 On held-out samples, for each variable, with area weights `w` of mean 1 and means over
-samples, levels and grid points:  `rmse = sqrt(mean(w (guess - truth)^2))`.
+samples, levels and grid points: `rmse = sqrt(mean(w (prediction - truth)^2))`, where
+the prediction is that of
 
-    forecast      the model's
-    persistence   the truth at the time of the input: nothing changes
-    climatology   the mean of the training period for that season
+    forecast      the model
+    persistence   a baseline: the truth at the time of the input
+    climatology   a baseline: the mean of the training period for that season
 """
 
 from __future__ import annotations
@@ -16,19 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from credit_jax.data import ChannelSchema, Dataset, Loader
-from credit_jax.data.climatology import Climatology
+from credit_jax.data import Climatology, Dataset, Loader
 from credit_jax.fields import latitude_weights
 from credit_jax.transforms import Units
 
 FORECAST: str = "forecast"
 PERSISTENCE: str = "persistence"
 CLIMATOLOGY: str = "climatology"
-BASELINES: tuple[str, ...] = (FORECAST, PERSISTENCE, CLIMATOLOGY)
+BASELINES: tuple[str, ...] = (PERSISTENCE, CLIMATOLOGY)
 
 Fields = Float[np.ndarray, "sample channel lat lon"]
 # Model input (b, C, T, H, W) -> prediction (b, C_out, T_out, H, W), host arrays.
-Forecast = Callable[[np.ndarray], np.ndarray]
+Forecaster = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Skill:
 
     Attributes:
         variables: var_key of every target variable.
-        normalized: by guess, the RMSE of each variable, in standard deviations.
+        normalized: by name of the forecast or baseline, the RMSE of each variable, in
+            standard deviations.
         physical: the same in the variable's own units.
         num_samples: samples that were compared.
         example: the last one of them.
@@ -65,16 +66,16 @@ class Skill:
     example: Example
 
     def wins(self, variable: int) -> bool:
-        """Whether the forecast is better than both others, in both kinds of units."""
+        """Whether the forecast is better than every baseline, in both units."""
         return all(
-            bool(errors[FORECAST][variable] < errors[other][variable])
+            bool(errors[FORECAST][variable] < errors[baseline][variable])
             for errors in (self.normalized, self.physical)
-            for other in (PERSISTENCE, CLIMATOLOGY)
+            for baseline in BASELINES
         )
 
 
 def measure_skill(
-    forecast: Forecast,
+    forecaster: Forecaster,
     loader: Loader,
     climatology: Climatology,
     *,
@@ -84,37 +85,34 @@ def measure_skill(
     """Compare forecasts of held-out samples with persistence and climatology.
 
     Args:
-        forecast: model input of `batch_size` samples -> prediction, normalized.
+        forecaster: model input of `batch_size` samples -> prediction, normalized.
         loader: of the held-out period.
         climatology: of the training period.
-        batch_size: samples that `forecast` takes at once.
+        batch_size: samples that `forecaster` takes at once.
         max_samples: beyond it, evenly spaced samples are taken.
 
     Raises:
         ValueError: no sample has a truth at the time of its input, which persistence
             needs.
     """
-    indices, before = _with_persistence(loader.dataset, max_samples)
+    indices, befores = _with_persistence(loader.dataset, max_samples)
     rows = latitude_weights(loader.dataset.latitude)[:, None]
-    sums: dict[str, np.ndarray] = dict.fromkeys(BASELINES, np.zeros(1))
+    sums = dict.fromkeys((FORECAST, *BASELINES), np.zeros(1))
     example: Example | None = None
     for part in _parts(len(indices), batch_size):
         batch = loader.read(_filled(indices[part], batch_size))
         kept = len(indices[part])
-        truth = batch.y[:kept, :, 0]
-        times = batch.target_times[:kept]
-        guesses = {
-            FORECAST: forecast(batch.x)[:kept, :, 0],
-            PERSISTENCE: _normalized(
-                np.stack([_truth(loader.dataset, int(i)) for i in before[part]]),
-                loader.units,
-            ),
-            CLIMATOLOGY: _normalized(climatology.at(times)[:, :, 0], loader.units),
+        truth, times = batch.y[:kept, :, 0], batch.target_times[:kept]
+        predictions = {
+            FORECAST: forecaster(batch.x)[:kept, :, 0],
+            PERSISTENCE: _truth(loader, befores[part]),
+            CLIMATOLOGY: loader.units.normalize(climatology.at(times)[:, :, 0]),
         }
-        for name, guess in guesses.items():
-            error = np.square(guess - truth, dtype=np.float64) * rows
+        for name, prediction in predictions.items():
+            error = np.square(prediction - truth, dtype=np.float64) * rows
             sums[name] = sums[name] + error.mean(axis=(2, 3)).sum(axis=0)
-        example = _example(times[-1], truth[-1], guesses[FORECAST][-1], loader.units)
+        forecast = predictions[FORECAST]
+        example = _example(times[-1], truth[-1], forecast[-1], loader.units)
     assert example is not None, "there is at least one sample"
     return _skill(sums, len(indices), loader, example)
 
@@ -148,14 +146,10 @@ def _filled(indices: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([indices, np.repeat(indices[-1:], size - len(indices))])
 
 
-def _truth(dataset: Dataset, index: int) -> Float[np.ndarray, "channel lat lon"]:
-    fields, _ = dataset.target(index)
-    arrays = [array for source in fields.values() for array in source.values()]
-    return np.concatenate(arrays)[:, 0]
-
-
-def _normalized(fields: Fields, units: Units) -> Fields:
-    return units.normalize(fields)
+def _truth(loader: Loader, indices: np.ndarray) -> Fields:
+    """The normalized targets of some samples."""
+    fields = [loader.dataset.target_array(int(index))[:, 0] for index in indices]
+    return loader.units.normalize(np.stack(fields))
 
 
 def _example(
@@ -169,8 +163,7 @@ def _example(
 def _skill(
     sums: dict[str, np.ndarray], num: int, loader: Loader, example: Example
 ) -> Skill:
-    schema: ChannelSchema = loader.schema
-    places = schema.target_slices()
+    places = loader.schema.target_slices()
     std = np.square(loader.units.std.astype(np.float64))
 
     def rmse(squares: np.ndarray) -> np.ndarray:

@@ -10,8 +10,7 @@ from credit_jax.checkpoint import CheckpointStore, set_aside
 from credit_jax.config import Config, write_config
 from credit_jax.data.channels import SCHEMA_FILE
 from credit_jax.data.climatology import build_climatology
-from credit_jax.evaluation.report import FIGURE_NAME, skill_table, write_figure
-from credit_jax.evaluation.skill import measure_skill
+from credit_jax.evaluation.report import evaluate
 from credit_jax.parallel.mesh.credit import data_parallel_coords
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard, read_log
@@ -31,6 +30,8 @@ from credit_jax.training.restore import (
     start_of_run,
 )
 from credit_jax.training.setup import Setup
+
+FIGURE_NAME = "forecast.png"
 
 
 def train(
@@ -113,7 +114,9 @@ def _lengths(config: Config) -> dict[str, int]:
     return lengths
 
 
-def evaluate(setup: Setup, folder: Path, outcome: Outcome, display: Display) -> None:
+def report_skill(
+    setup: Setup, folder: Path, outcome: Outcome, display: Display
+) -> None:
     """Print the errors of the best weights on held-out samples, and draw a figure."""
     state, valid = outcome.state, setup.valid_loader
     assert valid is not None, "asked for by the caller"
@@ -123,20 +126,18 @@ def evaluate(setup: Setup, folder: Path, outcome: Outcome, display: Display) -> 
         run_store = RunStore(store, setup.model_def.param_specs)
         state = run_store.restore_weights(best, state)
     store.close()
+    log, first_process = folder / LOG_NAME, jax.process_index() == 0
     size = setup.config.trainer.valid_batch_size * data_parallel_coords(setup.mesh)[1]
-    skill = measure_skill(
+    report = evaluate(
         setup.forecaster(averaged(state), state.model_state),
         valid,
         build_climatology(setup.train_loader.dataset, by="season"),
         batch_size=size,
+        lead=setup.config.validation_data.timestep,
+        figure=folder / FIGURE_NAME if first_process else None,
+        rows=read_log(log) if log.exists() else (),
     )
-    if jax.process_index() > 0:
-        return
-    display.console.print(skill_table(skill, setup.config.validation_data.timestep))
-    rows = read_log(folder / LOG_NAME) if (folder / LOG_NAME).exists() else []
-    data = valid.dataset
-    figure = write_figure(
-        folder / FIGURE_NAME, skill, rows, setup.schema, data.latitude, data.longitude
-    )
-    display.message(f"Figure: {figure}")
-    display.message(f"Checkpoints: {store.folder}, log: {folder / LOG_NAME}")
+    if first_process:
+        display.console.print(report.table)
+        display.message(f"Figure: {report.figure}")
+        display.message(f"Checkpoints: {store.folder}, log: {log}")

@@ -1,5 +1,17 @@
-"""The small data set and the small model of the training tests."""
+"""A run of the small model on the small data set of the training tests."""
 
+import jax
+import pytest
+
+from credit_jax.config import build_config
+from credit_jax.training.setup import prepare
 from tests.training.conftest import compiled_once as compiled_once
 from tests.training.conftest import tiny_model as tiny_model
 from tests.training.conftest import world as world
+from tests.training.tiny import tiny_config
+
+
+@pytest.fixture
+def setup(world, tmp_path):
+    """A run that can begin."""
+    return prepare(build_config(tiny_config(world, tmp_path)), jax.devices()[:1])

@@ -1,15 +1,11 @@
-"""The table at the end: errors of known guesses, and the figure."""
-
-import io
+"""Errors of known forecasts and of the baselines."""
 
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from credit_jax.config import build_config
 from credit_jax.data.climatology import build_climatology
-from credit_jax.evaluation.report import skill_table, write_figure
 from credit_jax.evaluation.skill import measure_skill
 from credit_jax.fields import latitude_weights
 from credit_jax.training.setup import prepare
@@ -17,11 +13,6 @@ from tests.support import assert_close
 from tests.training.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
-
-
-@pytest.fixture
-def setup(world, tmp_path):
-    return prepare(build_config(tiny_config(world, tmp_path)), jax.devices()[:1])
 
 
 def everything(loader):
@@ -35,8 +26,8 @@ def weighted_rmse(error, places, latitude):
     return [np.sqrt(squares[:, place].mean()) for place in places.values()]
 
 
-def test_errors_of_known_guesses(setup):
-    """The guess is the input itself: persistence for what the input has."""
+def test_errors_of_known_forecasts(setup):
+    """The forecast is the input itself: persistence for what the input has."""
     loader, schema = setup.valid_loader, setup.schema
     climatology = build_climatology(setup.train_loader.dataset)
     num = schema.num_target_channels
@@ -75,29 +66,6 @@ def test_samples_are_thinned_out(setup):
         max_samples=5,
     )
     assert skill.num_samples == 5
-
-
-def test_table_and_figure(setup, tmp_path):
-    data = setup.valid_loader.dataset
-    skill = measure_skill(
-        lambda x: np.zeros((len(x), setup.schema.num_target_channels, 1, *x.shape[3:])),
-        setup.valid_loader,
-        build_climatology(setup.train_loader.dataset),
-        batch_size=4,
-    )
-    stream = io.StringIO()
-    Console(width=80, file=stream).print(skill_table(skill, "6h"))
-    text = stream.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
-    assert all(name in text for name in ("U", "T", "SP", "TP", "climatology"))
-    rows = [{"epoch": 0, "train_loss": 1.0, "valid_loss": 2.0}]
-    path = write_figure(
-        tmp_path / "f.png", skill, rows, setup.schema, data.latitude, data.longitude
-    )
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert write_figure(
-        tmp_path / "g.png", skill, [], setup.schema, data.latitude, data.longitude
-    ).exists()
 
 
 def test_one_held_out_step_is_not_enough(world, tmp_path):
