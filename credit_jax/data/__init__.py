@@ -1,10 +1,10 @@
-"""Reads samples from disk and turns them into batches of x and y."""
+"""Data sets: sources, samples, channel layout, sampler and loader."""
 
 from credit_jax.data.channels import ChannelGroup, ChannelSchema, check_model_channels
 from credit_jax.data.climatology import Climatology, build_climatology
 from credit_jax.data.dataset import Dataset, Sample, open_dataset
 from credit_jax.data.loader import Batch, Loader, Split, build_loader, splits
-from credit_jax.data.sampler import Sampler, per_rank_batch_size
+from credit_jax.data.sampler import Sampler
 
 __all__ = [
     "Batch",
@@ -20,6 +20,5 @@ __all__ = [
     "build_loader",
     "check_model_channels",
     "open_dataset",
-    "per_rank_batch_size",
     "splits",
 ]

@@ -1,7 +1,8 @@
-"""Dates as labels: every time is a datetime64[ns] of its year, month, day, hour ...
+"""Calendars: times as datetime64[ns] labels, and arithmetic in a calendar.
 
-A noleap calendar (365 days in every year) has a subset of the standard dates, so its
-times are the same labels; only the arithmetic differs, and it is done here.
+A label is the date and time of day as written. The noleap calendar (365 days in every
+year) has a subset of the standard dates, so its times have the same labels; only sums
+and ranges differ.
 """
 
 from collections.abc import Iterable
@@ -39,8 +40,8 @@ def calendar_of(times: np.ndarray, where: str) -> str:
     if name not in _NAMES:
         raise ValueError(
             f"{where}: the time coordinate has calendar {name!r}; there are: "
-            f"{', '.join(_NAMES)}. Other calendars have dates that no other has, or "
-            "times that xarray cannot decode"
+            f"{', '.join(_NAMES)}. Other calendars have dates that the standard one "
+            "lacks, or times that xarray cannot decode"
         )
     return _NAMES[name]
 
@@ -69,7 +70,7 @@ def time_range(
 def shift(
     label: pd.Timestamp | np.datetime64, by: pd.Timedelta, calendar: str
 ) -> pd.Timestamp:
-    """The label that lies `by` after another, in a calendar."""
+    """The label `by` later, in a calendar."""
     stamp: Any = pd.Timestamp(label)
     if calendar == STANDARD:
         return stamp + by

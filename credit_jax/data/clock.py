@@ -1,4 +1,4 @@
-"""The master clock: at which times samples start, and which times each one reads."""
+"""Start times of samples, and the input and target times of each."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""torch.randperm without torch, so that samples come in CREDIT's order."""
+"""torch.randperm without torch, for CREDIT's sample order."""
 
 import numpy as np
 

@@ -1,10 +1,10 @@
-"""Which samples a step takes: the sampler contract.
+"""Sample indices of every batch, sharded over the data-parallel ranks.
 
-Samples are split over the data-parallel (dp) axes only. Every device with the same dp
-rank, that is, its peers along tp and domain, works on the same samples: tensor-parallel
-peers add up parts of one output, domain peers exchange rows of one field. All ranks
-draw from one permutation; a rank of its own permutation would repeat and skip samples
-without a word.
+Samples are split over the data-parallel (dp) axes only. All devices of one dp rank, its
+peers along tp and domain, work on the same samples: tensor-parallel peers sum parts of
+one output, domain peers exchange rows of one field. All ranks index one permutation;
+with a permutation for each rank samples would be repeated and skipped, without an
+error.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from credit_jax.data.permutation import torch_randperm
 def epoch_order(
     num_samples: int, *, dp_size: int, seed: int, epoch: int, shuffle: bool
 ) -> Int[np.ndarray, "padded"]:
-    """Sample indices of one epoch, for all dp ranks: rank r takes [r::dp_size].
+    """Sample indices of one epoch for all dp ranks; rank r takes `[r::dp_size]`.
 
     torch's DistributedSampler: a permutation from seed + epoch (or 0, 1, 2, ... without
     shuffle), filled up from its own start to a multiple of dp_size.
@@ -111,23 +111,6 @@ class Sampler:
         per_rank = order.reshape(-1, self.dp_size).T[list(self.local_dp_ranks)]
         starts = range(0, self.num_batches * self.batch_size, self.batch_size)
         return [per_rank[:, i : i + self.batch_size].reshape(-1) for i in starts]
-
-
-def per_rank_batch_size(global_batch_size: int, dp_size: int) -> int:
-    """The per-rank batch size (CREDIT's train_batch_size) of a global one.
-
-    Raises:
-        ValueError: if the global batch does not divide over the dp ranks.
-    """
-    size, left = divmod(global_batch_size, dp_size)
-    if left or size < 1:
-        nearest = sorted({max(size, 1) * dp_size, (size + 1) * dp_size})
-        raise ValueError(
-            f"global batch of {global_batch_size} samples over {dp_size} dp ranks: "
-            f"{global_batch_size} = {dp_size} x {size} + {left}; a batch of "
-            f"{' or '.join(map(str, nearest))} would fit"
-        )
-    return size
 
 
 def _check_ranks(local_dp_ranks: Sequence[int], dp_size: int) -> None:

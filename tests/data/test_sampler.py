@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from credit_jax.data.sampler import Sampler, epoch_order, per_rank_batch_size
+from credit_jax.data.sampler import Sampler, epoch_order
 
 
 def sampler(**changes):
@@ -95,12 +95,3 @@ def test_partial_batch(keep, sizes):
 def test_errors(changes, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         sampler(**changes)
-
-
-def test_global_batch_must_divide():
-    assert per_rank_batch_size(8, 4) == 2
-    text = "9 = 4 x 2 + 1; a batch of 8 or 12 would fit"
-    with pytest.raises(ValueError, match=re.escape(text)):
-        per_rank_batch_size(9, 4)
-    with pytest.raises(ValueError, match="a batch of 4 would fit"):
-        per_rank_batch_size(3, 4)

@@ -15,8 +15,10 @@ class ReconstructArgs(StrictModel):
 
     Attributes:
         detach: stop gradients at the fields.
-        in_key: entry that is split: "y_pred", or "y" for the target.
+        in_key: entry that is split: "y_pred", "y" for the target, or "x".
         out_key: entry that the fields are put into.
+
+    Differs from CREDIT: splits "x", too, for transforms that compare with the input.
     """
 
     detach: bool = True
@@ -26,7 +28,7 @@ class ReconstructArgs(StrictModel):
 
 @dataclasses.dataclass(frozen=True)
 class Reconstruct:
-    """Split (batch, channel, time, lat, lon) by the channel map.
+    """Split (batch, channel, time, lat, lon) by the channel map of x or of y.
 
     Attributes:
         args: see `ReconstructArgs`.
@@ -41,7 +43,7 @@ class Reconstruct:
 
         Args:
             tree: with `in_key` (batch, channel, time, lat, lon) or (batch, channel,
-                lat, lon), and "channel_map" {key: slice}.
+                lat, lon), and "channel_map" ("input_channel_map" for x) {key: slice}.
 
         Raises:
             ValueError: if an entry is missing or has another number of channels.
@@ -57,12 +59,13 @@ class Reconstruct:
         return {**tree, self.args.out_key: fields}
 
     def _take(self, tree: FieldTree) -> tuple[Any, dict[str, slice]]:
-        for key in (self.args.in_key, "channel_map"):
+        channel_map = "input_channel_map" if self.args.in_key == "x" else "channel_map"
+        for key in (self.args.in_key, channel_map):
             if key not in tree:
                 raise ValueError(
                     f"reconstruct: the batch has no {key!r}; it has: {sorted(tree)}"
                 )
-        flat, slices = tree[self.args.in_key], tree["channel_map"]
+        flat, slices = tree[self.args.in_key], tree[channel_map]
         count = max(place.stop for place in slices.values())
         if flat.shape[1] != count:
             raise ValueError(

@@ -98,10 +98,6 @@ class Normalizer:
         for group in groups:
             self.statistics(group.var_key, group.n_levels)
 
-    def is_normalized(self, key: str) -> bool:
-        """Whether a variable has statistics in both files."""
-        return variable_of(key) in self.mean
-
 
 def build_normalizer(args: NormalizerArgs) -> Normalizer:
     """Read both files.

@@ -60,3 +60,14 @@ def test_reconstruct_stops_gradients_if_asked(detach):
 def test_reconstruct_errors(entry, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         Reconstruct(ReconstructArgs())(entry)
+
+
+def test_the_input_by_its_own_channels():
+    x = np.arange(24.0).reshape(1, 3, 1, 2, 4)
+    tree = {"x": x, "input_channel_map": {T: slice(0, 2), SP: slice(2, 3)}}
+    block = Reconstruct(ReconstructArgs(in_key="x", out_key="input"))
+    fields = block(tree)["input"]["S"]
+    assert np.array_equal(fields[T], x[:, :2])
+    assert np.array_equal(fields[SP], x[:, 2:])
+    with pytest.raises(ValueError, match="has no 'input_channel_map'"):
+        block({"x": x, "channel_map": {}})

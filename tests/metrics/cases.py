@@ -1,0 +1,22 @@
+"""Fields to score, and a section with every metric."""
+
+import numpy as np
+
+from credit_jax.config.metrics import MetricsConfig
+from credit_jax.metrics import METRICS
+
+LON = 12
+CHANNELS = {"S/prognostic/3d/T": 3, "S/prognostic/2d/SP": 1, "S/diagnostic/2d/TP": 1}
+NUM = sum(CHANNELS.values())
+
+
+def draw(rng, lat, batch=2):
+    pred = 2.0 * rng.normal(size=(batch, NUM, 1, lat, LON)).astype(np.float32)
+    target = pred + rng.normal(size=pred.shape).astype(np.float32) + 0.3
+    climatology = rng.normal(size=(NUM, lat, LON)).astype(np.float32)
+    return pred, target, climatology
+
+
+def everything(**settings):
+    args = {"metrics": {name: {} for name in METRICS}, "var_weighting": "none"}
+    return MetricsConfig(type="combined", args=args | settings)
