@@ -16,24 +16,16 @@ import numpy as np
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.commands import OK, run_module
-from credit_jax.config.atomic import new_file
 from credit_jax.config.base import ConfigError
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.forecast import Forecaster
+from credit_jax.io.atomic import new_file
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
-from credit_jax.models.registry import build
-from credit_jax.parallel.compiler import (
-    CACHE_HELP,
-    compile_program,
-    compile_sooner,
-    use_cache,
-)
-from credit_jax.parallel.mesh.credit import build_device_mesh
+from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import model_devices
-from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import default_mp_policy
-from credit_jax.parallel.placement import place_batch
+from credit_jax.plan import plan_model
 from credit_jax.training.restore import RunStore
 
 HELP = "Run one forward pass of a trained or converted model."
@@ -72,66 +64,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predicts and writes the prediction; after an error no output is written."""
-    model_def = read_model_def(args.config)
-    x = read_input(args.input, model_def)
-    parallelism = parse_parallelism(args.parallelism)
+    section, parallelism = (
+        read_model_section(args.config),
+        parse_parallelism(args.parallelism),
+    )
     output = Path(args.output)
     if not output.parent.is_dir():
         raise ValueError(f"--output: there is no folder {output.parent}")
     use_cache(args.cache)
     compile_sooner()
     devices = model_devices(parallelism, args.devices)
-    ParallelDims.from_config(parallelism, len(devices), model=model_def)
-    mesh, _ = build_device_mesh(parallelism, devices)
-    policy = default_mp_policy(args.precision)
-    model = build_parallel_model(model_def, mesh, mp_policy=policy)
+    plan = plan_model(
+        section, parallelism, num_devices=len(devices), where="--parallelism"
+    )
+    model = plan.build(devices, mp_policy=default_mp_policy(args.precision))
+    x = read_input(args.input, model.model_def)
     store = open_store(args.checkpoint)
     step = store.latest_step() if args.step is None else args.step
-    if step is None:
-        raise FileNotFoundError(f"there is no checkpoint in {store.folder}")
-    weights = RunStore(store, model_def.param_specs).restore_model(
+    assert step is not None, "`open_store` finds a checkpoint"
+    weights = RunStore(store, model.model_def.param_specs).restore_model(
         step, model, average=args.ema
     )
-    y = predict(model, *weights, x)
+    y = Forecaster(model, *weights)(x)
     write_output(output, y)
     print(f"{args.input} {x.shape} -> {args.output} {y.shape}, checkpoint {step}")
     return OK
 
 
-def predict(model: ParallelModel, params: Any, model_state: Any, x: np.ndarray) -> Any:
-    """Prediction of host input.
-
-    Args:
-        model: on its mesh.
-        params, model_state: weights on that mesh.
-        x: (batch, channel, time, lat, lon) float32; the data-parallel degree divides
-            the batch.
-
-    Returns:
-        (batch, channel_out, time_out, lat, lon) float32.
-    """
-    size = model.axes.num_data
-    if len(x) % size:
-        raise ValueError(
-            f"the input has {len(x)} samples, which {size} data-parallel devices "
-            "cannot share alike; use data=none, or a multiple"
-        )
-    placed = place_batch({"x": x}, model.mesh)["x"]
-    forward = compile_program(model.apply, model.mesh)
-    y = np.asarray(forward(params, model_state, placed), np.float32)
-    return y[..., : model.model_def.image_height, :]
-
-
-def read_model_def(path: str) -> ModelDef:
-    """The model of a config file.
+def read_model_section(path: str) -> Mapping[str, Any]:
+    """The model section of a config file.
 
     Raises:
-        ValueError: there is no model section, or it does not parse.
+        ConfigError: there is none.
     """
-    block = read_yaml(path).get("model")
-    if not isinstance(block, Mapping):
+    section = read_yaml(path).get("model")
+    if not isinstance(section, Mapping):
         raise ConfigError(["model: missing; this section is required"], path)
-    return build(block)
+    return section
 
 
 def read_input(path: str, model_def: ModelDef) -> np.ndarray:

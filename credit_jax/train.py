@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 from rich.console import Console
 
-from credit_jax.check.job import inspect_job
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.commands import (
     DIVERGED,
@@ -23,11 +22,10 @@ from credit_jax.commands import (
     read_config,
     run_module,
 )
-from credit_jax.config import Config, ConfigError
-from credit_jax.data import Loader
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import job_devices
+from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError
 from credit_jax.training.restore import asked_by, required_step
@@ -92,26 +90,14 @@ def _train(args: argparse.Namespace, console: Console) -> None:
         required_step(CheckpointStore(folder), asked_by(resume=args.resume))
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
-    loaders = _check_job(config, len(devices))
-    setup = prepare(config, devices, loaders)
+    plan = plan_run(config, num_devices=len(devices))
+    setup = prepare(plan, devices)
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(args.config, setup):
         display.message(line)
     outcome = train(setup, folder, display, resume=args.resume)
     if outcome.reason in (FINISHED, EARLY) and setup.valid_loader is not None:
         report_skill(setup, folder, outcome, display)
-
-
-def _check_job(config: Config, num_devices: int) -> Mapping[str, Loader]:
-    """Every problem of config, model and data at once, before anything is compiled.
-
-    The loaders of the data that were opened for it.
-    """
-    job = inspect_job(config, num_devices=num_devices)
-    missing = [note for note in job.notes if "does not exist" in note]
-    if job.problems or missing:
-        raise ConfigError(job.problems + missing, "this job cannot run")
-    return job.loaders
 
 
 def header(source: str, setup: Setup) -> list[str]:

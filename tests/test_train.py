@@ -1,6 +1,7 @@
 """The command line: a whole run, and one readable error for every mistake."""
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -15,7 +16,8 @@ import xarray as xr
 
 from benchmarks.speed.compile_time import main as compile_time
 from credit_jax.config import load_config
-from credit_jax.data import open_dataset
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.plan import plan_run
 from credit_jax.train import main
 from credit_jax.training.setup import prepare
 from tests.training.conftest import compiled_once, tiny_model, world
@@ -67,31 +69,69 @@ def test_metrics_that_nothing_measures(run):
     assert code == 0, text
 
 
-def test_data_are_opened_once(run, monkeypatch):
-    opened = []
+def counted(monkeypatch, target, key):
+    """Keys of the calls of a function."""
+    module, name = target.rsplit(".", 1)
+    function, calls = getattr(importlib.import_module(module), name), []
 
-    def counted(config):
-        opened.append(config)
-        return open_dataset(config)
+    def call(*args, **keywords):
+        calls.append(key(*args, **keywords))
+        return function(*args, **keywords)
 
-    monkeypatch.setattr("credit_jax.data.loader.open_dataset", counted)
-    code, text = run(trainer__epochs=1)
+    monkeypatch.setattr(target, call)
+    return calls
+
+
+def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monkeypatch):
+    """Two splits, two sections with the latitudes of the static file, a normalizer."""
+    files = counted(monkeypatch, "xarray.open_dataset", lambda path, **_: path)
+    models = counted(
+        monkeypatch, "credit_jax.plan.model.parse_model", lambda section: section
+    )
+    losses = counted(
+        monkeypatch,
+        "credit_jax.plan.objective.build_loss",
+        lambda *_, validation, **__: validation,
+    )
+    metrics = counted(
+        monkeypatch, "credit_jax.plan.objective.build_metrics", lambda *_, **__: 0
+    )
+    pipelines = counted(monkeypatch, "credit_jax.plan.run.build_pipeline", lambda *_: 0)
+    from_config, dims = ParallelDims.from_config, []
+
+    def counted_dims(*args, **keywords):
+        dims.append(args)
+        return from_config(*args, **keywords)
+
+    monkeypatch.setattr(ParallelDims, "from_config", counted_dims)
+    rows = {"use_latitude_weights": True, "latitude_weights": f"{world}/static.nc"}
+    code, text = run(
+        trainer__epochs=1,
+        loss__latitude_weights=rows["latitude_weights"],
+        metrics={"type": "combined", "args": {"metrics": {"acc": {}}, **rows}},
+    )
     assert code == 0, text
-    assert len(opened) == 2, "one of training and one of validation"
+    names = sorted(os.path.basename(path) for path in files)
+    assert names == ["mean.nc", "static.nc", "std.nc", "w_1999.nc", "w_2000.nc"], names
+    assert (len(models), len(dims), len(pipelines)) == (1, 1, 1)
+    assert (sorted(losses), len(metrics)) == ([False, True], 1)
 
 
 def test_the_first_step_waits_for_no_climatology(
     world, tmp_path, monkeypatch, tiny_model
 ):
     """Validation reads it, when it comes; what is measured is known before."""
-    monkeypatch.setattr("credit_jax.training.setup.build_climatology", forbidden)
+    monkeypatch.setattr("credit_jax.plan.objective.build_climatology", forbidden)
     metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}
     config = tiny_config(world, tmp_path, metrics=metrics)
-    setup = prepare(load_config(write_yaml(tmp_path / "c.yml", config)), jax.devices())
+    plan = plan_run(load_config(write_yaml(tmp_path / "c.yml", config)))
+    setup = prepare(plan, jax.devices())
     setup.steps()
-    assert "acc/ERA5/prognostic/3d/T" in setup.measured
+    assert "acc/ERA5/prognostic/3d/T" in setup.objective.measured
+    batch = setup.place_valid(setup.valid_loader.read([0, 1]))
+    state = setup.fresh_state()
     with pytest.raises(AssertionError, match="called too early"):
-        _ = setup.climatology
+        setup.steps().evaluate(state.params, state.model_state, batch)
 
 
 def test_times_of_starts(world, tmp_path, monkeypatch, tiny_model):
@@ -158,7 +198,18 @@ MISTAKES = {
         "loss.latitude_weights: missing.nc does not exist",
     ),
     "wrong grid": ((), {"model__image_height": 7}, "grid of 6 x 10"),
-    "wrong channels": ((), {"model__levels": 3}, "channels"),
+    "wrong channels": (
+        (),
+        {"model__input_only_channels": 5},
+        "model 2 x 2 + 1 + 5 = 10; data U 2 + T 2 + SP 1 + LSM 1 + tsi 1 = 7",
+    ),
+    "no levels in the model": ((), {"model": {"type": "wxformer"}}, "input channels"),
+    "a pattern without files": (
+        (),
+        {"data__source__ERA5__variables__prognostic__path": "data/nope_%Y.zarr"},
+        "data.source.ERA5.variables.prognostic.path: no file matches "
+        "'data/nope_%Y.zarr' (searched 'data/nope_*.zarr' in",
+    ),
     "unknown metric": (
         (),
         {"metrics": {"type": "combined", "args": {"metrics": {"crps": {}}}}},

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from credit_jax.check.job import Job, inspect_job
-from credit_jax.check.tables import job_tables
+from credit_jax.check.tables import plan_tables
 from credit_jax.commands import (
     FAILED,
     OK,
@@ -16,6 +15,8 @@ from credit_jax.commands import (
     read_config,
     run_module,
 )
+from credit_jax.demo.dataset import expected_files
+from credit_jax.plan import RunPlan, plan_run
 
 HELP = (
     "Report channels, geometry, divisibility, parameters and memory of a run, without "
@@ -52,23 +53,28 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print_line(str(error), "bold red")
         return FAILED
-    job = inspect_job(config, num_devices=args.devices, with_data=args.data)
+    plan = plan_run(
+        config,
+        num_devices=args.devices,
+        with_data=args.data,
+        expected_files=expected_files(config.demo) if config.demo else (),
+    )
     console = Console()
-    for table in job_tables(job):
+    for table in plan_tables(plan):
         console.print(table)
-    _print_verdict(job)
-    return FAILED if job.problems else OK
+    _print_verdict(plan)
+    return FAILED if plan.problems else OK
 
 
-def _print_verdict(job: Job) -> None:
-    for note in job.notes:
+def _print_verdict(plan: RunPlan) -> None:
+    for note in plan.notes:
         print_line(f"note: {note}", "yellow")
-    if not job.problems:
+    if not plan.problems:
         print_line("OK: this run can start.", "bold green")
         return
-    count = len(job.problems)
+    count = len(plan.problems)
     print_line(f"{count} problem" + ("s" if count > 1 else "") + ":", "bold red")
-    for problem in job.problems:
+    for problem in plan.problems:
         print_line(f"  {problem}", "red")
 
 

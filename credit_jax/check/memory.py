@@ -37,7 +37,7 @@ def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memo
 
     Args:
         config: batch size, precision, EMA, rematerialization.
-        architecture: the model.
+        model_def: the model.
         axes: the mesh.
 
     Returns:

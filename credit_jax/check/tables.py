@@ -6,28 +6,31 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from credit_jax.check.job import Job
 from credit_jax.check.memory import estimate_memory, local_rows
-from credit_jax.config.data import INPUT_TYPES, OUTPUT_TYPES, num_samples
+from credit_jax.config import Config
+from credit_jax.config.data import num_samples
+from credit_jax.data import ChannelSchema
 from credit_jax.models.model_def import ModelDef, parameter_count
 from credit_jax.parallel.mesh.axes import DP_REPLICATE, DP_SHARD, MeshAxes
+from credit_jax.plan import RunPlan
 
 GIB = 2**30
 MIB = 2**20
 
 
-def job_tables(job: Job) -> Iterator[Table]:
-    """All tables of a job, as far as it could be put together."""
-    yield channel_table(job)
-    if job.axes is not None:
-        yield mesh_table(job, job.axes)
-    if job.model is not None:
-        yield geometry_table(job.model, job.axes or MeshAxes())
-    if job.model_def is None:
+def plan_tables(plan: RunPlan) -> Iterator[Table]:
+    """All tables of a plan, as far as it could be put together."""
+    model, axes = plan.model, plan.model.axes
+    yield channel_table(plan.schema)
+    if axes is not None:
+        yield mesh_table(plan, axes)
+    if hasattr(model.config, "geometry"):
+        yield geometry_table(model.config, axes or MeshAxes())
+    if model.model_def is None:
         return
-    yield parameter_table(job.model_def)
-    if job.axes is not None:
-        yield memory_table(job, job.model_def, job.axes)
+    yield parameter_table(model.model_def)
+    if axes is not None:
+        yield memory_table(plan.config, model.model_def, axes)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -37,41 +40,37 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def channel_table(job: Job) -> Table:
+def channel_table(schema: ChannelSchema) -> Table:
     """Which variables are which channels of the input and the output."""
     table = _table("Channels", "variable", "type", "levels", "input", "output")
-    model_levels = job.config.model.get("levels")
-    ends = {"input": 0, "output": 0}
-
-    def span(direction: str, kind: str, count: int) -> str:
-        if kind not in (INPUT_TYPES if direction == "input" else OUTPUT_TYPES):
-            return ""
-        first = ends[direction]
-        ends[direction] += count
-        return f"{first}" if count == 1 else f"{first}-{first + count - 1}"
-
-    for name, source in job.config.data.source.items():
-        levels = len(source.levels) if source.levels else model_levels or 0
-        for kind in (*INPUT_TYPES, "diagnostic"):
-            field = getattr(source.variables, kind)
-            for variable in (*field.vars_3D, *field.vars_2D) if field else ():
-                count = levels if variable in field.vars_3D else 1
-                table.add_row(
-                    f"{name}/{variable}",
-                    kind,
-                    str(count),
-                    span("input", kind, count),
-                    span("output", kind, count),
-                )
+    inputs, targets = schema.input_slices(), schema.target_slices()
+    groups = {group.var_key: group for group in (*schema.input, *schema.target)}
+    for key, group in groups.items():
+        table.add_row(
+            f"{group.source}/{group.variable}",
+            group.field_type,
+            str(group.n_levels),
+            _span(inputs.get(key)),
+            _span(targets.get(key)),
+        )
     table.add_section()
-    table.add_row("all", "", "", str(ends["input"]), str(ends["output"]))
+    counts = schema.num_input_channels, schema.num_target_channels
+    table.add_row("all", "", "", *map(str, counts))
     return table
 
 
-def mesh_table(job: Job, axes: MeshAxes) -> Table:
+def _span(channels: slice | None) -> str:
+    """Channels as "3-7", from the first to the last; empty for none."""
+    if channels is None:
+        return ""
+    first, last = channels.start, channels.stop - 1
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def mesh_table(plan: RunPlan, axes: MeshAxes) -> Table:
     """How the devices share the work."""
-    trainer = job.config.trainer
-    table = _table(f"Mesh of {job.num_devices} device(s)", "axis", "degree", "shares")
+    trainer = plan.config.trainer
+    table = _table(f"Mesh of {plan.num_devices} device(s)", "axis", "degree", "shares")
     kind = {"fsdp2": "samples, parameters", "ddp": "samples", "none": "-"}
     table.add_row("dp", str(axes.num_data), kind[trainer.parallelism.data])
     if 1 < axes.num_shard < axes.num_data:
@@ -80,16 +79,16 @@ def mesh_table(job: Job, axes: MeshAxes) -> Table:
         table.add_row(f"  {DP_SHARD}", str(axes.num_shard), "samples, parameters")
     table.add_row("tp", str(axes.num_tensor), "heads, feed-forward units")
     height = "?"
-    if job.model is not None:
-        rows = -(-job.model.image_height // axes.num_domain)
-        height = f"{rows} of {job.model.image_height}"
+    if plan.model.grid is not None:
+        total_rows = plan.model.grid[0]
+        height = f"{-(-total_rows // axes.num_domain)} of {total_rows}"
     table.add_row("domain", str(axes.num_domain), f"{height} rows")
     batch = trainer.train_batch_size
     total = batch * axes.num_data * trainer.grad_accum_every
     arithmetic = (
         f"{batch} x dp {axes.num_data} x accumulation {trainer.grad_accum_every}"
     )
-    count = num_samples(job.config.data)
+    count = num_samples(plan.config.data)
     table.add_section()
     table.add_row("samples an update", str(total), arithmetic)
     table.add_row("samples an epoch", str(count), "of data's dates")
@@ -143,9 +142,9 @@ def parameter_table(model_def: ModelDef) -> Table:
     return table
 
 
-def memory_table(job: Job, model_def: ModelDef, axes: MeshAxes) -> Table:
+def memory_table(config: Config, model_def: ModelDef, axes: MeshAxes) -> Table:
     """Estimated memory of one device in training."""
-    memory = estimate_memory(job.config, model_def, axes)
+    memory = estimate_memory(config, model_def, axes)
     table = _table("Memory a device", "for", "size")
     for name, size in memory.parts.items():
         table.add_row(name, _bytes(size))

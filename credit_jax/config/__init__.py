@@ -8,7 +8,7 @@ from credit_jax.config.load import (
     load_config,
     write_config,
 )
-from credit_jax.config.root import Config, check_model_fits
+from credit_jax.config.root import Config
 
 __all__ = [
     "Config",
@@ -16,7 +16,6 @@ __all__ = [
     "StrictModel",
     "apply_overrides",
     "build_config",
-    "check_model_fits",
     "dump_config",
     "load_config",
     "not_available",

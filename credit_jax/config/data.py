@@ -1,6 +1,6 @@
 """The `data:` section: sources, variables, dates, and the length of a sample."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 from pydantic import (
@@ -20,8 +20,6 @@ OUTPUT_TYPES = ("prognostic", "diagnostic")
 
 # The engine of xarray that is replaced by those that know threads.
 NETCDF4 = "netcdf4"
-
-Direction = Literal["input", "output"]
 
 DateRange = tuple[str, str]
 
@@ -97,10 +95,6 @@ class FieldConfig(StrictModel):
         if twice:
             raise ValueError(f"names a variable twice: {', '.join(twice)}")
         return self
-
-    def num_channels(self, num_levels: int) -> int:
-        """Channels of these variables: one per level in 3D, one each in 2D."""
-        return len(self.vars_3D) * num_levels + len(self.vars_2D)
 
 
 class VariablesConfig(StrictModel):
@@ -269,28 +263,4 @@ def num_samples(data: DataConfig) -> int:
         start: Any = pd.Timestamp(first)
         end: Any = pd.Timestamp(last)
         total += max(0, int((end - start) // step) + 2 - needed)
-    return total
-
-
-def num_channels(
-    data: DataConfig, direction: Direction, file_levels: int | None
-) -> int:
-    """Channels that the data section gives to the model, or asks from it.
-
-    Args:
-        data: the section.
-        direction: "input" (prognostic, static, forcing) or "output" (prognostic,
-            diagnostic).
-        file_levels: levels of the files, for a source whose `levels` is null.
-
-    Returns:
-        The sum over sources and variables of levels (3D) or 1 (2D).
-    """
-    kinds = INPUT_TYPES if direction == "input" else OUTPUT_TYPES
-    total = 0
-    for source in data.source.values():
-        levels = len(source.levels) if source.levels is not None else file_levels or 0
-        for kind in kinds:
-            field = getattr(source.variables, kind)
-            total += field.num_channels(levels) if field else 0
     return total

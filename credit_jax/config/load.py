@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from credit_jax.config.atomic import new_file
 from credit_jax.config.base import ConfigError, parse
 from credit_jax.config.messages import got
 from credit_jax.config.root import Config, job_problems
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
+from credit_jax.io.atomic import new_file
 
 _GEN1 = (
     "data: has flat variables, as CREDIT's generation 1; convert the file first: "

@@ -4,15 +4,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from credit_jax.config.base import ConfigError, StrictModel
+from credit_jax.config.base import StrictModel
 from credit_jax.config.data import (
     FIELD_TYPES,
-    INPUT_TYPES,
-    OUTPUT_TYPES,
     DataConfig,
-    Direction,
     ValidationDataConfig,
-    num_channels,
     num_samples,
 )
 from credit_jax.config.demo import DemoConfig
@@ -153,20 +149,12 @@ def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
 
 def _twin_problems(data: DataConfig, valid: DataConfig) -> list[str]:
     """What a validation sample must share with a training sample."""
-    problems = [
+    return [
         f"validation_data.{key}: {getattr(valid, key)} differs from data.{key} "
         f"{getattr(data, key)}; the model is the same"
         for key in ("history_len", "timestep")
         if getattr(valid, key) != getattr(data, key)
     ]
-    for direction in ("input", "output"):
-        here, there = (num_channels(d, direction, 1) for d in (valid, data))
-        if here != there:
-            problems.append(
-                f"validation_data.source: gives {here} {direction} channels, "
-                f"data.source {there}; the model is the same"
-            )
-    return problems
 
 
 def _metric_problems(trainer: TrainerConfig) -> list[str]:
@@ -176,75 +164,3 @@ def _metric_problems(trainer: TrainerConfig) -> list[str]:
         f"trainer.training_metric: {trainer.training_metric!r} needs a validation, but "
         "trainer.skip_validation is true; use 'train_loss'"
     ]
-
-
-def check_model_fits(
-    config: Config,
-    *,
-    frames: int,
-    input_channels: int,
-    output_channels: int,
-    file_levels: int | None = None,
-) -> None:
-    """Check that a model takes what the data section gives, and gives what it asks.
-
-    Args:
-        config: the config.
-        frames: input times of the model.
-        input_channels: channels of the model's input.
-        output_channels: channels of the model's output.
-        file_levels: levels of a source whose `levels` is null.
-
-    Raises:
-        ConfigError: listing every count that differs, with both numbers.
-    """
-    problems = model_problems(
-        config,
-        frames=frames,
-        input_channels=input_channels,
-        output_channels=output_channels,
-        file_levels=file_levels,
-    )
-    if problems:
-        raise ConfigError(problems)
-
-
-def model_problems(
-    config: Config,
-    *,
-    frames: int,
-    input_channels: int,
-    output_channels: int,
-    file_levels: int | None = None,
-) -> list[str]:
-    """The lines of `check_model_fits`, without raising."""
-    problems = []
-    if frames != config.data.history_len:
-        problems.append(
-            f"model.frames: {frames} differs from data.history_len "
-            f"{config.data.history_len}; make them equal"
-        )
-    if file_levels is None:
-        file_levels = config.model.get("levels")
-    counts: dict[Direction, int] = {"input": input_channels, "output": output_channels}
-    for direction, count in counts.items():
-        given = num_channels(config.data, direction, file_levels)
-        if given != count:
-            problems.append(
-                f"model: has {count} {direction} channels, but data.source has {given} "
-                f"({_channel_sum(config, direction, file_levels)})"
-            )
-    return problems
-
-
-def _channel_sum(config: Config, direction: Direction, file_levels: int | None) -> str:
-    """The arithmetic behind a channel count, source by source."""
-    terms = []
-    for source in config.data.source.values():
-        levels = len(source.levels) if source.levels is not None else file_levels or 0
-        for kind in INPUT_TYPES if direction == "input" else OUTPUT_TYPES:
-            field = getattr(source.variables, kind)
-            if field:
-                num_3d, num_2d = len(field.vars_3D), len(field.vars_2D)
-                terms.append(f"{kind} {num_3d} x {levels} levels + {num_2d}")
-    return "; ".join(terms)

@@ -1,6 +1,6 @@
 """Data sets: sources, samples, channel layout, sampler and loader."""
 
-from credit_jax.data.channels import ChannelGroup, ChannelSchema, check_model_channels
+from credit_jax.data.channels import ChannelGroup, ChannelSchema
 from credit_jax.data.climatology import Climatology, build_climatology
 from credit_jax.data.dataset import Dataset, Sample, open_dataset
 from credit_jax.data.loader import Batch, Loader, Split, build_loader, splits
@@ -18,7 +18,6 @@ __all__ = [
     "Split",
     "build_climatology",
     "build_loader",
-    "check_model_channels",
     "open_dataset",
     "splits",
 ]

@@ -8,19 +8,41 @@ diagnostic; 3-D before 2-D; config order. A 3-D variable has one channel a level
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Literal, Protocol, runtime_checkable
 
 import yaml
 
-from credit_jax.config.atomic import new_file
 from credit_jax.config.data import (
     INPUT_TYPES,
     OUTPUT_TYPES,
     DataConfig,
 )
+from credit_jax.io.atomic import new_file
 
 SCHEMA_FILE = "channel_schema.yaml"
 SCHEMA_VERSION = 1
+
+
+Direction = Literal["input", "output"]
+
+
+@runtime_checkable
+class ChannelCounts(Protocol):
+    """What the config of every model says of its channels."""
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of one input frame."""
+        ...
+
+    @property
+    def output_channels(self) -> int:
+        """Channels of one output frame."""
+        ...
+
+    def channel_sum(self, direction: Direction) -> str:
+        """How the count comes about, such as "channels 4 x levels 8 + ..."."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +117,19 @@ class ChannelSchema:
         return cls(tuple(inputs), tuple(targets))
 
     @property
+    def target_counts(self) -> dict[str, int]:
+        """var_key -> number of channels, in the order of y."""
+        return {group.var_key: group.n_levels for group in self.target}
+
+    @property
     def num_input_channels(self) -> int:
         """Channels of x."""
-        return sum(group.n_levels for group in self.input)
+        return _total(self.input)
 
     @property
     def num_target_channels(self) -> int:
         """Channels of y."""
-        return sum(group.n_levels for group in self.target)
+        return _total(self.target)
 
     def input_slices(self) -> dict[str, slice]:
         """var_key -> its channels in x."""
@@ -183,52 +210,44 @@ class ChannelSchema:
             )
 
 
-def model_channels(model: Mapping[str, Any]) -> tuple[int, int, str, str]:
-    """Channels that a model block asks for, and how they come about.
-
-    input = channels x levels + surface_channels + input_only_channels,
-    output = channels x levels + surface_channels + output_only_channels.
+def num_levels(data: DataConfig, file_levels: int) -> dict[str, int]:
+    """Levels of each source's 3-D variables, without opening a file.
 
     Args:
-        model: the config's model block, with those five keys.
-
-    Returns:
-        Input channels, output channels, and the two sums as text.
+        data: the section.
+        file_levels: levels of the files, for a source whose `levels` is null.
     """
-    names = ("channels", "levels", "surface_channels")
-    channels, levels, surface = (int(model[name]) for name in names)
-    both = channels * levels + surface
-    sums = []
-    for key in ("input_only_channels", "output_only_channels"):
-        only = int(model.get(key) or 0)
-        text = f"channels {channels} x levels {levels} + surface_channels {surface}"
-        sums.append((both + only, f"{text} + {key} {only} = {both + only}"))
-    return sums[0][0], sums[1][0], sums[0][1], sums[1][1]
+    return {
+        name: file_levels if source.levels is None else len(source.levels)
+        for name, source in data.source.items()
+    }
 
 
-def check_model_channels(schema: ChannelSchema, model: Mapping[str, Any]) -> None:
-    """Check that a model block and the data have the same channels.
+def channel_problems(
+    schema: ChannelSchema, model: ChannelCounts, where: str = "data.source"
+) -> list[str]:
+    """Compares the channels of the data with those of a model.
 
     Args:
         schema: of the data.
-        model: the config's model block.
+        model: the validated config of the model.
+        where: dotted path of the data's variables.
 
-    Raises:
-        ValueError: with the sums of both sides.
+    Returns:
+        One line for the input and one for the output, where they differ, with the sums
+        of both sides.
     """
-    wanted_in, wanted_out, sum_in, sum_out = model_channels(model)
-    problems = []
-    if wanted_in != schema.num_input_channels:
-        problems.append(f"input: model {sum_in}; data {_sum(schema.input)}")
-    if wanted_out != schema.num_target_channels:
-        problems.append(f"output: model {sum_out}; data {_sum(schema.target)}")
-    if problems:
-        raise ValueError(
-            "the model's channels are not those of the data:\n  "
-            + "\n  ".join(problems)
-            + "\nchange channels, levels, surface_channels, input_only_channels or "
-            "output_only_channels of the model, or the variables of data.source"
-        )
+    sides: tuple[tuple[Direction, int, tuple[ChannelGroup, ...]], ...] = (
+        ("input", model.input_channels, schema.input),
+        ("output", model.output_channels, schema.target),
+    )
+    return [
+        f"model: has {count} {direction} channels, but {where} has {_total(groups)}: "
+        f"model {model.channel_sum(direction)} = {count}; data {_sum(groups)}; change "
+        f"the model's channels, or the variables of {where}"
+        for direction, count, groups in sides
+        if count != _total(groups)
+    ]
 
 
 def _groups(entries: list[dict]) -> tuple[ChannelGroup, ...]:
@@ -248,6 +267,10 @@ def _line(key: str, place: slice) -> str:
     return f"[{place.start}:{place.stop}] {key}"
 
 
+def _total(groups: tuple[ChannelGroup, ...]) -> int:
+    return sum(group.n_levels for group in groups)
+
+
 def _sum(groups: tuple[ChannelGroup, ...]) -> str:
     terms = " + ".join(f"{group.variable} {group.n_levels}" for group in groups)
-    return f"{terms} = {sum(group.n_levels for group in groups)}"
+    return f"{terms} = {_total(groups)}"

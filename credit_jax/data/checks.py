@@ -1,6 +1,6 @@
 """What can be known about the data before anything is compiled."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,26 +14,25 @@ MANY_FILES = 200  # of one field type; beyond, only every n-th is opened in adva
 SAME_DEGREES = 1e-2  # of two files' coordinates
 
 
-def check_dataset(dataset: Dataset, model: Mapping[str, Any]) -> None:
-    """Check times, grids and variables of all files against each other and the model.
+def check_dataset(dataset: Dataset, grid: tuple[int, int] | None = None) -> None:
+    """Check times, grids and variables of all files against each other.
 
     Args:
         dataset: opened.
-        model: the config's model block; its image_height and image_width are compared.
+        grid: (latitudes, longitudes) that the model takes; None does not compare.
 
     Raises:
         ValueError: naming the file, what it has, and what was expected.
     """
-    check_grid(dataset, model)
+    check_grid(dataset, grid)
     for name, source in dataset.sources.items():
         for kind in source.files:
             if kind != "static":
                 _check_times(source, kind, _times(dataset, name, kind))
 
 
-def check_grid(dataset: Dataset, model: Mapping[str, Any]) -> None:
+def check_grid(dataset: Dataset, grid: tuple[int, int] | None = None) -> None:
     """Check that all files have the model's grid, and the same latitudes."""
-    wanted = tuple(model.get(key) for key in ("image_height", "image_width"))
     first = None
     for source, kind in _field_types(dataset):
         opened = source.first_file(kind)
@@ -41,11 +40,11 @@ def check_grid(dataset: Dataset, model: Mapping[str, Any]) -> None:
         assert config is not None
         name = (config.vars_3D + config.vars_2D)[0]
         shape = opened.variable(name).shape[-2:]
-        if None not in wanted and shape != wanted:
+        if grid is not None and shape != grid:
             raise ValueError(
                 f"{opened.path}: {name} has a grid of {shape[0]} x {shape[1]} (latitude"
-                f" x longitude), the model has image_height {wanted[0]} x image_width "
-                f"{wanted[1]}; set them to {shape[0]} and {shape[1]}, or take other "
+                f" x longitude), the model has image_height {grid[0]} x image_width "
+                f"{grid[1]}; set them to {shape[0]} and {shape[1]}, or take other "
                 "files"
             )
         if first is None:

@@ -11,6 +11,7 @@ from credit_jax.config.data import OUTPUT_TYPES, DataConfig
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.clock import SourceClock, master_clock, source_clock
 from credit_jax.data.local import LocalSource, open_source
+from credit_jax.io.open_files import OpenFiles
 
 Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ _ _"]]
 
@@ -107,13 +108,20 @@ class Dataset:
         raise ValueError("no file of data.source has a longitude coordinate")
 
 
-def open_dataset(data: DataConfig) -> Dataset:
+def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Dataset:
     """Open the files of a data section, without reading fields.
+
+    Args:
+        data: the section.
+        open_files: files that are open already, shared with other data sets.
 
     Raises:
         FileNotFoundError, ValueError: see `open_source` and `master_clock`.
     """
-    sources = {name: open_source(name, s) for name, s in data.source.items()}
+    sources = {
+        name: open_source(name, source, open_files)
+        for name, source in data.source.items()
+    }
     clocks = {
         name: source_clock(data, source.config, source.calendar)
         for name, source in sources.items()

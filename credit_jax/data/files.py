@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 from datetime import datetime
+from fnmatch import fnmatch
 from glob import glob
 from typing import Any
 
@@ -65,9 +66,7 @@ def discover(template: str, where: str) -> FileSet:
         FileNotFoundError: if there is none, naming the pattern and what is there.
         ValueError: if a file's name does not hold the date.
     """
-    pattern = template
-    for code in _DIGITS:
-        pattern = pattern.replace(code, "*")
+    pattern = _glob_pattern(template)
     paths = sorted(glob(pattern))
     if not paths:
         raise FileNotFoundError(_nothing_found(template, pattern, where))
@@ -76,6 +75,21 @@ def discover(template: str, where: str) -> FileSet:
     found = sorted((*_period(template, path, where), path) for path in paths)
     first, last, paths = zip(*found, strict=True)
     return FileSet(template, paths, first, last)
+
+
+def matches(template: str, path: str) -> bool:
+    """Whether a path, which need not exist, is one of a template.
+
+    >>> matches("data/era5_%Y.zarr", "data/era5_1999.zarr")
+    True
+    """
+    return fnmatch(path, _glob_pattern(template))
+
+
+def _glob_pattern(template: str) -> str:
+    for code in _DIGITS:
+        template = template.replace(code, "*")
+    return template
 
 
 def _period(

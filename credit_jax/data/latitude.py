@@ -6,20 +6,22 @@ import os
 from pathlib import Path
 
 import numpy as np
-import xarray as xr
 from jaxtyping import Float
 
-from credit_jax.config.files import reading_engine
+from credit_jax.io.open_files import OpenFiles
 
 LATITUDE_NAMES = ("latitude", "lat")
 
 
-def read_latitude(path: str | Path, key: str) -> Float[np.ndarray, " lat"]:
+def read_latitude(
+    path: str | Path, key: str, open_files: OpenFiles
+) -> Float[np.ndarray, " lat"]:
     """The `latitude` coordinate of a NetCDF or Zarr file.
 
     Args:
         path: the file; environment variables are expanded.
         key: the dotted key of the config that names it, for errors.
+        open_files: files that are open already.
 
     Returns:
         (H,) degrees north.
@@ -34,11 +36,11 @@ def read_latitude(path: str | Path, key: str) -> Float[np.ndarray, " lat"]:
             f"{key}: {place} does not exist; it must be a NetCDF or Zarr file with a "
             "`latitude` coordinate, such as the static fields"
         )
-    with xr.open_dataset(place, engine=reading_engine(place)) as dataset:
-        for name in LATITUDE_NAMES:
-            if name in dataset.variables and dataset[name].ndim == 1:
-                return np.asarray(dataset[name].values, np.float64)
-        found = sorted(map(str, dataset.variables))
+    dataset = open_files.dataset(place)
+    for name in LATITUDE_NAMES:
+        if name in dataset.variables and dataset[name].ndim == 1:
+            return np.asarray(dataset[name].values, np.float64)
+    found = sorted(map(str, dataset.variables))
     raise ValueError(
         f"{key}: {place} has no one-dimensional `latitude`; it has {found}"
     )

@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from credit_jax.config import Config
-from credit_jax.data.channels import ChannelSchema, check_model_channels
+from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.checks import check_dataset, check_finite
 from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
+from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms import Pipeline, Units, build_pipeline, channel_units
 
 Split = Literal["train", "valid"]
@@ -122,14 +123,17 @@ def build_loader(
     config: Config,
     *,
     split: Split,
-    local_dp_ranks: tuple[int, ...],
-    dp_size: int,
+    local_dp_ranks: tuple[int, ...] = (0,),
+    dp_size: int = 1,
     keep_partial: bool | None = None,
+    pipeline: Pipeline | None = None,
+    open_files: OpenFiles | None = None,
+    grid: tuple[int, int] | None = None,
 ) -> Loader:
-    """The loader of a split, checked: files, times, grid, channels, first sample.
+    """The loader of a split, checked: files, times, grids, first sample.
 
     Args:
-        config: the whole config.
+        config: the whole config; its model section is not read.
         split: "train" (shuffled) or "valid" (in order of time).
         local_dp_ranks: dp ranks whose devices this process owns, increasing. Peers
             along tp and domain are one dp rank and get the same samples.
@@ -137,21 +141,23 @@ def build_loader(
         keep_partial: whether an epoch ends with a smaller batch when samples are left
             over; by default not in training (one shape, one compiled program), but in
             validation.
+        pipeline: of `build_pipeline`; None builds that of the config.
+        open_files: files that are open already, shared with other loaders.
+        grid: (latitudes, longitudes) that the model takes; None does not compare.
 
     Raises:
         FileNotFoundError: if files are missing.
         ValueError: for anything else that would not work, see `check_dataset`,
-            `check_model_channels`, `Sampler`, `build_pipeline`.
+            `Sampler`, `build_pipeline`.
 
     Differs from CREDIT: training leaves out samples that do not fill a batch; CREDIT
     ends the epoch with a smaller one.
     """
     train = split == "train"
-    data = config.data if train else config.validation_data
-    dataset = open_dataset(data)
-    check_dataset(dataset, config.model)
-    check_model_channels(dataset.schema, config.model)
-    pipeline = build_pipeline(config.preblocks, config.postblocks)
+    dataset = open_dataset(config.data if train else config.validation_data, open_files)
+    check_dataset(dataset, grid)
+    if pipeline is None:
+        pipeline = build_pipeline(config.preblocks, config.postblocks)
     pipeline.check(dataset.schema.input + dataset.schema.target)
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from credit_jax.config.data import FIELD_TYPES, NETCDF4, FieldConfig, SourceConfig
 from credit_jax.data.files import FileSet, discover
 from credit_jax.data.reader import OpenFile, Reader
+from credit_jax.io.open_files import OpenFiles
 
 LEVEL_TOLERANCE = 0.5  # of the spacing of levels, for a level that is not exactly there
 
@@ -140,8 +141,17 @@ class LocalSource:
         )
 
 
-def open_source(name: str, config: SourceConfig) -> LocalSource:
+def open_source(
+    name: str,
+    config: SourceConfig,
+    open_files: OpenFiles | None = None,
+) -> LocalSource:
     """Find the files of a source and read the metadata of the first of each kind.
+
+    Args:
+        name: of the source.
+        config: its section.
+        open_files: files that are open already, shared with other sources.
 
     Raises:
         FileNotFoundError: if a field type has no file.
@@ -155,7 +165,7 @@ def open_source(name: str, config: SourceConfig) -> LocalSource:
             "are: local"
         )
     engine = None if config.engine == NETCDF4 else config.engine
-    reader = Reader(config.time_coord, engine)
+    reader = Reader(config.time_coord, engine, open_files=open_files)
     files = {}
     for kind in FIELD_TYPES:
         field = getattr(config.variables, kind)

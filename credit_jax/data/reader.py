@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from credit_jax.config.files import reading_engine
 from credit_jax.data.calendars import calendar_of, to_labels
+from credit_jax.io.open_files import OpenFiles
 
 CACHE_BYTES = 2**30  # fields kept in memory, so that small data sets are read once
 _AT_ONCE = 1 / 64  # of the bytes that are kept, most to read before they are asked for
@@ -71,13 +71,19 @@ class Reader:
         time_coord: name of the time coordinate.
         engine: xarray's engine, or None to go by what the file holds.
         cache_bytes: most bytes of fields to keep; CACHE_BYTES by default.
+        open_files: files that are open already, shared with other readers.
     """
 
     def __init__(
-        self, time_coord: str, engine: str | None, cache_bytes: int | None = None
+        self,
+        time_coord: str,
+        engine: str | None,
+        cache_bytes: int | None = None,
+        open_files: OpenFiles | None = None,
     ) -> None:
         self._time_coord = time_coord
         self._engine = engine
+        self._open_files = open_files or OpenFiles()
         self._lock = threading.Lock()
         self._files: dict[str, OpenFile] = {}
         self._fields: collections.OrderedDict = collections.OrderedDict()
@@ -88,8 +94,8 @@ class Reader:
         """The file at a path; it is opened at the first call and stays open."""
         with self._lock:
             if path not in self._files:
-                engine = self._engine or reading_engine(path)
-                self._files[path] = _open(path, self._time_coord, engine)
+                dataset = self._open_files.dataset(path, self._engine)
+                self._files[path] = _with_metadata(path, dataset, self._time_coord)
             return self._files[path]
 
     def read_together(self, variable: xr.Variable, index: int) -> range:
@@ -135,14 +141,7 @@ class Reader:
         return found[key]
 
 
-def _open(path: str, time_coord: str, engine: str | None) -> OpenFile:
-    try:
-        dataset = xr.open_dataset(path, engine=engine, cache=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "
-            f"{error}); is it complete?"
-        ) from error
+def _with_metadata(path: str, dataset: xr.Dataset, time_coord: str) -> OpenFile:
     times, calendar = None, "standard"
     if time_coord in dataset.dims and time_coord in dataset.coords:
         decoded = dataset[time_coord].values

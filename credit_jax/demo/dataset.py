@@ -182,3 +182,10 @@ def _progress(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+def expected_files(demo: DemoConfig) -> list[str]:
+    """Paths of the files that `ensure_demo_data` makes, as a config writes them."""
+    days = pd.period_range(FIRST_TIME, periods=demo.days, freq="D")
+    names = [f"demo_{year}.zarr" for year in sorted({str(day)[:4] for day in days})]
+    return [f"{demo.out}/{name}" for name in (*names, "static.nc", "mean.nc", "std.nc")]

@@ -18,8 +18,8 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
-from credit_jax.config.atomic import new_folder
 from credit_jax.demo.physics import solar_irradiance
+from credit_jax.io.atomic import new_folder
 
 MANIFEST = "demo.json"
 FIRST_TIME = pd.Timestamp("2000-01-01")

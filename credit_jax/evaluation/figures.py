@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.config.atomic import new_file
 from credit_jax.data import ChannelSchema
 from credit_jax.evaluation.skill import Example, Skill
+from credit_jax.io.atomic import new_file
 
 Row = Mapping[str, float]
 

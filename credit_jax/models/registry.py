@@ -65,4 +65,9 @@ def build(block: Mapping[str, Any]) -> ModelDef:
     problems = config.problems()
     if problems:
         raise ConfigError(problems, "model")
+    return define_model(config)
+
+
+def define_model(config: Any) -> ModelDef:
+    """The model of a validated config whose sizes fit together."""
     return ModelDef(config, MODELS[config.type].module)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from credit_jax.config.atomic import new_file
+from credit_jax.io.atomic import new_file
 
 Number = int | float
 Row = dict[str, Number]

@@ -11,6 +11,7 @@ from credit_jax.config import Config, write_config
 from credit_jax.data.channels import SCHEMA_FILE
 from credit_jax.data.climatology import build_climatology
 from credit_jax.evaluation.report import evaluate
+from credit_jax.forecast import Forecaster
 from credit_jax.parallel.mesh.credit import data_parallel_coords
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard, read_log
@@ -129,7 +130,7 @@ def report_skill(
     log, first_process = folder / LOG_NAME, jax.process_index() == 0
     size = setup.config.trainer.valid_batch_size * data_parallel_coords(setup.mesh)[1]
     report = evaluate(
-        setup.forecaster(averaged(state), state.model_state),
+        Forecaster(setup.model, averaged(state), state.model_state),
         valid,
         build_climatology(setup.train_loader.dataset, by="season"),
         batch_size=size,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.config import atomic
+from credit_jax.io import atomic
 
 # Smaller arrays stay in memory.
 MIN_ON_DISK = 1 << 20

@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from credit_jax.commands import OK
-from credit_jax.config.atomic import new_file
 from credit_jax.config.base import ConfigError
 from credit_jax.config.load import apply_overrides
 from credit_jax.config.yaml_file import read_yaml
+from credit_jax.io.atomic import new_file
 from credit_torch_bridge.config.convert import LEVEL_COORD, TARGETS, convert_config
 
 HELP = "Convert a config file between CREDIT's two generations and credit_jax."

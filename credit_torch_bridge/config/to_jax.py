@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
-from credit_jax.config.root import Config, job_problems, model_problems
+from credit_jax.config.root import Config, job_problems
 from credit_jax.models.registry import parse_model
+from credit_jax.plan.channels import fit_problems
 from credit_jax.transforms import TRANSFORMS, transform_types
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import active_physics
@@ -45,12 +46,7 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
     if config is None or model is None:
         return
     found = job_problems(config)
-    found += model_problems(
-        config,
-        frames=model.frames,
-        input_channels=model.input_channels,
-        output_channels=model.output_channels,
-    )
+    found += fit_problems(config, model)
     parallel = config.trainer.parallelism
     found += model.problems(parallel.tensor, parallel.domain)
     editor.problems += [line for line in found if not _UNSET.match(line)]

@@ -15,6 +15,7 @@ import pytest
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.config import load_config
+from credit_jax.plan import plan_run
 from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.setup import prepare
 from credit_torch_bridge import JaxCheckpoint, Moments, from_state_dict
@@ -34,7 +35,8 @@ class JaxRun:
     folder: Path
 
     def __post_init__(self):
-        self.setup = prepare(load_config(self.folder / "model.yml"), jax.devices()[:1])
+        config = load_config(self.folder / "model.yml")
+        self.setup = prepare(plan_run(config), jax.devices()[:1])
         self.steps = self.setup.steps(first_rate_at=NUM_STEPS)
 
     def start(self, folder):

@@ -6,11 +6,11 @@ import pytest
 import xarray as xr
 
 from credit_jax.check.__main__ import main
-from credit_jax.check.job import inspect_job
 from credit_jax.check.memory import estimate_memory, local_size
 from credit_jax.config import build_config, write_config
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.plan import plan_run
 from tests.config.example import example
 
 MODEL = {
@@ -33,16 +33,16 @@ MODEL = {
 }
 
 
-def job(num_devices=None, **changes):
+def plan(num_devices=None, **changes):
     changes.setdefault("preblocks", {"per_step": {"concat": {"type": "concat"}}})
     config = build_config(example(model=dict(MODEL), **changes))
-    return inspect_job(config, num_devices=num_devices, with_data=False)
+    return plan_run(config, num_devices=num_devices, with_data=False)
 
 
-def test_a_sound_job_has_no_problems():
-    found = job()
-    assert found.problems == [], found.problems
-    assert found.model_def is not None
+def test_a_sound_plan_has_no_problems():
+    found = plan()
+    assert found.problems == (), found.problems
+    assert found.model.model_def is not None
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_problems(changes, devices, message):
     rest = {k: v for k, v in changes.items() if not k.startswith("model")}
     rest.setdefault("preblocks", {"per_step": {"concat": {"type": "concat"}}})
     config = build_config(example(model={**MODEL, **model}, **rest))
-    found = inspect_job(config, num_devices=devices, with_data=False)
+    found = plan_run(config, num_devices=devices, with_data=False)
     assert any(message in line for line in found.problems), found.problems
 
 
 def test_uneven_rows_are_a_note_and_no_problem():
-    found = job(trainer__parallelism={"domain": 3})
-    assert found.problems == [], found.problems
+    found = plan(trainer__parallelism={"domain": 3})
+    assert found.problems == (), found.problems
     uneven, idle = found.notes
     assert uneven == "32 rows over domain 3 are uneven (11, 11, 10); exact all the same"
     assert "some of the 3 domain shards hold no window of attention" in idle, idle
@@ -94,25 +94,41 @@ def test_uneven_rows_are_a_note_and_no_problem():
 
 def test_both_data_axes():
     block = {"data": "fsdp2", "dp_replicate": 2}
-    found = job(num_devices=8, trainer__parallelism=block)
-    assert found.problems == [], found.problems
-    assert found.axes.data == ("dp_replicate", "dp_shard"), found.axes
-    assert (found.axes.num_data, found.axes.num_shard) == (8, 4), found.axes
+    found = plan(num_devices=8, trainer__parallelism=block)
+    assert found.problems == (), found.problems
+    assert found.model.axes.data == ("dp_replicate", "dp_shard"), found.model.axes
+    assert (found.model.axes.num_data, found.model.axes.num_shard) == (8, 4), (
+        found.model.axes
+    )
 
 
 @pytest.mark.parametrize("key", ["pp", "ep"])
 def test_what_the_model_cannot_do_yet(key):
-    found = job(trainer__parallelism={key: 2})
+    found = plan(trainer__parallelism={key: 2})
     assert len(found.problems) == 1, found.problems
     assert f"{key} is 2, but wxformer has no" in found.problems[0]
     assert f"not yet there for this model; use {key}: 1" in found.problems[0]
 
 
-def test_missing_files_are_notes():
-    config = build_config(example(model=dict(MODEL)))
-    notes = inspect_job(config).notes
-    assert len(notes) == 4, notes
-    assert "data.source.ERA5.variables.prognostic.path: no file matches" in notes[0]
+def test_missing_files_are_problems():
+    preblocks = {"per_step": {"concat": {"type": "concat"}}}
+    config = build_config(example(model=dict(MODEL), preblocks=preblocks))
+    found = plan_run(config)
+    assert len(found.problems) == 4, found.problems
+    first = found.problems[0]
+    assert "data.source.ERA5.variables.prognostic.path: no file matches" in first
+    assert "'./d_%Y.nc' (searched './d_*.nc' in" in first
+    assert (found.loaders, found.objective) == ({}, None)
+
+
+def test_files_that_the_first_training_makes_are_notes():
+    preblocks = {"per_step": {"concat": {"type": "concat"}}}
+    config = build_config(example(model=dict(MODEL), preblocks=preblocks))
+    found = plan_run(config, expected_files=["./d_2000.nc"])
+    assert len(found.notes) == 3, found.notes
+    assert found.notes[0].endswith("./d_%Y.nc is made by the first training")
+    assert len(found.problems) == 1, found.problems
+    assert "static.path: no file matches './static.nc'" in found.problems[0]
 
 
 def latitudes(section, path):
@@ -128,10 +144,10 @@ def test_missing_latitudes_of_the_metrics():
     changes = latitudes("metrics", "absent.nc")
     config = build_config(example(model=dict(MODEL), **changes))
     line = "metrics.args.latitude_weights: absent.nc does not exist"
-    assert line in inspect_job(config).notes
+    assert line in plan_run(config).problems
     changes["trainer__skip_validation"] = True
     config = build_config(example(model=dict(MODEL), **changes))
-    assert line not in inspect_job(config).notes, "nothing reads it"
+    assert line not in plan_run(config).problems, "nothing reads it"
 
 
 @pytest.mark.parametrize("section", ["loss", "metrics"])
@@ -139,17 +155,17 @@ def test_files_without_latitudes(section, tmp_path):
     path = tmp_path / "other.nc"
     xr.Dataset(coords={"y": [10.0]}).to_netcdf(path, engine="h5netcdf")
     config = build_config(example(model=dict(MODEL), **latitudes(section, path)))
-    found = inspect_job(config).problems
+    found = plan_run(config).problems
     lines = [line for line in found if "has no one-dimensional `latitude`" in line]
     assert len(lines) == 1, found
     assert lines[0].startswith(f"{section}."), lines
 
 
 def test_data_none_leaves_devices_idle():
-    found = job(num_devices=4)
-    assert found.notes == ["data: none uses 1 of 4 devices"]
-    assert found.axes is not None
-    assert found.axes.num_data == 1
+    found = plan(num_devices=4)
+    assert found.notes == ("data: none uses 1 of 4 devices",)
+    assert found.model.axes is not None
+    assert found.model.axes.num_data == 1
 
 
 def test_local_sizes_are_shares_of_the_whole():
@@ -170,13 +186,13 @@ def test_local_sizes_are_shares_of_the_whole():
 
 def test_memory_falls_with_every_kind_of_parallelism():
     def total(devices, **block):
-        found = job(num_devices=devices, trainer__parallelism=block)
-        assert found.model_def is not None
-        assert found.axes is not None
-        return estimate_memory(found.config, found.model_def, found.axes)
+        found = plan(num_devices=devices, trainer__parallelism=block)
+        assert found.model.model_def is not None
+        assert found.model.axes is not None
+        return estimate_memory(found.config, found.model.model_def, found.model.axes)
 
     one = total(1)
-    assert one.parts["parameters"] == 4 * job().model_def.num_parameters
+    assert one.parts["parameters"] == 4 * plan().model.model_def.num_parameters
     assert total(8, data="fsdp2").parts["parameters"] < one.parts["parameters"] / 4
     activations = "activations (estimate)"
     assert total(2, tensor=2).parts[activations] < one.parts[activations]

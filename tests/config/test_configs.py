@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from credit_jax.check.job import inspect_job
 from credit_jax.config import dump_config, load_config
+from credit_jax.plan import plan_run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 DEMOS = ("tp2_domain2", "fsdp8", "domain8")
@@ -18,8 +18,8 @@ def test_the_configs_are_there():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_is_sound_and_raises_no_warning(path):
-    found = inspect_job(load_config(path), with_data=False)
-    assert found.problems == [], found.problems
+    found = plan_run(load_config(path), with_data=False)
+    assert found.problems == (), found.problems
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

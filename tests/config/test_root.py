@@ -1,7 +1,7 @@
 import pytest
 
-from credit_jax.config import ConfigError, build_config, check_model_fits
-from credit_jax.config.data import num_channels, num_samples
+from credit_jax.config import ConfigError, build_config
+from credit_jax.config.data import num_samples
 from tests.config.example import example
 
 ERA5 = "data__source__ERA5"
@@ -146,28 +146,8 @@ def test_training_metric_follows_skip_validation():
     assert trainer.training_metric == "train_loss"
 
 
-def test_channels_and_samples():
-    data = build_config(example()).data
-    assert num_channels(data, "input", None) == 2 * 2 + 1 + 1 + 1
-    assert num_channels(data, "output", None) == 2 * 2 + 1 + 1
-    assert num_samples(data) == 13 * 4 + 1 - 1
-
-
-def test_levels_of_the_model_count_where_the_data_has_none():
-    config = build_config(example(data__source__ERA5__levels=None, model__levels=3))
-    check_model_fits(config, frames=1, input_channels=9, output_channels=8)
-
-
-def test_a_model_that_does_not_fit_the_data():
-    config = build_config(example())
-    check_model_fits(config, frames=1, input_channels=7, output_channels=6)
-    with pytest.raises(ConfigError) as error:
-        check_model_fits(config, frames=2, input_channels=8, output_channels=6)
-    assert error.value.problems == (
-        "model.frames: 2 differs from data.history_len 1; make them equal",
-        "model: has 8 input channels, but data.source has 7 (prognostic 2 x 2 levels + "
-        "1; static 0 x 2 levels + 1; dynamic_forcing 0 x 2 levels + 1)",
-    )
+def test_samples():
+    assert num_samples(build_config(example()).data) == 13 * 4 + 1 - 1
 
 
 def test_date_ranges_stand_for_start_and_end():

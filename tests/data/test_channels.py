@@ -5,7 +5,9 @@ import re
 import pytest
 import yaml
 
-from credit_jax.data import ChannelSchema, check_model_channels, open_dataset
+from credit_jax.data import ChannelSchema, open_dataset
+from credit_jax.data.channels import channel_problems, num_levels
+from credit_jax.models.registry import parse_model
 from tests.data.world import MODEL, parsed, raw_config
 
 
@@ -58,9 +60,19 @@ def test_another_layout_is_refused(schema):
 
 
 def test_model_channels(schema):
-    check_model_channels(schema, MODEL)
-    with pytest.raises(ValueError, match="the model's channels") as error:
-        check_model_channels(schema, {**MODEL, "surface_channels": 2})
-    lines = str(error.value)
-    assert "output: model channels 2 x levels 2 + surface_channels 2" in lines
-    assert "= 7; data U 2 + T 2 + SP 1 + TP 1 = 6" in lines
+    assert channel_problems(schema, parse_model(MODEL)) == []
+    line, other = channel_problems(
+        schema, parse_model({**MODEL, "surface_channels": 2})
+    )
+    assert line.startswith("model: has 8 input channels, but data.source has 7: ")
+    assert other.startswith("model: has 7 output channels, but data.source has 6: ")
+    assert "model channels 2 x levels 2 + surface_channels 2" in other
+    assert "= 7; data U 2 + T 2 + SP 1 + TP 1 = 6" in other
+
+
+def test_levels_without_files(schema):
+    data = parsed(raw_config("nowhere")).data
+    assert ChannelSchema.from_config(data, num_levels(data, 5)) == schema
+    data = parsed(raw_config("nowhere", data__source__ERA5__levels=None)).data
+    counts = ChannelSchema.from_config(data, num_levels(data, 5)).target_counts
+    assert list(counts.values()) == [5, 5, 1, 1]

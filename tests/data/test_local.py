@@ -24,16 +24,16 @@ from tests.data.world import (
 VARIABLES = "data__source__ERA5__variables"
 
 
-def load(folder, raw=None, split="train", **changes):
+def load(folder, raw=None, split="train", grid=None, **changes):
     """The loader of one device."""
-    raw = raw or raw_config(folder, **changes)
-    return build_loader(parsed(raw), split=split, local_dp_ranks=(0,), dp_size=1)
+    config = parsed(raw or raw_config(folder, **changes))
+    return build_loader(config, split=split, grid=grid)
 
 
-def refused(folder, *texts, error=ValueError, raw=None, **changes):
+def refused(folder, *texts, error=ValueError, raw=None, grid=None, **changes):
     """The loader is refused with a message that holds all the texts."""
     with pytest.raises(error, match=re.escape(texts[0])) as caught:
-        load(folder, raw, **changes)
+        load(folder, raw, grid=grid, **changes)
     print(caught.value)
     for text in texts:
         assert text in str(caught.value)
@@ -172,7 +172,7 @@ def test_wrong_grid(folder):
         folder,
         "a grid of 6 x 10",
         "image_height 8 x image_width 10",
-        model__image_height=8,
+        grid=(8, 10),
     )
 
 
@@ -269,15 +269,6 @@ def test_another_dataset_type(folder):
         folder,
         "'arco_era5' is not available; there are: local",
         data__source__ERA5__dataset_type="arco_era5",
-    )
-
-
-def test_channels_that_the_model_does_not_have(folder):
-    refused(
-        folder,
-        "input: model channels 2 x levels 2 + surface_channels 1 + "
-        "input_only_channels 5 = 10; data U 2 + T 2 + SP 1 + LSM 1 + tsi 1 = 7",
-        model__input_only_channels=5,
     )
 
 

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from credit_jax.config import build_config
+from credit_jax.plan import plan_run
 from credit_jax.training.setup import prepare
 from tests.training.conftest import compiled_once as compiled_once
 from tests.training.conftest import tiny_model as tiny_model
@@ -14,4 +15,5 @@ from tests.training.tiny import tiny_config
 @pytest.fixture
 def setup(world, tmp_path):
     """A run that can begin."""
-    return prepare(build_config(tiny_config(world, tmp_path)), jax.devices()[:1])
+    config = build_config(tiny_config(world, tmp_path))
+    return prepare(plan_run(config), jax.devices()[:1])

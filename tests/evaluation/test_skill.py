@@ -8,6 +8,7 @@ from credit_jax.config import build_config
 from credit_jax.data.climatology import build_climatology
 from credit_jax.evaluation.skill import measure_skill
 from credit_jax.fields import latitude_weights
+from credit_jax.plan import plan_run
 from credit_jax.training.setup import prepare
 from tests.support import assert_close
 from tests.training.tiny import tiny_config
@@ -77,7 +78,7 @@ def test_one_held_out_step_is_not_enough(world, tmp_path):
         "trainer__valid_batch_size": 1,
     }
     config = build_config(tiny_config(world, tmp_path, **changes))
-    setup = prepare(config, jax.devices()[:1])
+    setup = prepare(plan_run(config), jax.devices()[:1])
     with pytest.raises(ValueError, match="two or more consecutive time steps"):
         measure_skill(
             lambda x: x,

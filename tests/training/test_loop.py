@@ -12,6 +12,7 @@ from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import build_config
+from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import read_log
 from credit_jax.training.loop import (
@@ -74,7 +75,7 @@ def make(world, tmp_path):
         sizes = {"trainer__train_batch_size": size, "trainer__valid_batch_size": size}
         changes = {"trainer__parallelism": block} | sizes | changes
         config = build_config(tiny_config(world, tmp_path, **changes))
-        setup = prepare(config, jax.devices()[:num])
+        setup = prepare(plan_run(config, num_devices=num), jax.devices()[:num])
         return Watched.of(setup, before_step, change_info)
 
     return make_it

@@ -11,6 +11,7 @@ import pytest
 from credit_jax.config import load_config
 from credit_jax.nn.model_state import SPECTRAL_NORM, ModelState
 from credit_jax.parallel.params.packing import pack, unpack
+from credit_jax.plan import plan_run
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 from credit_torch_bridge.checkpoint.state_dict import from_state_dict
@@ -34,7 +35,8 @@ def _prepare(mesh: str) -> Setup:
     overrides = [f"trainer.parallelism.{name}={n}" for name, n in degrees.items()]
     overrides += [f"trainer.{kind}_batch_size={samples}" for kind in ("train", "valid")]
     config = load_config(GEN2_CONFIG, overrides)
-    return prepare(config, jax.devices()[:num_devices])
+    plan = plan_run(config, num_devices=num_devices)
+    return prepare(plan, jax.devices()[:num_devices])
 
 
 def _start(setup: Setup, initial: dict[str, np.ndarray]) -> TrainState:

@@ -43,6 +43,10 @@ class TinyConfig(StrictModel):
             self.output_channels - self.output_only_channels + self.input_only_channels
         )
 
+    def channel_sum(self, direction):
+        only = getattr(self, f"{direction}_only_channels")
+        return f"{self.channels} x {self.levels} + {self.surface_channels} + {only}"
+
     def problems(self, tensor=1, domain=1):
         if self.hidden % tensor:
             return [f"model.hidden {self.hidden} is not divisible by tensor {tensor}"]

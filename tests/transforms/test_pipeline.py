@@ -11,6 +11,7 @@ import pytest
 from credit_jax.config import build_config
 from credit_jax.config.base import ConfigError, parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
+from credit_jax.plan import plan_run
 from credit_jax.training.setup import prepare
 from credit_jax.transforms import TRANSFORMS, build_pipeline
 from tests.support import assert_close, assert_trees_close, make_mesh
@@ -271,7 +272,8 @@ def first_update(world, folder, domain, **postblocks):
         postblocks={"per_step": postblocks},
         trainer__parallelism={"data": "none", "tensor": 1, "domain": domain},
     )
-    setup = prepare(build_config(config), jax.devices()[:domain])
+    plan = plan_run(build_config(config), num_devices=domain)
+    setup = prepare(plan, jax.devices()[:domain])
     steps = setup.steps()
     batch = steps.place_train([next(setup.train_loader.epoch(0))])
     state, info = steps.train(setup.fresh_state(), batch)

@@ -150,6 +150,18 @@ class EncoderConfig(StrictModel):
         variables = self.channels * self.levels + self.surface_channels
         return variables + self.output_only_channels
 
+    def channel_sum(self, direction: str) -> str:
+        """The sum behind `input_channels` or `output_channels`, for errors.
+
+        Args:
+            direction: "input" or "output".
+        """
+        only = f"{direction}_only_channels"
+        return (
+            f"channels {self.channels} x levels {self.levels} + surface_channels "
+            f"{self.surface_channels} + {only} {getattr(self, only)}"
+        )
+
     @property
     def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows (north, south) and columns (west, east) to add; zeros for none."""

@@ -10,8 +10,8 @@ import xarray as xr
 from jaxtyping import Float, Shaped
 
 from credit_jax.config.base import StrictModel
-from credit_jax.config.files import reading_engine
 from credit_jax.fields import FieldContext
+from credit_jax.io.open_files import reading_engine
 from credit_jax.transforms.base import FieldTree, Group, map_fields, variable_of
 
 SMALLEST_STD = 1e-12  # CREDIT's floor of the divisor

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from credit_jax.config.atomic import new_file, new_folder
+from credit_jax.io.atomic import new_file, new_folder
 
 
 def names(folder):

@@ -1,0 +1,1 @@
+"""Files: opening NetCDF and Zarr, writing what appears complete or not at all."""

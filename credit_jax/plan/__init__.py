@@ -1,0 +1,7 @@
+"""A run put together from its config and checked, before a device is touched."""
+
+from credit_jax.plan.model import ModelPlan, plan_model
+from credit_jax.plan.objective import Objective
+from credit_jax.plan.run import RunPlan, plan_run
+
+__all__ = ["ModelPlan", "Objective", "RunPlan", "plan_model", "plan_run"]

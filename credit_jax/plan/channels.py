@@ -1,0 +1,49 @@
+"""Whether a model takes what the data section gives, and gives what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from credit_jax.config import Config
+from credit_jax.config.data import DataConfig
+from credit_jax.data import ChannelSchema, Split
+from credit_jax.data.channels import channel_problems, num_levels
+
+
+def schema_of(data: DataConfig, model: Any) -> ChannelSchema:
+    """The channels that a data section asks for, without opening a file.
+
+    Args:
+        data: the section.
+        model: validated config of the model; its `levels` count for sources whose own
+            are null. None, or a model without levels, counts 1.
+    """
+    return ChannelSchema.from_config(
+        data, num_levels(data, getattr(model, "levels", 1))
+    )
+
+
+def fit_problems(
+    config: Config, model: Any, schemas: Mapping[Split, ChannelSchema] | None = None
+) -> list[str]:
+    """What a model and the data do not agree on, one line each.
+
+    Args:
+        config: the whole config.
+        model: validated config of the model.
+        schemas: channels of the open files by split; those of the config where a split
+            is not there.
+    """
+    schemas, found = schemas or {}, []
+    if model.frames != config.data.history_len:
+        found.append(
+            f"model.frames: {model.frames} differs from data.history_len "
+            f"{config.data.history_len}; make them equal"
+        )
+    train = schemas.get("train") or schema_of(config.data, model)
+    found += channel_problems(train, model)
+    if config.validation_overrides.source and not config.trainer.skip_validation:
+        valid = schemas.get("valid") or schema_of(config.validation_data, model)
+        found += channel_problems(valid, model, "validation_data.source")
+    return found

@@ -1,0 +1,122 @@
+"""A model and its degrees of parallelism, without weights and without devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.sharding import Mesh
+
+from credit_jax.config.base import ConfigError
+from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.models.registry import define_model, parse_model
+from credit_jax.parallel.mesh.axes import DOMAIN, EP, PP, TP, MeshAxes
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.mesh.model_fit import model_notes, model_problems
+from credit_jax.plan.findings import Findings, unique
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A `model:` section and the degrees of the mesh that it is to run on.
+
+    Attributes:
+        dims: the degrees; None if they do not agree with the number of devices.
+        config: the validated `model:` section; None if it does not parse.
+        model_def: the model; None if its sizes do not fit together.
+        problems: lines that keep the model from running.
+        notes: lines that a user should know, such as uneven rows.
+    """
+
+    dims: ParallelDims | None
+    config: Any
+    model_def: ModelDef | None
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def check(self, source: str) -> None:
+        """Raises a `ConfigError` with all problems, if there are any."""
+        if self.problems:
+            raise ConfigError(self.problems, source)
+
+    @property
+    def axes(self) -> MeshAxes | None:
+        """The mesh axes as a step sees them, without a device."""
+        return self.dims.mesh_axes if self.dims is not None else None
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """(latitudes, longitudes) of the model; None if its section does not parse."""
+        if self.config is None:
+            return None
+        return self.config.image_height, self.config.image_width
+
+    def build(self, devices: Sequence[Any], **options: Any) -> ParallelModel:
+        """The model on a mesh of devices; nothing is compiled.
+
+        Args:
+            devices: at least as many as the degrees need; the first ones are used.
+            **options: of `build_parallel_model`.
+
+        Raises:
+            ConfigError: the plan has problems.
+        """
+        self.check("model")
+        assert self.dims is not None, "a plan without problems has degrees"
+        assert self.model_def is not None, "a plan without problems has a model"
+        mesh: Mesh = self.dims.build_mesh(devices[: self.dims.world_size])
+        return build_parallel_model(self.model_def, mesh, **options)
+
+
+def plan_model(
+    section: Mapping[str, Any],
+    parallelism: ParallelismConfig,
+    *,
+    num_devices: int,
+    keep_whole: Sequence[str] = (),
+    where: str = "trainer.parallelism",
+) -> ModelPlan:
+    """Parses a model and checks it against the degrees of parallelism.
+
+    Args:
+        section: the `model:` section.
+        parallelism: the validated `trainer.parallelism` section.
+        num_devices: devices to plan for.
+        keep_whole: patterns of parameter paths that FSDP never splits.
+        where: what a user calls the parallelism section.
+
+    Returns:
+        The plan, with all problems; it holds what could be built.
+    """
+    found = Findings()
+    dims = found.attempt(
+        lambda: ParallelDims.from_config(parallelism, num_devices), where
+    )
+    if dims is not None and dims.world_size < num_devices:
+        found.notes.append(
+            f"data: none uses {dims.world_size} of {num_devices} devices"
+        )
+    config = found.attempt(lambda: parse_model(section))
+    model_def = None
+    if config is not None:
+        found.problems += model_problems(config, _degrees(parallelism))
+        if not config.problems():
+            model_def = replace(define_model(config), keep_whole=tuple(keep_whole))
+            found.problems += model_def.validate(parallelism.tensor, parallelism.domain)
+            found.problems += [f"trainer.fsdp.{line}" for line in model_def.unmatched()]
+            found.notes += model_notes(config, parallelism.domain)
+    return ModelPlan(
+        dims, config, model_def, unique(found.problems), unique(found.notes)
+    )
+
+
+def _degrees(parallelism: ParallelismConfig) -> dict[str, int]:
+    return {
+        TP: parallelism.tensor,
+        DOMAIN: parallelism.domain,
+        EP: parallelism.ep,
+        PP: parallelism.pp,
+    }

@@ -1,0 +1,168 @@
+"""From a config to everything that a run is made of, with all that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from credit_jax.config import Config, ConfigError
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
+from credit_jax.io.open_files import OpenFiles
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.parallel.mesh.devices import required_devices
+from credit_jax.parallel.params.precision import Precision, default_mp_policy
+from credit_jax.plan.channels import fit_problems, schema_of
+from credit_jax.plan.files import find_missing
+from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.model import ModelPlan, plan_model
+from credit_jax.plan.objective import Latitudes, Objective, plan_objective
+from credit_jax.transforms import Pipeline, build_pipeline
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a config asks for, each section parsed once and each file opened once.
+
+    A plan with problems holds what could be built.
+
+    Attributes:
+        config: the config.
+        num_devices: devices that the run is planned for.
+        model: the model and the degrees of its mesh.
+        schema: channels of the data; of the files, where they are open.
+        pipeline: the transforms; None if one is wrong or a file of theirs is missing.
+        loaders: by split, of data-parallel rank 0; empty if no data is open.
+        objective: losses and metrics; None if no data is open.
+        problems: lines that keep the run from starting.
+        notes: lines that a user should know.
+    """
+
+    config: Config
+    num_devices: int
+    model: ModelPlan
+    schema: ChannelSchema
+    pipeline: Pipeline | None = None
+    loaders: Mapping[Split, Loader] = field(default_factory=dict)
+    objective: Objective | None = None
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raises a `ConfigError` with all problems, if there are any."""
+        if self.problems:
+            raise ConfigError(self.problems, "this run cannot start")
+
+    def build_model(self, devices: Sequence[object]) -> ParallelModel:
+        """The model on a mesh of devices, as `trainer` asks for it."""
+        trainer = self.config.trainer
+        return self.model.build(
+            devices,
+            ac_mode=trainer.activation_checkpoint,
+            mp_policy=precision_of(trainer),
+            reshard_after_forward=trainer.fsdp.reshard_after_forward,
+            min_shard_size=trainer.fsdp.min_shard_size,
+        )
+
+
+def plan_run(
+    config: Config,
+    *,
+    num_devices: int | None = None,
+    with_data: bool = True,
+    expected_files: Sequence[str] = (),
+) -> RunPlan:
+    """Puts a run together and collects all that is wrong.
+
+    No device is touched, no weight is made, nothing is compiled.
+
+    Args:
+        config: the config.
+        num_devices: devices to plan for; None takes `trainer.num_devices`, or the
+            fewest that `trainer.parallelism` can run on.
+        with_data: whether to look for the data files and open them.
+        expected_files: paths of files that are made before the first training; where
+            they are not there yet, that is a note.
+
+    Returns:
+        The plan; the run can start if it has no problems.
+    """
+    trainer = config.trainer
+    devices = num_devices or trainer.num_devices
+    devices = devices or required_devices(trainer.parallelism)
+    model = plan_model(
+        config.model,
+        trainer.parallelism,
+        num_devices=devices,
+        keep_whole=trainer.fsdp.keep_whole,
+    )
+    found = Findings([*model.problems], [*model.notes])
+    missing = find_missing(config, expected_files) if with_data else Findings()
+    found.add(missing)
+    pipeline = found.attempt(lambda: _pipeline(config))
+    open_files = OpenFiles() if with_data else None
+    loaders = {}
+    if open_files and pipeline and not (missing.problems or missing.notes):
+        loaders = _loaders(config, model, pipeline, open_files, found)
+    schemas: dict[Split, ChannelSchema]
+    schemas = {split: loader.schema for split, loader in loaders.items()}
+    schema = schemas.get("train") or schema_of(config.data, model.config)
+    if model.config is not None:
+        found.problems += fit_problems(config, model.config, schemas)
+    rows = model.grid[0] if model.grid else None
+    latitudes = Latitudes(config, rows, open_files, loaders.get("train"))
+    objective = plan_objective(config, schema, pipeline, latitudes, found)
+    return RunPlan(
+        config,
+        devices,
+        model,
+        schema,
+        pipeline,
+        loaders,
+        objective if loaders else None,
+        unique(found.problems),
+        unique(found.notes),
+    )
+
+
+def precision_of(trainer: TrainerConfig) -> Precision:
+    """The dtypes that `trainer.amp` asks for."""
+    policy = trainer.mp_policy
+    if policy is None:
+        return Precision()
+    return default_mp_policy(
+        policy.param_dtype,
+        reduce_dtype=policy.reduce_dtype,
+        output_dtype=policy.output_dtype,
+    )
+
+
+def _pipeline(config: Config) -> Pipeline | None:
+    """The transforms; None if a file of theirs is missing."""
+    try:
+        return build_pipeline(config.preblocks, config.postblocks)
+    except FileNotFoundError:
+        return None  # `find_missing` lists it.
+
+
+def _loaders(
+    config: Config,
+    model: ModelPlan,
+    pipeline: Pipeline,
+    open_files: OpenFiles,
+    found: Findings,
+) -> dict[Split, Loader]:
+    """The loaders that could be built; what their files say against the config."""
+    loaders = {}
+    for split in splits(config):
+        loaders[split] = found.attempt(
+            lambda split=split: build_loader(
+                config,
+                split=split,
+                dp_size=model.dims.dp_size if model.dims is not None else 1,
+                pipeline=pipeline,
+                open_files=open_files,
+                grid=model.grid,
+            )
+        )
+    return {split: loader for split, loader in loaders.items() if loader is not None}
