@@ -15,5 +15,7 @@ from .parallel.params.precision import default_mp_policy as default_mp_policy
 from .parallel.placement import place_batch as place_batch
 from .parallel.reductions import FieldReducer as FieldReducer
 from .train import train as train
+from .training.restore import restore as restore
+from .training.state import init_state as init_state
 from .training.step import make_eval_step as make_eval_step
 from .training.step import make_train_step as make_train_step

@@ -1,7 +1,7 @@
 """Parameters of NNX modules: one parameter spec each, and stacks of equal blocks.
 
 Modules are built without values: a parameter holds its shape and dtype and what it is.
-`parallel.params.initializers.initialize` draws the values, shard by shard.
+`parallel.params.init.initialize` draws the values, shard by shard.
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from credit_jax.checkpoint import (
@@ -22,8 +24,9 @@ from credit_jax.checkpoint import (
     Progress,
 )
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import Weights
-from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
 from credit_jax.parallel.params.packing import PACKED, packed_paths
 from credit_jax.parallel.params.spec import ParamSpec
@@ -189,6 +192,38 @@ class RunStore:
         packed = {path: spread[path] for path in like if path != PACKED}
         packed[PACKED] = jax.device_put(vector, like[PACKED].sharding)
         return packed
+
+
+def restore(
+    folder: str | Path,
+    mesh: Mesh,
+    *,
+    step: int | None = None,
+    average: bool = False,
+    **options: Any,
+) -> tuple[ParallelModel, Weights, ModelState]:
+    """The model of a run on a mesh, with the weights of one of its checkpoints.
+
+    Args:
+        folder: of a run, also of one that was converted; its model.yml says which
+            model it is.
+        mesh: may be another one than that which wrote the checkpoint.
+        step: which checkpoint; None takes the newest.
+        average: the moving average of the weights instead of the last ones.
+        options: of `build_parallel_model`.
+
+    Raises:
+        FileNotFoundError: there is no model.yml or no checkpoint.
+        ValueError: the model does not fit the mesh, or the checkpoint not the model.
+    """
+    section = read_yaml(Path(folder) / "model.yml").get("model") or {}
+    model = build_parallel_model(section, mesh, **options)
+    checkpoints = CheckpointStore(Path(folder))
+    step = checkpoints.latest_step() if step is None else step
+    if step is None:
+        raise FileNotFoundError(f"there is no checkpoint in {checkpoints.folder}")
+    store = RunStore(checkpoints, model.model_def.param_specs)
+    return model, *store.restore_model(step, model, average=average)
 
 
 def _on_packed(change: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:

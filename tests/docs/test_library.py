@@ -1,0 +1,69 @@
+"""docs/library.md: its commands and its blocks run, in order."""
+
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+
+from credit_jax.console import main
+
+PAGE = Path(__file__).parents[2] / "docs/library.md"
+MODEL = {
+    "type": "wxformer",
+    "image_height": 32,
+    "image_width": 32,
+    "frames": 1,
+    "channels": 2,
+    "surface_channels": 1,
+    "input_only_channels": 2,
+    "output_only_channels": 1,
+    "levels": 2,
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 1, 1, 1],
+    "dim_head": 4,
+    "global_window_size": [4, 2, 2, 1],
+    "local_window_size": 2,
+    "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
+    "cross_embed_strides": [2, 2, 2, 2],
+    "use_spectral_norm": True,
+}
+
+
+def blocks() -> list[tuple[int, str]]:
+    """(line where it begins, code) of every block of Python."""
+    text = PAGE.read_text()
+    found = re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
+    return [(text[: m.start(1)].count("\n"), m[1]) for m in found]
+
+
+def commands() -> list[list[str]]:
+    """Arguments of every command, without the program."""
+    found = re.findall(r"^    credit-jax (.+)$", PAGE.read_text(), re.MULTILINE)
+    return [shlex.split(command) for command in found]
+
+
+def write_checkpoint(folder: Path) -> None:
+    """A model of CREDIT, as CREDIT saves it."""
+    import torch
+
+    from credit_torch_bridge.compare.credit_side import fresh_credit
+
+    torch.manual_seed(0)
+    (folder / "model.yml").write_text(yaml.safe_dump({"model": MODEL}))
+    state = fresh_credit(MODEL).state_dict()
+    torch.save({"model_state_dict": state}, folder / "checkpoint.pt")
+
+
+def test_the_page_is_short():
+    assert len(PAGE.read_text().splitlines()) < 120
+
+
+def test_the_page_runs(credit, tmp_path, monkeypatch):
+    write_checkpoint(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert [main(command) for command in commands()] == [0]
+    names: dict[str, object] = {}
+    for line, code in blocks():
+        exec(compile("\n" * line + code, str(PAGE), "exec"), names)
+    assert {"forecast", "sensitivity", "info", "one_conv"} <= set(names)
