@@ -47,11 +47,11 @@ def write_checkpoint(folder: Path) -> None:
     """A model of CREDIT, as CREDIT saves it."""
     import torch
 
-    from credit_torch_bridge.compare.credit_side import fresh_credit
+    from credit_torch_bridge.compare.credit_side import new_credit_model
 
     torch.manual_seed(0)
     (folder / "model.yml").write_text(yaml.safe_dump({"model": MODEL}))
-    state = fresh_credit(MODEL).state_dict()
+    state = new_credit_model(MODEL).state_dict()
     torch.save({"model_state_dict": state}, folder / "checkpoint.pt")
 
 
@@ -66,4 +66,4 @@ def test_the_page_runs(credit, tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for line, code in blocks():
         exec(compile("\n" * line + code, str(PAGE), "exec"), names)
-    assert {"forecast", "sensitivity", "info", "one_conv"} <= set(names)
+    assert {"forecast", "sensitivity", "info", "small"} <= set(names)
