@@ -1,0 +1,80 @@
+"""docs/adding_a_loss.md: its blocks run, and what they define works by name."""
+
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.config.base import parse
+from credit_jax.config.loss import LossConfig
+from credit_jax.config.metrics import MetricsConfig
+from credit_jax.config.transforms import PreblocksConfig
+from credit_jax.losses import LOSSES, build_loss
+from credit_jax.metrics import METRICS, build_metrics
+from credit_jax.transforms import TRANSFORMS, build_pipeline
+from tests.support import assert_close
+from tests.support.gradients import draw
+from tests.support.whole_fields import field_context
+
+PAGE = Path(__file__).parents[2] / "docs/adding_a_loss.md"
+LAT, LON, MEMBERS = 5, 8, 3
+CHANNELS = {"S/prognostic/2d/T": 1, "S/prognostic/2d/Q": 1}
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """Run the page; its entries are gone after the test."""
+    for registry, name in (
+        (LOSSES, "spectral"),
+        (METRICS, "spread"),
+        (TRANSFORMS, "sqrt_transform"),
+    ):
+        monkeypatch.setitem(registry, name, None)
+    text, names = PAGE.read_text(), {}
+    for block in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
+        line = text[: block.start(1)].count("\n")
+        exec(compile("\n" * line + block[1], str(PAGE), "exec"), names)
+
+
+@pytest.mark.usefixtures("page")
+def test_the_loss():
+    section = LossConfig(
+        training_loss="spectral", training_loss_parameters={"wavenum_init": 2}
+    )
+    shape = (2, 2, 1, LAT, LON)
+    prediction, target = draw(shape), draw(shape, seed=1)
+    value = build_loss(section)(
+        jnp.asarray(prediction), jnp.asarray(target), field_context(LAT)
+    )
+    spectra = [np.abs(np.fft.rfft(x)).mean(axis=3) for x in (prediction, target)]
+    expected = np.square(spectra[0] - spectra[1])[..., 2:].mean()
+    assert_close(value, expected, 1e-6, "spectral loss of the page")
+
+
+@pytest.mark.usefixtures("page")
+def test_the_metric():
+    prediction = draw((2 * MEMBERS, 2, 1, LAT, LON))
+    metrics = build_metrics(MetricsConfig(args={"metrics": {"spread": {}}}), CHANNELS)
+    found = metrics(
+        jnp.asarray(prediction),
+        jnp.zeros((2, 2, 1, LAT, LON)),
+        field_context(LAT, num_members=MEMBERS),
+    )
+    deviations = prediction.reshape(2, MEMBERS, 2, -1).std(axis=1)
+    expected = np.sqrt(np.square(deviations).mean(axis=(0, 2)))
+    ours = [found[f"spread/{key}"] for key in CHANNELS]
+    assert_close(ours, expected, 1e-6, "spread of the page")
+
+
+@pytest.mark.usefixtures("page")
+def test_the_transform():
+    blocks = {
+        "sqrt": {"type": "sqrt_transform", "args": {"variables": ["Q"]}},
+        "concat": {"type": "concat"},
+    }
+    pipeline = build_pipeline(parse(PreblocksConfig, {"per_step": blocks}))
+    fields = {key: np.full((1, 1, 1, LAT, LON), 4.0, np.float32) for key in CHANNELS}
+    x = pipeline.before_step({"input": {"S": fields}})["x"]
+    assert x[0, :, 0, 0, 0].tolist() == [4.0, 2.0]
