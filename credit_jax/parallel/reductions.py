@@ -56,15 +56,8 @@ class FieldReducer:
     ) -> Float[Array, " channel"]:
         """Mean of values * row_weights for each channel, in float32 or wider."""
         batch, _, time, _, lon = values.shape
-        weights = np.ones(self.rows.size) if row_weights is None else row_weights
-        dtype = jnp.promote_types(values.dtype, jnp.float32)
-        local = self.rows.local(jnp.asarray(weights, dtype))
-        total = jnp.einsum(
-            "bctyx,y->c", values.astype(dtype), local, precision="highest"
-        )
-        total = psum(pvary(total, self.axes.batch), self.axes.batch)
-        count = batch * self.axes.num_data * time * self.rows.size * lon
-        return total / count
+        total = self._row_sum(values, row_weights, "c", self.axes.batch)
+        return total / (batch * self.axes.num_data * time * self.rows.size * lon)
 
     def sample_mean(
         self,
@@ -72,14 +65,7 @@ class FieldReducer:
         row_weights: np.ndarray | Array | None = None,
     ) -> Float[Array, "batch channel time"]:
         """Mean over the globe of each local sample, channel and time."""
-        weights = np.ones(self.rows.size) if row_weights is None else row_weights
-        dtype = jnp.promote_types(values.dtype, jnp.float32)
-        local = self.rows.local(jnp.asarray(weights, dtype))
-        total = jnp.einsum(
-            "bctyx,y->bct", values.astype(dtype), local, precision="highest"
-        )
-        domain = (self.axes.domain,) if self.axes.domain else ()
-        total = psum(pvary(total, domain), domain)
+        total = self._row_sum(values, row_weights, "bct", self._domain)
         return total / (self.rows.size * values.shape[-1])
 
     def row_mean(
@@ -88,14 +74,8 @@ class FieldReducer:
         row_weights: np.ndarray | Array | None = None,
     ) -> Float[Array, "batch channel time lon"]:
         """Mean over all rows, such as that of a quantity by zonal wavenumber."""
-        weights = np.ones(self.rows.size) if row_weights is None else row_weights
-        dtype = jnp.promote_types(values.dtype, jnp.float32)
-        local = self.rows.local(jnp.asarray(weights, dtype))
-        total = jnp.einsum(
-            "bctyx,y->bctx", values.astype(dtype), local, precision="highest"
-        )
-        domain = (self.axes.domain,) if self.axes.domain else ()
-        return psum(pvary(total, domain), domain) / self.rows.size
+        total = self._row_sum(values, row_weights, "bctx", self._domain)
+        return total / self.rows.size
 
     def data_mean(self, values: Float[Array, "batch ..."]) -> Float[Array, ...]:
         """Mean over the samples of all data-parallel ranks.
@@ -106,3 +86,23 @@ class FieldReducer:
         total = values.sum(axis=0)
         total = psum(pvary(total, self.axes.data), self.axes.data)
         return total / (values.shape[0] * self.axes.num_data)
+
+    @property
+    def _domain(self) -> tuple[str, ...]:
+        return (self.axes.domain,) if self.axes.domain else ()
+
+    def _row_sum(
+        self,
+        values: Array,
+        row_weights: np.ndarray | Array | None,
+        kept: str,
+        axes: tuple[str, ...],
+    ) -> Array:
+        """Sum of values * row_weights over real rows and mesh axes, dims `kept`."""
+        weights = np.ones(self.rows.size) if row_weights is None else row_weights
+        dtype = jnp.promote_types(values.dtype, jnp.float32)
+        local = self.rows.local(jnp.asarray(weights, dtype))
+        total = jnp.einsum(
+            f"bctyx,y->{kept}", values.astype(dtype), local, precision="highest"
+        )
+        return psum(pvary(total, axes), axes)
