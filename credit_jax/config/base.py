@@ -60,7 +60,9 @@ class StrictModel(BaseModel):
     - in `unavailable` the keys that CREDIT reads and that are an error here.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
     ignored: ClassVar[Mapping[str, str]] = {}
     unavailable: ClassVar[Mapping[str, Unavailable]] = {}

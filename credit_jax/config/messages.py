@@ -1,5 +1,6 @@
 """The words of a config error: what was expected, what was got."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,7 +72,10 @@ def got(value: Any) -> str:
 def divisors(number: int) -> str:
     """The divisors of a number, as an error lists the degrees that would fit.
 
+    Those above 10^5 that are no partner of a smaller one are not looked for.
+
     >>> divisors(6)
     '1, 2, 3, 6'
     """
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+    low = [n for n in range(1, min(math.isqrt(number), 10**5) + 1) if number % n == 0]
+    return ", ".join(str(n) for n in sorted({*low, *(number // n for n in low)}))

@@ -1,5 +1,6 @@
 """The `trainer:` section: parallelism, optimizer, schedule, epochs, checkpoints."""
 
+import math
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -150,7 +151,7 @@ class TrainerConfig(StrictModel):
             number = 0.0 if value == "dynamic" else float(value)
         except (TypeError, ValueError):
             number = -1.0
-        if number < 0:
+        if not 0 <= number < math.inf:
             text = f"must be a number of at least 0, or 'dynamic', got {got(value)}"
             raise ValueError(text)
         return value if value == "dynamic" else number

@@ -31,7 +31,7 @@ class Forecaster:
     ) -> None:
         self.model = model
         fuse = compile_program(model.fuse_spectral_norm, model.mesh)
-        self._weights = fuse(params, model_state)
+        self.weights = fuse(params, model_state)
         self._apply = compile_program(model.apply, model.mesh)
 
     def __call__(
@@ -51,7 +51,7 @@ class Forecaster:
         self, x: Float[Array, "batch channel time rows lon"]
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
         """Prediction of an array on the mesh (of `place`); rows stay padded."""
-        return self._apply(*self._weights, x)
+        return self._apply(*self.weights, x)
 
     def place(
         self, x: Float[np.ndarray, "batch channel time lat lon"]

@@ -1,6 +1,7 @@
 """`python -m credit_jax.check`: what it reports, and what it refuses."""
 
 import math
+from pathlib import Path
 
 import pytest
 import xarray as xr
@@ -217,3 +218,21 @@ def test_the_command_ends_with_1_on_problems(tmp_path, capsys):
     assert "nearest known key is 'epochs'" in capsys.readouterr().out
     assert main(["-c", str(tmp_path / "no.yaml")]) == 1
     assert "does not exist" in capsys.readouterr().out
+
+
+def test_a_pattern_that_matches_no_file(tmp_path, capsys, monkeypatch):
+    """The demo data are made by the first training; this file is not one of them."""
+    demo = str(Path("configs/demo.yaml").resolve())
+    monkeypatch.chdir(tmp_path)
+    assert main(["-c", demo]) == 0
+    printed = capsys.readouterr().out
+    assert "note: data.source.demo.variables.static.path: demo_data/T21/sta" in printed
+    key, pattern = (
+        "data.source.demo.variables.prognostic.path",
+        "demo_data/T21/nope_%Y.zarr",
+    )
+    assert main(["-c", demo, "--set", f"{key}={pattern}"]) == 1
+    printed = capsys.readouterr().out
+    assert f"{key}: no file matches '{pattern}' (searched " in printed
+    assert "the folder 'demo_data/T21' does not exist" in printed
+    assert "1 problem:" in printed

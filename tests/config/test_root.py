@@ -70,6 +70,13 @@ def test_validation_inherits_what_it_does_not_give():
         ({"trainer__parallelism__sp": 2}, "trainer.parallelism.sp: unknown key"),
         ({"trainer__ensemble_size": 4}, "trainer.ensemble_size: 4 is not available"),
         ({"trainer__grad_max_norm": "big"}, "at least 0, or 'dynamic', got 'big'"),
+        ({"trainer__grad_max_norm": float("inf")}, "or 'dynamic', got inf"),
+        ({"trainer__weight_decay": float("inf")}, "weight_decay: must be a finite"),
+        ({"trainer__learning_rate": float("nan")}, "must be a finite number, got nan"),
+        (
+            {"data__source__ERA5__levels": [1.0, float("inf")]},
+            "data.source.ERA5.levels.1: must be a finite number, got inf",
+        ),
         ({"trainer__use_scheduler": True}, "trainer: use_scheduler is true, but there"),
         (
             {"trainer__scheduler": {"scheduler_type": "lambda"}},

@@ -10,6 +10,9 @@ from typing import Any
 from credit_jax.config.messages import divisors
 from credit_jax.parallel.domain.padding import check_padding
 
+# Blocks of a stage; far beyond what can be trained, so that a typing error is found.
+MAX_DEPTH = 1000
+
 
 def shape_problems(config: Any) -> list[str]:
     """Keys that are wrong whatever the grid."""
@@ -28,6 +31,11 @@ def shape_problems(config: Any) -> list[str]:
         )
     if min(config.depth) < 0:
         found.append(f"model.depth is {list(config.depth)}; expected no negative entry")
+    if max(config.depth) > MAX_DEPTH:
+        found.append(
+            f"model.depth is {list(config.depth)}; expected at most {MAX_DEPTH} blocks "
+            "a stage"
+        )
     if config.input_channels < 1 or config.output_channels < 1:
         found.append(
             f"model has {config.input_channels} input and {config.output_channels} "

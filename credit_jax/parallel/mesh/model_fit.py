@@ -13,6 +13,9 @@ _DIVIDED = (
     ("num_experts", EP),
 )
 
+# Blocks of rows whose sizes a note lists.
+MOST_LISTED = 64
+
 
 def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
     """All that keeps a model from running on a mesh, one readable line each.
@@ -60,7 +63,7 @@ def model_notes(model: Any, domain: int) -> list[str]:
         return []
     notes = []
     if height % domain:
-        listed = ", ".join(map(str, _blocks(height, domain)))
+        listed = _listed_blocks(height, domain)
         notes.append(
             f"{height} rows over domain {domain} are uneven ({listed}); exact all the "
             "same"
@@ -163,13 +166,24 @@ def _idle(config: Any, domain: int) -> Iterator[str]:
             ("long", stage.global_window),
         ):
             bands = stage.height // window
-            idle = _blocks(bands, domain).count(0)
+            idle = domain - _num_blocks(bands, domain)
             if idle:
                 sizes = f"{stage.height} / {window} = {bands}"
                 yield f"stage {index} {kind}: {idle} ({sizes})"
 
 
-def _blocks(size: int, num_shards: int) -> list[int]:
-    """Sizes of equal blocks of ceil(size / num_shards), the last ones shorter."""
+def _num_blocks(size: int, num_shards: int) -> int:
+    """How many shards hold something of equal blocks of ceil(size / num_shards)."""
+    return -(-size // -(-size // num_shards)) if size else 0
+
+
+def _listed_blocks(size: int, num_shards: int) -> str:
+    """Sizes of these blocks as text; those in the middle of many are left out.
+
+    >>> _listed_blocks(32, 3)
+    '11, 11, 10'
+    """
     length = -(-size // num_shards)
-    return [min(length, max(0, size - length * d)) for d in range(num_shards)]
+    first = range(min(num_shards, MOST_LISTED))
+    sizes = [str(min(length, max(0, size - length * shard))) for shard in first]
+    return ", ".join(sizes) + (", ..." if num_shards > MOST_LISTED else "")

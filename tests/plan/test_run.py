@@ -1,0 +1,153 @@
+"""A plan: what it holds, and every problem of a config at once."""
+
+import pytest
+
+from credit_jax.check.tables import plan_tables
+from credit_jax.config import ConfigError, build_config
+from credit_jax.plan import plan_run
+from tests.data.world import set_key
+from tests.training.conftest import tiny_model, world
+from tests.training.tiny import tiny_config
+
+__all__ = ["tiny_model", "world"]
+
+pytestmark = pytest.mark.usefixtures("tiny_model")
+
+
+@pytest.fixture
+def plan(world, tmp_path):
+    """`plan(**changes)` of the small model on the small data set."""
+
+    def plan_it(with_data=True, num_devices=None, **changes):
+        config = build_config(tiny_config(world, tmp_path, **changes))
+        return plan_run(config, with_data=with_data, num_devices=num_devices)
+
+    return plan_it
+
+
+def test_a_plan_holds_what_a_run_is_made_of(plan):
+    found = plan()
+    found.check()
+    assert (found.problems, found.notes) == ((), ())
+    assert list(found.loaders) == ["train", "valid"]
+    assert found.schema is found.loaders["train"].schema
+    assert found.loaders["train"].pipeline is found.loaders["valid"].pipeline
+    assert found.objective.measured[:3] == (
+        "loss",
+        "rmse",
+        "rmse/ERA5/prognostic/3d/U",
+    )
+    assert found.objective.evaluate is not None
+    assert found.model.grid == (6, 10)
+    assert plan(trainer__skip_validation=True).objective.evaluate is None
+
+
+def test_a_plan_without_data_opens_no_file(plan, monkeypatch):
+    monkeypatch.setattr("credit_jax.io.open_files.xr.open_dataset", None)
+    preblocks = {"per_step": {"concat": {"type": "concat"}}}
+    found = plan(with_data=False, preblocks=preblocks)
+    assert found.problems == ()
+    assert (found.loaders, found.objective) == ({}, None)
+    assert found.schema.num_input_channels == 7
+
+
+def test_all_problems_at_once(plan):
+    found = plan(
+        num_devices=6,
+        trainer__parallelism={"data": "fsdp2", "tensor": 4, "domain": 1},
+        trainer__fsdp={"keep_whole": ["dance/*"]},
+        trainer__training_metric="valid_crps",
+        model__hidden=6,
+        model__surface_channels=2,
+        model__frames=2,
+        loss__latitude_weights="absent.nc",
+        loss__training_loss="mze",
+        preblocks__per_step__norm__args__std_path="std.nc",
+        data__source__ERA5__variables__static__path="mask.nc",
+    )
+    expected = [
+        "trainer.parallelism: world_size=6 not divisible by tensor*domain=4",
+        "model.hidden 6 is not divisible by tensor 4",
+        "trainer.fsdp.keep_whole has 'dance/*', which matches no parameter",
+        "data.source.ERA5.variables.static.path: no file matches 'mask.nc'",
+        "loss.latitude_weights: absent.nc does not exist",
+        "preblocks.per_step.norm.args.std_path: std.nc does not exist",
+        "model.frames: 2 differs from data.history_len 1; make them equal",
+        "model: has 8 input channels, but data.source has 7: model 2 x 2 + 2 + 2 = 8;",
+        "model: has 7 output channels, but data.source has 6",
+        "loss.training_loss: got 'mze'",
+        "trainer.training_metric: got 'valid_crps', expected one of train_loss",
+    ]
+    assert len(found.problems) == len(expected), found.problems
+    for line, start in zip(found.problems, expected, strict=True):
+        assert line.startswith(start), (line, start)
+    with pytest.raises(ConfigError, match="this run cannot start: 11 problems"):
+        found.check()
+    assert found.model.model_def is not None, "what could be built is there"
+    assert list(plan_tables(found)), "and can be printed"
+
+
+def test_channels_of_another_validation_source(plan, world, tmp_path):
+    config = tiny_config(world, tmp_path)
+    source = {"ERA5": {**config["data"]["source"]["ERA5"], "levels": [1.0]}}
+    for with_data in (True, False):
+        found = plan(with_data=with_data, validation_data__source=source)
+        first = found.problems[0]
+        if with_data:
+            assert "mean.nc" in first, "its normalizer does not fit, either"
+        assert any(
+            "has 7 input channels, but validation_data.source has 5" in line
+            for line in found.problems
+        ), found.problems
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        (["rmse"], "metrics.args.metrics: got ['rmse'], expected"),
+        (3, "metrics.args.metrics: got 3, expected"),
+        ({"rmze": {}}, "metrics: 'rmze' not implemented"),
+    ],
+)
+def test_metrics_that_are_no_mapping_of_metrics(plan, section, line):
+    """A mapping of names to arguments, as CREDIT takes it."""
+    found = plan(metrics={"type": "combined", "args": {"metrics": section}})
+    assert len(found.problems) == 1, found.problems
+    assert found.problems[0].startswith(line)
+
+
+def test_a_model_without_geometry_has_tables(plan):
+    titles = [table.title for table in plan_tables(plan())]
+    assert titles == [
+        "Channels",
+        "Mesh of 1 device(s)",
+        "Parameters",
+        "Memory a device",
+    ]
+
+
+def test_a_model_without_levels(plan, world, tmp_path):
+    """The model's defaults count, without a word about missing keys."""
+    model = tiny_config(world, tmp_path)["model"]
+    sizes = {key: model[key] for key in ("image_height", "image_width", "frames")}
+    found = plan(model={"type": "wxformer", **sizes})
+    line = "model: has 70 input channels, but data.source has 7: model channels 4 x "
+    assert any(problem.startswith(line) for problem in found.problems), found.problems
+
+
+@pytest.mark.parametrize("degree", ["tensor", "domain"])
+def test_huge_degrees_take_no_time(plan, degree):
+    found = plan(with_data=False, **{f"trainer__parallelism__{degree}": 10**9})
+    assert found.num_devices == 10**9
+    assert len(found.notes + found.problems) < 5
+
+
+def test_huge_depth_is_a_problem(plan, world, tmp_path):
+    config = tiny_config(world, tmp_path)
+    set_key(config, "model__type", "wxformer")
+    for key in ("channels", "depth"):
+        set_key(config, f"model__{key}", 2 if key == "channels" else 10**9)
+    found = plan(with_data=False, model=config["model"])
+    assert any(
+        line.endswith("expected at most 1000 blocks a stage") for line in found.problems
+    ), found.problems
