@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from jaxtyping import Array, Float
 
+from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 
 PerVariable = Float[Array, " variable"]
@@ -55,7 +56,12 @@ class Pair:
         return self.centered(values - self.climatology)
 
 
-Score: TypeAlias = Callable[[Pair], Array]
+# (pair, **parameters) -> (variable,) numbers, the same on every shard.
+Score: TypeAlias = Callable[..., Array]
+
+
+class NoParameters(StrictModel):
+    """For a metric without parameters."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,10 @@ class MetricEntry:
 
     Attributes:
         score: gives (variable,) numbers, the same on every shard.
+        parameters: class of its keyword arguments, which the config may set.
         needs_climatology: whether it reads `Pair.climatology`.
     """
 
     score: Score
+    parameters: type[StrictModel] = NoParameters
     needs_climatology: bool = False

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.metrics import MetricsConfig
 from credit_jax.fields import ChannelLayout, FieldContext, latitude_weights
 from credit_jax.metrics.base import Pair
@@ -71,7 +73,7 @@ def build_metrics(
     scaler file then.
     """
     args = dict(config.args) if config else {}
-    names = _names(config, climatology is not None)
+    scores = _scores(config, climatology is not None)
     weights = _variable_weights(args, channels)
     to_units = _units(scale, offset)
     settings = {
@@ -91,10 +93,10 @@ def build_metrics(
             context,
         )
         found: dict[str, Array] = {}
-        for name in names:
-            scores = METRICS[name].score(pair)
-            found[name] = jnp.mean(scores * jnp.asarray(weights))
-            found |= {f"{name}/{key}": scores[i] for i, key in enumerate(channels)}
+        for name, score in scores.items():
+            values = score(pair)
+            found[name] = jnp.mean(values * jnp.asarray(weights))
+            found |= {f"{name}/{key}": values[i] for i, key in enumerate(channels)}
         return found
 
     return evaluate
@@ -113,7 +115,7 @@ def metric_names(
     Raises:
         ValueError: as `build_metrics`.
     """
-    names = _names(config, has_climatology)
+    names = _scores(config, has_climatology)
     return [key for name in names for key in (name, *(f"{name}/{c}" for c in channels))]
 
 
@@ -123,7 +125,7 @@ def needs_climatology(config: MetricsConfig | None) -> bool:
     Raises:
         ValueError: as `build_metrics`.
     """
-    wanted = _wanted(config) if config is not None else ()
+    wanted = _wanted(config) if config is not None else {}
     return any(METRICS[name].needs_climatology for name in wanted)
 
 
@@ -147,18 +149,25 @@ def _local(climatology: np.ndarray, context: FieldContext) -> Array:
     return jnp.moveaxis(context.local_rows(by_row), 0, 1)[None, :, None]
 
 
-def _names(config: MetricsConfig | None, has_climatology: bool) -> Sequence[str]:
+def _scores(
+    config: MetricsConfig | None, has_climatology: bool
+) -> dict[str, Callable[[Pair], Array]]:
+    """Metric -> its score with parameters bound, in the order of the section."""
     if config is None:
-        return (*DEFAULT, "acc") if has_climatology else DEFAULT
+        names = (*DEFAULT, "acc") if has_climatology else DEFAULT
+        return {name: METRICS[name].score for name in names}
     wanted = _wanted(config)
     lacking = [name for name in wanted if METRICS[name].needs_climatology]
     if lacking and not has_climatology:
         raise ValueError(f"metrics: {', '.join(lacking)} need a climatology")
-    return wanted
+    return {
+        name: functools.partial(METRICS[name].score, **dict(parameters))
+        for name, parameters in wanted.items()
+    }
 
 
-def _wanted(config: MetricsConfig) -> Sequence[str]:
-    """The metrics that a section names, in order."""
+def _wanted(config: MetricsConfig) -> dict[str, StrictModel]:
+    """Metric -> its parameters, in the order of the section."""
     settings = _settings(config)
     strangers = [name for name in settings if name not in METRICS]
     if strangers:
@@ -168,13 +177,20 @@ def _wanted(config: MetricsConfig) -> Sequence[str]:
         )
     args = config.args
     unknown = [key for key in args if key not in _KNOWN_ARGS]
-    unknown += [f"metrics.{name}" for name, own in settings.items() if own]
+    unknown += [
+        f"metrics.{name}"
+        for name, own in settings.items()
+        if own and not METRICS[name].parameters.model_fields
+    ]
     if unknown:
         raise ValueError(
             f"metrics.args: {', '.join(unknown)} not implemented; known: "
             f"{', '.join(_KNOWN_ARGS)} (and metrics without arguments of their own)"
         )
-    return tuple(settings)
+    return {
+        name: parse(METRICS[name].parameters, own or {}, f"metrics.args.metrics.{name}")
+        for name, own in settings.items()
+    }
 
 
 def _settings(config: MetricsConfig) -> Mapping[str, Any]:

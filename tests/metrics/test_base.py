@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from credit_jax.config.base import StrictModel
 from credit_jax.config.metrics import MetricsConfig
 from credit_jax.fields import latitude_weights
 from credit_jax.metrics import METRICS, MetricEntry, build_metrics
@@ -29,13 +30,20 @@ MESHES = {
 }
 
 
-def spectrum_error(pair):
+class SpectrumParameters(StrictModel):
+    """Of the toy spectral metric."""
+
+    wavenum_init: int = 0
+
+
+def spectrum_error(pair, *, wavenum_init):
     """Error of the zonal power spectrum of each variable."""
     spectra = [
         pair.context.row_mean(jnp.square(jnp.abs(jnp.fft.rfft(x, axis=-1))))
         for x in (pair.prediction, pair.target)
     ]
-    error = pair.context.data_mean(jnp.abs(spectra[0] - spectra[1]))
+    error = jnp.abs(spectra[0] - spectra[1])[..., wavenum_init:]
+    error = pair.context.data_mean(error)
     return pair.context.layout.per_variable(error.mean(axis=(1, 2)))
 
 
@@ -62,7 +70,7 @@ def in_numpy(members, target):
         (np.square(np.abs(np.fft.rfft(x, axis=-1))) * WEIGHTS).mean(axis=3)
         for x in (forecast, target)
     ]
-    difference = np.abs(power[0] - power[1]).mean(axis=(0, 2, 3))
+    difference = np.abs(power[0] - power[1])[..., 2:].mean(axis=(0, 2, 3))
     variance = np.square(members - forecast[:, None]).mean(axis=1) * WEIGHTS
     error = (np.abs(forecast - target) * WEIGHTS).mean(axis=(0, 2, 3, 4))
     return {
@@ -79,10 +87,16 @@ def in_numpy(members, target):
 
 @pytest.fixture
 def metrics(monkeypatch):
-    for score in (spectrum_error, spread, upper_level_error):
-        monkeypatch.setitem(METRICS, score.__name__, MetricEntry(score))
-    names = ("spectrum_error", "spread", "upper_level_error", "rmse")
-    args = {"metrics": {name: {} for name in names}, "use_latitude_weights": True}
+    entries = {
+        "spectrum_error": MetricEntry(spectrum_error, SpectrumParameters),
+        "spread": MetricEntry(spread),
+        "upper_level_error": MetricEntry(upper_level_error),
+    }
+    for name, entry in entries.items():
+        monkeypatch.setitem(METRICS, name, entry)
+    own = {name: {} for name in (*entries, "rmse")}
+    own["spectrum_error"] = {"wavenum_init": 2}
+    args = {"metrics": own, "use_latitude_weights": True}
     return build_metrics(MetricsConfig(args=args), CHANNELS, latitude=LATITUDE)
 
 
@@ -118,3 +132,10 @@ def test_same_on_every_mesh(mesh, metrics, arrays):
     assert set(found) == set(serial)
     for name, value in found.items():
         assert_close(value, serial[name], 1e-6, f"{name} on {mesh}")
+
+
+def test_wrong_parameters_name_the_metric(metrics):
+    args = {"metrics": {"spectrum_error": {"wavenum": 2}}}
+    text = r"metrics\.args\.metrics\.spectrum_error\.wavenum: unknown key"
+    with pytest.raises(ValueError, match=text):
+        build_metrics(MetricsConfig(args=args), CHANNELS)
