@@ -16,7 +16,7 @@ from jaxtyping import Array
 from credit_jax.nn.model_state import Collection
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.batch_stats import RunningStatistics
-from credit_jax.parallel.collectives import varying_axes
+from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel.params.initializers import constant
 
 BatchStats = dict[str, RunningStatistics]

@@ -27,9 +27,9 @@ from credit_jax.parallel.domain.global_pool import global_max_pool as global_max
 from credit_jax.parallel.domain.global_pool import global_mean_pool as global_mean_pool
 from credit_jax.parallel.domain.global_pool import mean_over_lat as mean_over_lat
 from credit_jax.parallel.domain.global_pool import mean_over_lon as mean_over_lon
-from credit_jax.parallel.domain.halo import HaloExchange as HaloExchange
-from credit_jax.parallel.domain.halo import halo_exchange as halo_exchange
-from credit_jax.parallel.domain.halo import trim as trim
+from credit_jax.parallel.domain.halo_exchange import HaloExchange as HaloExchange
+from credit_jax.parallel.domain.halo_exchange import halo_exchange as halo_exchange
+from credit_jax.parallel.domain.halo_exchange import trim as trim
 from credit_jax.parallel.domain.norm import batch_norm_field as batch_norm_field
 from credit_jax.parallel.domain.norm import group_norm as group_norm
 from credit_jax.parallel.domain.padding import crop_globe as crop_globe

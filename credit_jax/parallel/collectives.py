@@ -9,22 +9,25 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from credit_jax.ops.vma import match_vma, pvary, varying_axes
-
-__all__ = [
-    "axis_index",
-    "match_vma",
-    "psum",
-    "psum_each",
-    "psum_varying",
-    "pvary",
-    "varying_axes",
-]
+from credit_jax.ops.vma import pvary, varying_axes
 
 
 def psum(x: Any, axes: str | Sequence[str] | None) -> Any:
     """Sum over mesh axes; None or an empty tuple is the identity."""
     return lax.psum(x, axes) if axes else x
+
+
+def sum_parts(x: Array, axes: Sequence[str]) -> Array:
+    """Sum over mesh axes, each device adding its own part.
+
+    Unlike `psum` it takes a value whose type does not vary over an axis, such as a
+    constant: that counts once for each device, too.
+
+    Args:
+        x: this device's part of the sum.
+        axes: mesh axes; an empty sequence is the identity.
+    """
+    return psum(pvary(x, axes), tuple(axes))
 
 
 def psum_varying(x: Array) -> Array:
@@ -33,7 +36,12 @@ def psum_varying(x: Array) -> Array:
 
 
 def psum_each(arrays: Sequence[Array], axes: Sequence[tuple[str, ...]]) -> list[Array]:
-    """`psum(array, its axes)` of each; those that share axes travel as one vector."""
+    """`psum` of several arrays; those with the same axes are sent as one vector.
+
+    Args:
+        arrays: of any shapes.
+        axes: the mesh axes of each; an empty tuple is the identity.
+    """
     together: dict[Any, list[int]] = {}
     for i, (array, names) in enumerate(zip(arrays, axes, strict=True)):
         if names:

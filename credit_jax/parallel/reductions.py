@@ -1,16 +1,38 @@
-"""Exact global means of sharded fields: local sums over real rows, then one `psum`."""
+"""Exact global sums and means of sharded fields: local sums, then one `psum`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.parallel.collectives import psum, pvary
+from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.rows.layout import Layout
+from credit_jax.parallel.rows.layout import Field, Layout
+
+
+def field_sum(
+    field: Field,
+    dims: Sequence[int],
+    axes: Sequence[str] = (),
+    *,
+    keepdims: bool = False,
+) -> Float[Array, "*reduced"]:
+    """Sum over dims without padding rows, and over mesh axes.
+
+    Args:
+        field: local array and its layout.
+        dims: array dims to sum over.
+        axes: mesh axes to sum over.
+        keepdims: whether summed dims stay, with length 1.
+    """
+    values = field.data
+    if field.layout.has_padding and field.layout.dim in dims:
+        values = jnp.where(field.mask(), values, jnp.zeros((), values.dtype))
+    return sum_parts(values.sum(tuple(dims), keepdims=keepdims), axes)
 
 
 @dataclass(frozen=True)
@@ -44,8 +66,8 @@ class FieldReducer:
         """Mean of values * row_weights over every element of the global array.
 
         Args:
-            values: local values; what padding rows hold does not matter if finite.
-            row_weights: (lat,) weight of each global row; None weighs all alike.
+            values: local values; those of padding rows have no effect if finite.
+            row_weights: (lat,) weight of each global row; None: all weights are 1.
         """
         return self.channel_mean(values, row_weights).mean()
 
@@ -56,7 +78,7 @@ class FieldReducer:
     ) -> Float[Array, " channel"]:
         """Mean of values * row_weights for each channel, in float32 or wider."""
         batch, _, time, _, lon = values.shape
-        total = self._row_sum(values, row_weights, "c", self.axes.batch)
+        total = self._sum("bctyx,y->c", values, row_weights, self.axes.batch)
         return total / (batch * self.axes.num_data * time * self.rows.size * lon)
 
     def sample_mean(
@@ -65,7 +87,7 @@ class FieldReducer:
         row_weights: np.ndarray | Array | None = None,
     ) -> Float[Array, "batch channel time"]:
         """Mean over the globe of each local sample, channel and time."""
-        total = self._row_sum(values, row_weights, "bct", self._domain)
+        total = self._sum("bctyx,y->bct", values, row_weights, self._domain)
         return total / (self.rows.size * values.shape[-1])
 
     def row_mean(
@@ -74,7 +96,7 @@ class FieldReducer:
         row_weights: np.ndarray | Array | None = None,
     ) -> Float[Array, "batch channel time lon"]:
         """Mean over all rows, such as that of a quantity by zonal wavenumber."""
-        total = self._row_sum(values, row_weights, "bctx", self._domain)
+        total = self._sum("bctyx,y->bctx", values, row_weights, self._domain)
         return total / self.rows.size
 
     def data_mean(self, values: Float[Array, "batch ..."]) -> Float[Array, ...]:
@@ -83,26 +105,23 @@ class FieldReducer:
         Args:
             values: by local sample, the same on all shards of the rows.
         """
-        total = values.sum(axis=0)
-        total = psum(pvary(total, self.axes.data), self.axes.data)
+        total = sum_parts(values.sum(axis=0), self.axes.data)
         return total / (values.shape[0] * self.axes.num_data)
 
     @property
     def _domain(self) -> tuple[str, ...]:
         return (self.axes.domain,) if self.axes.domain else ()
 
-    def _row_sum(
+    def _sum(
         self,
+        equation: str,
         values: Array,
         row_weights: np.ndarray | Array | None,
-        kept: str,
-        axes: tuple[str, ...],
+        axes: Sequence[str],
     ) -> Array:
-        """Sum of values * row_weights over real rows and mesh axes, dims `kept`."""
+        """An einsum of values and row weights, 0 for padding rows, summed over axes."""
         weights = np.ones(self.rows.size) if row_weights is None else row_weights
         dtype = jnp.promote_types(values.dtype, jnp.float32)
         local = self.rows.local(jnp.asarray(weights, dtype))
-        total = jnp.einsum(
-            f"bctyx,y->{kept}", values.astype(dtype), local, precision="highest"
-        )
-        return psum(pvary(total, axes), axes)
+        total = jnp.einsum(equation, values.astype(dtype), local, precision="highest")
+        return sum_parts(total, axes)

@@ -16,7 +16,8 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.parallel.collectives import psum_varying, varying_axes
+from credit_jax.ops.vma import varying_axes
+from credit_jax.parallel.collectives import psum_varying
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8

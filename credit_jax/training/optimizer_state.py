@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from credit_jax.parallel.collectives import varying_axes
+from credit_jax.ops.vma import varying_axes
 
 
 def optimizer_state_specs(

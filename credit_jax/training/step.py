@@ -21,7 +21,7 @@ from credit_jax.losses import Loss
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
-from credit_jax.parallel.collectives import pvary, varying_axes
+from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.params.fsdp import spread
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.ema import update_ema

@@ -13,7 +13,8 @@ from credit_jax.models.crossformer.blocks import TransformerBlock
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import named_parameters, param_spec_of, stack_blocks
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
-from credit_jax.parallel.collectives import axis_index, psum, pvary
+from credit_jax.ops.vma import pvary
+from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.init import initialize

@@ -1,4 +1,4 @@
-"""Channel attention on fields: gates from means over the globe of all shards."""
+"""Channel attention on fields: gates of channels, rows or columns from means."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def coordinate_attention(
 ) -> tuple[Field, RunningStatistics | None]:
     """CREDIT's CoordinateAttention: gates of rows and of columns from their means.
 
-    The batch normalization goes over rows and columns together, each counted once
-    whatever the number of shards. Only squeezed means are sent.
+    The batch normalization has statistics over rows and columns together, the same for
+    any number of shards. Means are gathered from all shards after they are squeezed.
 
     Args:
         field: (batch, lat, lon, channel).
@@ -129,13 +129,13 @@ def coordinate_attention(
 def _squeezed(
     mean: Array, field: Field, weights: CoordinateWeights, *, dim: int
 ) -> Array:
-    """Means in hidden channels; all of them on every shard."""
+    """Means in hidden channels, those of all rows on every shard."""
     hidden = _linear(mean, weights.squeeze, weights.squeeze_bias)
     return gather_rows(field.like(hidden)) if dim == field.layout.dim else hidden
 
 
 def _local(whole: Array, field: Field, dim: int) -> Array:
-    """This shard's rows of an array that every shard has whole."""
+    """This shard's rows of an array that holds all rows on every shard."""
     if dim != field.layout.dim:
         return whole
     return jnp.moveaxis(field.layout.local(jnp.moveaxis(whole, dim, 0)), 0, dim)

@@ -1,4 +1,4 @@
-"""Convolution of fields whose rows are split over shards."""
+"""Convolution of sharded fields."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from credit_jax.ops.conv import (
 )
 from credit_jax.ops.conv3d import NO_PADDING_3D, AnyPadding3d, Triple
 from credit_jax.ops.padding import Pair
-from credit_jax.parallel.domain.targets import (
-    deliver,
-    on_one_row_range,
+from credit_jax.parallel.domain.output_layout import (
+    consecutive_layout,
+    in_row_order,
     spatial_dim,
-    whole_rows,
+    to_layout,
 )
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
@@ -48,7 +48,7 @@ def conv2d_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv.conv2d` on a field: each shard gets the rows its output reads.
+    """`ops.conv.conv2d` on a field, with the halo that its output rows need.
 
     Args:
         field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
@@ -81,7 +81,7 @@ def conv3d_field(
     groups: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.conv3d.conv3d` on a field: each shard gets the rows its output reads.
+    """`ops.conv3d.conv3d` on a field, with the halo that its output rows need.
 
     Args:
         field: (batch, depth, lat, lon, channel_in), rows split along dim 1, 2 or 3.
@@ -123,19 +123,19 @@ def _conv_field(
     rows = conv_out_size(
         layout.size, taps.size, taps.stride, taps.padding, taps.dilation
     )
-    target = on_one_row_range(layout, rows, out)
+    target = consecutive_layout(layout, rows, out)
     if layout.num_shards > 1:
         field = reshard(field, conv_rows(layout, target, taps), scope=HALO)
         pads = without(pads, at)
     data = conv(
-        whole_rows(field).data,
+        in_row_order(field).data,
         kernel,
         stride=stride,
         padding=pads,
         dilation=dilation,
         groups=groups,
     )
-    return deliver(Field(data, target), out)
+    return to_layout(Field(data, target), out)
 
 
 def conv2d_scales(
@@ -149,8 +149,7 @@ def conv2d_scales(
 ) -> Field:
     """Square convolutions of several sizes and one stride, joined along channels.
 
-    Each pads as `scale_padding` says. The rows of the largest kernel are fetched once;
-    the smaller ones read a part of them.
+    Each is padded by `scale_padding`. The halo of the largest kernel serves all.
 
     Args:
         field: (batch, lat, lon, channel_in).
@@ -180,10 +179,10 @@ def conv2d_scales(
 
 
 def scale_padding(kernel: int, stride: int, *, symmetric: bool = False) -> Pair:
-    """Zeros in front and at the end that one of `conv2d_scales` pads.
+    """Zeros (low, high) that a convolution of `conv2d_scales` is padded with.
 
-    kernel - stride in all, the smaller half in front; symmetric: the smaller half at
-    both ends, so that an odd difference may cost the last output row.
+    kernel - stride in all, the smaller half first; symmetric: the smaller half at both
+    ends, so that an odd difference may cost the last output row.
 
     >>> scale_padding(5, 2), scale_padding(5, 2, symmetric=True)
     ((1, 2), (1, 1))
@@ -194,11 +193,13 @@ def scale_padding(kernel: int, stride: int, *, symmetric: bool = False) -> Pair:
 
 
 def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
-    """Row plan: the input rows, zero rows included, that a VALID convolution needs.
+    """Layout of the input rows that each shard needs for its output rows.
+
+    Zero padding is among them, so that the local convolution is VALID.
 
     Args:
-        layout: rows that are there.
-        out: output rows wanted, ascending one by one on every shard.
+        layout: of the input.
+        out: of the output; consecutive rows on every shard.
         taps: the kernel along the split dim.
     """
     span = (out.length - 1) * taps.stride + (taps.size - 1) * taps.dilation + 1
@@ -219,5 +220,5 @@ def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
 
 
 def without(padding: Sequence[Pair], index: int) -> tuple[Pair, ...]:
-    """The padding with nothing along one dim."""
+    """The padding, but none along spatial dim `index`."""
     return tuple((0, 0) if i == index else pair for i, pair in enumerate(padding))

@@ -1,4 +1,4 @@
-"""Transposed convolution of fields whose rows are split over shards."""
+"""Transposed convolution of sharded fields."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from credit_jax.ops.conv import NO_PADDING, Padding
 from credit_jax.ops.conv3d import NO_PADDING_3D, Padding3d, Triple
 from credit_jax.ops.conv_transpose import check_transposed
 from credit_jax.ops.padding import Pair
-from credit_jax.parallel.domain.targets import (
-    deliver,
-    on_one_row_range,
+from credit_jax.parallel.domain.output_layout import (
+    consecutive_layout,
+    in_row_order,
     spatial_dim,
-    whole_rows,
+    to_layout,
 )
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
@@ -36,8 +36,8 @@ def conv_transpose2d_field(
 ) -> Field:
     """`ops.conv_transpose.conv_transpose2d` on a field.
 
-    Each shard gets the rows that its output rows are made of. Where the kernel is
-    the stride and the equal blocks of input and output rows agree, none move.
+    Each shard gets the input rows that its output rows depend on. Where the kernel is
+    the stride, and blocks of input and output rows agree, no row moves.
 
     Args:
         field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
@@ -118,17 +118,17 @@ def _conv_transpose_field(
         output_padding=output_padding[at],
         dilation=dilation[at],
     )
-    target = on_one_row_range(layout, rows, out)
+    target = consecutive_layout(layout, rows, out)
     more = {"stride": stride, "dilation": dilation, "groups": groups}
     if layout.num_shards == 1:
         data = op(
-            whole_rows(field).data,
+            in_row_order(field).data,
             kernel,
             padding=padding,
             output_padding=output_padding,
             **more,
         )
-        return deliver(Field(data, target), out)
+        return to_layout(Field(data, target), out)
     extent, step = dilation[at] * (kernel.shape[at] - 1) + 1, stride[at]
     need, phase, before = transposed_rows(
         layout, target, extent=extent, stride=step, low=padding[at][0]
@@ -145,27 +145,29 @@ def _conv_transpose_field(
     )
     index = phase[:, None] + np.arange(target.length)
     data = take_rows(data, index, target.axis, target.dim)
-    return deliver(Field(data, target), out)
+    return to_layout(Field(data, target), out)
 
 
 def transposed_rows(
     layout: Layout, out: Layout, *, extent: int, stride: int, low: int
 ) -> tuple[Layout, np.ndarray, int]:
-    """Row plan: the input rows whose kernels touch each shard's output rows.
+    """Layout of the input rows that each shard's output rows depend on.
 
-    Output row o takes its part of input row i from tap o + low - i * stride, if that is
-    between 0 and extent - 1: from floor((o + low) / stride) and the rows before it.
+    Output row o depends on input row i through tap o + low - i * stride, if that is
+    between 0 and extent - 1: on row floor((o + low) / stride) and rows before it.
 
     Args:
-        layout: rows that are there.
-        out: output rows wanted, ascending one by one on every shard.
+        layout: of the input.
+        out: of the output; consecutive rows on every shard.
         extent: dilation * (kernel - 1) + 1 along the split dim.
         stride: along the split dim.
-        low: output rows that are cut off in front.
+        low: output rows that are cut off at the start.
 
     Returns:
-        The rows needed; for each shard the phase (0 to stride - 1) of its first output
-        row; and how many of its rows come before the one at the place of that row.
+        layout: of the needed rows.
+        phase: for each shard, (first output row + low) mod stride.
+        before: number of needed rows before row floor((first output row + low) /
+            stride).
     """
     firsts = [
         next((row - i for i, row in enumerate(rows) if row >= 0), None)

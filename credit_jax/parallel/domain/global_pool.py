@@ -1,4 +1,4 @@
-"""Means and maxima over the globe, or over one of its dims, of fields on all shards."""
+"""Means and maxima of sharded fields over the globe, or over one of its dims."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from credit_jax.parallel.collectives import psum, pvary
+from credit_jax.ops.vma import pvary
+from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.domain.norm import num_points
 from credit_jax.parallel.domain.select import dim_size, lat_lon_dims
+from credit_jax.parallel.reductions import field_sum
 from credit_jax.parallel.rows.layout import Field
 
 
 def global_mean_pool(field: Field) -> Float[Array, "batch channel"]:
     """Mean over all points of the globe: torch.nn.AdaptiveAvgPool2d(1).
 
-    Padding rows count for nothing; the sum is float32 or wider.
+    Padding rows do not count; the sum is float32 or wider.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
@@ -26,8 +28,7 @@ def global_mean_pool(field: Field) -> Float[Array, "batch channel"]:
     Returns:
         (batch, channel), the same on all shards.
     """
-    dims = tuple(range(1, field.data.ndim - 1))
-    total = _shard_sum(field, dims, field.layout.axis)
+    total = _sum(field, tuple(range(1, field.data.ndim - 1)))
     return (total / num_points(field)).astype(field.data.dtype)
 
 
@@ -78,7 +79,7 @@ def global_max_pool(field: Field) -> Float[Array, "batch channel"]:
     if axis:
         first = lax.pmin(pvary(first, (axis,)), axis)
     chosen = jnp.where(where == first, x, jnp.zeros((), x.dtype)).sum(dims)
-    return psum(pvary(chosen, (axis,)), axis) if axis else chosen
+    return sum_parts(chosen, (axis,) if axis else ())
 
 
 def _positions(field: Field) -> Array:
@@ -97,17 +98,13 @@ def _positions(field: Field) -> Array:
 
 
 def _mean_along(field: Field, dim: int) -> Array:
-    axis = field.layout.axis if dim == field.layout.dim else None
-    total = _shard_sum(field, (dim,), axis, keepdims=True)
+    total = _sum(field, (dim,), keepdims=True)
     return (total / dim_size(field, dim)).astype(field.data.dtype)
 
 
-def _shard_sum(
-    field: Field, dims: tuple[int, ...], axis: str | None, *, keepdims: bool = False
-) -> Array:
-    """Sum over dims, and over the shards where an axis is given, without padding."""
-    values = field.data.astype(jnp.promote_types(field.data.dtype, jnp.float32))
-    if field.layout.has_filler and field.layout.dim in dims:
-        values = jnp.where(field.mask(), values, jnp.zeros((), values.dtype))
-    total = values.sum(dims, keepdims=keepdims)
-    return psum(pvary(total, (axis,)), axis) if axis else total
+def _sum(field: Field, dims: tuple[int, ...], *, keepdims: bool = False) -> Array:
+    """Sum over dims, and over all shards if the split dim is one of them."""
+    wide = field.data.astype(jnp.promote_types(field.data.dtype, jnp.float32))
+    layout = field.layout
+    axes = (layout.axis,) if layout.axis and layout.dim in dims else ()
+    return field_sum(field.like(wide), dims, axes, keepdims=keepdims)

@@ -1,4 +1,4 @@
-"""Normalization with statistics over the rows of all shards."""
+"""Normalization of sharded fields, with statistics over all rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.ops.affine import scale_and_shift
 from credit_jax.ops.batch_stats import RunningStatistics, batch_norm_by
-from credit_jax.parallel.collectives import psum, pvary
+from credit_jax.parallel.reductions import field_sum
 from credit_jax.parallel.rows.layout import Field
 
 
@@ -34,21 +34,16 @@ def group_norm(
         num_groups: divides the number of channels.
         epsilon: inside the root.
     """
-    x, layout = field.data, field.layout
+    x, axis = field.data, field.layout.axis
     per_group = x.shape[-1] // num_groups
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = wide.reshape(*x.shape[:-1], num_groups, per_group)
-    points = num_points(field)
-    mask = field.mask()[..., None] if layout.has_filler else None
+    count = num_points(field) * per_group
     dims = (*range(1, x.ndim - 1), x.ndim)
 
     def mean(values: Array) -> Array:
-        if mask is not None:
-            values = jnp.where(mask, values, jnp.zeros((), values.dtype))
-        local = values.sum(dims, keepdims=True)
-        if layout.axis:
-            local = psum(pvary(local, (layout.axis,)), layout.axis)
-        return local / (points * per_group)
+        axes = (axis,) if axis else ()
+        return field_sum(field.like(values), dims, axes, keepdims=True) / count
 
     centered = wide - mean(wide)
     variance = mean(centered * centered)
@@ -68,29 +63,26 @@ def batch_norm_field(
     epsilon: float = 1e-5,
     axes: Sequence[str] = (),
 ) -> tuple[Field, RunningStatistics | None]:
-    """`ops.norm.batch_norm` over the batch and the real rows of all shards.
+    """`ops.norm.batch_norm` over the batch and all rows of all shards.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
         scale, bias, running, training, momentum, epsilon: as for `ops.norm.batch_norm`.
-        axes: further mesh axes that the statistics go over. With the data-parallel ones
-            (`MeshAxes.data`) this is torch.nn.SyncBatchNorm; without, every dp rank has
-            running statistics of its own, and their type says so.
+        axes: further mesh axes to take statistics over. With the data-parallel ones
+            (`MeshAxes.data`) this is torch.nn.SyncBatchNorm; without them every dp rank
+            has running statistics of its own, which vary over dp by type.
 
     Returns:
         The normalized field, and `running` after this batch: the same on all shards.
     """
-    x, layout = field.data, field.layout
-    summed = dict.fromkeys(([layout.axis] if layout.axis else []) + list(axes))
-    over = tuple(summed)
-    others = math.prod(lax.axis_size(axis) for axis in over if axis != layout.axis)
+    x, axis = field.data, field.layout.axis
+    over = tuple(dict.fromkeys(([axis] if axis else []) + list(axes)))
+    others = math.prod(lax.axis_size(name) for name in over if name != axis)
     count = x.shape[0] * num_points(field) * others
     dims = tuple(range(x.ndim - 1))
 
     def mean_of(values: Array) -> Array:
-        if layout.has_filler:
-            values = jnp.where(field.mask(), values, jnp.zeros((), values.dtype))
-        return psum(pvary(values.sum(dims), over), over) / count
+        return field_sum(field.like(values), dims, over) / count
 
     data, running = batch_norm_by(
         mean_of,
@@ -107,6 +99,6 @@ def batch_norm_field(
 
 
 def num_points(field: Field) -> int:
-    """Points of the whole globe, padding left out: the product of the spatial dims."""
+    """Number of points of the globe: the product of all spatial dims, no padding."""
     spatial = math.prod(field.data.shape[1:-1])
     return spatial // field.layout.length * field.layout.size

@@ -1,4 +1,4 @@
-"""Padding over the poles and around the globe, and cropping."""
+"""Padding of sharded fields over the poles and around the globe, and cropping."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_padding(mode: str, lat: Pair, lon: Pair, rows: int, columns: int) -> N
 
 
 def _source_rows(mode: str, lat: Pair, rows: int) -> list[int]:
-    """The row that each padded row is copied from."""
+    """Global row that each row of the padded field is a copy of."""
     edge = 1 if mode == "mirror" else 0
     north = [lat[0] - 1 - i + edge for i in range(lat[0])]
     south = [rows - 1 - i - edge for i in range(lat[1])]
@@ -74,7 +74,7 @@ def _source_rows(mode: str, lat: Pair, rows: int) -> list[int]:
 
 
 def _turn_beyond_poles(data: Array, target: Layout, lat: Pair, rows: int) -> Array:
-    """Half a turn in longitude for the rows beyond the poles."""
+    """Turns the rows beyond the poles by half the globe in longitude."""
     needed = np.asarray(target.rows)
     beyond = (needed >= 0) & ((needed < lat[0]) | (needed >= lat[0] + rows))
     lon_dim = target.dim + 1
@@ -88,7 +88,7 @@ def _turn_beyond_poles(data: Array, target: Layout, lat: Pair, rows: int) -> Arr
 def _pad_whole_columns(
     field: Field, mode: str, lat: Pair, source: Sequence[int]
 ) -> Field:
-    """Rows beyond the poles where every shard holds all rows of its columns."""
+    """Adds rows beyond the poles where columns, not rows, are split."""
     lat_dim, lon_dim = lat_lon_dims(field)
     rows = field.data.shape[lat_dim]
     beyond = [*source[: lat[0]], *source[lat[0] + rows :]]

@@ -1,4 +1,4 @@
-"""Patch embeddings of fields whose rows are split over shards."""
+"""Patch embeddings of sharded fields."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def patch_embed2d_field(
     *,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.patch_embed.patch_embed2d` on a field: a patch lies whole on one shard.
+    """`ops.patch_embed.patch_embed2d` on a field: each patch is on one shard.
 
-    No row moves where every shard's rows are whole patches. Rows at the end of the
-    field that fill no patch are left out; those at the end of a shard are not.
+    No row moves where the rows of every shard are whole patches. Rows at the end of the
+    field that are not a whole patch are left out.
 
     Args:
         field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
@@ -38,7 +38,7 @@ def patch_embed3d_field(
     *,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.patch_embed.patch_embed3d` on a field: a cube lies whole on one shard.
+    """`ops.patch_embed.patch_embed3d` on a field: each cube is on one shard.
 
     Args:
         field: (batch, time or level, lat, lon, channel_in), rows split along dim 1, 2

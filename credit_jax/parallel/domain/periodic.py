@@ -1,4 +1,4 @@
-"""CREDIT's PeriodicConv2d on fields whose rows are split over shards."""
+"""CREDIT's PeriodicConv2d on sharded fields."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from jaxtyping import Array, Float
 from credit_jax.kernels import conv2d
 from credit_jax.ops.periodic import LAT, LON, check_periodic, pad_periodic
 from credit_jax.parallel.domain.conv import Taps, conv_rows
-from credit_jax.parallel.domain.targets import (
-    deliver,
-    on_one_row_range,
+from credit_jax.parallel.domain.output_layout import (
+    consecutive_layout,
+    in_row_order,
     spatial_dim,
-    whole_rows,
+    to_layout,
 )
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
@@ -46,20 +46,20 @@ def periodic_conv2d_field(
     sizes = [layout.size if d == at else field.data.shape[1 + d] for d in range(2)]
     check_periodic(padding, *sizes)
     padded = layout.size + 2 * padding
-    target = on_one_row_range(layout, padded - kernel.shape[at] + 1, out)
+    target = consecutive_layout(layout, padded - kernel.shape[at] + 1, out)
     if layout.num_shards == 1:
-        data, dims = whole_rows(field).data, (LON, LAT)
+        data, dims = in_row_order(field).data, (LON, LAT)
     else:
         need = _periodic_rows(layout, target, kernel.shape[at], padding)
         data = reshard(field, need, scope=HALO).data
         dims = (LON if layout.dim == LAT else LAT,)
     for dim in dims:
         data = pad_periodic(data, padding, dim)
-    return deliver(Field(conv2d(data, kernel), target), out)
+    return to_layout(Field(conv2d(data, kernel), target), out)
 
 
 def _periodic_rows(layout: Layout, out: Layout, size: int, padding: int) -> Layout:
-    """Row plan: the rows of the padded globe, each by the row that it is a copy of."""
+    """Layout of the needed rows; padding by the row that it is a copy of."""
     rows = range(-padding, layout.size + padding)
     if layout.dim == 1:
         last = layout.size - 1

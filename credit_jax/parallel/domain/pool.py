@@ -1,4 +1,4 @@
-"""Average and maximum pooling of fields whose rows are split over shards."""
+"""Average and maximum pooling of sharded fields."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from credit_jax.ops.pool import (
 )
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.conv import Taps, conv_rows
-from credit_jax.parallel.domain.targets import (
-    deliver,
-    on_one_row_range,
+from credit_jax.parallel.domain.output_layout import (
+    consecutive_layout,
+    in_row_order,
     spatial_dim,
-    whole_rows,
+    to_layout,
 )
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
@@ -43,7 +43,7 @@ def avg_pool2d_field(
     count_include_pad: bool = True,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.pool.avg_pool2d` on a field: each shard reshards to the rows of its windows.
+    """`ops.pool.avg_pool2d` on a field, with the halo that its windows need.
 
     Args:
         field: (batch, lat, lon, channel), rows split along dim 1 or 2.
@@ -64,7 +64,7 @@ def avg_pool2d_field(
         sums = window_sum(sums, window, num, dim, low=low)
         mine = target.local(points, fill=1) if dim == target.dim else points
         sums = sums / along(jnp.asarray(mine, sums.dtype), dim, 4)
-    return deliver(Field(sums.astype(field.data.dtype), target), out)
+    return to_layout(Field(sums.astype(field.data.dtype), target), out)
 
 
 def max_pool2d_field(
@@ -77,7 +77,7 @@ def max_pool2d_field(
     ceil_mode: bool = False,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.pool.max_pool2d` on a field: each shard reshards to the rows of its windows.
+    """`ops.pool.max_pool2d` on a field, with the halo that its windows need.
 
     Args:
         field: (batch, lat, lon, channel), rows split along dim 1 or 2.
@@ -90,33 +90,33 @@ def max_pool2d_field(
     windows = pool_windows(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     local, target = _rows_of_windows(field, windows, out)
     data = local.data
-    if local.layout.has_filler:
-        # A row beyond the pole must lose against every number.
+    if local.layout.has_padding:
+        # Padding must never be a maximum.
         data = jnp.where(local.mask(), data, jnp.asarray(-jnp.inf, data.dtype))
     for dim in (WIDTH, HEIGHT):
         num, low = _span(local, target, windows[dim - 1], dim)
         data = window_max(data, windows[dim - 1], num, dim, low=low)
     made = Field(data, target)
-    if target.has_filler:
+    if target.has_padding:
         made = made.like(jnp.where(made.mask(), data, jnp.zeros((), data.dtype)))
-    return deliver(made, out)
+    return to_layout(made, out)
 
 
 def _rows_of_windows(
     field: Field, windows: tuple[Windows, Windows], out: Layout | None
 ) -> tuple[Field, Layout]:
-    """The rows that each shard's windows read, and the layout of its output rows."""
+    """The field with the rows of each shard's windows; the layout of output rows."""
     layout = field.layout
     window = windows[spatial_dim(layout, 2)]
-    target = on_one_row_range(layout, window.count(layout.size), out)
+    target = consecutive_layout(layout, window.count(layout.size), out)
     if layout.num_shards == 1:
-        return whole_rows(field), target
+        return in_row_order(field), target
     taps = Taps(window.size, window.stride, window.padding, window.dilation)
     return reshard(field, conv_rows(layout, target, taps), scope=HALO), target
 
 
 def _span(local: Field, target: Layout, window: Windows, dim: int) -> tuple[int, int]:
-    """How many windows there are along `dim`, and the points to add in front."""
+    """Number of local windows along `dim`, and of points to add before the first."""
     if dim != target.dim or target.num_shards == 1:
         return window.count(local.data.shape[dim]), window.padding[0]
     return target.length, 0
@@ -131,9 +131,9 @@ def adaptive_avg_pool2d_field(
 ) -> Field:
     """`ops.pool.adaptive_avg_pool2d` on a field.
 
-    Windows of more rows than a shard has are summed where the rows lie, and the sums
-    are added up and dealt out by one `psum_scatter`; for smaller windows each shard
-    reshards to the rows of its own.
+    For windows of more rows than a shard has, every shard sums its own rows and one
+    `psum_scatter` adds the sums up; for smaller ones, each shard gets the rows of its
+    own windows.
 
     Args:
         field: (batch, lat, lon, channel), rows split along dim 1 or 2.
@@ -148,19 +148,19 @@ def adaptive_avg_pool2d_field(
     field = field.like(adaptive_means(field.data, size[other - 1], other))
     rows = size[at]
     if rows is None or rows == field.layout.size:
-        return deliver(field, out)
+        return to_layout(field, out)
     windows = adaptive_windows(field.layout.size, rows)
-    target = on_one_row_range(field.layout, rows, out)
+    target = consecutive_layout(field.layout, rows, out)
     if field.layout.num_shards == 1:
-        data = adaptive_means(whole_rows(field).data, rows, target.dim)
-        return deliver(Field(data, target), out)
+        data = adaptive_means(in_row_order(field).data, rows, target.dim)
+        return to_layout(Field(data, target), out)
     wide = max(map(len, windows)) > field.layout.length
-    means = _scattered_means if wide else _fetched_means
-    return deliver(means(field, windows, target), out)
+    means = _scattered_means if wide else _local_means
+    return to_layout(means(field, windows, target), out)
 
 
-def _fetched_means(field: Field, windows: list[range], target: Layout) -> Field:
-    """Each shard reshards the windows of its output rows, one after the other."""
+def _local_means(field: Field, windows: list[range], target: Layout) -> Field:
+    """Means of windows whose rows are moved to the shard of their output row."""
     longest = max(map(len, windows))
     rows_per_shard = [
         padded_windows([windows[g] if g >= 0 else () for g in rows], longest).tolist()
@@ -173,12 +173,12 @@ def _fetched_means(field: Field, windows: list[range], target: Layout) -> Field:
 
 
 def _scattered_means(field: Field, windows: list[range], target: Layout) -> Field:
-    """Each shard sums its own rows for every output row; the sums are added up."""
+    """Means of windows that reach over several shards, by one `psum_scatter`."""
     layout = field.layout
     if not layout.is_block:
         field, layout = reshard(field, layout.to_blocks()), layout.to_blocks()
     wide = field.data.astype(jnp.promote_types(field.data.dtype, jnp.float32))
-    if layout.has_filler:
+    if layout.has_padding:
         wide = jnp.where(field.mask(), wide, jnp.zeros((), wide.dtype))
     shares = jnp.asarray(_shares(layout, windows, target), wide.dtype)
     mine = shares[axis_index(layout.axis)]
@@ -190,7 +190,7 @@ def _scattered_means(field: Field, windows: list[range], target: Layout) -> Fiel
 
 
 def _shares(layout: Layout, windows: list[range], target: Layout) -> np.ndarray:
-    """(shards, output rows of all shards, local rows): weight of a row in a mean."""
+    """Weights of rows in means, (shards, output rows of all shards, local rows)."""
     wanted = [row for rows in target.rows for row in rows]
     shares = np.zeros((layout.num_shards, len(wanted), layout.length))
     rows_per_shard = np.asarray(layout.rows)

@@ -1,4 +1,4 @@
-"""Interpolation of fields, as torch.nn.functional.interpolate."""
+"""Interpolation of sharded fields, as torch.nn.functional.interpolate."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _resize(
     make_taps: Callable[[int, int], Taps],
     out: Layout | None,
 ) -> Field:
-    """The split dim first, then the others."""
+    """Interpolates along the split dim first, then along the others."""
     split = field.layout.dim
     spatial = field.data.ndim - 2
     if len(size) != spatial:
@@ -87,7 +87,7 @@ def _resize(
 
 
 def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
-    """Fetch the rows that each shard's output rows read, then blend two of them."""
+    """Reshards to the input rows that output rows need, then blends two of them."""
     spans = [_span(rows, taps) for rows in target.rows]
     need = field.layout.with_rows(
         [range(low, high + 1) if high >= 0 else [] for low, high in spans],
@@ -107,7 +107,7 @@ def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
 
 
 def _resize_whole(data: Array, taps: Taps, dim: int) -> Array:
-    """Interpolate along a dim that every shard has whole."""
+    """Interpolates along a dim that is not split."""
     if taps.is_copy:
         return _take_nearest(data, taps.low[None], None, dim)
     lead = (slice(None),) * dim
@@ -119,7 +119,7 @@ def _resize_whole(data: Array, taps: Taps, dim: int) -> Array:
 
 
 def _take_nearest(data: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
-    """`take_rows`, but without a gather where every row is repeated alike."""
+    """`take_rows`, but without a gather where each row is repeated equally often."""
     rows, count = data.shape[dim], index.shape[1]
     times = count // rows
     if times < 2 or (index != np.arange(count) // times).any():
@@ -131,7 +131,7 @@ def _take_nearest(data: Array, index: np.ndarray, axis: str | None, dim: int) ->
 
 
 def _span(rows_of_shard: tuple[int, ...], taps: Taps) -> tuple[int, int]:
-    """First and last input row that a shard's output rows read; (0, -1) if none."""
+    """First and last input row that a shard's output rows need; (0, -1) if none."""
     rows = [g for g in rows_of_shard if g >= 0]
     if not rows:
         return 0, PADDING
@@ -141,7 +141,7 @@ def _span(rows_of_shard: tuple[int, ...], taps: Taps) -> tuple[int, int]:
 def _local_taps(
     target: Layout, taps: Taps, spans: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the two taps of each output row within the fetched rows."""
+    """Local positions of the two input rows of each output row."""
     low = np.zeros((target.num_shards, target.length), np.int32)
     high = np.zeros_like(low)
     for d, (rows, (first, _)) in enumerate(zip(target.rows, spans, strict=True)):

@@ -1,4 +1,4 @@
-"""Cyclic shifts of fields, as Swin's shifted windows need them."""
+"""Cyclic shifts of sharded fields, for Swin's shifted windows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ def roll_field(
 ) -> Field:
     """torch.roll over latitude and longitude: out[i] = x[(i - shift) mod size].
 
-    Rows that leave the globe at one pole come back at the other, as columns do around
-    it.
+    Rows shifted beyond one pole come back at the other, as columns do around the globe.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims in front of lat.
-        shift: rows and columns to shift by; any integers, also more than one turn.
+        shift: rows and columns to shift by; any integers.
         out: layout of the shifted rows of the split dim; default equal blocks.
     """
     for dim, by in zip(lat_lon_dims(field), shift, strict=True):

@@ -1,4 +1,4 @@
-"""Rows of a field by their number, along any dim: split over shards or not."""
+"""Rows of a field by their global number, along any dim, split or not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def select(
 
 
 def dim_size(field: Field, dim: int) -> int:
-    """Number of global rows along `dim`, padding left out."""
+    """Number of global rows along `dim`, without padding."""
     return field.layout.size if dim == field.layout.dim else field.data.shape[dim]
 
 

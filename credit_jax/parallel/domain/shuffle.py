@@ -1,4 +1,4 @@
-"""Sub-pixel rearrangement and joining of fields."""
+"""Pixel shuffle, concatenation and sum of sharded fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spatial attention on fields: how much of each point passes, from its channels."""
+"""Spatial attention on sharded fields: a gate of each point, from its channels."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Windows of attention on split rows: neighboring (short) and dilated (long).
+"""Windows of attention on sharded fields: neighboring (short) and dilated (long).
 
-Rows may be split along latitude (dim 1) or longitude (dim 2): "rows" are then columns.
-Short windows hold w x w neighboring points. Long windows hold the w x w points that
-are H / w rows and W / w columns apart, so that they span the globe: group j of rows is
-j, j + H/w, j + 2H/w, ...; each shard gets whole windows, or whole groups.
+Fields may be split along latitude (dim 1) or longitude (dim 2); "rows" are those of the
+split dim. A short window is w x w neighboring points. A long window is w x w points
+that are H / w rows and W / w columns apart, over the whole globe: group j of rows is j,
+j + H/w, j + 2H/w, ... Each shard gets whole windows, or whole groups.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kind = Literal["short", "long"]
 
 
 def window_layout(layout: Layout, size: int, window: int) -> Layout:
-    """Whole short windows a shard: stretches of ceil(size / window / n) windows.
+    """Layout of whole short windows: blocks of ceil(size / window / n) windows.
 
     Args:
         layout: gives the shards, axis and dim.
@@ -27,11 +27,14 @@ def window_layout(layout: Layout, size: int, window: int) -> Layout:
         window: rows of a window along the split dim; divides `size`.
     """
     per_shard = -(-(size // window) // layout.num_shards)
-    return layout.with_rows(_stretches(size, window * per_shard, layout), size)
+    return layout.with_rows(_blocks(size, window * per_shard, layout), size)
 
 
 def group_layout(layout: Layout, size: int, window: int) -> Layout:
-    """Whole long windows a shard, group after group; row order on one shard is kept."""
+    """Layout of whole long windows, group by group; on one shard, rows in order.
+
+    Args: as for `window_layout`.
+    """
     if layout.num_shards == 1:
         return layout.to_blocks(size)
     groups = size // window
@@ -47,7 +50,7 @@ def group_layout(layout: Layout, size: int, window: int) -> Layout:
     return layout.with_rows(rows_per_shard, size)
 
 
-def _stretches(size: int, length: int, layout: Layout) -> list[range]:
+def _blocks(size: int, length: int, layout: Layout) -> list[range]:
     return [
         range(min(d * length, size), min((d + 1) * length, size))
         for d in range(layout.num_shards)
@@ -57,7 +60,7 @@ def _stretches(size: int, length: int, layout: Layout) -> list[range]:
 def partition(
     field: Field, kind: Kind, window: int | Pair
 ) -> Float[Array, "batch windows tokens channel"]:
-    """Windows of a field that lies on `window_layout` or `group_layout`.
+    """The tokens of each window of a field on `window_layout` or `group_layout`.
 
     Args:
         field: (batch, lat, lon, channel).
@@ -97,7 +100,7 @@ def _sides(window: int | Pair) -> Pair:
 
 
 def _split(field: Field, kind: Kind, window: int | Pair) -> tuple[int, int, int, int]:
-    """Rows and columns as two dims each, in the order in which they lie in memory."""
+    """Sizes of rows and columns as two dims each, in the order of the array."""
     rows, columns = field.data.shape[1:3]
     height, width = _sides(window)
     row, column, _, _ = _order(field.layout, kind)
@@ -109,9 +112,8 @@ def _split(field: Field, kind: Kind, window: int | Pair) -> tuple[int, int, int,
 def _order(layout: Layout, kind: Kind) -> tuple[int, int, int, int]:
     """Dims of `_split` as (window row, window column, token row, token column).
 
-    Points of short windows lie window after window; those of long windows group after
-    group along a dim that is split over shards, and as on the globe along one that is
-    not.
+    Points are in the order of short windows; or, for long windows, in the order of
+    groups along a split dim and of rows along one that is not split.
     """
     grouped = layout.dim if layout.num_shards > 1 else None
     row = 1 if kind == "short" or grouped == 1 else 2

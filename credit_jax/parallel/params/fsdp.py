@@ -17,7 +17,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from credit_jax.parallel.collectives import psum, pvary, varying_axes
+from credit_jax.ops.vma import pvary, varying_axes
+from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.spec import ParamSpec, ShardingRules

@@ -1,4 +1,4 @@
-"""Row layouts: which global rows of a sharded dim each shard holds, at trace time."""
+"""Fields and their row layouts: which global rows each shard holds, at trace time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Layout:
     """The rows of every shard along one array dim.
 
     Attributes:
-        rows: for each shard the global row of each local row, in order; -1 is padding.
+        rows: for each shard the global row of each local row; -1 is padding.
         size: number of global rows.
         axis: mesh axis the rows are split over; None on one device.
         dim: array dim that holds the rows (1: latitude of NHWC, 2: longitude).
@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def length(self) -> int:
-        """Rows of a local array, padding included."""
+        """Number of rows of a local array, padding included."""
         return len(self.rows[0])
 
     @cached_property
@@ -61,38 +61,47 @@ class Layout:
         return self.rows == block_rows(self.size, self.num_shards, self.length)
 
     @cached_property
-    def has_filler(self) -> bool:
+    def has_padding(self) -> bool:
         return any(row < 0 for rows in self.rows for row in rows)
 
     def with_rows(self, rows_per_shard: Iterable[Sequence[int]], size: int) -> Layout:
-        """Another layout on the same axis and dim; shards are filled to one length."""
+        """Another layout on the same axis and dim; shards are padded to one length.
+
+        Args:
+            rows_per_shard: global rows of each shard; -1 is padding.
+            size: number of global rows.
+        """
         rows = [tuple(r) for r in rows_per_shard]
         length = max(max(map(len, rows)), 1)
-        filled = tuple(r + (PADDING,) * (length - len(r)) for r in rows)
-        return Layout(filled, size, self.axis, self.dim)
+        padded = tuple(r + (PADDING,) * (length - len(r)) for r in rows)
+        return Layout(padded, size, self.axis, self.dim)
 
     def to_blocks(self, size: int | None = None) -> Layout:
-        """Equal blocks of ceil(size / n) rows over the same shards."""
+        """The block layout over the same shards: equal blocks of ceil(size / n) rows.
+
+        Args:
+            size: number of global rows; default that of this layout.
+        """
         rows = self.size if size is None else size
         return Layout(block_rows(rows, self.num_shards), rows, self.axis, self.dim)
 
     def local(self, per_row: np.ndarray | Array, fill: float | int = 0) -> Array:
-        """The values of this shard's rows of an array indexed by global row.
+        """This shard's values of an array indexed by global row.
 
         Args:
             per_row: (size, ...) values of every global row.
             fill: value for padding rows.
         """
         index = np.maximum(np.asarray(self.rows), 0)
-        mine = jnp.asarray(index)[axis_index(self.axis)]
-        values = jnp.asarray(per_row)[mine]
-        if not self.has_filler:
+        local_rows = jnp.asarray(index)[axis_index(self.axis)]
+        values = jnp.asarray(per_row)[local_rows]
+        if not self.has_padding:
             return values
         real = self.real_rows().reshape((-1,) + (1,) * (values.ndim - 1))
         return jnp.where(real, values, jnp.asarray(fill, values.dtype))
 
     def real_rows(self) -> Bool[Array, " rows"]:
-        """Which local rows of this shard are no padding."""
+        """Which local rows of this shard are not padding."""
         real = np.asarray(self.rows) >= 0
         return jnp.asarray(real)[axis_index(self.axis)]
 
@@ -102,7 +111,13 @@ class Layout:
 
 
 def block_rows(size: int, num_shards: int, length: int | None = None) -> Rows:
-    """Equal blocks: shard d holds [d * length, (d + 1) * length), -1 past the end."""
+    """Equal blocks: shard d holds rows [d * length, (d + 1) * length), -1 past the end.
+
+    Args:
+        size: number of global rows.
+        num_shards: number of blocks.
+        length: rows of a block; default ceil(size / num_shards).
+    """
     length = max(-(-size // num_shards), 1) if length is None else length
     return tuple(
         tuple(g if g < size else PADDING for g in range(d * length, (d + 1) * length))
@@ -113,7 +128,13 @@ def block_rows(size: int, num_shards: int, length: int | None = None) -> Rows:
 def block_layout(
     size: int, num_shards: int = 1, axis: str | None = None, dim: int = 1
 ) -> Layout:
-    """The layout of fields at rest: equal blocks of ceil(size / num_shards) rows.
+    """The layout of inputs and outputs: equal blocks of ceil(size / num_shards) rows.
+
+    Args:
+        size: number of global rows.
+        num_shards: number of blocks.
+        axis: mesh axis of the shards; None on one device.
+        dim: array dim of the rows.
 
     >>> block_layout(5, 2, "domain").rows
     ((0, 1, 2), (3, 4, -1))
@@ -124,22 +145,22 @@ def block_layout(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Field:
-    """A local array and the rows it holds.
+    """A local array and its row layout.
 
     Attributes:
         data: local array, rows along `layout.dim`; NHWC (batch, lat, lon, channel).
-        layout: which global rows those are.
+        layout: the global rows of every shard.
     """
 
     data: Array
     layout: Layout = field(metadata={"static": True})
 
     def like(self, data: Array) -> Field:
-        """Another array on the same rows."""
+        """Another array on the same layout."""
         return Field(data, self.layout)
 
     def mask(self) -> Bool[Array, "*shape"]:
-        """Real rows, shaped to broadcast against `data`."""
+        """Which rows are not padding, shaped to broadcast against `data`."""
         shape = [1] * self.data.ndim
         shape[self.layout.dim] = self.layout.length
         return self.layout.real_rows().reshape(shape)

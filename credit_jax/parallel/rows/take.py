@@ -1,8 +1,8 @@
 """Local row gathers in their cheapest form: slices where the index is regular.
 
-XLA gathers rows slowly on CPU and their transpose is a scatter. Nearly every index that
-row plans produce is a slice, a reversed slice, a few of these, or a matrix transpose;
-those forms are recognized here at trace time, everything else stays a gather.
+A gather is slow and its transpose is a scatter. Nearly every index of a layout is a
+slice, a reversed slice, a few of these, or a matrix transpose; those forms are
+recognized at trace time, everything else stays a gather.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from credit_jax.ops.padding import pad_dim
 from credit_jax.parallel.collectives import axis_index
 
 MAX_PIECES = 8
 
 
 def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
-    """Rows `index[shard]` of the local array, one index list a shard, all in range.
+    """Rows `index[shard]` of the local array.
 
     Args:
         x: local array.
-        index: (shards, rows) local row numbers.
-        axis: mesh axis whose coordinate chooses the list; None on one device.
+        index: (shards, rows) local row numbers of each shard, all in range.
+        axis: mesh axis of the shards; None on one device.
         dim: array dim of the rows.
     """
     if (index == index[:1]).all():
@@ -54,6 +55,23 @@ def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
         return _pad(x, runs, dim)
     pieces = [_piece(x, start, step, count, dim) for start, step, count in runs]
     return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, dim)
+
+
+def keep_rows(x: Array, valid: np.ndarray | None, axis: str | None, dim: int) -> Array:
+    """The local array with zeros in place of the rows that are not valid.
+
+    Args:
+        x: local array.
+        valid: (shards, rows) which rows each shard keeps; None keeps all.
+        axis: mesh axis of the shards; None on one device.
+        dim: array dim of the rows.
+    """
+    if valid is None or valid.all():
+        return x
+    shape = [1] * x.ndim
+    shape[dim] = valid.shape[1]
+    local = jnp.asarray(valid)[axis_index(axis)].reshape(shape)
+    return jnp.where(local, x, jnp.zeros((), x.dtype))
 
 
 def _runs(index: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -89,9 +107,8 @@ def _pad(x: Array, runs: Sequence[tuple[int, int, int]], dim: int) -> Array:
     low = runs[0][2] if runs[0][0] < 0 else 0
     high = runs[-1][2] if runs[-1][0] < 0 else 0
     start, _, count = next(run for run in runs if run[0] >= 0)
-    widths = [(0, 0)] * x.ndim
-    widths[dim] = (low, high)
-    return jnp.pad(lax.slice_in_dim(x, start, start + count, axis=dim), widths)
+    rows = lax.slice_in_dim(x, start, start + count, axis=dim)
+    return pad_dim(rows, dim, (low, high))
 
 
 def _piece(x: Array, start: int, step: int, count: int, dim: int) -> Array:

@@ -18,7 +18,7 @@ from credit_jax.parallel.domain.global_pool import (
     mean_over_lat,
     mean_over_lon,
 )
-from credit_jax.parallel.domain.halo import HaloExchange, halo_exchange, trim
+from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
 from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.resize import resize_bilinear, resize_nearest

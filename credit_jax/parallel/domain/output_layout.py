@@ -1,4 +1,4 @@
-"""Where the output rows of an operation with a row plan lie."""
+"""Layouts that output rows are computed on, and those that they are returned on."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.rows.reshard import reshard
 
 
-def on_one_row_range(layout: Layout, rows: int, out: Layout | None) -> Layout:
-    """The layout to compute output rows on, one ascending stretch a shard.
+def consecutive_layout(layout: Layout, rows: int, out: Layout | None) -> Layout:
+    """The layout to compute output rows on: consecutive rows on every shard.
 
     Args:
-        layout: of the input: gives shards, axis and dim.
+        layout: of the input; gives shards, axis and dim.
         rows: number of output rows.
-        out: layout that is wanted in the end.
+        out: layout of the result; None: equal blocks.
 
     Returns:
-        `out` where each shard's rows ascend one by one; else equal blocks, from which
-        `deliver` moves them.
+        `out` if its rows are consecutive on every shard; else equal blocks, from which
+        `to_layout` moves them.
 
     Raises:
-        ValueError: there is no output row, or `out` is of another number of rows.
+        ValueError: there is no output row, or `out` has another number of rows.
     """
     if rows < 1:
         raise ValueError(
@@ -33,27 +33,34 @@ def on_one_row_range(layout: Layout, rows: int, out: Layout | None) -> Layout:
             f"out is a layout of {out.size} rows, but there are {rows} output rows; "
             f"give the layout of {rows} rows, or none for equal blocks"
         )
-    if out is None or layout.num_shards == 1 or not _ascends(out):
+    if out is None or layout.num_shards == 1 or not _is_consecutive(out):
         return layout.to_blocks(rows)
     return out
 
 
-def deliver(field: Field, out: Layout | None) -> Field:
-    """The field on layout `out`; as it is where none is asked for."""
+def to_layout(field: Field, out: Layout | None) -> Field:
+    """The field on layout `out`; None: unchanged."""
     return field if out is None or out == field.layout else reshard(field, out)
 
 
-def whole_rows(field: Field) -> Field:
-    """On one shard the rows in order; on several, where they come from is no matter."""
+def in_row_order(field: Field) -> Field:
+    """On one shard the field with its rows in global order; on several, unchanged.
+
+    On several shards an operation has resharded to the rows that it needs already.
+    """
     layout = field.layout
     return field if layout.num_shards > 1 else reshard(field, layout.to_blocks())
 
 
 def spatial_dim(layout: Layout, num_dims: int) -> int:
-    """Which of the spatial dims (from 0) is split.
+    """Number of the split dim among the spatial dims, from 0.
+
+    Args:
+        layout: of a field.
+        num_dims: number of its spatial dims.
 
     Raises:
-        ValueError: the split dim is no spatial dim.
+        ValueError: the split dim is not a spatial dim.
     """
     if not 1 <= layout.dim <= num_dims:
         raise ValueError(
@@ -64,7 +71,7 @@ def spatial_dim(layout: Layout, num_dims: int) -> int:
 
 
 @lru_cache(4096)
-def _ascends(layout: Layout) -> bool:
+def _is_consecutive(layout: Layout) -> bool:
     for rows in layout.rows:
         first = next((row - i for i, row in enumerate(rows) if row >= 0), None)
         if first is None:

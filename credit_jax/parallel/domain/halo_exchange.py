@@ -1,7 +1,7 @@
-"""Halo exchange as a step of its own: a block with rows of its neighbors.
+"""Halo exchange for code on local arrays: exchange, apply any stencil, trim.
 
-Operations on fields state the rows that they need and have no use for this. It is for
-code that works on local arrays: exchange, apply any stencil, trim.
+Operations on fields do not use it: they reshard to the rows that they need. The rows
+are moved by `rows.halo`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ def halo_exchange(
     """The local block with `halo_width` rows of its neighbors on each side.
 
     Rows beyond the poles are zeros, or with `periodic` those of the other end. The halo
-    may be wider than a shard. On uneven rows, what follows the last real row stands
-    right behind it, where its padding was. The gradient is the transpose: every shard
-    gets back what its rows were used for elsewhere.
+    may be wider than a shard. Where blocks are uneven, the halo follows the last row
+    that is not padding. The gradient is the transpose: gradients of halo rows are added
+    to those of the rows that they are copies of.
 
     Args:
-        x: field in equal blocks, or inside `shard_map` the local array of one, rows
-            along `dim`.
+        x: field on a block layout, or inside `shard_map` the local array of one.
         halo_width: rows to add on each side.
-        dim: array dim of the rows; default lat of (batch, channel, lat, lon). This and
-            the next two are for arrays; a field knows them.
+        dim: array dim of the rows; default lat of (batch, channel, lat, lon). `dim`,
+            `axis` and `size` are for arrays; a field has them.
         axis: mesh axis the rows are split over; None on one device.
         size: number of global rows; default all rows of all blocks.
         periodic: whether the first row follows the last one.
@@ -48,8 +47,8 @@ def halo_exchange(
     Raises:
         ValueError: a negative width, or blocks that are not those of `size` rows.
 
-    Differs from CREDIT: also pads on one device, where CREDIT gives back `x`, so that
-    one program serves any number of shards.
+    Differs from CREDIT: also pads on one device, where CREDIT returns `x`, so that one
+    program runs on any number of shards.
     """
     if halo_width < 0:
         raise ValueError(f"halo_width is {halo_width}; expected 0 or more rows")
@@ -67,7 +66,7 @@ def halo_exchange(
 def trim(
     x: Shaped[Array, "*shape"], before: int, after: int, dim: int = -2
 ) -> Shaped[Array, "*narrower"]:
-    """Remove rows at both ends, as after a stencil on rows with a halo.
+    """Removes rows at both ends, such as the halo after a stencil.
 
     Args:
         x: local array.
@@ -88,7 +87,7 @@ def trim(
 
 @dataclass(frozen=True)
 class HaloExchange:
-    """`halo_exchange` with its settings, called like CREDIT's layer.
+    """`halo_exchange` with its settings, with the interface of CREDIT's layer.
 
     Attributes:
         halo_width, dim, axis, periodic: as for `halo_exchange`.
@@ -116,7 +115,7 @@ class HaloExchange:
     def trim(
         x: Shaped[Array, "*shape"], halo_before: int, halo_after: int, dim: int = -2
     ) -> Shaped[Array, "*narrower"]:
-        """See `credit_jax.parallel.domain.halo.trim`."""
+        """See `credit_jax.parallel.domain.halo_exchange.trim`."""
         return trim(x, halo_before, halo_after, dim)
 
 
@@ -134,7 +133,7 @@ def _as_field(x: Array, dim: int, axis: str | None, size: int | None) -> Field:
 
 
 def _halo_layout(layout: Layout, width: int, periodic: bool) -> Layout:
-    """Row numbers from `width` before each block to `width` behind it."""
+    """Rows from `width` before each block to `width` after it."""
     size, length = layout.size, layout.length
     rows_per_shard = []
     for shard in range(layout.num_shards):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.parallel.domain.halo import HaloExchange, halo_exchange, trim
+from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
 from credit_jax.parallel.mesh.axes import DOMAIN
 from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.support import make_mesh

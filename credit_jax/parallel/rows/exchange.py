@@ -1,0 +1,192 @@
+"""The transports for rows in any order: `all_to_all`, or several `ppermute`.
+
+One `all_to_all` where most shards need rows of most others (the groups of long
+attention): each sends 1/n of its rows to each. Otherwise as many `ppermute` as a shard
+has partners, each between pairs of shards that exchange rows and no others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from credit_jax.parallel.rows.layout import PADDING, Layout, Rows
+from credit_jax.parallel.rows.take import keep_rows, take_rows
+
+# (source, destination) shards of a permutation.
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """Which local rows each shard sends, and where it puts what it receives.
+
+    Attributes:
+        pieces: (pairs, index (shards, rows)): local rows that each shard sends to its
+            partner in `pairs` (source, destination), or keeps where there are no
+            pairs; or, for all_to_all, one piece with pairs None and an index of shape
+            (shards, shards * rows), by destination.
+        position: (shards, rows) where each needed row is among the received ones.
+        valid: (shards, rows) which needed rows are not zeros.
+    """
+
+    pieces: tuple[tuple[Pairs | None, np.ndarray], ...]
+    position: np.ndarray
+    valid: np.ndarray
+
+
+def plan_exchange(have: Rows, need: Rows) -> ExchangePlan:
+    """The plan from the rows of each shard to those that it needs.
+
+    Args:
+        have, need: global rows of every shard; -1 in `need` is a row of zeros.
+
+    Raises:
+        ValueError: a needed row is on no shard.
+    """
+    where = {row: (s, i) for s, rows in enumerate(have) for i, row in enumerate(rows)}
+    where.pop(PADDING, None)
+    check_rows_exist(where, need)
+    num = len(need)
+    needed = {
+        (s, d): sorted({r for r in need[d] if r >= 0 and where[r][0] == s})
+        for s in range(num)
+        for d in range(num)
+    }
+    pairs = sum(bool(rows) for (s, d), rows in needed.items() if s != d)
+    if 2 * pairs > num * (num - 1):
+        pieces, slots = _pieces_all_to_all(needed, where, num)
+    else:
+        pieces, slots = _pieces_permute(needed, where, num)
+    shape = (num, len(need[0]))
+    position, valid = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    for d, rows in enumerate(need):
+        for i, row in enumerate(rows):
+            if row >= 0:
+                position[d, i], valid[d, i] = slots[d][row], True
+    return ExchangePlan(pieces, position, valid)
+
+
+def exchange_rows(x: Array, have: Layout, plan: ExchangePlan) -> Array:
+    """The needed rows from local rows of `have`.
+
+    Args:
+        x: local rows.
+        have: their layout.
+        plan: of `plan_exchange`.
+    """
+    axis, dim = have.axis, have.dim
+    received = []
+    for pairs, index in plan.pieces:
+        piece = take_rows(x, index, axis, dim)
+        if pairs is None:
+            piece = lax.all_to_all(piece, axis, dim, dim, tiled=True)
+        elif pairs:
+            piece = lax.ppermute(piece, axis, pairs)
+        received.append(piece)
+    buffer = jnp.concatenate(received, dim) if len(received) > 1 else received[0]
+    rows = take_rows(buffer, plan.position, axis, dim)
+    return keep_rows(rows, plan.valid, axis, dim)
+
+
+def check_rows_exist(there: Iterable[int], needed: Rows) -> None:
+    """Raise ValueError where a needed row is not `there`."""
+    there = set(there)
+    absent = sorted({row for rows in needed for row in rows if row >= 0} - there)
+    if absent:
+        raise ValueError(
+            f"rows {absent[:5]} of the {len(absent)} needed ones are held by no shard; "
+            f"the field has rows 0 to {max(there)}"
+        )
+
+
+def _pieces_all_to_all(needed: dict, where: dict, num: int) -> tuple[tuple, list]:
+    width = max(map(len, needed.values()))
+    index = np.zeros((num, num, width), np.int32)
+    slots: list[dict[int, int]] = [{} for _ in range(num)]
+    for (s, d), rows in needed.items():
+        for j, row in enumerate(rows):
+            index[s, d, j] = where[row][1]
+            slots[d][row] = s * width + j
+    return ((None, index.reshape(num, -1)),), slots
+
+
+def _pieces_permute(needed: dict, where: dict, num: int) -> tuple[tuple, list]:
+    pieces, base = [], 0
+    slots: list[dict[int, int]] = [{} for _ in range(num)]
+    for pairs in _rounds(needed, num):
+        sends: dict[int, list[int]] = {s: [] for s in range(num)}
+        sends |= {s: needed[s, d] for s, d in pairs}
+        width = max(map(len, sends.values()))
+        index = np.zeros((num, width), np.int32)
+        for s, d in pairs:
+            for j, row in enumerate(needed[s, d]):
+                index[s, j] = where[row][1]
+                slots[d][row] = base + j
+        moved = tuple((s, d) for s, d in pairs if s != d)
+        pieces.append((moved, _fill_idle(index, sends)))
+        base += width
+    return tuple(pieces), slots
+
+
+def _rounds(needed: dict, num: int) -> list[list[tuple[int, int]]]:
+    """What stays, then permutations: no more of them than a shard has partners.
+
+    They color the edges of a bipartite graph (Koenig): a pair that finds no round free
+    at both ends swaps two rounds along the path of pairs that are in its way. Pairs
+    come by falling number of rows, so that those of one round have about as many.
+    """
+    stays = [(s, s) for s in range(num) if needed[s, s]]
+    moves = [(s, d) for (s, d), rows in needed.items() if rows and s != d]
+    moves.sort(key=lambda pair: (-len(needed[pair]), pair[1] - pair[0], pair[0]))
+    to: list[dict[int, int]] = [{} for _ in range(num)]  # of each source, by round
+    by: list[dict[int, int]] = [{} for _ in range(num)]  # of each destination
+    degree = max(
+        Counter([(0, s) for s, _ in moves] + [(1, d) for _, d in moves]).values(),
+        default=0,
+    )
+    for s, d in moves:
+        free_s, free_d = (
+            [r for r in range(degree) if r not in busy] for busy in (to[s], by[d])
+        )
+        both = [r for r in free_s if r in free_d]
+        if not both:
+            _swap_rounds(to, by, d, free_s[0], free_d[0])
+            both = free_s
+        to[s][both[0]], by[d][both[0]] = d, s
+    rounds = [[(s, d[r]) for s, d in enumerate(to) if r in d] for r in range(degree)]
+    return [stays, *rounds] if stays else rounds
+
+
+def _swap_rounds(
+    to: list[dict[int, int]], by: list[dict[int, int]], d: int, one: int, other: int
+) -> None:
+    """Swap two rounds along the path from destination `d`, which is idle in `other`."""
+    path: list[tuple[int, int, int]] = []
+    here, now = d, one
+    while now in by[here]:
+        s = by[here][now]
+        path.append((s, here, now))
+        if other not in to[s]:
+            break
+        here = to[s][other]
+        path.append((s, here, other))
+    for s, end, now in path:
+        del to[s][now], by[end][now]
+    for s, end, now in path:
+        new = other if now == one else one
+        to[s][new], by[end][new] = end, s
+
+
+def _fill_idle(index: np.ndarray, sends: dict[int, list[int]]) -> np.ndarray:
+    """Idle shards send what a busy one sends, which keeps the index uniform."""
+    busy = next(s for s, rows in sends.items() if len(rows) == index.shape[1])
+    idle = [s for s, rows in sends.items() if not rows]
+    index[idle] = index[busy]
+    return index

@@ -1,0 +1,157 @@
+"""The halo transport: rows of neighboring shards, one `ppermute` for each neighbor.
+
+It serves layouts in which each shard needs one row range around its own block, as
+convolutions do. Every shard sends as many of its first and last rows as any shard needs
+of them; the needed range is then cut from [low rows | own block | high rows].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from credit_jax.ops.padding import pad_dim
+from credit_jax.parallel.rows.layout import Layout
+from credit_jax.parallel.rows.take import keep_rows, take_rows
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """Ascending rows of one shard: entry i is row `first + i`, or padding.
+
+    Attributes:
+        first: global row of entry 0; negative where the range begins with padding.
+        low, high: the first and the last global row that is not padding.
+    """
+
+    first: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class HaloPlan:
+    """How each shard gets one row range from its own block and its neighbors.
+
+    Attributes:
+        low, high: rows to add before and after the block of every shard.
+        starts: for each shard where its row range starts in the extended block;
+            negative, or past the end, where the range has zeros beyond a pole.
+        valid: (shards, rows) which rows are not zeros; None if zeros need no mask.
+    """
+
+    low: int
+    high: int
+    starts: tuple[int, ...]
+    valid: np.ndarray | None
+
+
+def plan_halo(have: Layout, need: Layout) -> HaloPlan | None:
+    """The plan from `have` to `need`, or None where the halo transport cannot serve.
+
+    That is where `have` is no block layout, where a shard needs rows that are not one
+    ascending range, or where ranges reach into too many neighbors.
+    """
+    if not have.is_block or max(map(max, need.rows)) >= have.size:
+        return None
+    ranges = [_row_range(rows) for rows in need.rows]
+    if any(isinstance(found, str) for found in ranges):
+        return None
+    block, num = have.length, have.num_shards
+    active = {d: r for d, r in enumerate(ranges) if isinstance(r, RowRange)}
+    low = max([0, *(d * block - r.low for d, r in active.items())])
+    high = max([0, *(r.high - (d + 1) * block + 1 for d, r in active.items())])
+    if -(-low // block) + -(-high // block) > max(2, num // 2):
+        return None
+    starts = {d: r.first - d * block + low for d, r in active.items()}
+    idle_start = next(iter(starts.values()), 0)
+    return HaloPlan(
+        low,
+        high,
+        tuple(starts.get(d, idle_start) for d in range(num)),
+        _valid_rows(have, need, active),
+    )
+
+
+def exchange_halo(x: Array, have: Layout, need: Layout, plan: HaloPlan) -> Array:
+    """The rows of `need` from local blocks of `have`.
+
+    Args:
+        x: local block.
+        have: its block layout.
+        need: the layout that `plan` was made for.
+        plan: of `plan_halo`.
+    """
+    block, dim = have.length, have.dim
+    below = [
+        _from_neighbor(x, have, hop, slice(block - width, block))
+        for hop, width in _hops(plan.low, block)
+    ]
+    above = [
+        _from_neighbor(x, have, -hop, slice(0, width))
+        for hop, width in _hops(plan.high, block)
+    ]
+    pieces = [*reversed(below), x, *above]
+    extended = jnp.concatenate(pieces, dim) if len(pieces) > 1 else x
+    rows = _cut(extended, plan.starts, need.length, have.axis, dim)
+    return keep_rows(rows, plan.valid, have.axis, dim)
+
+
+def _row_range(rows: tuple[int, ...]) -> RowRange | str | None:
+    """The range of a shard, None if all is padding, "irregular" if not ascending."""
+    array = np.asarray(rows)
+    there = np.flatnonzero(array >= 0)
+    if not len(there):
+        return None
+    first = int(array[there[0]] - there[0])
+    if (array[there] != first + there).any():
+        return "irregular"
+    return RowRange(first, int(array[there[0]]), int(array[there[-1]]))
+
+
+def _valid_rows(
+    have: Layout, need: Layout, active: Mapping[int, RowRange]
+) -> np.ndarray | None:
+    """Rows that are not padding, or None where padding comes out as zeros anyway.
+
+    Rows beyond the first and the last shard are zeros: `ppermute` gives zeros to shards
+    that nothing is sent to. Other padding needs a mask.
+    """
+    valid = np.asarray(need.rows) >= 0
+    if len(active) < need.num_shards:
+        return valid
+    end = have.num_shards * have.length
+    for d, row_range in active.items():
+        rows = row_range.first + np.arange(need.length)
+        if (~valid[d] & (rows >= 0) & (rows < end)).any():
+            return valid
+    return None
+
+
+def _hops(width: int, block: int) -> list[tuple[int, int]]:
+    """(distance of a neighbor, rows needed from it) that together make `width` rows."""
+    count = -(-width // block)
+    return [(k, min(block, width - (k - 1) * block)) for k in range(1, count + 1)]
+
+
+def _from_neighbor(x: Array, have: Layout, hop: int, rows: slice) -> Array:
+    piece = lax.slice_in_dim(x, rows.start, rows.stop, axis=have.dim)
+    num = have.num_shards
+    pairs = [(s, s + hop) for s in range(num) if 0 <= s + hop < num]
+    return lax.ppermute(piece, have.axis, pairs)
+
+
+def _cut(
+    extended: Array, starts: tuple[int, ...], length: int, axis: str | None, dim: int
+) -> Array:
+    """`length` rows from `starts[shard]` on, with zeros outside of the array."""
+    before = max(0, -min(starts))
+    after = max(0, max(starts) + length - extended.shape[dim])
+    extended = pad_dim(extended, dim, (before, after))
+    index = np.asarray(starts)[:, None] + before + np.arange(length)
+    return take_rows(extended, index, axis, dim)
