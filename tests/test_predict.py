@@ -71,7 +71,7 @@ def expected(run, x, scale=1.0):
     weights, model_state = jax.device_put((weights, model_state))
     vectors = model_state[SPECTRAL_NORM]
     weights = spectral_norm.normalize(weights, vectors, model_def.matrices, {})
-    return model_def.apply(weights, jax.device_put(x), Context())
+    return model_def.apply(weights, {"x": jax.device_put(x)}, Context())
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def _first_gradients(
 
 def _predict(model: ParallelModel, params: Any, model_state: Any, x: np.ndarray) -> Any:
     """(batch, channel, lat, lon) in evaluation mode, real rows alone."""
-    placed = place_batch({"x": x}, model.parallel_config.mesh)["x"]
+    placed = place_batch({"x": x}, model.mesh)
     rows = np.asarray(model.apply(params, model_state, placed))
     return rows[:, :, 0, : model.model_def.image_height]
 

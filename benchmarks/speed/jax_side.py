@@ -80,13 +80,13 @@ class JaxSide:
 
     def infer(self) -> None:
         """One forward pass in evaluation mode."""
-        self.forward(*self.fused, self.x).block_until_ready()
+        self.forward(*self.fused, {"x": self.x}).block_until_ready()
 
     def rollout(self, steps: int) -> None:
         """An autoregressive forecast: what is predicted is the next input's start."""
         x = self.x
         for _ in range(steps):
-            x = self._feed(x, self.forward(*self.fused, x))
+            x = self._feed(x, self.forward(*self.fused, {"x": x}))
         x.block_until_ready()
 
     def _next_input(self, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -151,7 +151,7 @@ class JaxSide:
         )
 
         def forward(x: jax.Array) -> list[jax.Array]:
-            module(x, context)
+            module({"x": x}, context)
             return [field.data for field in capture_intermediates]
 
         shapes = jax.eval_shape(forward, self.x)

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.config.messages import divisors
+from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.batch_norm import (
     fresh_batch_stats,
@@ -70,7 +71,7 @@ class ModelDef:
     @property
     def matrices(self) -> dict[str, ParamSpec]:
         """The parameters that spectral norm applies to; empty where it is off."""
-        if not self.config.use_spectral_norm:
+        if not getattr(self.config, "use_spectral_norm", False):
             return {}
         named = self.param_specs.items()
         return {path: d for path, d in named if d.matrix_out is not None}
@@ -85,30 +86,49 @@ class ModelDef:
         return sum(d.size for d in self.param_specs.values())
 
     @property
+    def inputs(self) -> Mapping[str, InputSpec]:
+        """What goes into `apply`, by name."""
+        return self.config.inputs
+
+    @property
+    def output(self) -> FieldSpec:
+        """What comes out of `apply`."""
+        return self.config.output
+
+    @property
     def input_channels(self) -> int:
-        """Channels of one input frame."""
-        return self.config.input_channels
+        """Channels of one frame of the input "x"."""
+        return self._x.channels
 
     @property
     def output_channels(self) -> int:
         """Channels of one output frame."""
-        return self.config.output_channels
+        return self.output.channels
 
     @property
     def frames(self) -> int:
-        return self.config.frames
+        """Frames of the input "x"."""
+        return self._x.frames
 
     @property
     def output_frames(self) -> int:
-        return self.config.output_frames
+        return self.output.frames
 
     @property
     def image_height(self) -> int:
-        return self.config.image_height
+        """Rows of the output."""
+        return self.output.height
 
     @property
     def image_width(self) -> int:
-        return self.config.image_width
+        """Columns of the output."""
+        return self.output.width
+
+    @property
+    def _x(self) -> FieldSpec:
+        x = self.inputs["x"]
+        assert isinstance(x, FieldSpec), "the input x is a field"
+        return x
 
     def validate(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """All that keeps the model from running on a mesh, one readable line each."""
@@ -138,13 +158,12 @@ class ModelDef:
     def num_blocks(self) -> int:
         """Blocks of one forward pass, counted by tracing it; nothing is compiled."""
         blocks = BlockCount()
-        shape = (1, self.input_channels, self.frames)
         shaped = jax.ShapeDtypeStruct
-        x = shaped((*shape, self.image_height, self.image_width), jnp.float32)
+        inputs = {k: shaped(s.shape(1), jnp.float32) for k, s in self.inputs.items()}
         weights = {p: shaped(d.shape, d.dtype) for p, d in self.param_specs.items()}
         batch_stats = read_batch_stats(fresh_batch_stats(self.norms))
         context = Context(blocks=blocks, batch_stats=batch_stats)
-        jax.eval_shape(lambda w, x: self.apply(w, x, context), weights, x)
+        jax.eval_shape(lambda w, x: self.apply(w, x, context), weights, inputs)
         return blocks.seen
 
     def init(
@@ -175,22 +194,25 @@ class ModelDef:
     def apply(
         self,
         weights: Mapping[str, Array],
-        x: Float[Array, "batch channel time rows lon"],
+        inputs: Mapping[str, Array],
         context: Context,
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
         """One forward pass on local arrays.
 
         Args:
             weights: local shards of all parameters, after spectral norm.
-            x: local samples and rows; rows in equal blocks, padding at the end.
+            inputs: those that `inputs` declares: local samples, and of fields local
+                rows, in equal blocks with padding at the end.
             context: mesh axes, precision, remat; its key decides on dropout.
 
         Returns:
-            Local prediction in the same layout.
+            Local prediction, (batch, channel, time, rows, lon) in equal blocks.
 
         Raises:
+            ValueError: other inputs than those that are declared.
             ValueError: the model has batch norms, the context no running statistics.
         """
+        self.check_inputs(inputs)
         if self.norms and context.batch_stats is None:
             raise ValueError(
                 f"the model has {len(self.norms)} batch norms; give the context their "
@@ -199,7 +221,34 @@ class ModelDef:
         module = self.bind(weights)
         if context.remat.counts_blocks:
             context = replace(context, blocks=BlockCount(self.num_blocks))
-        return module(x, context)
+        return module(inputs, context)
+
+    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Checks names, dims and channels of inputs; rows and samples may be local.
+
+        Raises:
+            ValueError: what does not fit.
+        """
+        if not isinstance(inputs, Mapping) or inputs.keys() != self.inputs.keys():
+            given = (
+                f"those named {', '.join(inputs) or 'nothing'}"
+                if isinstance(inputs, Mapping)
+                else f"a {type(inputs).__name__}"
+            )
+            raise ValueError(
+                f"the model takes the inputs {', '.join(self.inputs)} as a mapping, "
+                f"got {given}; write apply(..., {{name: array}})"
+            )
+        for name, spec in self.inputs.items():
+            shape, expected = inputs[name].shape, spec.shape(1)
+            fixed = [d for d in range(1, len(expected)) if d != 3]
+            if len(shape) != len(expected) or any(
+                shape[d] != expected[d] for d in fixed
+            ):
+                raise ValueError(
+                    f"input {name} has shape {shape}; expected {expected[1:]} behind "
+                    "the batch dim, the rows perhaps padded or split"
+                )
 
     def bind(self, weights: Mapping[str, Array]) -> Any:
         """The module with these weights, by path; its parts can be called alone."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
@@ -32,7 +33,6 @@ from credit_jax.parallel.params.spec import (
     ShardingRules,
     matrix_specs,
 )
-from credit_jax.parallel.placement import batch_spec
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field, block_layout
 
@@ -86,6 +86,16 @@ class ParallelModel:
         batch_stats = jax.tree.map(lambda _: PartitionSpec(), stats)
         return {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
 
+    def input_specs(self, *, stacked: bool = False) -> dict[str, PartitionSpec]:
+        """PartitionSpec of every input; `stacked` has micro-batches in front."""
+        inputs = self.model_def.inputs.items()
+        return {k: s.partition_spec(self.axes, stacked=stacked) for k, s in inputs}
+
+    def batch_specs(self, *, stacked: bool = False) -> dict[str, PartitionSpec]:
+        """PartitionSpec of a batch: every input, and the target "y"."""
+        target = self.model_def.output.partition_spec(self.axes, stacked=stacked)
+        return {**self.input_specs(stacked=stacked), "y": target}
+
     @cached_property
     def reducer(self) -> FieldReducer:
         """Global means of fields like the model's output."""
@@ -105,7 +115,9 @@ class ParallelModel:
         """
         return self._init(key)
 
-    def apply(self, params: Weights, model_state: ModelState, x: Array) -> Array:
+    def apply(
+        self, params: Weights, model_state: ModelState, inputs: Mapping[str, Array]
+    ) -> Array:
         """One forward pass in evaluation mode.
 
         Compiled at the first call; inside another program it is part of that. For many
@@ -114,12 +126,17 @@ class ParallelModel:
         Args:
             params: weights, global arrays.
             model_state: of `init` or a training state.
-            x: (batch, channel, time, lat, lon), rows padded as by `place_batch`.
+            inputs: those that `model_def.inputs` declares, such as {"x": (batch,
+                channel, time, lat, lon)}; rows padded as by `place_batch`.
 
         Returns:
             (batch, channel_out, time_out, lat, lon), rows padded alike.
+
+        Raises:
+            ValueError: other inputs than those that are declared.
         """
-        return self._apply(params, model_state, x)
+        self.model_def.check_inputs(inputs)
+        return self._apply(params, model_state, dict(inputs))
 
     def fuse_spectral_norm(
         self, params: Weights, model_state: ModelState
@@ -176,9 +193,11 @@ class ParallelModel:
         return jax.jit(body)
 
     @cached_property
-    def _apply(self) -> Callable[[Weights, ModelState, Array], Array]:
-        spec = batch_spec(self.axes)
-        return self.shard_map(self.local_forward, batch_specs=spec, out_specs=spec)
+    def _apply(self) -> Callable[[Weights, ModelState, dict[str, Array]], Array]:
+        output = self.model_def.output.partition_spec(self.axes)
+        return self.shard_map(
+            self.local_forward, batch_specs=self.input_specs(), out_specs=output
+        )
 
     @cached_property
     def _fuse(self) -> Callable[[Weights, ModelState], Weights]:
@@ -201,7 +220,7 @@ class ParallelModel:
         self,
         params: Weights,
         model_state: ModelState,
-        x: Array,
+        inputs: Mapping[str, Array],
         *,
         capture_intermediates: list[Field] | None = None,
     ) -> Array:
@@ -210,7 +229,7 @@ class ParallelModel:
         Args:
             params: weights, local shards.
             model_state: local shards, as they are to be used.
-            x: (batch, channel, time, rows, lon).
+            inputs: by name, see `apply`.
             capture_intermediates: if given, receives each block's output.
 
         Returns:
@@ -219,19 +238,23 @@ class ParallelModel:
         context = replace(
             self._context(model_state), capture_intermediates=capture_intermediates
         )
-        return self._forward(params, model_state, x, context)
+        return self._forward(params, model_state, inputs, context)
 
     def local_training_forward(
-        self, params: Weights, model_state: ModelState, x: Array, key: Array
+        self,
+        params: Weights,
+        model_state: ModelState,
+        inputs: Mapping[str, Array],
+        key: Array,
     ) -> tuple[Array, ModelState]:
         """Prediction in training mode, and the state with the batch norms' next one.
 
         Args:
-            params, model_state, x: as for `local_forward`.
+            params, model_state, inputs: as for `local_forward`.
             key: of dropout, equal on all devices.
         """
         context = replace(self._context(model_state), key=key)
-        y = self._forward(params, model_state, x, context)
+        y = self._forward(params, model_state, inputs, context)
         batch_stats = stored_batch_stats(context.batch_stats or {})
         return y, {**model_state, BATCH_STATS: batch_stats}
 
@@ -246,11 +269,16 @@ class ParallelModel:
         return {**model_state, SPECTRAL_NORM: vectors}
 
     def _forward(
-        self, params: Weights, model_state: ModelState, x: Array, context: Context
+        self,
+        params: Weights,
+        model_state: ModelState,
+        inputs: Mapping[str, Array],
+        context: Context,
     ) -> Array:
         weights = self._normalized(params, model_state)
-        prediction = self.model_def.apply(weights, x, context)
-        return self.parallel_config.precision.cast_output(prediction).astype(x.dtype)
+        prediction = self.model_def.apply(weights, inputs, context)
+        dtype = jnp.result_type(*inputs.values())
+        return self.parallel_config.precision.cast_output(prediction).astype(dtype)
 
     def _context(self, model_state: ModelState) -> Context:
         batch_stats = model_state[BATCH_STATS]

@@ -29,32 +29,47 @@ def batch_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
     return array_spec(axes, 6 if stacked else 5, sample_dim=1 if stacked else 0)
 
 
+def vector_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
+    """Spec of (batch, size), or of micro-batches stacked on it."""
+    sample_dim = 1 if stacked else 0
+    return array_spec(axes, sample_dim + 2, sample_dim=sample_dim, row_dim=None)
+
+
 def place_batch(
     arrays: Mapping[str, np.ndarray],
     mesh: Mesh,
     *,
     local_dp_ranks: Sequence[int] | None = None,
 ) -> dict[str, Array]:
-    """Split arrays over the mesh; rows are filled up to equal blocks with the last row.
+    """Split arrays over the mesh; rows are padded to equal blocks with the last row.
 
     Args:
-        arrays: (batch, channel, time, lat, lon), or with micro-batches stacked in
-            front; the samples of this process's dp ranks, rank after rank.
+        arrays: fields (batch, channel, time, lat, lon) and vectors (batch, size), or
+            with micro-batches stacked in front; the samples of this process's dp ranks,
+            rank after rank.
         mesh: the device mesh.
         local_dp_ranks: the dp ranks this process loads samples for; default all.
 
     Raises:
-        ValueError: the number of samples is no multiple of the number of ranks.
+        ValueError: an array of other dims, or the number of samples is no multiple of
+            the number of ranks.
     """
-    return {
-        name: place_samples(
+    placed = {}
+    for name, x in arrays.items():
+        if x.ndim not in (2, 3, 5, 6):
+            raise ValueError(
+                f"{name} has shape {x.shape}; expected a field (batch, channel, time, "
+                "lat, lon) or a vector (batch, size), perhaps with micro-batches "
+                "stacked in front"
+            )
+        placed[name] = place_samples(
             x,
             mesh,
-            sample_dim=1 if x.ndim == 6 else 0,
+            sample_dim=1 if x.ndim in (3, 6) else 0,
+            row_dim=ROW_DIM if x.ndim >= 5 else None,
             local_dp_ranks=local_dp_ranks,
         )
-        for name, x in arrays.items()
-    }
+    return placed
 
 
 def shard_tensor(
@@ -182,7 +197,7 @@ def place_samples(
     mesh: Mesh,
     *,
     sample_dim: int = 0,
-    row_dim: int = ROW_DIM,
+    row_dim: int | None = ROW_DIM,
     local_dp_ranks: Sequence[int] | None = None,
 ) -> Shaped[Array, "*blocks"]:
     """Split one host array: samples over dp, rows over domain.
@@ -190,7 +205,8 @@ def place_samples(
     Args:
         x: the samples of this process's dp ranks, rank after rank.
         mesh: the device mesh.
-        sample_dim, row_dim: array dims of samples and rows.
+        sample_dim, row_dim: array dims of samples and rows; None where there are no
+            rows.
         local_dp_ranks: the dp ranks this process loads samples for; default all.
 
     Raises:
@@ -205,7 +221,8 @@ def place_samples(
             "data-parallel ranks; choose a multiple"
         )
     per_rank = samples // len(ranks)
-    x = pad_rows(x, axes.num_domain, row_dim)
+    if row_dim is not None:
+        x = pad_rows(x, axes.num_domain, row_dim)
     shape = list(x.shape)
     shape[sample_dim] = per_rank * axes.num_data
     spec = array_spec(axes, x.ndim, sample_dim=sample_dim, row_dim=row_dim)
@@ -223,13 +240,18 @@ def place_samples(
 
 
 def array_spec(
-    axes: MeshAxes, num_dims: int, *, sample_dim: int | None = 0, row_dim: int = ROW_DIM
+    axes: MeshAxes,
+    num_dims: int,
+    *,
+    sample_dim: int | None = 0,
+    row_dim: int | None = ROW_DIM,
 ) -> PartitionSpec:
-    """Spec of an array with samples over dp (None: not split) and rows over domain."""
+    """Spec of an array with samples over dp and rows over domain; None: no such dim."""
     parts: list[Any] = [None] * num_dims
     if sample_dim is not None:
         parts[sample_dim] = axes.data or None
-    parts[row_dim] = axes.domain
+    if row_dim is not None:
+        parts[row_dim] = axes.domain
     return PartitionSpec(*parts)
 
 

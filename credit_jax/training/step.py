@@ -23,7 +23,6 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
 from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.params.fsdp import spread
-from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import keep_if, loss_factor, unscale
 from credit_jax.training.optimizer import global_norm
@@ -80,7 +79,7 @@ def make_train_step(
         grads, model_state, losses = _accumulate(
             state, batch, model, loss, accumulate, postprocess
         )
-        micro_step = state.micro_step + batch["x"].shape[0]
+        micro_step = state.micro_step + batch["y"].shape[0]
         norm = global_norm(grads)
         extra = {"grad_norm": norm}
         if schedule is not None:
@@ -113,11 +112,10 @@ def make_train_step(
         )
         return new, info
 
-    spec = batch_spec(model.axes, stacked=True)
     sharded = jax.shard_map(
         train_step,
         mesh=model.mesh,
-        in_specs=(specs, spec),
+        in_specs=(specs, model.batch_specs(stacked=True)),
         out_specs=(specs, PartitionSpec()),
     )
     return jax.jit(sharded)
@@ -142,28 +140,32 @@ def make_eval_step(
     def eval_step(
         params: Weights, model_state: ModelState, batch: Batch
     ) -> dict[str, Scalar]:
-        prediction = model.local_forward(params, model_state, batch["x"])
+        prediction = model.local_forward(params, model_state, _inputs(batch))
         context = FieldContext(model.reducer)
         return metrics(
-            *_postprocessed(postprocess, batch["x"], batch["y"], prediction, context),
-            context,
+            *_postprocessed(postprocess, batch, prediction, context), context
         )
 
-    spec = batch_spec(model.axes)
-    return model.shard_map(eval_step, batch_specs=spec, out_specs=PartitionSpec())
+    return model.shard_map(
+        eval_step, batch_specs=model.batch_specs(), out_specs=PartitionSpec()
+    )
+
+
+def _inputs(batch: Batch) -> dict[str, Array]:
+    """What of a batch goes into the model."""
+    return {name: array for name, array in batch.items() if name != "y"}
 
 
 def _postprocessed(
     postprocess: Postprocess | None,
-    x: Array,
-    y: Array,
+    batch: Batch,
     prediction: Array,
     context: FieldContext,
 ) -> tuple[Array, Array]:
     """Prediction and target after the transforms of the step."""
     if postprocess is None:
-        return prediction, y
-    tree = postprocess({"x": x, "y": y, "y_pred": prediction}, context)
+        return prediction, batch["y"]
+    tree = postprocess({**batch, "y_pred": prediction}, context)
     return tree["y_pred"], tree["y"]
 
 
@@ -180,7 +182,7 @@ def _accumulate(
     weights, pullback = jax.vjp(lambda p: spread(p, axes, precision), state.params)
     factor = loss_factor(state.loss_scale)
 
-    def micro(model_state: ModelState, index: Array, x: Array, y: Array) -> Any:
+    def micro(model_state: ModelState, index: Array, batch: Batch) -> Any:
         model_state = model.local_iterate(state.params, model_state)
         key = jax.random.fold_in(state.key, state.micro_step + index)
 
@@ -188,10 +190,10 @@ def _accumulate(
             weights: Weights,
         ) -> tuple[Scalar, tuple[Scalar, ModelState]]:
             prediction, after = model.local_training_forward(
-                weights, model_state, x, key
+                weights, model_state, _inputs(batch), key
             )
             context = FieldContext(model.reducer)
-            pair = _postprocessed(postprocess, x, y, prediction, context)
+            pair = _postprocessed(postprocess, batch, prediction, context)
             value = loss(*pair, context)
             return value * factor / accumulate, (value, after)
 
@@ -201,13 +203,12 @@ def _accumulate(
     def summed(grads: Weights) -> Weights:
         return unscale(pullback(grads)[0], state.loss_scale)
 
-    count = batch["x"].shape[0]
+    count = batch["y"].shape[0]
     if count == 1:
         model_state, grads, value = micro(
             state.model_state,
             jnp.zeros((), jnp.int32),
-            batch["x"][0],
-            batch["y"][0],
+            {name: array[0] for name, array in batch.items()},
         )
         return summed(grads), model_state, value[None]
 
@@ -219,7 +220,7 @@ def _accumulate(
         path: pvary(jnp.zeros_like(p), sorted(varying_axes(p)))
         for path, p in weights.items()
     }
-    inputs = (jnp.arange(count), batch["x"], batch["y"])
+    inputs = (jnp.arange(count), dict(batch))
     (model_state, grads), losses = jax.lax.scan(
         body, (state.model_state, zeros), inputs
     )

@@ -41,11 +41,11 @@ def compile_pass(
     model_def, mesh, axes = model.model_def, model.mesh, model.axes
     layouts: list[int] = []
 
-    def loss(params: Any, model_state: Any, x: Any) -> Any:
+    def loss(params: Any, model_state: Any, inputs: Any) -> Any:
         capture_intermediates: list[Field] = []
         weights = spread(params, axes.batch, model.parallel_config.precision)
         y = model.local_forward(
-            weights, model_state, x, capture_intermediates=capture_intermediates
+            weights, model_state, inputs, capture_intermediates=capture_intermediates
         )
         layouts[:] = [field.layout.size for field in capture_intermediates]
         home = [
@@ -54,16 +54,18 @@ def compile_pass(
         ]
         return model.reducer.mean(jnp.square(y)), (y, home)
 
-    def body(params: Any, model_state: Any, x: Any) -> Any:
+    def body(params: Any, model_state: Any, inputs: Any) -> Any:
         (_, (y, seen)), grads = jax.value_and_grad(loss, has_aux=True)(
-            params, model_state, x
+            params, model_state, inputs
         )
         return y, seen, grads
 
     rows = batch_spec(axes)
     fields = PartitionSpec(rows[0], axes.domain)
     sharded = model.shard_map(
-        body, batch_specs=rows, out_specs=(rows, fields, model.packed_specs)
+        body,
+        batch_specs=model.input_specs(),
+        out_specs=(rows, fields, model.packed_specs),
     )
     step = compile_program(sharded, mesh)
     packed = pack(jax.tree.map(jnp.asarray, params), model_def.param_specs)
@@ -71,7 +73,7 @@ def compile_pass(
     placed_state = _place(model_state, model.model_state_specs, mesh)
 
     def run(x: np.ndarray) -> ModelOutputs:
-        batch = place_batch({"x": x}, mesh)["x"]
+        batch = place_batch({"x": x}, mesh)
         y, seen, grads = jax.device_get(step(placed, placed_state, batch))
         arrays = jax.tree.map(jnp.asarray, grads)
         whole = jax.device_get(unpack(arrays, model_def.param_specs))

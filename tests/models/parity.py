@@ -47,7 +47,7 @@ def run_with_credits_weights(
         )
         batch_stats = read_batch_stats(model_state[BATCH_STATS])
         context = Context(precision=Precision.of(name), batch_stats=batch_stats)
-        y = model_def.apply(weights, x, context)
+        y = model_def.apply(weights, {"x": x}, context)
         return (y**2).mean(), y
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
@@ -117,7 +117,9 @@ def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) ->
     def forward(params: Any, model_state: Any, x: Any) -> Any:
         packed = pack(params, model_def.param_specs)
         model_state = model.local_iterate(packed, model_state)
-        return model.local_training_forward(packed, model_state, x, jax.random.key(0))
+        return model.local_training_forward(
+            packed, model_state, {"x": x}, jax.random.key(0)
+        )
 
     y, new = forward(params, before, jnp.asarray(case.x))
     new, after, before = (

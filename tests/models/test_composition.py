@@ -57,7 +57,7 @@ def test_gradients_by_weights_and_by_the_input(degrees: dict[str, int]) -> None:
     model, params, model_state, x, y = _made(degrees)
 
     def loss(params: Any, x: Any) -> Any:
-        return jnp.mean((model.apply(params, model_state, x) - y) ** 2)
+        return jnp.mean((model.apply(params, model_state, {"x": x}) - y) ** 2)
 
     grad = jax.value_and_grad(loss, argnums=(0, 1))
     value, grads = jax.jit(grad)(params, x)
@@ -77,15 +77,17 @@ def test_vmap_over_members(degrees: dict[str, int]) -> None:
     model, params, model_state, x, y = _made(degrees)
     members = jnp.stack([x, y, x - y])
     together = jax.jit(jax.vmap(model.apply, in_axes=(None, None, 0)))
-    outputs = together(params, model_state, members)
-    alone = jnp.stack([model.apply(params, model_state, member) for member in members])
+    outputs = together(params, model_state, {"x": members})
+    alone = jnp.stack(
+        [model.apply(params, model_state, {"x": member}) for member in members]
+    )
     assert_close(outputs, alone, 1e-5, "members of inputs")
 
     keys = jax.random.split(jax.random.key(1), 2)
     weights = [model.init(key) for key in keys]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
-    outputs = jax.jit(jax.vmap(model.apply, in_axes=(0, 0, None)))(*stacked, x)
-    alone = jnp.stack([model.apply(*both, x) for both in weights])
+    outputs = jax.jit(jax.vmap(model.apply, in_axes=(0, 0, None)))(*stacked, {"x": x})
+    alone = jnp.stack([model.apply(*both, {"x": x}) for both in weights])
     assert_close(outputs, alone, 1e-5, "members of weights")
 
 
@@ -97,14 +99,14 @@ def test_scan_over_forecast_steps(degrees: dict[str, int]) -> None:
     @jax.jit
     def forecast(x: Any) -> Any:
         def step(x: Any, _: None) -> Any:
-            y = model.apply(params, model_state, x)
+            y = model.apply(params, model_state, {"x": x})
             return y, y
 
         return jax.lax.scan(step, x, None, length=3)[1]
 
     expected, state = [], x
     for _ in range(3):
-        state = model.apply(params, model_state, state)
+        state = model.apply(params, model_state, {"x": state})
         expected.append(state)
     assert_close(forecast(x), jnp.stack(expected), 1e-5, "three steps")
 
@@ -115,7 +117,8 @@ def test_checkpoint_gives_the_same_gradient(degrees: dict[str, int]) -> None:
 
     def loss(x: Any, *, remat: bool) -> Any:
         step = jax.checkpoint(model.apply) if remat else model.apply
-        return jnp.mean(step(params, model_state, step(params, model_state, x)) ** 2)
+        y = step(params, model_state, {"x": x})
+        return jnp.mean(step(params, model_state, {"x": y}) ** 2)
 
     grad = jax.jit(jax.grad(loss), static_argnames="remat")
     assert_close(grad(x, remat=True), grad(x, remat=False), 2e-5, "two steps")
@@ -129,14 +132,29 @@ def test_init_and_fuse_compose() -> None:
         return model.fuse_spectral_norm(*model.init(key))
 
     params, model_state = made(jax.random.key(0))
-    expected = model.apply(*model.init(jax.random.key(0)), x)
-    assert_close(model.apply(params, model_state, x), expected, 1e-6, "fused in a jit")
+    expected = model.apply(*model.init(jax.random.key(0)), {"x": x})
+    assert_close(
+        model.apply(params, model_state, {"x": x}), expected, 1e-6, "fused in a jit"
+    )
 
 
 def test_a_whole_program_gets_options_and_cannot_be_a_part() -> None:
     model, params, model_state, x, _ = _made({})
     program = compile_program(model.apply, model.mesh)
-    expected = model.apply(params, model_state, x)
-    assert_close(program(params, model_state, x), expected, 1e-6, "whole program")
+    expected = model.apply(params, model_state, {"x": x})
+    assert_close(
+        program(params, model_state, {"x": x}), expected, 1e-6, "whole program"
+    )
     with pytest.raises(ValueError, match="compiler_options"):
-        jax.jit(program)(params, model_state, x)
+        jax.jit(program)(params, model_state, {"x": x})
+
+
+def test_inputs_are_a_mapping_of_the_declared_names() -> None:
+    model, params, model_state, x, _ = _made({})
+    for given, problem in (
+        (x, "takes the inputs x as a mapping, got a Arr"),
+        ({"z": x}, "takes the inputs x as a mapping, got those named z"),
+        ({"x": x[:, :3]}, r"input x has shape \(2, 3, 1, 30, 32\); expected \(5, 1"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            model.apply(params, model_state, given)  # pyright: ignore

@@ -23,7 +23,7 @@ def _made(name: str, **degrees: int) -> Any:
     grid = model.model_def.image_height, model.model_def.image_width
     shape = (2, model.model_def.input_channels, model.model_def.frames, *grid)
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    return model, params, model_state, place_batch({"x": x}, mesh)["x"]
+    return model, params, model_state, place_batch({"x": x}, mesh)
 
 
 @pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}], ids=str)

@@ -102,7 +102,7 @@ def _run(
             weights = spectral_norm.normalize(params, vectors, matrices, specs)
             batch_stats = read_batch_stats(model_state[BATCH_STATS])
             here = replace(context, batch_stats=batch_stats)
-            y = model_def.apply(weights, batch["x"], here)
+            y = model_def.apply(weights, {"x": batch["x"]}, here)
             new_stats = stored_batch_stats(here.batch_stats or {})
             after = {SPECTRAL_NORM: vectors, BATCH_STATS: new_stats}
             return reducer.mean((y - batch["y"]) ** 2), (y, after)

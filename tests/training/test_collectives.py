@@ -59,7 +59,7 @@ def _program(kind: str, degrees: dict[str, int]) -> Any:
     x = np.zeros((4, model_def.input_channels, 1, *grid), np.float32)
     y = np.zeros((4, model_def.output_channels, 1, *grid), np.float32)
     if kind == "forecast":
-        batch = place_batch({"x": x}, mesh)["x"]
+        batch = place_batch({"x": x}, mesh)
         forward = compile_program(model.apply, mesh)
         return forward.lower(state.params, state.model_state, batch)
     rate = optax.constant_schedule(1e-3)

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import yaml
 from flax import nnx
 
-from credit_jax.config.base import StrictModel
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.nn.parameters import parameter
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.params.initializers import torch_uniform
 from tests.data.world import MODEL, raw_config
 
 
-class TinyConfig(StrictModel):
+class TinyConfig(ModelConfig):
     type: str
     frames: int = 1
     output_frames: int = 1
@@ -72,8 +72,8 @@ class Tiny(nnx.Module):
     def __init__(self, config):
         self.dense = Dense(config.input_channels, config.hidden, config.output_channels)
 
-    def __call__(self, x, context):
-        return context.run(self.dense, x)
+    def __call__(self, inputs, context):
+        return context.run(self.dense, inputs["x"])
 
 
 def tiny_config(world, folder, **changes):

@@ -6,12 +6,13 @@ Four encoder stages, a decoder that doubles the grid four times, padding around 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, PositiveInt
 
 from credit_jax.config.base import StrictModel
+from credit_jax.models.common.config import ModelConfig
+from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.crossformer import checks
 from credit_jax.ops.conv import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
@@ -50,37 +51,7 @@ class PaddingConfig(StrictModel):
     pad_lon: Ends = (40, 40)
 
 
-@dataclass(frozen=True)
-class StageGeometry:
-    """Sizes of one encoder stage.
-
-    Attributes:
-        height, width: points of the stage's fields.
-        channels: of the fields.
-        heads: of each attention.
-        local_window, global_window: tokens along each side of a window.
-    """
-
-    height: int
-    width: int
-    channels: int
-    heads: int
-    local_window: int
-    global_window: int
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Sizes on the way through the model, (lat, lon) each."""
-
-    padded: tuple[int, int]
-    patched: tuple[int, int]
-    stages: tuple[StageGeometry, ...]
-    decoded: tuple[int, int]
-    output: tuple[int, int]
-
-
-class EncoderConfig(StrictModel):
+class EncoderConfig(ModelConfig):
     """The keys of every model of the family, with CREDIT's defaults.
 
     Attributes:

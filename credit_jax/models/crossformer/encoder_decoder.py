@@ -8,7 +8,7 @@ of the decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -62,13 +62,13 @@ class EncoderDecoder(nnx.Module):
         self.head = make_head(width, frames_out)
 
     def __call__(
-        self, x: Float[Array, "batch channel time rows lon"], context: Context
+        self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predict; rows lie in equal blocks over the domain axis, in and out.
+        """Predict from the input "x"; rows are in equal blocks over the domain axis.
 
         Differs from CREDIT: nothing; frames fold channel-major (channel * time).
         """
-        config = self.config
+        config, x = self.config, inputs["x"]
         field = self._enter(context.precision.cast(x), context)
         if config.patch != (1, 1):
             field = context.run(self.cube_embedding, field)

@@ -69,4 +69,4 @@ def test_a_forward_pass_without_statistics_is_refused() -> None:
     model_def = build(BLOCK)
     x = jnp.zeros((1, 7, 1, 30, 32))
     with pytest.raises(ValueError, match=r"3 batch norms; .*read_batch_stats\("):
-        model_def.apply({}, x, Context())
+        model_def.apply({}, {"x": x}, Context())

@@ -46,9 +46,9 @@ def test_dropout_noise_is_scaled() -> None:
 
     @jax.jit
     def forward(key: Any) -> Any:
-        return model_def.apply(params, x, Context(key=key))
+        return model_def.apply(params, {"x": x}, Context(key=key))
 
-    still = jax.jit(lambda: model_def.apply(params, x, Context()))()
+    still = jax.jit(lambda: model_def.apply(params, {"x": x}, Context()))()
     noisy = np.stack([forward(key) for key in jax.random.split(jax.random.key(1), 32)])
     spread = float(noisy.std(0).mean())
     shift = float(np.abs(noisy.mean(0) - still).mean())
