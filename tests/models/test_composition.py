@@ -152,9 +152,11 @@ def test_a_whole_program_gets_options_and_cannot_be_a_part() -> None:
 def test_inputs_are_a_mapping_of_the_declared_names() -> None:
     model, params, model_state, x, _ = _made({})
     for given, problem in (
-        (x, "takes the inputs x as a mapping, got a Arr"),
+        (x, "takes the inputs x as a mapping, got a ArrayImpl"),
         ({"z": x}, "takes the inputs x as a mapping, got those named z"),
-        ({"x": x[:, :3]}, r"input x has shape \(2, 3, 1, 30, 32\); expected \(5, 1"),
+        ({"x": x[:, :3]}, r"x has shape \(2, 3, 1, 30, 32\); expected \(5, 1, 30, 32"),
     ):
         with pytest.raises(ValueError, match=problem):
-            model.apply(params, model_state, given)  # pyright: ignore
+            model.model_def.check_inputs(given)
+    with pytest.raises(ValueError, match="got those named z"):
+        model.apply(params, model_state, {"z": x})
