@@ -109,9 +109,9 @@ def _batch(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
 def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     """Bytes of what the forward pass keeps for the backward pass."""
     model = model_def.config
-    if not hasattr(model, "geometry"):
-        return 0
     geometry = model.geometry()
+    if geometry is None:
+        return 0
     mode = config.trainer.activation_checkpoint
     kept, largest = 0, 0
     for index, stage in enumerate(geometry.stages):

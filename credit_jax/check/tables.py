@@ -24,7 +24,7 @@ def plan_tables(plan: RunPlan) -> Iterator[Table]:
     yield channel_table(plan.schema)
     if axes is not None:
         yield mesh_table(plan, axes)
-    if hasattr(model.config, "geometry"):
+    if model.config.geometry() is not None:
         yield geometry_table(model.config, axes or MeshAxes())
     if model.model_def is None:
         return

@@ -51,7 +51,7 @@ class Forecaster:
         self, x: Float[Array, "batch channel time rows lon"]
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
         """Prediction of an array on the mesh (of `place`); rows stay padded."""
-        return self._apply(*self.weights, x)
+        return self._apply(*self.weights, {"x": x})
 
     def place(
         self, x: Float[np.ndarray, "batch channel time lat lon"]
