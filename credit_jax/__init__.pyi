@@ -4,6 +4,7 @@ from .config import ConfigError as ConfigError
 from .config import load_config as load_config
 from .data import ChannelSchema as ChannelSchema
 from .fields import FieldContext as FieldContext
+from .forecast import Forecaster as Forecaster
 from .losses import build_loss as build_loss
 from .models.model_def import ModelDef as ModelDef
 from .models.parallel_model import ParallelModel as ParallelModel
@@ -14,6 +15,8 @@ from .parallel.params.precision import Precision as Precision
 from .parallel.params.precision import default_mp_policy as default_mp_policy
 from .parallel.placement import place_batch as place_batch
 from .parallel.reductions import FieldReducer as FieldReducer
+from .plan import RunPlan as RunPlan
+from .plan import plan_run as plan_run
 from .train import train as train
 from .training.restore import restore as restore
 from .training.state import init_state as init_state

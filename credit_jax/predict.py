@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from credit_jax.checkpoint import CheckpointStore
 from credit_jax.commands import OK, run_module
-from credit_jax.config.base import ConfigError
+from credit_jax.config.load import read_model_section
 from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.config.yaml_file import read_yaml
 from credit_jax.forecast import Forecaster
 from credit_jax.io.atomic import new_file
 from credit_jax.models.model_def import ModelDef
@@ -26,7 +23,7 @@ from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import model_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan import plan_model
-from credit_jax.training.restore import RunStore
+from credit_jax.training.restore import RunStore, open_run
 
 HELP = "Run one forward pass of a trained or converted model."
 EXAMPLE = "--config RUN/model.yml --checkpoint RUN --input x.npy --output y.npy"
@@ -64,10 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predicts and writes the prediction; after an error no output is written."""
-    section, parallelism = (
-        read_model_section(args.config),
-        parse_parallelism(args.parallelism),
-    )
+    section = read_model_section(args.config)
+    parallelism = parse_parallelism(args.parallelism)
     output = Path(args.output)
     if not output.parent.is_dir():
         raise ValueError(f"--output: there is no folder {output.parent}")
@@ -79,9 +74,8 @@ def run(args: argparse.Namespace) -> int:
     )
     model = plan.build(devices, mp_policy=default_mp_policy(args.precision))
     x = read_input(args.input, model.model_def)
-    store = open_store(args.checkpoint)
-    step = store.latest_step() if args.step is None else args.step
-    assert step is not None, "`open_store` finds a checkpoint"
+    store, newest = open_run(args.checkpoint)
+    step = newest if args.step is None else args.step
     weights = RunStore(store, model.model_def.param_specs).restore_model(
         step, model, average=args.ema
     )
@@ -89,18 +83,6 @@ def run(args: argparse.Namespace) -> int:
     write_output(output, y)
     print(f"{args.input} {x.shape} -> {args.output} {y.shape}, checkpoint {step}")
     return OK
-
-
-def read_model_section(path: str) -> Mapping[str, Any]:
-    """The model section of a config file.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    section = read_yaml(path).get("model")
-    if not isinstance(section, Mapping):
-        raise ConfigError(["model: missing; this section is required"], path)
-    return section
 
 
 def read_input(path: str, model_def: ModelDef) -> np.ndarray:
@@ -130,24 +112,6 @@ def read_input(path: str, model_def: ModelDef) -> np.ndarray:
     if not np.isfinite(x).all():
         raise ValueError(f"--input: {path} has values that are not finite")
     return np.asarray(x, np.float32)
-
-
-def open_store(folder: str) -> CheckpointStore:
-    """The checkpoints of a run, by its folder or by the folder of its checkpoints.
-
-    Raises:
-        FileNotFoundError: there are none.
-    """
-    path = Path(folder)
-    if path.name == "checkpoints" and not (path / "checkpoints").exists():
-        path = path.parent
-    store = CheckpointStore(path)
-    if store.latest_step() is None:
-        raise FileNotFoundError(
-            f"--checkpoint: there is no checkpoint in {store.folder}; give the folder "
-            "of a run, or convert one: python -m credit_torch_bridge convert --to jax"
-        )
-    return store
 
 
 def write_output(path: Path, y: np.ndarray) -> None:

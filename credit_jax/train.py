@@ -22,14 +22,16 @@ from credit_jax.commands import (
     read_config,
     run_module,
 )
+from credit_jax.config import Config
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import job_devices
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
-from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError
+from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError, Outcome
 from credit_jax.training.restore import asked_by, required_step
-from credit_jax.training.run import report_skill, train
+from credit_jax.training.run import report_skill
+from credit_jax.training.run import train as run_training
 from credit_jax.training.setup import Setup, check_writable, prepare
 
 HELP = "Train a model of CREDIT's gen2 YAML on a dp x tp x domain mesh."
@@ -70,34 +72,55 @@ def run(args: argparse.Namespace) -> int:
         CommandError: with exit code 3 for a loss that is not finite.
         ValueError, OSError: the run cannot start.
     """
-    try:
-        _train(args, Console())
-    except NonFiniteLossError as error:
-        raise CommandError(str(error), DIVERGED) from error
-    return OK
-
-
-def _train(args: argparse.Namespace, console: Console) -> None:
     compile_sooner()
     overrides = [*args.set, *([f"save_loc={args.save_loc}"] if args.save_loc else [])]
     config = read_config(args.config, overrides)
     use_cache(args.cache)
     if args.distributed:
         jax.distributed.initialize()
-    devices = job_devices(config.trainer, args.devices)
+    options = {"num_devices": args.devices, "resume": args.resume}
+    try:
+        train(config, **options, source=args.config)
+    except NonFiniteLossError as error:
+        raise CommandError(str(error), DIVERGED) from error
+    return OK
+
+
+def train(
+    config: Config,
+    *,
+    num_devices: int | None = None,
+    resume: bool = False,
+    source: str = "config",
+) -> Outcome:
+    """Trains the model of a config, as the command does, and reports its skill.
+
+    Args:
+        config: of `load_config`.
+        num_devices: devices to use; None takes those that `trainer` asks for.
+        resume: whether to go on from the newest checkpoint of `save_loc`.
+        source: what the header of the run calls the config.
+
+    Raises:
+        ConfigError: the run cannot start; lists all that is wrong.
+        NonFiniteLossError: the loss is not finite.
+    """
+    console = Console()
+    devices = job_devices(config.trainer, num_devices)
     folder = check_writable(config.save_loc)
-    if args.resume or config.trainer.load_weights:
-        required_step(CheckpointStore(folder), asked_by(resume=args.resume))
+    if resume or config.trainer.load_weights:
+        required_step(CheckpointStore(folder), asked_by(resume=resume))
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
     plan = plan_run(config, num_devices=len(devices))
     setup = prepare(plan, devices)
     display = Display(console, silent=jax.process_index() > 0)
-    for line in header(args.config, setup):
+    for line in header(source, setup):
         display.message(line)
-    outcome = train(setup, folder, display, resume=args.resume)
+    outcome = run_training(setup, folder, display, resume=resume)
     if outcome.reason in (FINISHED, EARLY) and setup.valid_loader is not None:
         report_skill(setup, folder, outcome, display)
+    return outcome
 
 
 def header(source: str, setup: Setup) -> list[str]:

@@ -143,3 +143,15 @@ def _index(here: Sequence[Any], part: str, done: Sequence[str]) -> int:
             f"{len(here) - 1}, got {part!r}"
         )
     return int(part)
+
+
+def read_model_section(path: str | Path) -> Mapping[str, Any]:
+    """The model section of a config file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    section = read_yaml(path).get("model")
+    if not isinstance(section, Mapping):
+        raise ConfigError(["model: missing; this section is required"], str(path))
+    return section

@@ -23,8 +23,8 @@ from credit_jax.checkpoint import (
     CheckpointStore,
     Progress,
 )
+from credit_jax.config.load import read_model_section
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
@@ -216,14 +216,35 @@ def restore(
         FileNotFoundError: there is no model.yml or no checkpoint.
         ValueError: the model does not fit the mesh, or the checkpoint not the model.
     """
-    section = read_yaml(Path(folder) / "model.yml").get("model") or {}
-    model = build_parallel_model(section, mesh, **options)
-    checkpoints = CheckpointStore(Path(folder))
-    step = checkpoints.latest_step() if step is None else step
-    if step is None:
-        raise FileNotFoundError(f"there is no checkpoint in {checkpoints.folder}")
+    model = build_parallel_model(
+        read_model_section(Path(folder) / "model.yml"), mesh, **options
+    )
+    checkpoints, newest = open_run(folder)
     store = RunStore(checkpoints, model.model_def.param_specs)
+    step = newest if step is None else step
     return model, *store.restore_model(step, model, average=average)
+
+
+def open_run(folder: str | Path) -> tuple[CheckpointStore, int]:
+    """The checkpoints of a run, and which is the newest.
+
+    Args:
+        folder: of the run, or of its checkpoints.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    path = Path(folder)
+    if path.name == "checkpoints" and not (path / "checkpoints").exists():
+        path = path.parent
+    store = CheckpointStore(path)
+    newest = store.latest_step()
+    if newest is None:
+        raise FileNotFoundError(
+            f"there is no checkpoint in {store.folder}; give the folder of a run, or "
+            "convert one: credit-jax convert --to jax"
+        )
+    return store, newest
 
 
 def _on_packed(change: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:

@@ -1,0 +1,59 @@
+"""A run's model and weights on a mesh, for use as a library."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from credit_jax.forecast import Forecaster
+from credit_jax.training.restore import restore
+from tests.support import assert_close
+from tests.test_predict import expected, run, x
+
+__all__ = ["run", "x"]
+
+
+@pytest.fixture
+def folder(run):
+    """The folder of a run with its config."""
+    shutil.copyfile(run[0], run[1] / "model.yml")
+    return run[1]
+
+
+@pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2, "domain": 2}])
+def test_the_newest_checkpoint_on_a_mesh(run, folder, x, make_mesh, degrees):
+    model, *weights = restore(folder, make_mesh(**degrees))
+    assert model.model_def.config == run[2].config
+    assert_close(Forecaster(model, *weights)(x), expected(run, x), 1e-6, str(degrees))
+
+
+def test_another_checkpoint_and_the_average(run, folder, x, make_mesh):
+    for scale, chosen in ((0.5, {"step": 1}), (2.0, {"average": True})):
+        model, *weights = restore(folder, make_mesh(), **chosen)
+        y = Forecaster(model, *weights)(x)
+        assert_close(y, expected(run, x, scale), 1e-6, str(chosen))
+
+
+def test_options_are_those_of_build_parallel_model(folder, make_mesh):
+    model, params, _ = restore(folder, make_mesh(dp=2), min_shard_size=2**30)
+    assert model.parallel_config.rules.min_shard_size == 2**30
+    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
+
+
+def test_what_is_missing_is_named(folder, tmp_path, make_mesh):
+    with pytest.raises(FileNotFoundError, match=r"model\.yml"):
+        restore(tmp_path / "nothing", make_mesh())
+    (tmp_path / "empty").mkdir()
+    shutil.copyfile(folder / "model.yml", tmp_path / "empty/model.yml")
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
+        restore(tmp_path / "empty", make_mesh())
+
+
+def test_the_weights_are_those_that_were_saved(run, folder, make_mesh):
+    from credit_jax.parallel.params.packing import unpack
+
+    model, params, _ = restore(folder, make_mesh())
+    found = unpack(params, model.model_def.param_specs)
+    for path, value in run[3].items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
