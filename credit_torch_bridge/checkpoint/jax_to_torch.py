@@ -105,7 +105,7 @@ def _state(
     }
 
 
-def credits_config(
+def config_for_credit(
     run_config: RunConfig, save_loc: Path, checkpoint: JaxCheckpoint
 ) -> RunConfig:
     """The config with which CREDIT goes on from the files.

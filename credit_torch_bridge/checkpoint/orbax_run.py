@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-import yaml
 from jaxtyping import PyTree
 
 from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMIZER, WEIGHTS, CheckpointStore
@@ -24,6 +23,7 @@ from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.key_plan import Allocate
 from credit_torch_bridge.checkpoint.orbax_streaming import one_by_one, read_item
 from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
+from credit_torch_bridge.config.yaml_io import dump
 
 _SCALE, _TRACKER = "scale", "_growth_tracker"
 # What torch.amp.GradScaler writes besides, with CREDIT's settings.
@@ -41,7 +41,8 @@ def write_run(
         checkpoints: the newest last; each has its own `micro_step`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_yaml(folder / CONFIG_FILE, run_config.raw)
+    text = dump(dict(run_config.raw))
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
     store = CheckpointStore(folder, keep_all=True)
     try:
         for checkpoint in checkpoints:
@@ -51,12 +52,6 @@ def write_run(
                 store.wait()
     finally:
         store.close()
-
-
-def write_yaml(path: Path, mapping: Mapping[str, Any]) -> None:
-    """Writes a config as CREDIT and we read it."""
-    text = yaml.safe_dump(dict(mapping), sort_keys=False, width=88)
-    path.write_text(text, encoding="utf-8")
 
 
 def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:

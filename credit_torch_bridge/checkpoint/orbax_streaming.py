@@ -1,7 +1,7 @@
 """Orbax checkpoints written and read array by array, in the memory of a few arrays.
 
 Orbax writes all arrays of a checkpoint at once, and reads all at once. A conversion has
-its arrays on disk (`output.Scratch`), and would need memory for what it does not work
+its arrays on disk (`disk_arrays`), and would need memory for what it does not work
 on. Here those on disk are written one after the other, and read in parts.
 """
 
@@ -21,8 +21,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
 
+from credit_torch_bridge.checkpoint.disk_arrays import DiskArray
 from credit_torch_bridge.checkpoint.key_plan import Allocate
-from credit_torch_bridge.checkpoint.output import OnDisk
 
 # Bytes that are read together.
 PART = 1 << 25
@@ -40,7 +40,7 @@ class _OneByOne(_handlers.NumpyHandler):
     async def _open_and_write(
         self, value: np.ndarray, tspec: dict[str, Any], ts_context: Any
     ) -> None:
-        if not isinstance(value, OnDisk):
+        if not isinstance(value, DiskArray):
             await super()._open_and_write(value, tspec, ts_context)
             return
         turn = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from credit_jax.commands import FAILED, OK, CommandError
 from credit_jax.config.parallelism import parse_parallelism
-from credit_torch_bridge.cli.convert import config_file
+from credit_torch_bridge.cli.options import add_config_option, config_file
 from credit_torch_bridge.compare.comparison import compare_with_credit
 
 HELP = "Run serial CREDIT and credit_jax side by side; exit code 1 if they differ."
@@ -15,9 +15,9 @@ EXAMPLE = "--checkpoint RUN/checkpoint.pt --parallelism tensor=2,domain=2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `compare`."""
+    """Adds the options of `compare`."""
     add = parser.add_argument
-    add("--config", "-c", help="CREDIT's YAML; model.yml beside the checkpoint if not")
+    add_config_option(parser)
     add("--checkpoint", required=True, help="of PyTorch, or a run of credit_jax")
     add(
         "--parallelism",

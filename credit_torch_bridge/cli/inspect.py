@@ -16,7 +16,7 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     open_checkpoint,
 )
 from credit_torch_bridge.checkpoint.torch_to_jax import renamed_keys
-from credit_torch_bridge.cli.convert import config_file
+from credit_torch_bridge.cli.options import add_config_option, config_file
 from credit_torch_bridge.models.unsupported import unsupported_model
 from credit_torch_bridge.problems import compare_shapes
 
@@ -25,10 +25,10 @@ EXAMPLE = "--checkpoint RUN/checkpoint.pt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `inspect`."""
+    """Adds the options of `inspect`."""
     add = parser.add_argument
     add("--checkpoint", required=True, help="file or folder to look at")
-    add("--config", "-c", help="CREDIT's YAML; model.yml beside the checkpoint if not")
+    add_config_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from credit_torch_bridge import from_torch, open_checkpoint, to_torch
-from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
-from credit_torch_bridge.checkpoint.run_config import read_run_config
 from tests.bridge.checkpoint.formats import (
     AVERAGE,
     BARE,
@@ -129,25 +127,6 @@ def test_averaged_vectors_of_old_files_are_left_out(
     content["model_state_dict"]["shadow"] |= shadow
     torch.save(content, folder / AVERAGE)
     same(from_torch(model_config, folder).ema, reference.ema)
-
-
-def test_our_checkpoints_come_back_bitwise(reference, model_config, tmp_path):
-    run_config = read_run_config(model_config)
-    write_run(tmp_path / "run", run_config, [reference])
-    first = read_run(tmp_path / "run", run_config.model_def)
-    files = to_torch(model_config, first)
-    (tmp_path / "torch").mkdir()
-    for name, content in files.items():
-        torch.save(content, tmp_path / "torch" / name)
-    second = from_torch(model_config, tmp_path / "torch")
-    write_run(tmp_path / "again", run_config, [second])
-    third = read_run(tmp_path / "again", run_config.model_def)
-    for one, other in ((first, reference), (third, first)):
-        same(one.params, other.params)
-        same(one.model_state, other.model_state)
-        same(one.ema, other.ema)
-        same(vars(one.moments), vars(other.moments))
-        assert (one.micro_step, one.update_step) == (20, 20)
 
 
 def test_half_precision_is_widened(write, reference, model_config, tmp_path):

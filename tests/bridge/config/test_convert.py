@@ -1,15 +1,18 @@
 """Configs of both generations and of credit_jax, into one another and back."""
 
 import copy
+import random
 import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
 from credit_jax.config.load import apply_overrides, build_config
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_torch_bridge import convert_config
 from credit_torch_bridge.config.editor import leaves, same
+from credit_torch_bridge.config.yaml_io import dump
 
 FOLDER = Path(__file__).parent / "configs"
 NAMES = ("gen1", "gen2", "jax")
@@ -349,3 +352,32 @@ def test_left_out_by_the_user():
     assert "dropped: model.post_conf" in "\n".join(report.lines())
     with pytest.raises(ValueError, match=r"model\.nothing: is not there"):
         convert_config(odd, to="gen2", drop=("model.nothing",))
+
+
+VALUES = (None, True, 0, -3, 2.5, "text", [], [1, None], {}, {"a": {"b": 1}}, "%", "*")
+
+
+@pytest.mark.parametrize("name", ["gen1", "gen2", "jax"])
+def test_any_value_in_any_place(name):
+    """Whatever stands in a file: it converts, or there is a ValueError."""
+    whole = read_yaml(FOLDER / f"{name}.yml")
+    draw = random.Random(name)
+    counts = {"converted": 0, "refused": 0}
+    for _ in range(150):
+        config = yaml.safe_load(dump(whole))
+        here = config
+        while True:
+            key = draw.choice(list(here))
+            inner = here[key]
+            if not isinstance(inner, dict) or not inner or draw.random() < 0.15:
+                break
+            here = inner
+        here[key] = draw.choice(VALUES)
+        try:
+            out, _ = convert_config(config, to=draw.choice(["gen2", "gen1", "jax"]))
+            counts["converted"] += 1
+            assert isinstance(out, dict)
+        except ValueError:
+            counts["refused"] += 1
+    print(counts)
+    assert min(counts.values()) > 10

@@ -1,91 +1,15 @@
-"""The commands beyond one file: best and backup, notes, settings, and `inspect`."""
+"""`convert` of whole runs: best and backup, notes, settings."""
 
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
-from credit_jax.models.registry import build
-from credit_torch_bridge import JaxCheckpoint, Moments, to_torch
 from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
-from tests.reference.training import GEN2_CONFIG
-
-CONFIG = yaml.safe_load(GEN2_CONFIG.read_text())
-ARCHITECTURE = build(CONFIG["model"])
-SCALER = {
-    "scale": 1024.0,
-    "growth_factor": 2.0,
-    "backoff_factor": 0.5,
-    "growth_interval": 2000,
-    "_growth_tracker": 17,
-}
-
-
-def draw(seed):
-    rng = np.random.default_rng(seed)
-    shapes = {path: d.shape for path, d in ARCHITECTURE.param_specs.items()}
-    return {path: rng.normal(size=s).astype("f4") for path, s in shapes.items()}
-
-
-@pytest.fixture
-def checkpoint(rng):
-    """A checkpoint of epoch 2, 60 micro-batches."""
-    from credit_jax.nn.spectral_norm import spectral_norm_shapes
-
-    vectors = {
-        path: {
-            k: rng.normal(size=s).astype("f4")
-            for k, s in spectral_norm_shapes(d).items()
-        }
-        for path, d in ARCHITECTURE.matrices.items()
-    }
-    return JaxCheckpoint(
-        draw(1),
-        {"spectral_norm": vectors, "batch_stats": {}},
-        moments=Moments(draw(2), draw(3), 60),
-        ema=draw(4),
-        micro_step=60,
-        update_step=60,
-        progress=Progress(epoch=3),
-        loss_scale=SCALER,
-    )
-
-
-def earlier(checkpoint, epoch):
-    return replace(
-        checkpoint,
-        params=draw(10 + epoch),
-        micro_step=20 * (epoch + 1),
-        progress=Progress(epoch=epoch + 1),
-    )
-
-
-@pytest.fixture
-def credit_run_folder(checkpoint, tmp_path):
-    """The folder of a run of CREDIT: three epochs, the first was the best."""
-    folder = tmp_path / "credit"
-    folder.mkdir()
-    files = {
-        "": checkpoint,
-        "best_": earlier(checkpoint, 0),
-        "backup_": earlier(checkpoint, 1),
-    }
-    for prefix, content in files.items():
-        written = to_torch(CONFIG, content)
-        torch.save(written["checkpoint.pt"], folder / f"{prefix}checkpoint.pt")
-    torch.save(
-        written["checkpoint_ema.pt"] | {"epoch": 2}, folder / "checkpoint_ema.pt"
-    )
-    (folder / "model.yml").write_text(yaml.safe_dump(CONFIG))
-    rows = (
-        "index,epoch,train_loss,valid_loss\n0,0,3.0,1.5\n1,1,2.5,1.75\n2,2,2.0,1.625\n"
-    )
-    (folder / "training_log.csv").write_text(rows)
-    return folder
+from tests.bridge.cli.runs import CONFIG, MODEL_DEF, SCALER, earlier
 
 
 def test_best_and_backup_become_checkpoints(
@@ -105,12 +29,12 @@ def test_best_and_backup_become_checkpoints(
     assert store.item_names(60) == ["weights", "ema", "optimizer", "loss_scale"]
     assert store.item_names(40) == ["weights", "optimizer", "loss_scale"]
     store.close()
-    best = read_run(out, ARCHITECTURE, 20)
+    best = read_run(out, MODEL_DEF, 20)
     np.testing.assert_array_equal(
         best.params["head/out/kernel"],
         earlier(checkpoint, 0).params["head/out/kernel"],
     )
-    assert read_run(out, ARCHITECTURE).loss_scale == SCALER
+    assert read_run(out, MODEL_DEF).loss_scale == SCALER
 
     back = tmp_path / "torch"
     code, text = bridge("convert", "--to", "torch", "--checkpoint", out, "--out", back)
@@ -122,37 +46,6 @@ def test_best_and_backup_become_checkpoints(
             assert torch.equal(ours["model_state_dict"][key], tensor), key
         for key in ("epoch", "scheduler_state_dict", "scaler_state_dict"):
             assert ours[key] == theirs[key]
-
-
-def test_inspect_reads_both_sides(bridge, credit_run_folder, tmp_path):
-    code, text = bridge("inspect", "--checkpoint", credit_run_folder)
-    assert code == 0, text
-    assert "checkpoint of none or ddp" in text
-    assert "besides: optimizer, schedule, loss scaling, average; epoch 2" in text
-    assert (
-        "layers.0.0.convs.0.1.weight_u (4,) -> stages/0/embed/convs/0/kernel (u)"
-        in text
-    )
-    assert text.endswith("every key has its place\n")
-    state = torch.load(credit_run_folder / "checkpoint.pt", weights_only=True)
-    weights = {f"module.{k}": v for k, v in state["model_state_dict"].items()}
-    weights["module.more"] = weights.pop("module.up_block4.2.bias")
-    torch.save(weights, tmp_path / "file.pt")
-    code, text = bridge("inspect", "--checkpoint", tmp_path / "file.pt")
-    assert (code, "name it with --config" in text) == (0, True)
-    given = "--checkpoint", tmp_path / "file.pt", "--config", GEN2_CONFIG
-    code, text = bridge("inspect", *given)
-    assert code == 0, text
-    assert "module.more (6,) [wrapper removed] -> not known" in text
-    assert "missing: up_block4.2.bias (6,)\n  unexpected: more (6,)" in text
-    bridge("convert", "--to", "jax", "--checkpoint", credit_run_folder,
-           "--out", tmp_path / "jax")  # fmt: skip
-    code, text = bridge("inspect", "--checkpoint", tmp_path / "jax")
-    assert code == 0, text
-    assert "60 micro-batches: weights, ema, optimizer, loss_scale; epoch 4" in text
-    given = "--to", "jax", "--checkpoint", tmp_path / "jax", "--out", tmp_path / "no"
-    code, text = bridge("convert", *given)
-    assert (code, "convert it with --to torch" in text) == (2, True)
 
 
 def test_what_the_checkpoint_says_is_put_into_the_config(
@@ -225,12 +118,12 @@ def test_a_config_of_generation_1_gives_weights(bridge, credit_run_folder, tmp_p
 def test_a_disk_that_fails_leaves_nothing(
     bridge, credit_run_folder, tmp_path, monkeypatch
 ):
-    from credit_torch_bridge.cli import convert
+    from credit_torch_bridge.checkpoint import convert_run
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(convert, "write_run", full)
+    monkeypatch.setattr(convert_run, "write_run", full)
     before = sorted(tmp_path.iterdir())
     given = "--checkpoint", credit_run_folder, "--out", tmp_path / "jax"
     code, text = bridge("convert", "--to", "jax", *given)

@@ -1,0 +1,196 @@
+"""Conversion of the checkpoints of a run, with its config and its log."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from credit_jax.io.atomic import new_folder
+from credit_jax.training.loggers import LOG_NAME
+from credit_torch_bridge.checkpoint.disk_arrays import DiskArrays
+from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
+from credit_torch_bridge.checkpoint.jax_to_torch import (
+    cautions,
+    config_for_credit,
+    to_torch_files,
+)
+from credit_torch_bridge.checkpoint.key_plan import Allocate
+from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
+from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
+from credit_torch_bridge.checkpoint.torch_checkpoint import (
+    CHECKPOINT,
+    TorchCheckpoint,
+    open_checkpoint,
+)
+from credit_torch_bridge.checkpoint.torch_to_jax import to_jax_checkpoint
+from credit_torch_bridge.config.yaml_io import dump
+
+BEST, BACKUP = "best_", "backup_"
+
+
+@dataclass(frozen=True)
+class RunConversion:
+    """A conversion of a run, to be started by `to_jax` or `to_torch`.
+
+    Both give the lines of a report. The output folder appears when it is complete.
+
+    Attributes:
+        run_config: config of the run.
+        source: checkpoint or folder to convert.
+        out: folder to write.
+        weights_only: leave out optimizer, schedule and position.
+        step: checkpoint of a run of credit_jax; None is the newest.
+        batches_per_epoch: of the run in credit_jax, if the config does not say it.
+    """
+
+    run_config: RunConfig
+    source: Path
+    out: Path
+    weights_only: bool = False
+    step: int | None = None
+    batches_per_epoch: int | None = None
+
+    def to_jax(self) -> Iterator[str]:
+        """Converts CREDIT's checkpoints to a run of credit_jax.
+
+        Raises:
+            OSError, ValueError: an error of the input; nothing is written.
+        """
+        with new_folder(self.out) as folder, DiskArrays(folder) as arrays:
+            yield from self._to_jax(folder, arrays.allocate)
+
+    def to_torch(self) -> Iterator[str]:
+        """Converts a run of credit_jax to CREDIT's checkpoints.
+
+        Raises:
+            OSError, ValueError: an error of the input; nothing is written.
+        """
+        with new_folder(self.out) as folder, DiskArrays(folder) as arrays:
+            yield from self._to_torch(folder, arrays.allocate)
+
+    def _to_jax(self, folder: Path, allocate: Allocate) -> Iterator[str]:
+        found = open_checkpoint(self.source)
+        newest = self._read_torch(found, allocate)
+        yield f"{found.path}: {found.format}, epoch {found.epoch}"
+        earlier: list[JaxCheckpoint] = []
+        if self.source.is_dir() and newest.moments is not None:
+            earlier = self._earlier(found, newest, allocate)
+            newest = _with_best_step(newest, [*earlier, newest])
+        settings = {**newest.settings, "save_loc": str(self.out)}
+        if newest.moments is None and self.run_config.raw.get("trainer"):
+            settings["trainer.load_weights"] = True
+        with _disk_errors(self.out):
+            run_config = self.run_config.with_settings(settings)
+            write_run(folder, run_config, [*earlier, newest])
+        self._copy_log(folder)
+        yield from self._notes_to_jax(newest)
+
+    def _read_torch(self, found: TorchCheckpoint, allocate: Allocate) -> JaxCheckpoint:
+        return to_jax_checkpoint(
+            self.run_config,
+            found,
+            weights_only=self.weights_only,
+            batches_per_epoch=self.batches_per_epoch,
+            allocate=allocate,
+        )
+
+    def _earlier(
+        self, newest: TorchCheckpoint, converted: JaxCheckpoint, allocate: Allocate
+    ) -> list[JaxCheckpoint]:
+        """The backup and the best checkpoint, if they are older, the oldest first."""
+        by_step: dict[int, JaxCheckpoint] = {}
+        for prefix in (BACKUP, BEST):
+            path = self.source / f"{prefix}{CHECKPOINT}"
+            found = open_checkpoint(path) if path.is_file() else None
+            if found is None or found.epoch == newest.epoch:
+                continue
+            checkpoint = self._read_torch(found, allocate)
+            if checkpoint.micro_step < converted.micro_step:
+                by_step[checkpoint.micro_step] = checkpoint
+        return [by_step[step] for step in sorted(by_step)]
+
+    def _notes_to_jax(self, checkpoint: JaxCheckpoint) -> Iterator[str]:
+        config = self.out / CONFIG_FILE
+        for key, value in checkpoint.settings.items():
+            yield f"note: {key} is {value} in the checkpoint, and now in {CONFIG_FILE}"
+        yield from (f"note: {note}" for note in checkpoint.notes)
+        if self.run_config.full_config is None:
+            yield (
+                "note: training will not take this config as it is; python -m "
+                f"credit_jax.check --config {config} says why"
+            )
+        train = f"python -m credit_jax.train --config {config}"
+        if checkpoint.moments is None:
+            yield f"no optimizer: {train} begins with these weights"
+            return
+        yield (
+            f"{checkpoint.micro_step} micro-batches, {checkpoint.moments.count} "
+            f"updates: {train} --resume goes on with epoch "
+            f"{checkpoint.progress.epoch + 1}"
+        )
+
+    def _to_torch(self, folder: Path, allocate: Allocate) -> Iterator[str]:
+        newest = self._read_ours(self.step, allocate)
+        checkpoints = {"": newest}
+        best = newest.progress.best_step
+        if best is not None and self.step is None:
+            # The best one may be gone: only some checkpoints are kept.
+            with contextlib.suppress(FileNotFoundError):
+                is_newest = best == newest.micro_step
+                checkpoints[BEST] = (
+                    newest if is_newest else self._read_ours(best, allocate)
+                )
+        for prefix, checkpoint in checkpoints.items():
+            self._write_torch(folder, prefix, checkpoint, allocate)
+        credit = config_for_credit(self.run_config, self.out, newest)
+        (folder / CONFIG_FILE).write_text(dump(dict(credit.raw)), encoding="utf-8")
+        self._copy_log(folder)
+        yield from (f"note: {note}" for note in cautions(self.run_config, newest))
+        yield f"credit train -c {self.out / CONFIG_FILE} goes on from it"
+
+    def _read_ours(self, step: int | None, allocate: Allocate) -> JaxCheckpoint:
+        found = read_run(self.source, self.run_config.model_def, step, allocate)
+        return replace(found, moments=None) if self.weights_only else found
+
+    def _write_torch(
+        self, folder: Path, prefix: str, checkpoint: JaxCheckpoint, allocate: Allocate
+    ) -> None:
+        files = to_torch_files(
+            self.run_config,
+            checkpoint,
+            batches_per_epoch=self.batches_per_epoch,
+            allocate=allocate,
+        )
+        for name, content in files.items():
+            with _disk_errors(self.out / f"{prefix}{name}"):
+                torch.save(content, folder / f"{prefix}{name}")
+
+    def _copy_log(self, folder: Path) -> None:
+        beside = self.source if self.source.is_dir() else self.source.parent
+        if (beside / LOG_NAME).is_file():
+            shutil.copyfile(beside / LOG_NAME, folder / LOG_NAME)
+
+
+def _with_best_step(
+    newest: JaxCheckpoint, checkpoints: Iterable[JaxCheckpoint]
+) -> JaxCheckpoint:
+    """The newest, with the step of the checkpoint of its best epoch."""
+    progress = newest.progress
+    for checkpoint in checkpoints:
+        if checkpoint.progress.epoch - 1 == progress.best_epoch:
+            progress = replace(progress, best_step=checkpoint.micro_step)
+    return replace(newest, progress=progress)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Raises an OSError for the RuntimeError of torch and Orbax on a full disk."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(f"{path}: could not be written: {error}") from error

@@ -1,0 +1,49 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE
+
+
+def add_config_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--config`, which `config_file` reads."""
+    parser.add_argument(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="CREDIT's YAML; default: model.yml beside the checkpoint",
+    )
+
+
+def config_file(given: str | None, checkpoint: Path) -> Path:
+    """The config that is given, or `model.yml` beside the checkpoint.
+
+    Raises:
+        FileNotFoundError: neither exists.
+    """
+    if given is not None:
+        return Path(given)
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    if not (folder / CONFIG_FILE).is_file():
+        raise FileNotFoundError(
+            f"{folder}: no {CONFIG_FILE} beside the checkpoint; name the config with "
+            "--config"
+        )
+    return folder / CONFIG_FILE
+
+
+def refuse_existing(out: Path) -> None:
+    """Raises if the output is there; an empty folder is accepted.
+
+    Raises:
+        FileExistsError: `out` exists.
+    """
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if out.exists():
+        raise FileExistsError(
+            f"--out {out}: there is something already; give a new name"
+        )

@@ -1,0 +1,58 @@
+"""Checkpoints of a run, drawn at random."""
+
+from dataclasses import replace
+
+import numpy as np
+import yaml
+
+from credit_jax.checkpoint import Progress
+from credit_jax.models.registry import build
+from credit_jax.nn.spectral_norm import spectral_norm_shapes
+from credit_torch_bridge import JaxCheckpoint, Moments
+from tests.reference.training import GEN2_CONFIG
+
+CONFIG = yaml.safe_load(GEN2_CONFIG.read_text())
+MODEL_DEF = build(CONFIG["model"])
+SCALER = {
+    "scale": 1024.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "_growth_tracker": 17,
+}
+
+
+def draw(seed):
+    rng = np.random.default_rng(seed)
+    shapes = {path: d.shape for path, d in MODEL_DEF.param_specs.items()}
+    return {path: rng.normal(size=s).astype("f4") for path, s in shapes.items()}
+
+
+def draw_checkpoint(rng):
+    """A checkpoint of epoch 2, 60 micro-batches."""
+    vectors = {
+        path: {
+            k: rng.normal(size=s).astype("f4")
+            for k, s in spectral_norm_shapes(d).items()
+        }
+        for path, d in MODEL_DEF.matrices.items()
+    }
+    return JaxCheckpoint(
+        draw(1),
+        {"spectral_norm": vectors, "batch_stats": {}},
+        moments=Moments(draw(2), draw(3), 60),
+        ema=draw(4),
+        micro_step=60,
+        update_step=60,
+        progress=Progress(epoch=3),
+        loss_scale=SCALER,
+    )
+
+
+def earlier(checkpoint, epoch):
+    return replace(
+        checkpoint,
+        params=draw(10 + epoch),
+        micro_step=20 * (epoch + 1),
+        progress=Progress(epoch=epoch + 1),
+    )

@@ -1,0 +1,19 @@
+"""YAML of config files."""
+
+from pathlib import Path
+
+import yaml
+
+from credit_jax.config.yaml_file import read_yaml
+from credit_torch_bridge import convert_config
+from credit_torch_bridge.config.yaml_io import dump
+
+FOLDER = Path(__file__).parent / "configs"
+
+
+def test_yaml_of_a_converted_config():
+    """Numbers, dates and texts keep their types in CREDIT's reader, too."""
+    config, _ = convert_config(read_yaml(FOLDER / "gen1.yml"), to="gen2")
+    config["odd"] = {"small": 1e-8, "on": "on", "date": "1999-01-01"}
+    again = yaml.load(dump(config), Loader=yaml.FullLoader)
+    assert again == config
