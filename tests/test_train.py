@@ -15,10 +15,11 @@ import pytest
 import xarray as xr
 
 from benchmarks.speed.compile_time import main as compile_time
-from credit_jax.config import load_config
+from credit_jax.config import ConfigError, load_config
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.plan import plan_run
-from credit_jax.train import main
+from credit_jax.train import main, train
+from credit_jax.training.loop import FINISHED
 from credit_jax.training.setup import prepare
 from tests.training.conftest import compiled_once, tiny_model, world
 from tests.training.tiny import tiny_config, write_yaml
@@ -179,6 +180,17 @@ def test_save_loc_can_be_given(run, tmp_path):
     code, text = run("--save-loc", str(tmp_path / "other"), trainer__epochs=1)
     assert code == 0, text
     assert (tmp_path / "other" / "model.yml").exists()
+
+
+def test_a_run_without_the_command(world, tmp_path, tiny_model):
+    changes = {"trainer__epochs": 1, "trainer__skip_validation": True}
+    mapping = tiny_config(world, tmp_path / "run", **changes)
+    config = load_config(write_yaml(tmp_path / "config.yml", mapping))
+    outcome = train(config, num_devices=1)
+    assert outcome.reason == FINISHED
+    broken = config.model_copy(update={"model": {**config.model, "hidden": 0.5}})
+    with pytest.raises(ConfigError, match="this run cannot start"):
+        train(broken, num_devices=1)
 
 
 def test_a_diverging_run(run):
