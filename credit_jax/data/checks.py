@@ -1,4 +1,4 @@
-"""What can be known about the data before anything is compiled."""
+"""Checks of the data before anything is compiled: grids, times, variables, values."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +10,10 @@ from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.dataset import Dataset
 from credit_jax.data.local import LocalSource, check_variables
 
-MANY_FILES = 200  # of one field type; beyond, only every n-th is opened in advance
-SAME_DEGREES = 1e-2  # of two files' coordinates
+# Files of one field type that are opened in advance; of more, every n-th is.
+MANY_FILES = 200
+# Largest difference of two files' coordinates, in degrees.
+SAME_DEGREES = 1e-2
 
 
 def check_dataset(dataset: Dataset, grid: tuple[int, int] | None = None) -> None:
@@ -32,7 +34,7 @@ def check_dataset(dataset: Dataset, grid: tuple[int, int] | None = None) -> None
 
 
 def check_grid(dataset: Dataset, grid: tuple[int, int] | None = None) -> None:
-    """Check that all files have the model's grid, and the same latitudes."""
+    """Check that all files have the model's grid and the same coordinates."""
     first = None
     for source, kind in _field_types(dataset):
         opened = source.first_file(kind)
@@ -75,7 +77,7 @@ def _check_coordinate(
 
 
 def _check_times(source: LocalSource, field_type: str, times: np.ndarray) -> None:
-    """All times that will be read are in the files; variables and dims in each."""
+    """Check that the files have all times to read, and the variables and their dims."""
     files = source.files[field_type]
     places = np.array([files.find(time) or "" for time in times])
     missing = list(times[places == ""])
@@ -115,7 +117,7 @@ def _missing_times(
 
 
 def _times(dataset: Dataset, name: str, field_type: str) -> np.ndarray:
-    """All times of a field type that the samples read, sorted."""
+    """The times of a field type that the samples read, sorted."""
     clock = dataset.clocks[name]
     wanted = []
     if field_type != "diagnostic":
@@ -137,7 +139,7 @@ def check_finite(
     times: np.ndarray,
     schema: ChannelSchema,
 ) -> None:
-    """Refuse a batch with NaN or infinity.
+    """Check that a batch has no NaN and no infinity.
 
     Args:
         x: input.

@@ -1,4 +1,4 @@
-"""All sources of a data section behind one clock: sample i is a dict of fields."""
+"""The data set of a data section: samples of all sources at common times."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """The samples of a data section, in order of time; nothing is read until asked.
+    """The samples of a data section, in order of time; fields are read on access.
 
     Attributes:
         sources: name -> opened source.
@@ -79,7 +79,7 @@ class Dataset:
         return np.concatenate([x for own in fields.values() for x in own.values()])
 
     def target_time(self, index: int) -> np.datetime64:
-        """When the target of a sample is, by the clock of the first source."""
+        """Time of the target of a sample, by the clock of the first source."""
         clock = next(iter(self.clocks.values()))
         return clock.target_times(self.starts[index])[0]
 

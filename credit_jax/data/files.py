@@ -1,4 +1,4 @@
-"""From a path template with strftime codes to the files that hold a time."""
+"""The files of a path template with strftime codes, found by time."""
 
 import bisect
 import dataclasses
@@ -53,10 +53,10 @@ class FileSet:
 
 
 def discover(template: str, where: str) -> FileSet:
-    """Find the files of a template: strftime codes stand for any text of the glob.
+    """Find the files of a template, in which strftime codes are wildcards.
 
-    With one file no date is read from its name. With more, the codes in the names give
-    the period of each file: a year, month, day, hour, minute or second.
+    A single file holds all times, whatever its name. Of several, the codes in the name
+    of each give its period: a year, month, day, hour, minute or second.
 
     Args:
         template: path such as "data/era5_%Y.zarr", wildcards * and ? included.

@@ -1,4 +1,4 @@
-"""The `local` source: NetCDF and Zarr files, one sample's times read as they come.
+"""The `local` source: NetCDF and Zarr files, read one sample at a time.
 
 On disk 3-D variables are (time, level, latitude, longitude), 2-D ones (time, latitude,
 longitude), static ones without time (a time dim of a static file is dropped by taking
@@ -18,7 +18,8 @@ from credit_jax.data.files import FileSet, discover
 from credit_jax.data.reader import OpenFile, Reader
 from credit_jax.io.open_files import OpenFiles
 
-LEVEL_TOLERANCE = 0.5  # of the spacing of levels, for a level that is not exactly there
+# Largest distance of the nearest level of a file, as a fraction of the largest spacing.
+LEVEL_TOLERANCE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ class LocalSource:
         """One variable at one time."""
         path = self.files[field_type].find(time)
         if path is None:
-            raise ValueError(self.no_file(field_type, time))
+            raise ValueError(self._no_file(field_type, time))
         index = 0
         if field_type != "static":
             index = self.reader.open(path).time_index(time)
@@ -89,7 +90,7 @@ class LocalSource:
     def _load(
         self, path: str, name: str, dims: str, index: int
     ) -> dict[tuple, Float[np.ndarray, "level lat lon"]]:
-        """The field of a key, and what is decoded with it and may be kept."""
+        """The field of a key, and other times of its chunk that may be cached."""
         opened = self.reader.open(path)
         array = opened.variable(name)
         chosen: dict[Any, Any] = {}
@@ -98,12 +99,12 @@ class LocalSource:
         timed = opened.time_coord in array.dims
         steps = range(index, index + 1)
         if timed:
-            steps = self.reader.read_together(array, index)
+            steps = self.reader.chunk_times(array, index)
             chosen[opened.time_coord] = slice(steps.start, steps.stop)
         values = np.asarray(array.isel(chosen).values, dtype=np.float32)
         values = values if timed else values[None]
         values = values if dims == "3d" else values[:, None]
-        # Each on its own, since one that is dropped later must not keep the others.
+        # Copies: a view in the cache would keep all times of the chunk in memory.
         fields = [values[0]] if len(steps) == 1 else [field.copy() for field in values]
         keys = [(path, name, dims, step) for step in steps]
         return dict(zip(keys, fields, strict=True))
@@ -129,8 +130,8 @@ class LocalSource:
         _check_levels(there, wanted, indices, opened.path, self.name)
         return indices.tolist()
 
-    def no_file(self, field_type: str, time: np.datetime64) -> str:
-        """The text of the error for a time that no file covers."""
+    def _no_file(self, field_type: str, time: np.datetime64) -> str:
+        """Message for a time that no file covers."""
         files = self.files[field_type]
         assert files.first is not None
         assert files.last is not None

@@ -1,4 +1,4 @@
-"""Opens NetCDF and Zarr files once, and keeps what was read, for many threads."""
+"""A thread-safe reader of NetCDF and Zarr files with a cache of fields."""
 
 import collections
 import dataclasses
@@ -14,15 +14,17 @@ import xarray as xr
 from credit_jax.data.calendars import calendar_of, to_labels
 from credit_jax.io.open_files import OpenFiles
 
-CACHE_BYTES = 2**30  # fields kept in memory, so that small data sets are read once
-_AT_ONCE = 1 / 64  # of the bytes that are kept, most to read before they are asked for
+# Size of the cache of fields; small data sets are read once.
+CACHE_BYTES = 2**30
+# Largest part of the cache that one read of a chunk may fill.
+_AT_ONCE = 1 / 64
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
 _LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenFile:
-    """A file whose metadata has been read, and none of its fields.
+    """A file with its metadata; fields are read on access.
 
     Attributes:
         path: where it is.
@@ -70,7 +72,7 @@ class Reader:
     Args:
         time_coord: name of the time coordinate.
         engine: xarray's engine, or None to go by what the file holds.
-        cache_bytes: most bytes of fields to keep; CACHE_BYTES by default.
+        cache_bytes: size of the cache of fields; CACHE_BYTES by default.
         open_files: files that are open already, shared with other readers.
     """
 
@@ -98,11 +100,10 @@ class Reader:
                 self._files[path] = _with_metadata(path, dataset, self._time_coord)
             return self._files[path]
 
-    def read_together(self, variable: xr.Variable, index: int) -> range:
-        """The times of a variable to read with that of an index.
+    def chunk_times(self, variable: xr.Variable, index: int) -> range:
+        """Time indices to read together with one: those of its chunk.
 
-        Those of its chunk, which are decoded with it, if they are few bytes beside what
-        may be kept.
+        Only the one itself if the chunk would fill too much of the cache.
         """
         dim = variable.dims.index(self._time_coord)
         chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
@@ -115,11 +116,11 @@ class Reader:
     def field(
         self, key: tuple, read: Callable[[], dict[tuple, np.ndarray]]
     ) -> np.ndarray:
-        """The array of a key: from memory, or read and then kept while there is room.
+        """The array of a key, from the cache or read and cached (least recently used).
 
         Args:
-            key: says which field of which file it is.
-            read: reads it, and others that come with it, by their keys.
+            key: identifies a field of a file.
+            read: returns that field and others that are decoded with it, by key.
         """
         with self._lock:
             if key in self._fields:
