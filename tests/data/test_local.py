@@ -110,7 +110,7 @@ def test_times_of_a_chunk_are_read_together_where_they_may_be_kept(
     seen = []
 
     def read(index):
-        steps = reader.read_together(variable, index)
+        steps = reader.chunk_times(variable, index)
         seen.append(len(steps))
         return {(step,): values[step].copy() for step in steps}
 
