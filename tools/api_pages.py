@@ -19,10 +19,13 @@ INDEX = "README.md"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Adds the reference to the navigation."""
+    """Adds the reports of the benchmarks and the reference to the navigation."""
     assert config.nav is not None
+    reports = [
+        p for p in _outside() if p.startswith("benchmarks/") and p.endswith("md")
+    ]
     pages = [{package: _reference(package)} for package in _modules()]
-    config.nav.append({"Reference": pages})
+    config.nav += [{"Benchmarks": reports}, {"Reference": pages}]
     return config
 
 

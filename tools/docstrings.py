@@ -2,6 +2,7 @@
 
 - `a, b: text` below `Args:` describes two arguments. Griffe looks for one named "a, b";
   with this it finds both, and warns of a name that the function does not have.
+- An example, `>>> f(1)` and what it prints, is shown as code.
 - A name below `Attributes:` that the class does not have is a warning, too.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 from griffe import Class, Extension, Module, Object, get_logger
 
 ENTRY = re.compile(r"^(?P<indent> {4})(?P<names>\w+(?:, \w+)*): ?(?P<text>.*)$")
+EXAMPLE = re.compile(r"^(>>> .*(?:\n.+)*)", re.MULTILINE)
 _logger = get_logger("griffe")
 
 
@@ -21,7 +23,8 @@ class Docstrings(Extension):
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         """Called for every module, class, function and attribute."""
         if obj.docstring is not None:
-            obj.docstring.value = split_arguments(obj.docstring.value)
+            text = split_arguments(obj.docstring.value)
+            obj.docstring.value = fence_examples(text)
 
     def on_package(self, *, pkg: Module, **kwargs: Any) -> None:
         """Called when all modules of a package are there."""
@@ -43,6 +46,11 @@ def split_arguments(text: str) -> str:
         lines += [f"    {name}: see `{names[-1]}`." for name in names[:-1]]
         lines.append(f"    {names[-1]}: {entry['text']}" if entry else line)
     return "\n".join(lines)
+
+
+def fence_examples(text: str) -> str:
+    """The text of a docstring, with its examples as blocks of code."""
+    return EXAMPLE.sub(r"```pycon\n\1\n```", text)
 
 
 def described(text: str, section: str) -> list[str]:

@@ -94,7 +94,7 @@ class TrainingLoop:
         steps: compiled functions.
         train_loader: batches of every epoch.
         valid_loader: None with `skip_validation`.
-        sinks: logs and checkpoints.
+        loggers: logs and checkpoints.
         lengths: `train_history_len` and the like, constant columns of the log.
     """
 

@@ -106,7 +106,7 @@ def read_run(
 
     Args:
         folder: of the run, its `save_loc`.
-        architecture: the model of its config.
+        model_def: the model of its config.
         step: which checkpoint; None is the newest.
         allocate: makes the arrays that are filled.
 

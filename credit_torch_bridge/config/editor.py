@@ -215,7 +215,7 @@ def settle(
 
     Args:
         before: the file as it was.
-        ledger: what was done to it.
+        editor: what was done to it.
 
     Returns:
         Paths of the values that are as they were, and of those that nobody accounts

@@ -51,7 +51,7 @@ def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
     source by source, so that an order that one source does not have takes two.
 
     Args:
-        ledger: the config.
+        editor: the config.
         level_coord: name of the level coordinate, which gen1 has no key for.
     """
     _refuse(editor)

@@ -62,3 +62,9 @@ def test_what_is_described_and_not_there_is_a_warning(tmp_path, caplog):
 def test_other_sections_are_left_alone():
     text = "Sum.\n\nRaises:\n    TypeError, ValueError: wrong.\n\nReturns:\n    a, b: x"
     assert docstrings.split_arguments(text) == text
+
+
+def test_examples_are_code():
+    text = "Sum.\n\n>>> add(1, 2)\n3\n\nMore."
+    fenced = "Sum.\n\n```pycon\n>>> add(1, 2)\n3\n```\n\nMore."
+    assert docstrings.fence_examples(text) == fenced

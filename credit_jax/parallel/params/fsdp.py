@@ -38,7 +38,7 @@ def gather(
 
     Args:
         weight: local shard of a parameter of one block.
-        parameter spec: of that parameter, not stacked.
+        param_spec: of that parameter, not stacked.
         rules: the rules it was laid out by.
         axes: mesh axes.
         precision: dtypes of the forward and of the gradient's sum.
