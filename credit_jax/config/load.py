@@ -15,7 +15,7 @@ from credit_jax.io.atomic import new_file
 
 _GEN1 = (
     "data: has flat variables, as CREDIT's generation 1; convert the file first: "
-    "python -m credit_torch_bridge config --to jax FILE --out NEW_FILE"
+    "credit-jax config --to jax FILE --out NEW_FILE"
 )
 
 

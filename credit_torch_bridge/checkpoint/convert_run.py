@@ -121,10 +121,10 @@ class RunConversion:
         yield from (f"note: {note}" for note in checkpoint.notes)
         if self.run_config.full_config is None:
             yield (
-                "note: training will not take this config as it is; python -m "
-                f"credit_jax.check --config {config} says why"
+                "note: training will not take this config as it is; credit-jax check "
+                f"--config {config} says why"
             )
-        train = f"python -m credit_jax.train --config {config}"
+        train = f"credit-jax train --config {config}"
         if checkpoint.moments is None:
             yield f"no optimizer: {train} begins with these weights"
             return

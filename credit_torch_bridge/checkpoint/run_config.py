@@ -67,8 +67,8 @@ class RunConfig:
             raise ConfigError(
                 [
                     "trainer.parallelism: missing; the config is of CREDIT's "
-                    "generation 1. Convert it first (python -m credit_torch_bridge "
-                    "config), or give --weights-only"
+                    "generation 1. Convert it first (credit-jax config), or give "
+                    "--weights-only"
                 ],
                 self.source,
             )

@@ -107,5 +107,5 @@ def test_options(bridge, tmp_path):
 
 def test_training_names_this_command(tmp_path):
     """A config of generation 1 given to credit_jax's training."""
-    with pytest.raises(ValueError, match="credit_torch_bridge config --to jax"):
+    with pytest.raises(ValueError, match="credit-jax config --to jax"):
         load_config(FOLDER / "gen1.yml")
