@@ -95,7 +95,7 @@ def measure_skill(
         ValueError: no sample has a truth at the time of its input, which persistence
             needs.
     """
-    indices, befores = _with_persistence(loader.dataset, max_samples)
+    indices, preceding = _with_persistence(loader.dataset, max_samples)
     rows = latitude_weights(loader.dataset.latitude)[:, None]
     sums = dict.fromkeys((FORECAST, *BASELINES), np.zeros(1))
     example: Example | None = None
@@ -105,7 +105,7 @@ def measure_skill(
         truth, times = batch.y[:kept, :, 0], batch.target_times[:kept]
         predictions = {
             FORECAST: forecaster(batch.x)[:kept, :, 0],
-            PERSISTENCE: _truth(loader, befores[part]),
+            PERSISTENCE: _truth(loader, preceding[part]),
             CLIMATOLOGY: loader.units.normalize(climatology.at(times)[:, :, 0]),
         }
         for name, prediction in predictions.items():
