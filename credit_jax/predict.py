@@ -20,7 +20,7 @@ from credit_jax.forecast import Forecaster
 from credit_jax.io.atomic import new_file
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
-from credit_jax.parallel.mesh.devices import model_devices
+from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.plan import plan_model
 from credit_jax.training.restore import RunStore, open_run
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--output: there is no folder {output.parent}")
     use_cache(args.cache)
     compile_sooner()
-    devices = model_devices(parallelism, args.devices)
+    devices = forward_devices(parallelism, args.devices)
     plan = plan_model(
         section, parallelism, num_devices=len(devices), where="--parallelism"
     )

@@ -25,7 +25,7 @@ from credit_jax.commands import (
 from credit_jax.config import Config
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
-from credit_jax.parallel.mesh.devices import job_devices
+from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError, Outcome
@@ -106,7 +106,9 @@ def train(
         NonFiniteLossError: the loss is not finite.
     """
     console = Console()
-    devices = job_devices(config.trainer, num_devices)
+    if num_devices is None:
+        num_devices = config.trainer.num_devices
+    devices = training_devices(config.trainer.parallelism, num_devices)
     folder = check_writable(config.save_loc)
     if resume or config.trainer.load_weights:
         required_step(CheckpointStore(folder), asked_by(resume=resume))

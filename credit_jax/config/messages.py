@@ -74,8 +74,12 @@ def divisors(number: int) -> str:
 
     Those above 10^5 that are no partner of a smaller one are not looked for.
 
-    >>> divisors(6)
-    '1, 2, 3, 6'
+    >>> divisors(6), divisors(0)
+    ('1, 2, 3, 6', '')
     """
-    low = [n for n in range(1, min(math.isqrt(number), 10**5) + 1) if number % n == 0]
+    low = [
+        n
+        for n in range(1, min(math.isqrt(max(number, 0)), 10**5) + 1)
+        if number % n == 0
+    ]
     return ", ".join(str(n) for n in sorted({*low, *(number // n for n in low)}))

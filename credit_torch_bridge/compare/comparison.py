@@ -14,7 +14,7 @@ from credit_jax.config.base import parse
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.mesh.credit import build_device_mesh
-from credit_jax.parallel.mesh.devices import model_devices
+from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
 from credit_torch_bridge.checkpoint.orbax_run import read_run
@@ -95,7 +95,7 @@ def compare_with_credit(
     import_credit()
     mesh = _parallelism(parallelism)
     # Before anything is read: reading uses JAX, which fixes the number of devices.
-    devices = model_devices(mesh)
+    devices = forward_devices(mesh)
     run_config = read_run_config(config)
     params, model_state = read_weights(run_config, Path(checkpoint))
     model = _parallel_model(run_config, mesh, devices)

@@ -1,4 +1,4 @@
-"""The device mesh that `trainer.parallelism` asks for, and who gets which sample.
+"""CREDIT's interface to the mesh: the block `trainer.parallelism`, and its ranks.
 
 The block {data, tensor, domain} and the number of devices give
 `dp = devices / (tensor * domain)` data-parallel replicas. Devices are laid out
@@ -35,7 +35,7 @@ _FURTHER = tuple(key for key in ParallelismConfig.model_fields if key not in _KE
 
 
 class RankCoords(NamedTuple):
-    """Where a device is in the mesh."""
+    """Coordinates of a device in the mesh."""
 
     dp_rank: int
     tp: int
@@ -50,7 +50,7 @@ def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
 
     Returns:
         A new dict with the keys data, tensor, domain, and those of the further keys of
-        `ParallelismConfig` that say something (`cp` is in domain).
+        `ParallelismConfig` that differ from their default (`cp` is in domain).
 
     Raises:
         ValueError: if there is no block, a degree is no integer of at least 1, the data
@@ -77,7 +77,7 @@ def normalize_parallelism(block: Parallelism) -> dict[str, Any]:
 
 
 def _parse_block(block: Mapping[str, Any]) -> ParallelismConfig:
-    """A block of CREDIT's, with CREDIT's errors for CREDIT's keys."""
+    """A block of CREDIT's, with the errors that CREDIT raises for its keys."""
     data = block.get("data", "none")
     if data not in DATA_MODES:
         raise ValueError(

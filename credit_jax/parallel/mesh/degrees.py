@@ -1,7 +1,7 @@
 """From a config block to the degree of every axis, with all that is wrong with it.
 
-A block names degrees as `ParallelDims` does or as CREDIT does; a line about a degree
-uses the name that the block uses.
+A block names degrees as `ParallelDims` or as CREDIT does; problems are reported under
+the names of the block.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Degrees = dict[str, int]
 
 
 def as_block(config: Any) -> dict[str, Any]:
-    """The keys of a config block that say something.
+    """The keys of a config block whose value is not None.
 
     Args:
         config: a mapping, a config class, or an object with the keys as attributes (of

@@ -1,4 +1,4 @@
-"""Meshes of named axes: built from degrees, and looked at axis by axis."""
+"""Meshes of named axes, built from degrees, and their parts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

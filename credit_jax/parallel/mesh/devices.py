@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from credit_jax.config.messages import divisors
-from credit_jax.config.trainer import TrainerConfig
 from credit_jax.parallel.mesh.axes import DOMAIN, ORDER
 from credit_jax.parallel.mesh.credit import Parallelism, normalize_parallelism
 from credit_jax.parallel.mesh.device_mesh import all_devices
@@ -19,7 +18,7 @@ _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 def required_devices(parallelism_conf: Parallelism) -> int:
     """The fewest devices that a parallelism block can run on.
 
-    tensor * domain, and what is given of the further degrees.
+    tensor * domain, times the further degrees that are given.
     """
     return math.prod(_given_degrees(parallelism_conf).values())
 
@@ -32,51 +31,51 @@ def _given_degrees(parallelism_conf: Parallelism) -> dict[str, int]:
     return above | {"tensor": block["tensor"], "domain": block["domain"]}
 
 
-def job_devices(trainer: TrainerConfig, num_devices: int | None = None) -> list[Any]:
-    """The devices that a job runs on, simulated ones if need be (`ensure_devices`).
-
-    Args:
-        trainer: its `num_devices` and `parallelism` say what the job is made for.
-        num_devices: the number of devices, over what `trainer.num_devices` says.
-
-    Returns:
-        The devices, rank by rank: as many as are asked for, or else all there are.
-
-    Raises:
-        ValueError: as `ensure_devices`.
-    """
-    wanted = num_devices if num_devices is not None else trainer.num_devices
-    ensure_devices(trainer.parallelism if wanted is None else wanted)
-    return all_devices()[:wanted]
-
-
-def model_devices(
+def training_devices(
     parallelism_conf: Parallelism, num_devices: int | None = None
 ) -> list[Any]:
-    """The devices of one forward pass: with `data: none` no more than it needs.
+    """The devices of a training run, simulated ones if need be (`ensure_devices`).
 
     Args:
-        parallelism_conf: the block.
-        num_devices: how many to take; None is for it to say.
+        parallelism_conf: the block {data, tensor, domain}, and further keys.
+        num_devices: how many to take; None takes all there are.
+
+    Returns:
+        The devices, rank by rank.
 
     Raises:
         ValueError: as `ensure_devices`.
     """
     ensure_devices(parallelism_conf if num_devices is None else num_devices)
-    alone = normalize_parallelism(parallelism_conf)["data"] == "none"
-    if num_devices is None and alone:
-        num_devices = required_devices(parallelism_conf)
     return all_devices()[:num_devices]
 
 
-def ensure_devices(wanted: int | Parallelism) -> None:
-    """Make sure that there are enough devices, before JAX is used for the first time.
-
-    A CPU-only machine gets as many simulated devices as are wanted, and one line says
-    so. A machine with accelerators must have them.
+def forward_devices(
+    parallelism_conf: Parallelism, num_devices: int | None = None
+) -> list[Any]:
+    """The devices of forward passes: with `data: none` no more than they need.
 
     Args:
-        wanted: the number of devices, or a parallelism block (see `required_devices`).
+        parallelism_conf: the block {data, tensor, domain}, and further keys.
+        num_devices: how many to take; None takes all, or those of `data: none`.
+
+    Raises:
+        ValueError: as `ensure_devices`.
+    """
+    alone = normalize_parallelism(parallelism_conf)["data"] == "none"
+    if num_devices is None and alone:
+        num_devices = required_devices(parallelism_conf)
+    return training_devices(parallelism_conf, num_devices)
+
+
+def ensure_devices(wanted: int | Parallelism) -> None:
+    """Makes sure that there are enough devices, before JAX is used for the first time.
+
+    A CPU-only machine simulates as many devices as are wanted, and one line is printed.
+    A machine with accelerators must have them.
+
+    Args:
+        wanted: number of devices, or a parallelism block (see `required_devices`).
 
     Raises:
         ValueError: if there are too few devices: accelerators, or CPU devices of a
@@ -104,7 +103,7 @@ def ensure_devices(wanted: int | Parallelism) -> None:
 
 
 def _needs(wanted: int | Parallelism) -> tuple[int, str]:
-    """The number of devices and the words for it."""
+    """The number of devices, and where it comes from."""
     if isinstance(wanted, int):
         if wanted < 1:
             raise ValueError(f"the number of devices must be at least 1, got {wanted}")

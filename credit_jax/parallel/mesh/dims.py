@@ -2,8 +2,8 @@
 
     devices = dp_replicate x dp_shard x ep x pp x tp x domain
 
-`ParallelDims` says how many devices share what. A misconfiguration is one error that
-lists all that is wrong, with the arithmetic and what would fit.
+A misconfiguration is one error that lists all that is wrong, with the arithmetic and
+what would fit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ParallelDims:
         cp: another name of domain; always equal to it.
 
     Raises:
-        ValueError: listing all that is wrong with the degrees.
+        ValueError: listing all that is wrong.
 
     >>> ParallelDims(dp_replicate=2, dp_shard=-1, tp=2, world_size=8).dp_shard
     2
@@ -83,7 +83,7 @@ class ParallelDims:
                 dp_replicate, with `data: none` they stay idle; otherwise dp_shard takes
                 them, unless it is given. etp is tp unless it is given.
             world_size: number of devices.
-            model: an architecture or model config; what does not fit it is listed in
+            model: a model definition, or its config; what does not fit it is listed in
                 the same error (see `validate_against_model`).
 
         Raises:
@@ -109,10 +109,10 @@ class ParallelDims:
         Rows and windows run on any domain degree.
 
         Args:
-            model: an architecture, or the config of one.
+            model: a model definition, or its config.
 
         Returns:
-            Lines a user should know: uneven rows, shards that hold no window.
+            Notes, one line each: uneven rows, shards that hold no window.
 
         Raises:
             ValueError: listing all that does not fit.
@@ -139,12 +139,12 @@ class ParallelDims:
 
     @property
     def axis_degrees(self) -> dict[str, int]:
-        """The axes of the mesh with their degrees; dp_shard 1 if there is no other."""
+        """Axes of the mesh and their degrees; dp_shard 1 if none is above 1."""
         return built_degrees({axis: getattr(self, axis) for axis in ORDER})
 
     @property
     def mesh_axes(self) -> MeshAxes:
-        """The mesh as a step sees it, without a device."""
+        """The axes as a step sees them; no device is needed."""
         return MeshAxes.from_degrees(self.axis_degrees)
 
     @property

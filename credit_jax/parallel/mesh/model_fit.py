@@ -1,4 +1,4 @@
-"""What a model says to the degrees of parallelism, and what is good to know of them."""
+"""Checks model sizes against the parallel degrees."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from credit_jax.config.messages import divisors
 from credit_jax.parallel.mesh.axes import DOMAIN, EP, PP, TP
 
-# Sizes that transformer configs name, and the degree that must divide them.
+# Keys of transformer configs, and the axis whose degree must divide them.
 _DIVIDED = (
     ("num_attention_heads", TP),
     ("num_key_value_heads", TP),
@@ -18,11 +18,11 @@ MOST_LISTED = 64
 
 
 def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
-    """All that keeps a model from running on a mesh, one readable line each.
+    """All that keeps a model from running on a mesh, one line each.
 
     Args:
-        model: an architecture, or the config of one. What it does not say of itself
-            (`problems(tensor, domain)`, `num_experts`, ...) is not checked.
+        model: a model definition, or its config. Attributes that it lacks
+            (`problems(tensor, domain)`, `num_experts`, ...) are not checked.
         degrees: degree of each mesh axis; 1 where there is none.
     """
     config = getattr(model, "config", model)
@@ -51,10 +51,10 @@ def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
 
 
 def model_notes(model: Any, domain: int) -> list[str]:
-    """Uneven rows and idle shards: exact all the same, but devices wait for others.
+    """Notes on uneven rows and idle shards, which cost time but change no number.
 
     Args:
-        model: an architecture, or the config of one.
+        model: a model definition, or its config.
         domain: number of latitude shards.
     """
     config = getattr(model, "config", model)
@@ -82,27 +82,27 @@ def validate_sharding_constraints(
     local_h: int,
     window_sizes: Sequence[int | Sequence[int]] | None = None,
 ) -> list[str]:
-    """What is uneven or idle with `local_h` rows a domain shard.
+    """Notes on what is uneven or idle with `local_h` rows on each domain shard.
 
-    Nothing has to divide: every message is about waiting, none about wrong numbers.
+    Nothing has to divide: the notes are about idle time, not about wrong numbers.
 
     Args:
-        model: an architecture, or the config of one. None, or a model that does not
-            say its `image_height`: only `window_sizes` are looked at.
+        model: a model definition, or its config. None, or a model without
+            `image_height`: only `window_sizes` are checked.
         local_h: rows of a shard at the model's input.
         window_sizes: rows of a window at each level, or (rows, columns); each level has
             half the rows of the one before, as CREDIT assumes. None: the short windows
             of the model's stages, with the rows that they really have.
 
     Returns:
-        One readable line each; empty if all shards work alike.
+        One line each; empty if all shards have the same work.
 
     Raises:
         ValueError: `local_h` is below 1.
 
-    Differs from CREDIT: windows that do not divide the rows work, so the messages say
-    what they cost; and without `window_sizes` the model is asked, where CREDIT checks
-    nothing.
+    Differs from CREDIT: windows that do not divide the rows work, so the notes say what
+    they cost; and without `window_sizes` those of the model are checked, where CREDIT
+    checks nothing.
     """
     if local_h < 1:
         raise ValueError(f"local_h is {local_h}; expected at least 1 row a shard")
@@ -137,7 +137,7 @@ def _block_notes(height: int, local_h: int, domain: int) -> Iterator[str]:
 def _halved(
     local_h: int, window_sizes: Sequence[int | Sequence[int]]
 ) -> list[tuple[int, int]]:
-    """(rows a shard, rows of a window) of each level, half the rows at each."""
+    """(rows of a shard, rows of a window) of each level, half the rows at each."""
     return [
         (local_h // 2**level, size if isinstance(size, int) else size[0])
         for level, size in enumerate(window_sizes)
@@ -145,7 +145,7 @@ def _halved(
 
 
 def _stage_rows(config: Any, domain: int) -> list[tuple[int, int]]:
-    """The same of the stages that a model has; 1 where a stage has no attention."""
+    """The same for the stages of a model; windows of 1 where it has no attention."""
     geometry = getattr(config, "geometry", None)
     if domain == 1 or geometry is None:
         return []
@@ -156,7 +156,7 @@ def _stage_rows(config: Any, domain: int) -> list[tuple[int, int]]:
 
 
 def _idle(config: Any, domain: int) -> Iterator[str]:
-    """Attentions that leave shards idle: whole windows, or groups, stay on a shard."""
+    """Attentions that leave shards idle: a window, or group, is on one shard."""
     geometry = getattr(config, "geometry", None)
     for index, stage in enumerate(geometry().stages if geometry else ()):
         if not config.depth[index]:
@@ -173,7 +173,7 @@ def _idle(config: Any, domain: int) -> Iterator[str]:
 
 
 def _num_blocks(size: int, num_shards: int) -> int:
-    """How many shards hold something of equal blocks of ceil(size / num_shards)."""
+    """Number of shards with rows, of equal blocks of ceil(size / num_shards) rows."""
     return -(-size // -(-size // num_shards)) if size else 0
 
 

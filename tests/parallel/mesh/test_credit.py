@@ -1,12 +1,10 @@
-"""The mesh of a parallelism block: its shape, its errors, and who gets which sample."""
-
-import subprocess
-import sys
+"""The mesh of a parallelism block: its shape, its errors, its ranks and samples."""
 
 import jax
 import pytest
 from jax.sharding import AxisType
 
+from credit_jax.config.base import parse
 from credit_jax.config.trainer import ParallelismConfig
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
 from credit_jax.parallel.mesh.credit import (
@@ -18,11 +16,7 @@ from credit_jax.parallel.mesh.credit import (
     rank_coords,
 )
 from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
-from credit_jax.parallel.mesh.devices import ensure_devices, required_devices
-
-
-def block(data: str = "fsdp2", tensor: int = 1, domain: int = 1) -> dict:
-    return {"data": data, "tensor": tensor, "domain": domain}
+from tests.parallel.mesh.cases import HSDP, block
 
 
 class FakeDevice:
@@ -123,7 +117,6 @@ def test_a_submesh_is_the_group_of_the_first_device_of_this_process():
 def test_a_block_may_be_a_config_section():
     mesh, _ = build_device_mesh(ParallelismConfig(data="ddp", tensor=2))
     assert dict(mesh.shape) == {DP_REPLICATE: 4, TP: 2}
-    assert required_devices(ParallelismConfig(tensor=2, domain=4)) == 8
 
 
 def test_one_device():
@@ -182,49 +175,45 @@ def test_both_data_axes_make_one_rank():
         assert data_parallel_coords(mesh) == (3, 4)
 
 
-def test_degrees_must_match_the_devices():
-    with pytest.raises(ValueError, match=r"dp_shard 3 x tp 2 = 6 devices, but 8 are"):
-        mesh_of_degrees({DP_SHARD: 3, TP: 2}, jax.devices())
-    with pytest.raises(ValueError, match=r"unknown mesh axes \['cp'\]"):
-        mesh_of_degrees({"cp": 8}, jax.devices())
+def test_the_yaml_block_takes_the_further_keys():
+    section = parse(ParallelismConfig, HSDP | {"dp_shard": 2}, "trainer.parallelism")
+    mesh, groups = build_device_mesh(section)
+    assert dict(mesh.shape) == {DP_REPLICATE: 2, DP_SHARD: 2, TP: 2}
+    assert {name: dict(sub.shape) for name, sub in groups.items()} == {
+        "dp": {DP_REPLICATE: 2, DP_SHARD: 2},
+        "tp": {TP: 2},
+    }
+    conf = parse_parallelism_conf({"trainer": {"parallelism": HSDP}})
+    assert conf == HSDP
+    assert dp_world_size(HSDP, 8) == 4
+    assert rank_coords(HSDP, 5, 8) == (2, 1, 0)
+    cp = parse_parallelism_conf({"trainer": {"parallelism": {"cp": 2}}})
+    assert cp == {"data": "none", "tensor": 1, "domain": 2}
 
 
-def test_too_few_devices_once_jax_is_in_use():
-    ensure_devices(8)
-    message = "tensor 4 x domain 4 = 16 devices are needed, but JAX is already in use"
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"dp_shard": 0}, r"parallelism.dp_shard: must be at least 1, or -1 \(the re"),
+        ({"dp_replicate": 0}, "parallelism.dp_replicate: must be at least 1, got 0"),
+        ({"ep": "two"}, "parallelism.ep: must be an integer, got 'two'"),
+        ({"dp_shard": 2}, "one replica, but dp_shard is 2; use data: fsdp2, or ddp"),
+        ({"cp": 2, "domain": 4}, "cp is 2 and domain is 4, but they name one degree"),
+        ({"tensor": 4, "etp": 2}, "etp is 2; expected tensor or 1, that is 4 or 1"),
+        ({"cp": 4, "ulysses_degree": 3}, "ulysses_degree is 3, which does not divide"),
+        ({"tp": 2}, "parallelism.tp: unknown key|Unknown trainer.parallelism key"),
+    ],
+)
+def test_the_yaml_block_rejects(block, message):
     with pytest.raises(ValueError, match=message):
-        ensure_devices(block(tensor=4, domain=4))
-    with pytest.raises(ValueError, match="must be at least 1, got 0"):
-        ensure_devices(0)
-
-
-def test_devices_are_simulated_before_jax_is_used():
-    code = (
-        "from credit_jax.parallel.mesh.devices import ensure_devices; import jax;"
-        "ensure_devices({'data': 'none', 'tensor': 2, 'domain': 3});"
-        "print(len(jax.devices()))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"JAX_PLATFORMS": "cpu", "PATH": ""},
-    )
-    assert result.stdout.splitlines() == [
-        "No accelerator found: running on 6 simulated CPU devices.",
-        "6",
-    ], result.stdout
-
-
-def test_an_accelerator_machine_must_have_its_devices(monkeypatch):
-    class Gpu:
-        platform = "gpu"
-
-    monkeypatch.setattr(jax, "devices", lambda: [Gpu()] * 6)
-    message = (
-        r"tensor 2 x domain 4 = 8 devices are needed, but this machine has 6 gpu "
-        r"device\(s\); tensor\*domain can be 1, 2, 3, 6 here"
-    )
+        parse(ParallelismConfig, block, "trainer.parallelism")
     with pytest.raises(ValueError, match=message):
-        ensure_devices(block(tensor=2, domain=4))
+        parse_parallelism_conf({"trainer": {"parallelism": block}})
+
+
+def test_the_yaml_block_says_what_has_no_effect():
+    block = {"cp": 2, "ulysses_degree": 2, "etp": 1}
+    with pytest.warns(
+        UserWarning, match=r"ulysses_degree \(attention moves whole.*etp"
+    ):
+        parse(ParallelismConfig, block, "trainer.parallelism")

@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.config.base import parse
 from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.registry import build
 from credit_jax.parallel.collectives import psum
@@ -24,39 +23,11 @@ from credit_jax.parallel.mesh.axes import (
     TP,
     MeshAxes,
 )
-from credit_jax.parallel.mesh.credit import (
-    build_device_mesh,
-    dp_world_size,
-    parse_parallelism_conf,
-    rank_coords,
-)
-from credit_jax.parallel.mesh.device_mesh import (
-    get_dp_mesh,
-    has_dp_mesh,
-    mesh_of_degrees,
-)
-from credit_jax.parallel.mesh.devices import ensure_devices, required_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.fsdp import gather
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.spec import ParamSpec, ShardingRules
-
-MODEL = {
-    "type": "wxformer",
-    "image_height": 32,
-    "image_width": 32,
-    "frames": 1,
-    "channels": 2,
-    "levels": 2,
-    "surface_channels": 1,
-    "dim": [8, 16, 32, 64],
-    "depth": [1, 1, 1, 1],
-    "dim_head": 4,
-    "global_window_size": [4, 2, 2, 1],
-    "local_window_size": [2, 2, 2, 2],
-    "cross_embed_strides": [2, 2, 2, 2],
-    "cross_embed_kernel_sizes": [[2, 4], [2, 4], [2, 4], [2, 4]],
-}
+from tests.parallel.mesh.cases import MODEL
 
 
 def degrees(dims: ParallelDims) -> dict[str, int]:
@@ -218,57 +189,6 @@ def test_one_error_lists_all_that_is_wrong(monkeypatch):
         assert line.strip().startswith(start), line
 
 
-def test_a_model_that_fits():
-    model_def = build(MODEL)
-    dims = ParallelDims(tp=2, dp_shard=-1, world_size=8)
-    assert dims.validate_against_model(model_def) == []
-    assert dims.validate_against_model(model_def.config) == []
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"tp": 4}, "stage 0 has 8 // 4 = 2 heads, which .* would fit: 1, 2, or a"),
-        ({"ep": 2}, "ep is 2, but wxformer has no experts to share: expert .* not yet"),
-        ({"pp": 2}, "pp is 2, but wxformer has no pipeline stages: .* not yet there"),
-    ],
-)
-def test_a_model_that_does_not_fit(given, message):
-    dims = ParallelDims(**given, dp_shard=-1, world_size=8)
-    with pytest.raises(ValueError, match=message):
-        dims.validate_against_model(build(MODEL))
-
-
-def test_models_that_name_their_sizes():
-    config = SimpleNamespace(
-        num_attention_heads=12, num_key_value_heads=4, num_experts=6
-    )
-    model = SimpleNamespace(config=config)
-    ParallelDims(tp=4, ep=2, world_size=8).validate_against_model(model)
-    with pytest.raises(ValueError, match="3 problems") as caught:
-        ParallelDims(tp=8, ep=4, world_size=32).validate_against_model(model)
-    for line in (
-        "num_attention_heads is 12, which tp 8 does not divide; would fit: 1, 2, 3, 4",
-        "num_key_value_heads is 4, which tp 8 does not divide; would fit: 1, 2, 4",
-        "num_experts is 6, which ep 4 does not divide; would fit: 1, 2, 3, 6",
-    ):
-        assert line in str(caught.value), str(caught.value)
-
-
-def test_every_domain_runs_and_idle_shards_are_a_note():
-    model_def = build(MODEL)
-    two, three, eight = (
-        ParallelDims(domain=n, world_size=n).validate_against_model(model_def)
-        for n in (2, 3, 8)
-    )
-    assert len(two) == 1, two
-    assert "stage 3 short: 1 (2 / 2 = 1); exact all the same" in two[0], two
-    assert "32 rows over domain 3 are uneven (11, 11, 10); exact all" in three[0], three
-    assert "some of the 8 domain shards hold no window of attention" in eight[0], eight
-    assert "stage 0 long: 4 (16 / 4 = 4)" in eight[0], eight
-    assert "stage 0 short" not in eight[0], eight
-
-
 @pytest.mark.parametrize(
     ("given", "fsdp", "dp", "loss"),
     [
@@ -324,88 +244,6 @@ def test_the_mesh_takes_as_many_devices_as_the_world_has():
         dims.build_mesh(jax.devices())
     with pytest.raises(ValueError, match="dp_shard 16 = 16 devices, but 8 are given"):
         ParallelDims(dp_shard=-1, world_size=16).build_mesh()
-
-
-HSDP = {"data": "fsdp2", "dp_replicate": 2, "tensor": 2, "domain": 1}
-
-
-def test_the_yaml_block_takes_the_further_keys():
-    section = parse(ParallelismConfig, HSDP | {"dp_shard": 2}, "trainer.parallelism")
-    mesh, groups = build_device_mesh(section)
-    assert dict(mesh.shape) == {DP_REPLICATE: 2, DP_SHARD: 2, TP: 2}
-    assert {name: dict(sub.shape) for name, sub in groups.items()} == {
-        "dp": {DP_REPLICATE: 2, DP_SHARD: 2},
-        "tp": {TP: 2},
-    }
-    conf = parse_parallelism_conf({"trainer": {"parallelism": HSDP}})
-    assert conf == HSDP
-    assert dp_world_size(HSDP, 8) == 4
-    assert rank_coords(HSDP, 5, 8) == (2, 1, 0)
-    assert required_devices(HSDP) == 4
-    cp = parse_parallelism_conf({"trainer": {"parallelism": {"cp": 2}}})
-    assert cp == {"data": "none", "tensor": 1, "domain": 2}
-
-
-@pytest.mark.parametrize(
-    ("block", "message"),
-    [
-        ({"dp_shard": 0}, r"parallelism.dp_shard: must be at least 1, or -1 \(the re"),
-        ({"dp_replicate": 0}, "parallelism.dp_replicate: must be at least 1, got 0"),
-        ({"ep": "two"}, "parallelism.ep: must be an integer, got 'two'"),
-        ({"dp_shard": 2}, "one replica, but dp_shard is 2; use data: fsdp2, or ddp"),
-        ({"cp": 2, "domain": 4}, "cp is 2 and domain is 4, but they name one degree"),
-        ({"tensor": 4, "etp": 2}, "etp is 2; expected tensor or 1, that is 4 or 1"),
-        ({"cp": 4, "ulysses_degree": 3}, "ulysses_degree is 3, which does not divide"),
-        ({"tp": 2}, "parallelism.tp: unknown key|Unknown trainer.parallelism key"),
-    ],
-)
-def test_the_yaml_block_rejects(block, message):
-    with pytest.raises(ValueError, match=message):
-        parse(ParallelismConfig, block, "trainer.parallelism")
-    with pytest.raises(ValueError, match=message):
-        parse_parallelism_conf({"trainer": {"parallelism": block}})
-
-
-def test_the_yaml_block_says_what_has_no_effect():
-    block = {"cp": 2, "ulysses_degree": 2, "etp": 1}
-    with pytest.warns(
-        UserWarning, match=r"ulysses_degree \(attention moves whole.*etp"
-    ):
-        parse(ParallelismConfig, block, "trainer.parallelism")
-
-
-def test_too_few_devices_for_all_degrees():
-    message = (
-        "dp_replicate 4 x dp_shard 2 x tensor 2 x domain 1 = 16 devices are needed"
-    )
-    with pytest.raises(ValueError, match=message):
-        ensure_devices(HSDP | {"dp_replicate": 4, "dp_shard": 2})
-
-
-def test_the_data_parallel_part_of_a_mesh():
-    dims = ParallelDims(dp_replicate=2, dp_shard=2, tp=2, world_size=8)
-    mesh = dims.build_mesh()
-    assert has_dp_mesh(mesh)
-    part = get_dp_mesh(mesh)
-    assert dict(part.shape) == {DP_REPLICATE: 2, DP_SHARD: 2}
-    assert part.devices.tolist() == mesh.devices[..., 0].tolist()
-    for degree in (DP_SHARD, DP_REPLICATE):
-        mesh = mesh_of_degrees({degree: 4, DOMAIN: 2}, jax.devices())
-        part = get_dp_mesh(mesh)
-        assert dict(part.shape) == {degree: 4}
-        assert part.devices.tolist() == jax.devices()[::2]
-    assert dict(get_dp_mesh(ParallelDims().build_mesh()).shape) == {DP_SHARD: 1}
-
-
-def test_a_mesh_without_data_parallelism():
-    mesh = ParallelDims(tp=8, world_size=8).build_mesh()
-    assert not has_dp_mesh(mesh)
-    message = (
-        r"the mesh \{'tp': 8\} has no data-parallel axis; expected dp_replicate or "
-        r"dp_shard; ask has_dp_mesh\(mesh\) first"
-    )
-    with pytest.raises(ValueError, match=message):
-        get_dp_mesh(mesh)
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from credit_jax.models.registry import build
+from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import (
     model_notes,
     validate_sharding_constraints,
 )
-from tests.parallel.mesh.test_dims import MODEL
+from tests.parallel.mesh.cases import MODEL
 
 
 def config(**changes):
@@ -72,3 +73,54 @@ def test_an_architecture_is_as_good_as_its_config():
 def test_no_rows(local_h):
     with pytest.raises(ValueError, match=f"local_h is {local_h}"):
         validate_sharding_constraints(None, local_h)
+
+
+def test_a_model_that_fits():
+    model_def = build(MODEL)
+    dims = ParallelDims(tp=2, dp_shard=-1, world_size=8)
+    assert dims.validate_against_model(model_def) == []
+    assert dims.validate_against_model(model_def.config) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tp": 4}, "stage 0 has 8 // 4 = 2 heads, which .* would fit: 1, 2, or a"),
+        ({"ep": 2}, "ep is 2, but wxformer has no experts to share: expert .* not yet"),
+        ({"pp": 2}, "pp is 2, but wxformer has no pipeline stages: .* not yet there"),
+    ],
+)
+def test_a_model_that_does_not_fit(given, message):
+    dims = ParallelDims(**given, dp_shard=-1, world_size=8)
+    with pytest.raises(ValueError, match=message):
+        dims.validate_against_model(build(MODEL))
+
+
+def test_models_that_name_their_sizes():
+    config = SimpleNamespace(
+        num_attention_heads=12, num_key_value_heads=4, num_experts=6
+    )
+    model = SimpleNamespace(config=config)
+    ParallelDims(tp=4, ep=2, world_size=8).validate_against_model(model)
+    with pytest.raises(ValueError, match="3 problems") as caught:
+        ParallelDims(tp=8, ep=4, world_size=32).validate_against_model(model)
+    for line in (
+        "num_attention_heads is 12, which tp 8 does not divide; would fit: 1, 2, 3, 4",
+        "num_key_value_heads is 4, which tp 8 does not divide; would fit: 1, 2, 4",
+        "num_experts is 6, which ep 4 does not divide; would fit: 1, 2, 3, 6",
+    ):
+        assert line in str(caught.value), str(caught.value)
+
+
+def test_every_domain_runs_and_idle_shards_are_a_note():
+    model_def = build(MODEL)
+    two, three, eight = (
+        ParallelDims(domain=n, world_size=n).validate_against_model(model_def)
+        for n in (2, 3, 8)
+    )
+    assert len(two) == 1, two
+    assert "stage 3 short: 1 (2 / 2 = 1); exact all the same" in two[0], two
+    assert "32 rows over domain 3 are uneven (11, 11, 10); exact all" in three[0], three
+    assert "some of the 8 domain shards hold no window of attention" in eight[0], eight
+    assert "stage 0 long: 4 (16 / 4 = 4)" in eight[0], eight
+    assert "stage 0 short" not in eight[0], eight

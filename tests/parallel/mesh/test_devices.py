@@ -1,0 +1,78 @@
+"""Enough devices for a mesh: simulated ones, or an error."""
+
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.parallel.mesh.devices import (
+    ensure_devices,
+    forward_devices,
+    required_devices,
+    training_devices,
+)
+from tests.parallel.mesh.cases import HSDP, block
+
+
+def test_the_fewest_devices_of_a_block():
+    assert required_devices(ParallelismConfig(tensor=2, domain=4)) == 8
+    assert required_devices(HSDP) == 4
+
+
+def test_forward_passes_of_one_replica_take_no_more_than_they_need():
+    assert forward_devices(block("none", tensor=2)) == jax.devices()[:2]
+    assert forward_devices(block("none", tensor=2), 4) == jax.devices()[:4]
+    assert forward_devices(block(tensor=2)) == jax.devices()
+    assert training_devices(block("none", tensor=2)) == jax.devices()
+    assert training_devices(block(tensor=2), 6) == jax.devices()[:6]
+
+
+def test_too_few_devices_for_all_degrees():
+    message = (
+        "dp_replicate 4 x dp_shard 2 x tensor 2 x domain 1 = 16 devices are needed"
+    )
+    with pytest.raises(ValueError, match=message):
+        ensure_devices(HSDP | {"dp_replicate": 4, "dp_shard": 2})
+
+
+def test_too_few_devices_once_jax_is_in_use():
+    ensure_devices(8)
+    message = "tensor 4 x domain 4 = 16 devices are needed, but JAX is already in use"
+    with pytest.raises(ValueError, match=message):
+        ensure_devices(block(tensor=4, domain=4))
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        ensure_devices(0)
+
+
+def test_devices_are_simulated_before_jax_is_used():
+    code = (
+        "from credit_jax.parallel.mesh.devices import ensure_devices; import jax;"
+        "ensure_devices({'data': 'none', 'tensor': 2, 'domain': 3});"
+        "print(len(jax.devices()))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"JAX_PLATFORMS": "cpu", "PATH": ""},
+    )
+    assert result.stdout.splitlines() == [
+        "No accelerator found: running on 6 simulated CPU devices.",
+        "6",
+    ], result.stdout
+
+
+def test_an_accelerator_machine_must_have_its_devices(monkeypatch):
+    class Gpu:
+        platform = "gpu"
+
+    monkeypatch.setattr(jax, "devices", lambda: [Gpu()] * 6)
+    message = (
+        r"tensor 2 x domain 4 = 8 devices are needed, but this machine has 6 gpu "
+        r"device\(s\); tensor\*domain can be 1, 2, 3, 6 here"
+    )
+    with pytest.raises(ValueError, match=message):
+        ensure_devices(block(tensor=2, domain=4))
