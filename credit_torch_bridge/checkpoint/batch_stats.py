@@ -1,4 +1,4 @@
-"""Running statistics of batch norms, which PyTorch keeps beside the norm's bias."""
+"""Running statistics of batch norms, which PyTorch has next to the norm's bias."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from credit_jax.nn.model_state import BATCH_STATS
 from credit_torch_bridge.checkpoint.key_plan import KeyEntry, KeyPlan
 from credit_torch_bridge.models.arrangement import SAME, Arrangement
 from credit_torch_bridge.problems import Shape
@@ -14,7 +15,7 @@ from credit_torch_bridge.problems import Shape
 
 @dataclass(frozen=True)
 class Count(Arrangement):
-    """One whole number, 64 bits wide in PyTorch and 32 here."""
+    """A number of batches: int64 in PyTorch, int32 here."""
 
     def to_ours(self, array: np.ndarray, shape: Shape) -> np.ndarray:
         return np.asarray(array).astype(np.int32)
@@ -27,10 +28,10 @@ COUNT = Count("->")
 
 
 def with_statistics(plan: KeyPlan, norms: Mapping[str, int]) -> KeyPlan:
-    """A plan that also has the running statistics of the batch norms.
+    """Adds the running statistics of batch norms to a plan.
 
     Args:
-        plan: of the parameters, and the vectors of spectral norm.
+        plan: of the parameters and of spectral norm.
         norms: channels of every batch norm, by path.
     """
     after = {f"{path}/bias": path for path in norms}
@@ -44,6 +45,11 @@ def with_statistics(plan: KeyPlan, norms: Mapping[str, int]) -> KeyPlan:
 
 
 def _statistics(key: str, path: str, channels: int) -> Iterator[KeyEntry]:
-    for torch, role in (("running_mean", "mean"), ("running_var", "variance")):
-        yield KeyEntry(f"{key}.{torch}", role, path, None, SAME, (channels,))
-    yield KeyEntry(f"{key}.num_batches_tracked", "count", path, None, COUNT, ())
+    def entry(name: str, leaf: str, arrangement: Arrangement, shape: Shape) -> KeyEntry:
+        return KeyEntry(
+            f"{key}.{name}", path, arrangement, shape, None, BATCH_STATS, leaf
+        )
+
+    yield entry("running_mean", "mean", SAME, (channels,))
+    yield entry("running_var", "variance", SAME, (channels,))
+    yield entry("num_batches_tracked", "count", COUNT, ())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from credit_jax.checkpoint import Progress
-from credit_torch_bridge.checkpoint.key_plan import HostModelState, State
+from credit_torch_bridge.checkpoint.key_plan import Arrays, HostModelState
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Moments:
         count: updates done.
     """
 
-    mu: State
-    nu: State
+    mu: Arrays
+    nu: Arrays
     count: int
 
 
@@ -43,10 +43,10 @@ class JaxCheckpoint:
         notes: what a user should know.
     """
 
-    params: State
+    params: Arrays
     model_state: HostModelState
     moments: Moments | None = None
-    ema: State | None = None
+    ema: Arrays | None = None
     micro_step: int = 0
     update_step: int = 0
     progress: Progress = field(default_factory=Progress)

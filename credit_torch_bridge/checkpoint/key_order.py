@@ -1,4 +1,4 @@
-"""The order in which PyTorch has the keys of a state dict, from a key table."""
+"""The order of the keys in a PyTorch state dict."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import re
 from collections.abc import Iterable, Iterator
 
 
-class TorchOrder:
-    """Where PyTorch has a key: modules in the order of the table, layers by number.
+class KeyOrder:
+    """Sorts keys as PyTorch does: modules in the order of a table, layers by number.
 
-    A module's own parameters come before those of the modules in it; its vectors of
-    spectral norm come after its parameters, and a parameter under spectral norm, which
-    is registered anew, after the others.
+    The parameters of a module come before those of its submodules. Under spectral norm
+    PyTorch registers a parameter again, so that `weight_orig` comes after the others,
+    followed by the vectors `weight_u` and `weight_v`.
+
+    Args:
+        templates: keys of the table, "layers.{s}.0.convs.{i}.1.weight", in order.
     """
 
     def __init__(self, templates: Iterable[str]) -> None:
-        """Takes up the keys of a table, "layers.{s}.0.convs.{i}.1.weight", in order."""
         self.ranks: dict[tuple[str, str], int] = {}
         for template in templates:
             for parent, name in _steps(template):
                 self.ranks.setdefault((parent, name), len(self.ranks))
 
     def place(self, key: str) -> list[tuple[bool, int, int]]:
-        """What keys sort by."""
+        """The sort key of a PyTorch key."""
         steps = list(_steps(key))
         return [
             (i < len(steps) - 1, *self._rank(parent, name, part))
@@ -42,7 +44,7 @@ class TorchOrder:
 
 
 def _steps(key: str) -> Iterator[tuple[str, str]]:
-    """(parent, name) of each component of a key or template, every index a star."""
+    """(parent, name) of each component of a key or template, indices as stars."""
     parts = ["*" if re.fullmatch(r"\d+|\{\w+\}", p) else p for p in key.split(".")]
     for i, part in enumerate(parts):
         yield ".".join(parts[:i]), part

@@ -1,67 +1,61 @@
-"""A key table applied to the parameter specs of a model.
+"""The correspondence of a PyTorch state dict and the arrays of a model.
 
-`make_key_plan` checks that every parameter matches exactly one rule of the table and
-that no PyTorch key fills two parameters. The resulting `KeyPlan` reads and writes a
-PyTorch state dict; all keys and shapes that do not fit are in one error.
-
-The order of a table is the order in which CREDIT's modules create their layers: PyTorch
-numbers the parameters of an optimizer's state in that order.
+A `KeyPlan` reads and writes a PyTorch state dict; all keys and shapes that do not fit
+are in one error. `match_keys.make_key_plan` makes it from a key table.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, SPECTRAL_NORM
-from credit_jax.parallel.params.spec import ParamSpec
-from credit_torch_bridge.checkpoint.key_order import TorchOrder
+from credit_jax.nn.model_state import COLLECTIONS
 from credit_torch_bridge.checkpoint.renames import RenamedKey, current_names
 from credit_torch_bridge.models.arrangement import Arrangement
-from credit_torch_bridge.models.key_table import Ignore, KeyTable, Rule
+from credit_torch_bridge.models.key_table import Ignore
 from credit_torch_bridge.models.torch_model import Rename
 from credit_torch_bridge.problems import Shape, compare_shapes, raise_problems
 
-State = dict[str, np.ndarray]
+# Whole arrays on the host, by path of ours or by key of PyTorch.
+Arrays = dict[str, np.ndarray]
 # The collections of `credit_jax.nn.model_state`, whole arrays on the host.
 HostModelState = dict[str, dict[str, dict[str, np.ndarray]]]
-# Makes an array to be filled: (shape, dtype) -> array.
+# (shape, dtype) -> array to be filled.
 Allocate = Callable[..., np.ndarray]
 
-# What an array is to its parameter: the parameter, or a vector of spectral norm.
-PARAMETER, U, V = "parameter", "u", "v"
+PARAMS = "params"
 
 
 @dataclass(frozen=True)
 class KeyEntry:
-    """One PyTorch array and its place here.
+    """One PyTorch array and the corresponding array of ours.
 
     Attributes:
         key: of PyTorch's state dict.
-        role: PARAMETER, U or V.
-        path: of our parameter.
-        layer: index along our leading dim; None if the parameter is not stacked.
-        arrangement: of this array.
+        path: of our parameter, or of the layer whose state it is.
+        arrangement: of the array.
         shape: of our array, without the leading dim of stacked layers.
+        layer: index along that leading dim; None if nothing is stacked.
+        collection: PARAMS, or the collection of `credit_jax.nn.model_state`.
+        leaf: name within `path` in that collection, such as "u"; "" for parameters.
     """
 
     key: str
-    role: str
     path: str
-    layer: int | None
     arrangement: Arrangement
     shape: Shape
+    layer: int | None = None
+    collection: str = PARAMS
+    leaf: str = ""
 
     @property
     def name(self) -> str:
-        """Our array's name in a report."""
-        return self.path if self.role == PARAMETER else f"{self.path} [{self.role}]"
+        """Name of our array in a report."""
+        return f"{self.path} [{self.leaf}]" if self.leaf else self.path
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ class KeyPlan:
     @property
     def parameters(self) -> KeyPlan:
         """The entries of parameters alone, for moments and averages."""
-        entries = tuple(entry for entry in self.entries if entry.role == PARAMETER)
+        entries = tuple(entry for entry in self.entries if entry.collection == PARAMS)
         return replace(self, entries=entries)
 
     def current_names(self, given: Iterable[str]) -> list[RenamedKey]:
@@ -95,29 +89,29 @@ class KeyPlan:
 
     def read(
         self, state: Mapping[str, Any], allocate: Allocate = np.empty
-    ) -> tuple[State, HostModelState]:
+    ) -> tuple[Arrays, HostModelState]:
         """Our parameters and model state from PyTorch's state dict.
 
         Args:
-            state: PyTorch's arrays by key, or what numpy reads as arrays.
-            allocate: makes the arrays that are filled.
+            state: arrays, or objects that numpy converts to arrays, by PyTorch's key.
+            allocate: makes the arrays.
 
         Returns:
             path -> array, and the collections of `credit_jax.nn.model_state`.
 
         Raises:
-            ValueError: keys or shapes do not fit; lists every one of them.
+            ValueError: keys or shapes do not fit; lists all of them.
         """
         self.check(state)
-        params: State = {}
+        params: Arrays = {}
         model_state: HostModelState = {name: {} for name in COLLECTIONS}
-        for (path, role), entries in self._arrays.items():
-            array = _filled(entries, state, allocate)
-            if role == PARAMETER:
-                params[path] = array
+        for entries in self._by_name.values():
+            first, array = entries[0], _filled(entries, state, allocate)
+            if first.collection == PARAMS:
+                params[first.path] = array
             else:
-                collection = model_state[_collection(role)]
-                collection.setdefault(path, {})[role] = array
+                collection = model_state[first.collection]
+                collection.setdefault(first.path, {})[first.leaf] = array
         return params, model_state
 
     def check(self, state: Mapping[str, Any]) -> None:
@@ -138,14 +132,14 @@ class KeyPlan:
         params: Mapping[str, np.ndarray],
         model_state: HostModelState,
         allocate: Allocate = np.empty,
-    ) -> State:
-        """PyTorch's state dict from ours: the inverse of `read`, bit for bit.
+    ) -> Arrays:
+        """PyTorch's state dict from our arrays: the exact inverse of `read`.
 
         Raises:
-            ValueError: paths or shapes do not fit; lists every one of them.
+            ValueError: paths or shapes do not fit; lists all of them.
         """
         arrays = _named(params, model_state)
-        wanted = {entries[0].name: _whole(entries) for entries in self._arrays.values()}
+        wanted = {name: _whole(entries) for name, entries in self._by_name.items()}
         raise_problems(
             compare_shapes({k: np.shape(v) for k, v in arrays.items()}, wanted),
             "the parameters do not fit the architecture",
@@ -161,88 +155,21 @@ class KeyPlan:
         return state
 
     @cached_property
-    def _arrays(self) -> dict[tuple[str, str], list[KeyEntry]]:
+    def _by_name(self) -> dict[str, list[KeyEntry]]:
         """The entries of each of our arrays."""
-        arrays: dict[tuple[str, str], list[KeyEntry]] = {}
+        arrays: dict[str, list[KeyEntry]] = {}
         for entry in self.entries:
-            arrays.setdefault((entry.path, entry.role), []).append(entry)
+            arrays.setdefault(entry.name, []).append(entry)
         return arrays
 
     def _is_ignored(self, key: str) -> bool:
         return any(ignore.match(key) for ignore in self.ignored)
 
 
-def make_key_plan(
-    table: KeyTable,
-    param_specs: Mapping[str, ParamSpec],
-    normalized: Collection[str] = (),
-) -> KeyPlan:
-    """Applies a key table to a model.
-
-    Args:
-        table: of the model.
-        param_specs: of every parameter, by path.
-        normalized: paths of the matrices under spectral norm; PyTorch then has
-            `weight_orig`, `weight_u` and `weight_v` in place of `weight`.
-
-    Raises:
-        ValueError: a parameter matches no rule or several, or one PyTorch key would
-            fill two parameters; lists every case.
-    """
-    rules = [row for row in table if isinstance(row, Rule)]
-    alike: dict[str, list[Rule]] = {}
-    for rule in rules:
-        alike.setdefault(_outline(rule.ours), []).append(rule)
-    entries: list[KeyEntry] = []
-    order = TorchOrder(rule.torch for rule in rules)
-    problems = []
-    for path, param_spec in param_specs.items():
-        candidates = alike.get(_outline(path), ())
-        found = [(r, at) for r in candidates if (at := r.match(path)) is not None]
-        if len(found) != 1:
-            named = ", ".join(rule.ours for rule, _ in found) or "none"
-            problems.append(f"{path}: {len(found)} rules match ({named}), expected 1")
-        elif found[0][0].is_stacked != param_spec.is_stacked:
-            problems.append(
-                f"{path}: {found[0][0].torch} does not match the parameter spec "
-                f"whether layers are stacked {param_spec.dims}"
-            )
-        else:
-            entries += _entries(*found[0], path, param_spec, path in normalized)
-    uses = Counter(entry.key for entry in entries)
-    problems += [f"{k}: fills {n} arrays, expected 1" for k, n in uses.items() if n > 1]
-    raise_problems(problems, "the key table does not fit the architecture")
-    ignored = tuple(row for row in table if isinstance(row, Ignore))
-    entries.sort(key=lambda entry: order.place(entry.key))
-    return KeyPlan(tuple(entries), ignored)
-
-
-def _entries(
-    rule: Rule,
-    at: dict[str, str],
-    path: str,
-    param_spec: ParamSpec,
-    normalized: bool,
-) -> Iterator[KeyEntry]:
-    """The PyTorch arrays of one of our parameters."""
-    shape = param_spec.unstack().shape
-    arrangement = rule.arrangement
-    for layer in range(param_spec.shape[0]) if rule.is_stacked else [None]:
-        key = rule.torch.format(**at, d=layer)
-        if not normalized:
-            yield KeyEntry(key, PARAMETER, path, layer, arrangement, shape)
-            continue
-        yield KeyEntry(f"{key}_orig", PARAMETER, path, layer, arrangement, shape)
-        sizes = dict(zip(arrangement.letters, shape, strict=True))
-        for role, vector in zip((U, V), arrangement.vectors(), strict=True):
-            dims = tuple(sizes[letter] for letter in vector.letters)
-            yield KeyEntry(f"{key}_{role}", role, path, layer, vector, dims)
-
-
 def _filled(
     entries: list[KeyEntry], state: Mapping[str, Any], allocate: Allocate
 ) -> np.ndarray:
-    """Our array of these entries."""
+    """Our array, filled from its entries."""
     array: np.ndarray | None = None
     for layer, entry in enumerate(entries):
         source = entry.arrangement.to_ours(np.asarray(state[entry.key]), entry.shape)
@@ -256,26 +183,16 @@ def _filled(
 def _named(
     params: Mapping[str, np.ndarray],
     model_state: HostModelState,
-) -> State:
-    """All arrays of ours by `KeyEntry.name`."""
+) -> Arrays:
+    """Our arrays by `KeyEntry.name`."""
     named = {path: np.asarray(array) for path, array in params.items()}
     for collection in model_state.values():
         for path, arrays in collection.items():
-            named |= {f"{path} [{role}]": np.asarray(a) for role, a in arrays.items()}
+            named |= {f"{path} [{leaf}]": np.asarray(a) for leaf, a in arrays.items()}
     return named
 
 
-def _collection(role: str) -> str:
-    """The collection of `credit_jax.nn.model_state` that has arrays of this role."""
-    return SPECTRAL_NORM if role in (U, V) else BATCH_STATS
-
-
 def _whole(entries: list[KeyEntry]) -> Shape:
-    """Shape of our array that these entries fill."""
+    """Shape of our array, with the leading dim of stacked layers."""
     shape = entries[0].shape
     return shape if entries[0].layer is None else (len(entries), *shape)
-
-
-def _outline(template: str) -> str:
-    """A template or path with its indices replaced, equal for those that match."""
-    return re.sub(r"(?:\{\w+\}|\d)+", "#", template)

@@ -18,7 +18,7 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.training.optimizer import BETAS, EPSILON
 from credit_torch_bridge.checkpoint.arrays import as_arrays, is_zero, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
-from credit_torch_bridge.checkpoint.key_plan import Allocate, KeyPlan, State
+from credit_torch_bridge.checkpoint.key_plan import Allocate, Arrays, KeyPlan
 from credit_torch_bridge.checkpoint.torch_files import as_tensors
 from credit_torch_bridge.problems import raise_problems
 
@@ -45,7 +45,7 @@ def read_moments(
     """
     group, entries = _entries(optimizer, plan)
     _check_settings(group)
-    moments: dict[str, State] = {}
+    moments: dict[str, Arrays] = {}
     for kind in (FIRST, SECOND):
         given = {key: entry[kind] for key, entry in entries.items()}
         tensors = as_arrays(as_tensors(given, f"optimizer, {kind}")) if given else {}

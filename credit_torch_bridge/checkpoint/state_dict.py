@@ -10,11 +10,11 @@ import numpy as np
 from credit_jax.models.model_def import ModelDef
 from credit_torch_bridge.checkpoint.batch_stats import with_statistics
 from credit_torch_bridge.checkpoint.key_plan import (
+    Arrays,
     HostModelState,
     KeyPlan,
-    State,
-    make_key_plan,
 )
+from credit_torch_bridge.checkpoint.match_keys import make_key_plan
 from credit_torch_bridge.models.registry import torch_model
 
 
@@ -38,7 +38,7 @@ def idle_keys(model_def: ModelDef) -> list[str]:
 
 def from_state_dict(
     model_def: ModelDef, state_dict: Mapping[str, np.ndarray]
-) -> tuple[State, HostModelState]:
+) -> tuple[Arrays, HostModelState]:
     """Our parameters from a state dict of CREDIT.
 
     Args:
@@ -60,7 +60,7 @@ def to_state_dict(
     model_def: ModelDef,
     params: Mapping[str, np.ndarray],
     model_state: HostModelState,
-) -> State:
+) -> Arrays:
     """CREDIT's state dict from our parameters: the inverse of `from_state_dict`.
 
     Raises:

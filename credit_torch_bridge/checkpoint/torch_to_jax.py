@@ -19,9 +19,9 @@ from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.key_plan import (
     Allocate,
+    Arrays,
     HostModelState,
     KeyPlan,
-    State,
 )
 from credit_torch_bridge.checkpoint.optimizer import read_moments
 from credit_torch_bridge.checkpoint.renames import RenamedKey
@@ -113,7 +113,7 @@ def renamed_keys(
 
 def read_model(
     run_config: RunConfig, checkpoint: TorchCheckpoint, allocate: Allocate = np.empty
-) -> tuple[State, HostModelState]:
+) -> tuple[Arrays, HostModelState]:
     """Parameters and model state."""
     tensors = {
         r.name: checkpoint.model[r.given] for r in renamed_keys(run_config, checkpoint)
@@ -142,7 +142,7 @@ def _spectral_hint(plan: KeyPlan, given: Mapping[str, torch.Tensor]) -> str:
 
 def _read_average(
     plan: KeyPlan, checkpoint: TorchCheckpoint, allocate: Allocate
-) -> State | None:
+) -> Arrays | None:
     if checkpoint.average is None:
         return None
     shadow = checkpoint.average.shadow

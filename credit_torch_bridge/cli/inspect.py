@@ -8,7 +8,6 @@ from pathlib import Path
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.commands import OK
-from credit_torch_bridge.checkpoint.key_plan import PARAMETER
 from credit_torch_bridge.checkpoint.renames import is_domain_parallel
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
@@ -112,8 +111,8 @@ def _keys(run_config: RunConfig, found: TorchCheckpoint) -> Iterator[str]:
             yield f"  {entry.given} {shape}{done} -> not known"
             continue
         layer = "" if place.layer is None else f"[{place.layer}]"
-        role = "" if place.role == PARAMETER else f" ({place.role})"
-        yield f"  {entry.given} {shape}{done} -> {place.path}{layer}{role}"
+        leaf = f" ({place.leaf})" if place.leaf else ""
+        yield f"  {entry.given} {shape}{done} -> {place.path}{layer}{leaf}"
     given = {r.name: tuple(found.model[r.given].shape) for r in renamed}
     wanted = {
         key: place.arrangement.torch_shape(place.shape) for key, place in places.items()

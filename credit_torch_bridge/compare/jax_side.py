@@ -17,14 +17,14 @@ from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
-from credit_torch_bridge.checkpoint.key_plan import HostModelState, State
+from credit_torch_bridge.checkpoint.key_plan import Arrays, HostModelState
 from credit_torch_bridge.checkpoint.state_dict import to_state_dict
 from credit_torch_bridge.compare.outputs import ModelOutputs
 
 
 def compile_pass(
     model: ParallelModel,
-    params: State,
+    params: Arrays,
     model_state: HostModelState,
     blocks: Sequence[str],
 ) -> Callable[[np.ndarray], ModelOutputs]:

@@ -1,27 +1,13 @@
-"""The engine of key tables: nothing is lost, filled twice or skipped in silence."""
+"""State dicts read and written by a key plan."""
 
 import re
 
 import numpy as np
 import pytest
 
-from credit_jax.parallel.params.spec import ParamSpec
-from credit_torch_bridge.checkpoint.key_plan import make_key_plan
-from credit_torch_bridge.models.arrangement import LINEAR
-from credit_torch_bridge.models.key_table import Ignore, Rule
-
-DEPTH = 3
-TABLE = (
-    Rule("stem.{i}.weight", "stem/{i}/kernel", LINEAR),
-    Rule("stem.{i}.bias", "stem/{i}/bias"),
-    Rule("layers.{s}.{d}.weight", "stages/{s}/kernel", LINEAR),
-    Ignore("stem.{i}.index", "a constant that is computed again"),
-)
-DECLARATIONS = {
-    "stem/0/kernel": ParamSpec((4, 2), (None, None), matrix_out=(1,)),
-    "stem/0/bias": ParamSpec((2,), (None,)),
-    "stages/10/kernel": ParamSpec((4, 2), (None, None), matrix_out=(1,)).stack(DEPTH),
-}
+from credit_torch_bridge.checkpoint.match_keys import make_key_plan
+from credit_torch_bridge.models.key_table import Ignore
+from tests.bridge.checkpoint.tables import DEPTH, PARAM_SPECS, TABLE
 
 
 @pytest.fixture
@@ -46,8 +32,8 @@ def normalized_state(state, rng):
 
 
 def test_blocks_are_stacked_in_order(state):
-    params, model_state = make_key_plan(TABLE, DECLARATIONS).read(state)
-    assert set(params) == set(DECLARATIONS)
+    params, model_state = make_key_plan(TABLE, PARAM_SPECS).read(state)
+    assert set(params) == set(PARAM_SPECS)
     assert model_state == {"spectral_norm": {}, "batch_stats": {}}
     for d in range(DEPTH):
         np.testing.assert_array_equal(
@@ -56,8 +42,8 @@ def test_blocks_are_stacked_in_order(state):
 
 
 def test_the_round_trip_is_bitwise(normalized_state):
-    matrices = [path for path in DECLARATIONS if path.endswith("kernel")]
-    plan = make_key_plan(TABLE, DECLARATIONS, matrices)
+    matrices = [path for path in PARAM_SPECS if path.endswith("kernel")]
+    plan = make_key_plan(TABLE, PARAM_SPECS, matrices)
     params, model_state = plan.read(normalized_state)
     vectors = model_state["spectral_norm"]["stages/10/kernel"]
     assert vectors["u"].shape == (DEPTH, 2)
@@ -70,7 +56,7 @@ def test_the_round_trip_is_bitwise(normalized_state):
 
 def test_an_ignored_key_is_skipped_and_needs_a_reason(state):
     state["stem.7.index"] = np.zeros(3)
-    make_key_plan(TABLE, DECLARATIONS).read(state)
+    make_key_plan(TABLE, PARAM_SPECS).read(state)
     with pytest.raises(ValueError, match=re.escape("'x' needs a reason")):
         Ignore("x", " ")
 
@@ -80,7 +66,7 @@ def test_one_report_lists_all_that_is_wrong_with_a_state_dict(state):
     state["layers.10.1.weight"] = np.zeros((4, 2))
     state["layers.10.3.weight"] = np.zeros((2, 4))
     with pytest.raises(ValueError, match="does not fit") as caught:
-        make_key_plan(TABLE, DECLARATIONS).read(state)
+        make_key_plan(TABLE, PARAM_SPECS).read(state)
     print(caught.value)
     assert str(caught.value).splitlines() == [
         "the PyTorch state dict does not fit the architecture, 4 problems:",
@@ -92,7 +78,7 @@ def test_one_report_lists_all_that_is_wrong_with_a_state_dict(state):
 
 
 def test_one_report_lists_all_that_is_wrong_with_our_parameters(state):
-    plan = make_key_plan(TABLE, DECLARATIONS)
+    plan = make_key_plan(TABLE, PARAM_SPECS)
     params, _ = plan.read(state)
     params["stem/1/bias"] = params.pop("stem/0/bias")
     with pytest.raises(ValueError, match="do not fit") as caught:
@@ -102,27 +88,3 @@ def test_one_report_lists_all_that_is_wrong_with_our_parameters(state):
         "  unexpected: stem/1/bias (2,)",
         "  unexpected: stem/0/kernel [u] (2,)",
     ]
-
-
-@pytest.mark.parametrize(
-    ("table", "problem"),
-    [
-        (TABLE[1:], "stem/0/kernel: 0 rules match (none), expected 1"),
-        (
-            (*TABLE, Rule("other.{s}.weight", "stem/{s}/kernel", LINEAR)),
-            "stem/0/kernel: 2 rules match (stem/{i}/kernel, stem/{s}/kernel)",
-        ),
-        (
-            (TABLE[0], Rule("stem.{i}.weight", "stem/{i}/bias"), TABLE[2]),
-            "stem.0.weight: fills 2 arrays, expected 1",
-        ),
-        (
-            (*TABLE[:2], Rule("layers.{s}.weight", "stages/{s}/kernel", LINEAR)),
-            "stages/10/kernel: layers.{s}.weight does not match the parameter spec",
-        ),
-    ],
-    ids=["no rule", "two rules", "a key used twice", "not stacked"],
-)
-def test_a_table_with_a_gap_or_an_overlap_is_refused(table, problem):
-    with pytest.raises(ValueError, match=re.escape(problem)):
-        make_key_plan(table, DECLARATIONS)

@@ -1,0 +1,92 @@
+"""Applies a key table to the parameter specs of a model.
+
+Every parameter must match exactly one rule of the table, and no PyTorch key may fill
+two parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+
+from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.parallel.params.spec import ParamSpec
+from credit_torch_bridge.checkpoint.key_order import KeyOrder
+from credit_torch_bridge.checkpoint.key_plan import KeyEntry, KeyPlan
+from credit_torch_bridge.models.key_table import Ignore, KeyTable, Rule
+from credit_torch_bridge.problems import raise_problems
+
+
+def make_key_plan(
+    table: KeyTable,
+    param_specs: Mapping[str, ParamSpec],
+    normalized: Collection[str] = (),
+) -> KeyPlan:
+    """Applies a key table to a model.
+
+    Args:
+        table: of the model.
+        param_specs: of every parameter, by path.
+        normalized: paths of the matrices under spectral norm; PyTorch then has
+            `weight_orig`, `weight_u` and `weight_v` in place of `weight`.
+
+    Raises:
+        ValueError: a parameter matches no rule or several, or one PyTorch key would
+            fill two parameters; lists every case.
+    """
+    rules = [row for row in table if isinstance(row, Rule)]
+    by_outline: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_outline.setdefault(_outline(rule.ours), []).append(rule)
+    entries: list[KeyEntry] = []
+    order = KeyOrder(rule.torch for rule in rules)
+    problems = []
+    for path, param_spec in param_specs.items():
+        candidates = by_outline.get(_outline(path), ())
+        found = [(r, at) for r in candidates if (at := r.match(path)) is not None]
+        if len(found) != 1:
+            named = ", ".join(rule.ours for rule, _ in found) or "none"
+            problems.append(f"{path}: {len(found)} rules match ({named}), expected 1")
+        elif found[0][0].is_stacked != param_spec.is_stacked:
+            problems.append(
+                f"{path}: {found[0][0].torch} does not match the parameter spec "
+                f"whether layers are stacked {param_spec.dims}"
+            )
+        else:
+            entries += _entries(*found[0], path, param_spec, path in normalized)
+    uses = Counter(entry.key for entry in entries)
+    problems += [f"{k}: fills {n} arrays, expected 1" for k, n in uses.items() if n > 1]
+    raise_problems(problems, "the key table does not fit the architecture")
+    ignored = tuple(row for row in table if isinstance(row, Ignore))
+    entries.sort(key=lambda entry: order.place(entry.key))
+    return KeyPlan(tuple(entries), ignored)
+
+
+def _entries(
+    rule: Rule,
+    at: dict[str, str],
+    path: str,
+    param_spec: ParamSpec,
+    normalized: bool,
+) -> Iterator[KeyEntry]:
+    """The PyTorch arrays of one parameter of ours."""
+    shape = param_spec.unstack().shape
+    arrangement = rule.arrangement
+    for layer in range(param_spec.shape[0]) if rule.is_stacked else [None]:
+        key = rule.torch.format(**at, d=layer)
+        if not normalized:
+            yield KeyEntry(key, path, arrangement, shape, layer)
+            continue
+        yield KeyEntry(f"{key}_orig", path, arrangement, shape, layer)
+        sizes = dict(zip(arrangement.letters, shape, strict=True))
+        for leaf, vector in zip(("u", "v"), arrangement.vectors(), strict=True):
+            dims = tuple(sizes[letter] for letter in vector.letters)
+            yield KeyEntry(
+                f"{key}_{leaf}", path, vector, dims, layer, SPECTRAL_NORM, leaf
+            )
+
+
+def _outline(template: str) -> str:
+    """A template or path with its indices replaced, equal for those that match."""
+    return re.sub(r"(?:\{\w+\}|\d)+", "#", template)

@@ -1,0 +1,18 @@
+"""A small key table and the parameters that it names."""
+
+from credit_jax.parallel.params.spec import ParamSpec
+from credit_torch_bridge.models.arrangement import LINEAR
+from credit_torch_bridge.models.key_table import Ignore, Rule
+
+DEPTH = 3
+TABLE = (
+    Rule("stem.{i}.weight", "stem/{i}/kernel", LINEAR),
+    Rule("stem.{i}.bias", "stem/{i}/bias"),
+    Rule("layers.{s}.{d}.weight", "stages/{s}/kernel", LINEAR),
+    Ignore("stem.{i}.index", "a constant that is computed again"),
+)
+PARAM_SPECS = {
+    "stem/0/kernel": ParamSpec((4, 2), (None, None), matrix_out=(1,)),
+    "stem/0/bias": ParamSpec((2,), (None,)),
+    "stages/10/kernel": ParamSpec((4, 2), (None, None), matrix_out=(1,)).stack(DEPTH),
+}
