@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from credit_jax.config.root import Config
+from credit_jax.config.config import Config
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.params.spec import ParamSpec, ShardingRules

@@ -1,6 +1,7 @@
 """CREDIT's gen2 YAML as validated, documented classes."""
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
+from credit_jax.config.config import Config
 from credit_jax.config.load import (
     apply_overrides,
     build_config,
@@ -8,7 +9,6 @@ from credit_jax.config.load import (
     load_config,
     write_config,
 )
-from credit_jax.config.root import Config
 
 __all__ = [
     "Config",

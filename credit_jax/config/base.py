@@ -1,4 +1,4 @@
-"""The engine that turns a YAML mapping into documented, frozen classes.
+"""Validates a YAML mapping as documented, frozen classes.
 
 A section is a subclass of `StrictModel`. `parse` checks a whole mapping against one
 class, nested sections included, and reports every problem at once: unknown keys with
@@ -7,19 +7,22 @@ the nearest known one, missing keys, and values that do not fit.
 
 import difflib
 import os
-import types
 import typing
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from credit_jax.config.messages import describe, got
 
 Section = TypeVar("Section", bound="StrictModel")
+
+# Pydantic's type of the errors of keys that are no fields.
+OTHER_KEY = "other_key"
 
 
 class ConfigError(ValueError):
@@ -49,11 +52,15 @@ class Unavailable:
     instead: str
     harmless: tuple[Any, ...] = ()
 
+    def accepts(self, value: Any) -> bool:
+        """Whether a value asks for nothing."""
+        return value is None or any(value == harmless for harmless in self.harmless)
+
 
 class StrictModel(BaseModel):
     """A section of the config: immutable, no unknown keys, CREDIT's names and defaults.
 
-    Besides its fields, a subclass may name
+    `null` stands for the default of its key. Besides its fields, a subclass may name
 
     - in `ignored` the keys that CREDIT accepts and that have no meaning here, each with
       the reason; `parse` lists them all in one warning;
@@ -66,6 +73,44 @@ class StrictModel(BaseModel):
 
     ignored: ClassVar[Mapping[str, str]] = {}
     unavailable: ClassVar[Mapping[str, Unavailable]] = {}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _sort_keys(cls, value: Any, validate: Callable[[Any], Any]) -> Any:
+        """Validates the keys that are fields, and adds the errors of the others."""
+        if not isinstance(value, Mapping):
+            return validate(value)
+        fields = {f.alias or name: f for name, f in cls.model_fields.items()}
+        errors = list(cls._errors_of_others(value, fields))
+        kept = {
+            key: value[key]
+            for key, field in fields.items()
+            if key in value and not (value[key] is None and not _takes_none(field))
+        }
+        section = None
+        try:
+            section = validate(kept)
+        except ValidationError as error:
+            errors += [_again(detail) for detail in error.errors(include_url=False)]
+        if errors or section is None:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return section
+
+    @classmethod
+    def _errors_of_others(
+        cls, value: Mapping[Any, Any], fields: Mapping[str, Any]
+    ) -> Iterator[InitErrorDetails]:
+        """An error for every unknown key, and for each unavailable one in use."""
+        known = [*fields, *cls.ignored, *cls.unavailable]
+        for key, own in value.items():
+            text = ""
+            if key not in known:
+                text = f"unknown key; {nearest_key(key, known)}"
+            elif key in cls.unavailable and not cls.unavailable[key].accepts(own):
+                text = f"{got(own)} is not available; {cls.unavailable[key].instead}"
+            if text:
+                error = PydanticCustomError(OTHER_KEY, "{text}", {"text": text})
+                yield InitErrorDetails(type=error, loc=(str(key),), input=own)
 
     def without_effect(self) -> dict[str, str]:
         """Values of this section that are accepted but change nothing: key -> why."""
@@ -99,17 +144,12 @@ def parse(
     """
     if not isinstance(mapping, Mapping):
         raise ConfigError([f"{path or 'the file'}: {describe('mapping', mapping)}"])
-    problems: list[str] = []
-    ignored: list[str] = []
-    cleaned = _clean(cls, mapping, path, problems, ignored)
-    section = None
+    mapping = _expanded(mapping)
     try:
-        section = cls.model_validate(cleaned)
+        section = cls.model_validate(mapping)
     except ValidationError as error:
-        problems.extend(_explain(error, cleaned, path))
-    if problems or section is None:
-        raise ConfigError(problems, source)
-    ignored.extend(_ineffective(section, path))
+        raise ConfigError([*_lines(error, mapping, path)], source) from None
+    ignored = [*_ineffective(section, mapping, path)]
     if ignored:
         listed = "; ".join(ignored)
         warnings.warn(f"{source}: ignored here: {listed}", UserWarning, stacklevel=2)
@@ -151,98 +191,32 @@ def join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _clean(
-    annotation: Any, value: Any, path: str, problems: list[str], ignored: list[str]
-) -> Any:
-    """`value` without ignored, unknown and null keys; fills the two lists."""
-    annotation = _choose(annotation, value)
+def _expanded(value: Any) -> Any:
+    """`value` with the environment variables of its strings."""
     if isinstance(value, str):
         return os.path.expandvars(value)
-    if _is_section(annotation) and isinstance(value, Mapping):
-        return _clean_section(annotation, value, path, problems, ignored)
-    inner = typing.get_args(annotation)
     if isinstance(value, Mapping):
-        kind = inner[1] if typing.get_origin(annotation) is dict else Any
-        return {
-            k: _clean(kind, v, join(path, k), problems, ignored)
-            for k, v in value.items()
-        }
+        return {key: _expanded(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        kind = inner[0] if typing.get_origin(annotation) in (tuple, list) else Any
-        return [
-            _clean(kind, v, join(path, i), problems, ignored)
-            for i, v in enumerate(value)
-        ]
+        return [_expanded(inner) for inner in value]
     return value
 
 
-def _clean_section(
-    cls: type[StrictModel],
-    mapping: Mapping[str, Any],
-    path: str,
-    problems: list[str],
-    ignored: list[str],
-) -> dict[str, Any]:
-    """`_clean` for one section: sorts its keys into known, ignored and unknown."""
-    cleaned = {}
-    fields = {field.alias or name: field for name, field in cls.model_fields.items()}
-    for key, value in mapping.items():
-        where = join(path, key)
-        if key in fields:
-            if value is not None or _accepts_none(fields[key]):
-                kind = _annotation(fields[key])
-                cleaned[key] = _clean(kind, value, where, problems, ignored)
-        elif key in cls.ignored:
-            ignored.append(f"{where} ({cls.ignored[key]})")
-        elif key in cls.unavailable:
-            problems.extend(_refuse(cls.unavailable[key], value, where))
-        else:
-            known = [*fields, *cls.ignored, *cls.unavailable]
-            problems.append(f"{where}: unknown key; {nearest_key(key, known)}")
-    return cleaned
-
-
-def _refuse(rule: Unavailable, value: Any, where: str) -> list[str]:
-    """The problem of an unavailable key, if its value asks for anything."""
-    if value is None or any(value == harmless for harmless in rule.harmless):
-        return []
-    return [f"{where}: {got(value)} is not available; {rule.instead}"]
-
-
-def _annotation(field: FieldInfo) -> Any:
-    """The annotation of a field, with its discriminator still attached."""
-    if field.discriminator is None:
-        return field.annotation
-    return typing.Annotated[field.annotation, field.discriminator]
-
-
-def _choose(annotation: Any, value: Any) -> Any:
-    """The member of a union (or optional) that `value` is meant for."""
-    tag = None
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation, tag = typing.get_args(annotation)[:2]
-    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
-        return annotation
-    members = [m for m in typing.get_args(annotation) if m is not type(None)]
-    if len(members) == 1:
-        return members[0]
-    if isinstance(tag, str) and isinstance(value, Mapping):
-        for member in members:
-            literal = member.model_fields[tag].annotation
-            if value.get(tag) in typing.get_args(literal):
-                return member
-    return Any
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, StrictModel)
-
-
-def _accepts_none(field: FieldInfo) -> bool:
+def _takes_none(field: FieldInfo) -> bool:
     return type(None) in typing.get_args(field.annotation)
 
 
-def _explain(error: ValidationError, mapping: Any, path: str) -> Iterator[str]:
+def _again(detail: ErrorDetails) -> InitErrorDetails:
+    """An error that pydantic has raised, to be raised with others."""
+    kind: Any = detail["type"]
+    if kind == OTHER_KEY:
+        kind = PydanticCustomError(OTHER_KEY, "{text}", detail.get("ctx"))
+    return InitErrorDetails(
+        type=kind, loc=detail["loc"], input=detail["input"], ctx=detail.get("ctx", {})
+    )
+
+
+def _lines(error: ValidationError, mapping: Any, path: str) -> Iterator[str]:
     """One line per key that pydantic rejected, in the words of `messages`."""
     lines: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
@@ -257,11 +231,11 @@ def _explain(error: ValidationError, mapping: Any, path: str) -> Iterator[str]:
 
 
 def _dotted(loc: Sequence[Any], value: Any, path: str, kind: str) -> str:
-    """The dotted path of an error, without the union tags that pydantic puts in."""
+    """The dotted path of an error, without the names of union members in `loc`."""
     for position, part in enumerate(loc):
         last = position == len(loc) - 1
         if isinstance(value, Mapping):
-            if part not in value and not (last and kind == "missing"):
+            if part not in value and not (last and kind in ("missing", OTHER_KEY)):
                 continue
             value = value.get(part)
         elif isinstance(value, Sequence) and isinstance(part, int):
@@ -272,13 +246,22 @@ def _dotted(loc: Sequence[Any], value: Any, path: str, kind: str) -> str:
     return path
 
 
-def _ineffective(value: Any, path: str) -> Iterator[str]:
-    """All `without_effect` entries of a section and of those inside it."""
-    if isinstance(value, StrictModel):
-        for key, why in value.without_effect().items():
+def _ineffective(section: Any, mapping: Any, path: str) -> Iterator[str]:
+    """Ignored keys and `without_effect` entries of a section and of those inside it."""
+    if isinstance(section, StrictModel):
+        for key in mapping or ():
+            if key in section.ignored:
+                yield f"{join(path, key)} ({section.ignored[key]})"
+        for key, why in section.without_effect().items():
             yield f"{join(path, key)} ({why})"
-        for key in type(value).model_fields:
-            yield from _ineffective(getattr(value, key), join(path, key))
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _ineffective(inner, join(path, key))
+        for name, field in type(section).model_fields.items():
+            key = field.alias or name
+            inner = mapping.get(key) if isinstance(mapping, Mapping) else None
+            yield from _ineffective(getattr(section, name), inner, join(path, key))
+    elif isinstance(section, Mapping):
+        for key, inner in section.items():
+            yield from _ineffective(inner, mapping[key], join(path, key))
+    elif isinstance(section, tuple):
+        for index, inner in enumerate(section):
+            own = mapping[index] if isinstance(mapping, list) else None
+            yield from _ineffective(inner, own, join(path, index))

@@ -18,7 +18,7 @@ FIELD_TYPES = ("prognostic", "static", "dynamic_forcing", "diagnostic")
 INPUT_TYPES = ("prognostic", "static", "dynamic_forcing")
 OUTPUT_TYPES = ("prognostic", "diagnostic")
 
-# The engine of xarray that is replaced by those that know threads.
+# The engine of xarray that is replaced by thread-safe ones.
 NETCDF4 = "netcdf4"
 
 DateRange = tuple[str, str]
@@ -55,7 +55,7 @@ Timestep = Annotated[str, AfterValidator(_check_timestep)]
 
 
 class _Dates(StrictModel):
-    """Keys that say when data is read, in a data section or in a source."""
+    """The dates of a data section or of a source."""
 
     start_datetime: Date | None = None
     end_datetime: Date | None = None
@@ -124,7 +124,7 @@ class SourceConfig(_Dates):
         level_coord: name of the level coordinate; needed by 3D variables.
         time_coord: name of the time coordinate.
         engine: xarray's engine; null lets the file's content decide, and so does
-            "netcdf4", whose C library cannot read from several threads.
+            "netcdf4", whose C library is not thread-safe.
         start_datetime, end_datetime, date_ranges, timestep: of this source, where they
             differ from the data section.
         history_len, forecast_len: as in the data section, if they are repeated.
@@ -142,7 +142,7 @@ class SourceConfig(_Dates):
 
     ignored: ClassVar = {
         "mode": "files are read where they are",
-        "calendar": "the files' time coordinate says it",
+        "calendar": "read from the files' time coordinate",
     }
     unavailable: ClassVar = {
         "temporal_mode": Unavailable("times must match exactly", ("exact",)),
@@ -154,7 +154,7 @@ class SourceConfig(_Dates):
         """See `StrictModel.without_effect`."""
         if self.engine != NETCDF4:
             return {}
-        return {"engine": "its C library knows no threads; the same files are read"}
+        return {"engine": "h5netcdf reads the same files, and is thread-safe"}
 
     @model_validator(mode="after")
     def _has_levels(self) -> "SourceConfig":
@@ -169,7 +169,7 @@ class SourceConfig(_Dates):
 
 
 class _Window(_Dates):
-    """What a data section and its validation twin have in common."""
+    """Keys that `data` and `validation_data` share."""
 
     ignored: ClassVar = {
         "one_shot": _NEVER_READ,
@@ -180,7 +180,7 @@ class _Window(_Dates):
         "mean_path": "the era5_normalizer preblock has its own",
         "std_path": "the era5_normalizer preblock has its own",
         "retain_graph": "gradients never cross a rollout step",
-        "calendar": "the files' time coordinate says it",
+        "calendar": "read from the files' time coordinate",
     }
     unavailable: ClassVar = {
         "backprop_on_timestep": Unavailable("there is one step", ([1],)),
@@ -220,7 +220,7 @@ class DataConfig(_Window):
         return self
 
     @property
-    def blocks(self) -> tuple[DateRange, ...]:
+    def ranges(self) -> tuple[DateRange, ...]:
         """The date ranges; one, if there are start_datetime and end_datetime."""
         if self.date_ranges is not None:
             return self.date_ranges
@@ -259,7 +259,7 @@ def num_samples(data: DataConfig) -> int:
     step: Any = pd.Timedelta(data.timestep)
     needed = data.history_len + data.forecast_len
     total = 0
-    for first, last in data.blocks:
+    for first, last in data.ranges:
         start: Any = pd.Timestamp(first)
         end: Any = pd.Timestamp(last)
         total += max(0, int((end - start) // step) + 2 - needed)

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.messages import got
-from credit_jax.config.root import Config, job_problems
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
 from credit_jax.io.atomic import new_file
 
@@ -46,7 +46,7 @@ def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Confi
     if _is_gen1(mapping):
         raise ConfigError([_GEN1], source)
     config = parse(Config, mapping, source=source)
-    problems = job_problems(config)
+    problems = section_conflicts(config)
     if problems:
         raise ConfigError(problems, source)
     config._written = copy.deepcopy(dict(mapping))

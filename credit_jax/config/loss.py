@@ -1,13 +1,21 @@
 """The `loss:` section, in CREDIT's flat style."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from credit_jax.config.base import StrictModel, Unavailable
 
 _FLAT = Unavailable("use the flat style: training_loss, use_latitude_weights, ...")
 _NO_SPECTRAL = Unavailable("spectral terms are not there; use false", (False,))
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, int | float) else value
+
+
+# One number, or one for each level.
+Weights = Annotated[tuple[float, ...], BeforeValidator(_as_list)]
 
 
 class LossConfig(StrictModel):
@@ -34,7 +42,7 @@ class LossConfig(StrictModel):
     use_latitude_weights: bool = False
     latitude_weights: str | None = None
     use_variable_weights: bool = False
-    variable_weights: dict[str, Any] = Field(default_factory=dict)
+    variable_weights: dict[str, Weights] = Field(default_factory=dict)
 
     unavailable: ClassVar = {
         "type": _FLAT,

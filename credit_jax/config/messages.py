@@ -1,4 +1,4 @@
-"""The words of a config error: what was expected, what was got."""
+"""Texts of config errors: what was expected, what was got."""
 
 import math
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _EXPECTED = {
 
 
 def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> str:
-    """What is wrong with `value`, in a user's words.
+    """Describes why `value` was rejected.
 
     Args:
         kind: pydantic's error type, or "mapping".
@@ -47,6 +47,8 @@ def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> 
     context = dict((detail or {}).get("ctx", {}))
     if kind == "value_error":
         return str(context["error"])
+    if "text" in context:
+        return context["text"]
     if kind not in _EXPECTED:
         return f"{(detail or {}).get('msg', kind)}, got {got(value)}"
     expected = _EXPECTED[kind].format(**context)

@@ -1,4 +1,4 @@
-"""The `metrics:` section. Which metrics exist is known where the metrics are."""
+"""The `metrics:` section; `credit_jax.metrics.registry` lists the metrics."""
 
 from typing import Any
 

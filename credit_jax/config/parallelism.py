@@ -1,4 +1,4 @@
-"""`trainer.parallelism`: how the devices are used, and what its keys must agree on."""
+"""`trainer.parallelism`: how the devices are used, and the rules between its keys."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ class FsdpConfig(StrictModel):
         min_shard_size: parameters with fewer elements stay whole on every device.
         keep_whole: patterns of parameter paths that stay whole ("stages/0/embed/*").
 
-    Differs from CREDIT: it has no such section and passes over it.
+    Differs from CREDIT: it has no such section and ignores it.
     """
 
     reshard_after_forward: bool | Annotated[int, Field(ge=0)] = True
@@ -107,7 +107,7 @@ class ParallelismConfig(StrictModel):
 
 
 def parse_parallelism(text: str) -> ParallelismConfig:
-    """The parallelism block of a command line, "data=none,tensor=2,domain=2".
+    """The parallelism section of a command line, "data=none,tensor=2,domain=2".
 
     Raises:
         ValueError: an entry is no KEY=VALUE, or not understood.
@@ -119,8 +119,8 @@ def parse_parallelism(text: str) -> ParallelismConfig:
             f"--parallelism: got {', '.join(map(repr, wrong))}, expected KEY=VALUE "
             "pairs such as data=none,tensor=2,domain=2"
         )
-    block = {key.strip(): _number(value.strip()) for key, _, value in entries}
-    return parse(ParallelismConfig, block, "--parallelism")
+    section = {key.strip(): _number(value.strip()) for key, _, value in entries}
+    return parse(ParallelismConfig, section, "--parallelism")
 
 
 def _number(text: str) -> int | str:
@@ -130,7 +130,7 @@ def _number(text: str) -> int | str:
 def data_problems(
     data: str | None, dp_replicate: int | None, dp_shard: int | None
 ) -> list[str]:
-    """What `data` and the two data-parallel degrees do not agree on."""
+    """Checks `data` against the two data-parallel degrees, one line per conflict."""
     given = {"dp_replicate": dp_replicate, "dp_shard": dp_shard}
     asked = [f"{key} is {n}" for key, n in given.items() if n not in (None, 1)]
     if data == "none" and asked:
@@ -154,13 +154,13 @@ def degree_problems(
     ulysses_degree: int | None,
     names: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """What the degrees inside tp and domain do not agree on with them.
+    """Checks `etp` and `ulysses_degree` against tp and domain, one line per conflict.
 
     Args:
         tp, domain: degrees of the mesh axes.
         etp: must be tp or 1; None is tp.
         ulysses_degree: must be at most domain, and divide it; None is domain.
-        names: what a user calls tp and domain, where it is something else.
+        names: keys of tp and domain in the config, where they differ.
     """
     names = names or {}
     problems = []

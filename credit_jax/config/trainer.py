@@ -10,7 +10,7 @@ from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import Schedule
 
-_GEN1 = "gen1 only; trainer.parallelism says it"
+_GEN1 = "gen1 only; see trainer.parallelism"
 
 
 class PrecisionPolicy(StrictModel):
@@ -36,8 +36,8 @@ class TrainerConfig(StrictModel):
         type: "gen2" or its other name "era5-gen2".
         parallelism: see `ParallelismConfig`.
         fsdp: see `FsdpConfig`.
-        num_devices: devices that the job is made for; null takes all of the machine.
-            CREDIT has no such key and passes over it: there the launcher says it.
+        num_devices: number of devices of the run; null takes all of the machine.
+            CREDIT has no such key and ignores it: its launcher sets the number.
         learning_rate, weight_decay: of AdamW; decay applies to every parameter.
         amp: compute in 16 bits: in the formats of `fsdp2_mp_policy` where that is given
             or `parallelism.data` is "fsdp2" (bfloat16), else in float16 with dynamic
@@ -124,8 +124,8 @@ class TrainerConfig(StrictModel):
     ignored: ClassVar = {
         "mode": _GEN1,
         "domain_parallel_size": _GEN1,
-        "use_mixed_precision": "gen1 only; trainer.amp says it",
-        "mixed_precision": "gen1 only; trainer.amp says it",
+        "use_mixed_precision": "gen1 only; see trainer.amp",
+        "mixed_precision": "gen1 only; see trainer.amp",
         "cpu_offload": "CREDIT's gen2 does not read it",
         "checkpoint_all_layers": "CREDIT's gen2 does not read it",
         "compile": "the whole step is always compiled",

@@ -1,6 +1,6 @@
-"""The `preblocks:` and `postblocks:` sections: named steps in the order they run.
+"""The `preblocks:` and `postblocks:` sections: named transforms in the order they run.
 
-Which types exist, and what their arguments are, is known where the blocks are.
+`credit_jax.transforms.registry` lists their types and validates their arguments.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ from credit_jax.config.base import StrictModel
 
 
 class TransformConfig(StrictModel):
-    """One block.
+    """One transform.
 
     Attributes:
-        type: name of the block's type, such as "concat".
-        args: arguments of the block.
+        type: its name in the registry, such as "concat".
+        args: its arguments.
     """
 
     type: str
@@ -26,8 +26,8 @@ class PreblocksConfig(StrictModel):
     """From samples to the model's input tensor.
 
     Attributes:
-        ic_only: blocks that run once, on the initial state.
-        per_step: blocks that run before every model step.
+        ic_only: transforms that run once, on the initial state.
+        per_step: transforms that run before every model step.
     """
 
     ic_only: dict[str, TransformConfig] = Field(default_factory=dict)
@@ -38,8 +38,8 @@ class PostblocksConfig(StrictModel):
     """From the model's output tensor to named fields.
 
     Attributes:
-        per_step: blocks that run after every model step.
-        post_rollout: blocks that run once, after the last step.
+        per_step: transforms that run after every model step.
+        post_rollout: transforms that run once, after the last step.
     """
 
     per_step: dict[str, TransformConfig] = Field(default_factory=dict)

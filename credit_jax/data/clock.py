@@ -16,29 +16,29 @@ class SourceClock:
     """Dates and steps of one source.
 
     Attributes:
-        blocks: (first, last) time that may be read, one pair per range of dates.
+        ranges: (first, last) time that may be read, one pair per range of dates.
         step: time between input and target, and between two input times.
         history_len: input times of a sample.
         forecast_len: target times of a sample.
         calendar: "standard" or "noleap".
     """
 
-    blocks: tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
+    ranges: tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
     step: pd.Timedelta
     history_len: int
     forecast_len: int
     calendar: str
 
     def starts(self) -> np.ndarray:
-        """Times t, as datetime64[ns], whose whole window lies in a block.
+        """Times t, as datetime64[ns], whose whole window lies in a range.
 
         first + (history_len - 1) step, ... every step, ... last - forecast_len step.
         """
         parts = []
-        for first, last in self.blocks:
+        for first, last in self.ranges:
             start = shift(first, (self.history_len - 1) * self.step, self.calendar)
             end = shift(last, -self.forecast_len * self.step, self.calendar)
-            if end < start and len(self.blocks) > 1:
+            if end < start and len(self.ranges) > 1:
                 raise ValueError(
                     f"date_ranges: {first} to {last} is too short: history_len "
                     f"{self.history_len} + forecast_len {self.forecast_len} times, "
@@ -72,7 +72,7 @@ def source_clock(data: DataConfig, source: SourceConfig, calendar: str) -> Sourc
         return own if own is not None else getattr(data, name, None)
 
     return SourceClock(
-        blocks=_blocks(data, source),
+        ranges=_ranges(data, source),
         step=_step(key("timestep")),
         history_len=key("history_len"),
         forecast_len=key("forecast_len"),
@@ -98,7 +98,7 @@ def master_clock(
     noleap = [clock.calendar for clock in clocks.values() if clock.calendar == "noleap"]
     calendar = noleap[0] if noleap else "standard"
     own = SourceClock(
-        blocks=_blocks(data, data),
+        ranges=_ranges(data, data),
         step=_step(data.timestep),
         history_len=data.history_len,
         forecast_len=data.forecast_len,
@@ -114,10 +114,10 @@ def master_clock(
     return starts, calendar
 
 
-def _blocks(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
+def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
     """Date ranges of a source: its own, else those of the data section."""
     if source.date_ranges:
-        return _sorted_blocks(source.date_ranges)
+        return _sorted_ranges(source.date_ranges)
     if source.start_datetime or source.end_datetime:
         first = source.start_datetime or data.start_datetime
         last = source.end_datetime or data.end_datetime
@@ -127,21 +127,21 @@ def _blocks(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], 
                 "date_ranges of the data section it needs both"
             )
         return ((_label(first), _label(last)),)
-    return _blocks(data, data)
+    return _ranges(data, data)
 
 
-def _sorted_blocks(ranges: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
-    blocks = sorted((_label(first), _label(last)) for first, last in ranges)
-    for first, last in blocks:
+def _sorted_ranges(given: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
+    ranges = sorted((_label(first), _label(last)) for first, last in given)
+    for first, last in ranges:
         if last <= first:
             raise ValueError(f"date_ranges: {first} to {last} ends before it begins")
-    for (_, last), (first, _) in itertools.pairwise(blocks):
+    for (_, last), (first, _) in itertools.pairwise(ranges):
         if first <= last:
             raise ValueError(
                 f"date_ranges: the range that begins at {first} overlaps the one that "
                 f"ends at {last}"
             )
-    return tuple(blocks)
+    return tuple(ranges)
 
 
 def _label(date: Any) -> pd.Timestamp:
@@ -156,7 +156,7 @@ def _step(text: str) -> pd.Timedelta:
 
 
 def _describe(name: str, clock: SourceClock) -> str:
-    dates = ", ".join(f"{first} to {last}" for first, last in clock.blocks)
+    dates = ", ".join(f"{first} to {last}" for first, last in clock.ranges)
     return (
         f"{name}: {dates} every {clock.step}, history_len {clock.history_len}, "
         f"forecast_len {clock.forecast_len}"

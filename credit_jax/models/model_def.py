@@ -40,7 +40,7 @@ class ModelDef:
     blocks of a stage are stacked on a leading dim.
 
     Attributes:
-        config: its validated `model:` block.
+        config: its validated `model:` section.
         make: builds the NNX module.
         keep_whole: patterns of parameter paths that FSDP never splits.
     """

@@ -336,7 +336,7 @@ def build_parallel_model(
     5. Weights are made sharded, by one `shard_map` over the whole mesh.
 
     Args:
-        model: the `model:` block of a config, or a model definition.
+        model: the `model:` section of a config, or a model definition.
         mesh: from `build_device_mesh` or `ParallelDims.build_mesh`.
         ac_mode: activation checkpointing: "none", "full", or "selective" (attention).
         mp_policy: dtypes, `default_mp_policy()` for bfloat16; None is float32.

@@ -37,11 +37,11 @@ MODELS: dict[str, ModelEntry] = {
 }
 
 
-def parse_model(block: Mapping[str, Any]) -> Any:
-    """The validated config of a `model:` block.
+def parse_model(section: Mapping[str, Any]) -> Any:
+    """The validated config of a `model:` section.
 
     Args:
-        block: the mapping as it stands in the YAML.
+        section: the mapping as it stands in the YAML.
 
     Returns:
         Frozen config class of that model.
@@ -49,19 +49,19 @@ def parse_model(block: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: unknown type or key, or a value that does not fit; all at once.
     """
-    name = block.get("type")
+    name = section.get("type")
     if name not in MODELS:
         raise ConfigError([str(not_available("model.type", name, sorted(MODELS)))])
-    return parse(MODELS[name].config, block, "model")
+    return parse(MODELS[name].config, section, "model")
 
 
-def build(block: Mapping[str, Any]) -> ModelDef:
-    """The architecture of a `model:` block.
+def build(section: Mapping[str, Any]) -> ModelDef:
+    """The architecture of a `model:` section.
 
     Raises:
         ValueError: all that does not parse, or the sizes that do not fit together.
     """
-    config = parse_model(block)
+    config = parse_model(section)
     problems = config.problems()
     if problems:
         raise ConfigError(problems, "model")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
-from credit_jax.config.root import Config, job_problems
+from credit_jax.config.config import Config, section_conflicts
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.channels import fit_problems
 from credit_jax.transforms import TRANSFORMS, transform_types
@@ -45,7 +45,7 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
     )
     if config is None or model is None:
         return
-    found = job_problems(config)
+    found = section_conflicts(config)
     found += fit_problems(config, model)
     parallel = config.trainer.parallelism
     found += model.problems(parallel.tensor, parallel.domain)

@@ -97,6 +97,11 @@ def test_a_key_like_no_other_lists_the_known_ones():
     assert line == "inner.zzz: unknown key; known keys here: kind, old, size"
 
 
+def test_a_key_that_is_no_string():
+    (line,) = problems({"name": "x", "inner": {None: 1}})
+    assert line.startswith("inner.None: unknown key; known keys here"), line
+
+
 def test_null_is_the_default():
     section = parse(Outer, {"name": "x", "rate": None, "inner": None})
     assert (section.rate, section.inner.size) == (1.0, 1), section

@@ -1,4 +1,4 @@
-"""What the models of the CrossFormer family share in their `model:` blocks.
+"""What the models of the CrossFormer family share in their `model:` sections.
 
 Four encoder stages, a decoder that doubles the grid four times, padding around it.
 """

@@ -1,4 +1,4 @@
-"""The `model:` block of CREDIT's `crossformer` (models/crossformer.py)."""
+"""The `model:` section of CREDIT's `crossformer` (models/crossformer.py)."""
 
 from __future__ import annotations
 

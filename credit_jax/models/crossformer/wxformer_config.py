@@ -1,4 +1,4 @@
-"""The `model:` block of CREDIT's `wxformer`."""
+"""The `model:` section of CREDIT's `wxformer`."""
 
 from __future__ import annotations
 

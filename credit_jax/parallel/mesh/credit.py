@@ -1,6 +1,6 @@
-"""CREDIT's interface to the mesh: the block `trainer.parallelism`, and its ranks.
+"""CREDIT's interface to the mesh: the section `trainer.parallelism`, and its ranks.
 
-The block {data, tensor, domain} and the number of devices give
+The section {data, tensor, domain} and the number of devices give
 `dp = devices / (tensor * domain)` data-parallel replicas. Devices are laid out
 row-major over (dp, tp, domain), domain innermost: device g has the coordinates
 
@@ -20,8 +20,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from credit_jax.config.base import parse
+from credit_jax.config.config import Config
 from credit_jax.config.parallelism import DATA_MODES, ParallelismConfig
-from credit_jax.config.root import Config
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_AXES, TP
 from credit_jax.parallel.mesh.degrees import whole_number
 from credit_jax.parallel.mesh.device_mesh import all_devices, local_coords, submesh
@@ -43,7 +43,7 @@ class RankCoords(NamedTuple):
 
 
 def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
-    """The parallelism block of a trainer config, checked and complete.
+    """The parallelism section of a trainer config, checked and complete.
 
     Args:
         conf: a whole config, with `trainer.parallelism` in it.
@@ -53,8 +53,8 @@ def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
         `ParallelismConfig` that differ from their default (`cp` is in domain).
 
     Raises:
-        ValueError: if there is no block, a degree is no integer of at least 1, the data
-            mode is unknown, keys do not agree, or there is another key.
+        ValueError: if there is no section, a degree is no integer of at least 1, the
+            data mode is unknown, keys do not agree, or there is another key.
     """
     if isinstance(conf, Config):
         return normalize_parallelism(conf.trainer.parallelism)
@@ -68,22 +68,22 @@ def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
     return normalize_parallelism(trainer["parallelism"])
 
 
-def normalize_parallelism(block: Parallelism) -> dict[str, Any]:
-    """The block with its defaults, or the error of its first bad key."""
-    if not isinstance(block, ParallelismConfig):
-        block = _parse_block(block)
-    said = block.model_dump(exclude_defaults=True, exclude={"cp"})
-    return {key: getattr(block, key) for key in _KEYS} | said
+def normalize_parallelism(section: Parallelism) -> dict[str, Any]:
+    """The section with its defaults, or the error of its first bad key."""
+    if not isinstance(section, ParallelismConfig):
+        section = _parse_section(section)
+    said = section.model_dump(exclude_defaults=True, exclude={"cp"})
+    return {key: getattr(section, key) for key in _KEYS} | said
 
 
-def _parse_block(block: Mapping[str, Any]) -> ParallelismConfig:
-    """A block of CREDIT's, with the errors that CREDIT raises for its keys."""
-    data = block.get("data", "none")
+def _parse_section(section: Mapping[str, Any]) -> ParallelismConfig:
+    """A section of CREDIT's, with the errors that CREDIT raises for its keys."""
+    data = section.get("data", "none")
     if data not in DATA_MODES:
         raise ValueError(
             f"trainer.parallelism.data must be 'fsdp2', 'ddp', or 'none', got {data!r}"
         )
-    degrees = {key: block[key] for key in ("tensor", "domain") if key in block}
+    degrees = {key: section[key] for key in ("tensor", "domain") if key in section}
     for key, value in degrees.items():
         degree = whole_number(value)
         if degree is None or degree < 1:
@@ -91,20 +91,20 @@ def _parse_block(block: Mapping[str, Any]) -> ParallelismConfig:
                 f"trainer.parallelism.{key} must be an integer >= 1, got {value!r}"
             )
         degrees[key] = degree
-    unknown = sorted(set(block) - {*_KEYS, *_FURTHER})
+    unknown = sorted(set(section) - {*_KEYS, *_FURTHER})
     if unknown:
         raise ValueError(
             f"Unknown trainer.parallelism key(s): {unknown} "
             f"(expected data, tensor, domain, or further {', '.join(_FURTHER)})"
         )
-    return parse(ParallelismConfig, {**block, **degrees}, "trainer.parallelism")
+    return parse(ParallelismConfig, {**section, **degrees}, "trainer.parallelism")
 
 
 def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:
     """Number of data-parallel replicas: world_size / (tensor * domain).
 
     Args:
-        parallelism_conf: the block {data, tensor, domain}, and further keys.
+        parallelism_conf: the section {data, tensor, domain}, and further keys.
         world_size: number of devices.
 
     Returns:
@@ -117,22 +117,22 @@ def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:
     >>> dp_world_size({"data": "fsdp2", "tensor": 2, "domain": 2}, 8)
     2
     """
-    block = normalize_parallelism(parallelism_conf)
-    if block["data"] == "none":
-        block["data"] = "fsdp2"
-    return ParallelDims.from_config(block, world_size).dp_size
+    section = normalize_parallelism(parallelism_conf)
+    if section["data"] == "none":
+        section["data"] = "fsdp2"
+    return ParallelDims.from_config(section, world_size).dp_size
 
 
 def build_device_mesh(
     parallelism_conf: Parallelism, devices: Sequence[Any] | None = None
 ) -> tuple[Mesh, dict[str, Mesh]]:
-    """Build the mesh of a parallelism block.
+    """Build the mesh of a parallelism section.
 
     An axis is there if its degree is above 1, outermost first dp_replicate, dp_shard,
     (ep, pp), tp, domain. A mesh of one device has the axis dp_shard.
 
     Args:
-        parallelism_conf: the block {data, tensor, domain}, and further keys.
+        parallelism_conf: the section {data, tensor, domain}, and further keys.
         devices: the devices, rank by rank; None takes all of all processes.
 
     Returns:
@@ -147,9 +147,9 @@ def build_device_mesh(
     Differs from CREDIT: there is a mesh without parallelism, too; and `data: none` uses
     the first tensor * domain devices rather than replicas that nothing keeps equal.
     """
-    block = normalize_parallelism(parallelism_conf)
+    section = normalize_parallelism(parallelism_conf)
     devices = all_devices() if devices is None else devices
-    dims = ParallelDims.from_config(block, len(devices))
+    dims = ParallelDims.from_config(section, len(devices))
     used, idle = dims.world_size, len(devices) - dims.world_size
     if idle:
         logger.info("data: none uses %d devices; %d stay idle", used, idle)
@@ -170,10 +170,10 @@ def rank_coords(
     >>> rank_coords({"data": "fsdp2", "tensor": 2, "domain": 2}, 5, 8)
     RankCoords(dp_rank=1, tp=0, domain=1)
     """
-    block = normalize_parallelism(parallelism_conf)
-    dp_size = dp_world_size(block, world_size)
-    inner = block.get("ep", 1) * block.get("pp", 1)
-    shape = (dp_size, inner, block["tensor"], block["domain"])
+    section = normalize_parallelism(parallelism_conf)
+    dp_size = dp_world_size(section, world_size)
+    inner = section.get("ep", 1) * section.get("pp", 1)
+    shape = (dp_size, inner, section["tensor"], section["domain"])
     dp_rank, _, tp, domain = (int(i) for i in np.unravel_index(rank, shape))
     return RankCoords(dp_rank, tp, domain)
 

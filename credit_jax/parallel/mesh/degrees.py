@@ -1,7 +1,7 @@
-"""From a config block to the degree of every axis, with all that is wrong with it.
+"""From a config section to the degree of every axis, with all that is wrong with it.
 
-A block names degrees as `ParallelDims` or as CREDIT does; problems are reported under
-the names of the block.
+A section names degrees as `ParallelDims` or as CREDIT does; problems are reported under
+the names of the section.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ KEYS = ("data", *(name for names in NAMES.values() for name in names))
 Degrees = dict[str, int]
 
 
-def as_block(config: Any) -> dict[str, Any]:
-    """The keys of a config block whose value is not None.
+def as_section(config: Any) -> dict[str, Any]:
+    """The keys of a config section whose value is not None.
 
     Args:
         config: a mapping, a config class, or an object with the keys as attributes (of
@@ -72,11 +72,11 @@ def whole_number(value: Any) -> int | None:
     return None if isinstance(value, float) and number != value else number
 
 
-def resolve(block: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[str]]:
-    """The degrees of a block, with the rest filled in.
+def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[str]]:
+    """The degrees of a section, with the rest filled in.
 
     Args:
-        block: see `ParallelDims.from_config`; dp_shard -1 is the rest.
+        section: see `ParallelDims.from_config`; dp_shard -1 is the rest.
         world_size: number of devices.
 
     Returns:
@@ -84,8 +84,8 @@ def resolve(block: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[st
             devices that are used. Meaningful if nothing is wrong.
         problems: all that is wrong, one line each.
     """
-    degrees, names, problems = _read(block)
-    data = block.get("data")
+    degrees, names, problems = _read(section)
+    data = section.get("data")
     problems += data_problems(data, degrees.get(DP_REPLICATE), degrees.get(DP_SHARD))
     rest = _rest(data, degrees)
     degrees = dict.fromkeys(ORDER, 1) | degrees
@@ -111,27 +111,27 @@ def resolve(block: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[st
     return degrees | {"world_size": world or 1}, problems
 
 
-def _read(block: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str]]:
-    """The degrees that a block gives, what it calls each, and its bad keys."""
+def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str]]:
+    """The degrees that a section gives, what it calls each, and its bad keys."""
     problems = []
-    for key in sorted(set(block) - set(KEYS), key=str):
+    for key in sorted(set(section) - set(KEYS), key=str):
         problems.append(f"{key}: unknown key; {nearest_key(key, KEYS)}")
-    if block.get("data") not in (None, *DATA_MODES):
+    if section.get("data") not in (None, *DATA_MODES):
         problems.append(
-            f"data must be 'fsdp2', 'ddp', or 'none', got {got(block['data'])}"
+            f"data must be 'fsdp2', 'ddp', or 'none', got {got(section['data'])}"
         )
     degrees: Degrees = {}
     names: dict[str, str] = {}
     for degree, keys in NAMES.items():
         given: Degrees = {}
         for key in keys:
-            if block.get(key) is None:
+            if section.get(key) is None:
                 continue
-            number = whole_number(block[key])
+            number = whole_number(section[key])
             if number is None or not _allowed(degree, number):
                 least = "-1 (the rest) or " if degree == DP_SHARD else ""
                 problems.append(
-                    f"{key} must be {least}an integer >= 1, got {got(block[key])}"
+                    f"{key} must be {least}an integer >= 1, got {got(section[key])}"
                 )
             else:
                 given[key] = number

@@ -16,7 +16,7 @@ _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 def required_devices(parallelism_conf: Parallelism) -> int:
-    """The fewest devices that a parallelism block can run on.
+    """The fewest devices that a parallelism section can run on.
 
     tensor * domain, times the further degrees that are given.
     """
@@ -25,10 +25,10 @@ def required_devices(parallelism_conf: Parallelism) -> int:
 
 def _given_degrees(parallelism_conf: Parallelism) -> dict[str, int]:
     """tensor, domain, and the further degrees of the mesh that are above 1."""
-    block = normalize_parallelism(parallelism_conf)
-    further = {axis: block.get(axis, 1) for axis in ORDER if axis != DOMAIN}
+    section = normalize_parallelism(parallelism_conf)
+    further = {axis: section.get(axis, 1) for axis in ORDER if axis != DOMAIN}
     above = {axis: degree for axis, degree in further.items() if degree > 1}
-    return above | {"tensor": block["tensor"], "domain": block["domain"]}
+    return above | {"tensor": section["tensor"], "domain": section["domain"]}
 
 
 def training_devices(
@@ -37,7 +37,7 @@ def training_devices(
     """The devices of a training run, simulated ones if need be (`ensure_devices`).
 
     Args:
-        parallelism_conf: the block {data, tensor, domain}, and further keys.
+        parallelism_conf: the section {data, tensor, domain}, and further keys.
         num_devices: how many to take; None takes all there are.
 
     Returns:
@@ -56,7 +56,7 @@ def forward_devices(
     """The devices of forward passes: with `data: none` no more than they need.
 
     Args:
-        parallelism_conf: the block {data, tensor, domain}, and further keys.
+        parallelism_conf: the section {data, tensor, domain}, and further keys.
         num_devices: how many to take; None takes all, or those of `data: none`.
 
     Raises:
@@ -75,7 +75,7 @@ def ensure_devices(wanted: int | Parallelism) -> None:
     A machine with accelerators must have them.
 
     Args:
-        wanted: number of devices, or a parallelism block (see `required_devices`).
+        wanted: number of devices, or a parallelism section (see `required_devices`).
 
     Raises:
         ValueError: if there are too few devices: accelerators, or CPU devices of a

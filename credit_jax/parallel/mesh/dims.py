@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from credit_jax.config.base import ConfigError
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_AXES, DP_SHARD, ORDER, MeshAxes
-from credit_jax.parallel.mesh.degrees import ETP, REST, as_block, resolve
+from credit_jax.parallel.mesh.degrees import ETP, REST, as_section, resolve
 from credit_jax.parallel.mesh.device_mesh import (
     all_devices,
     built_degrees,
@@ -74,7 +74,7 @@ class ParallelDims:
     def from_config(
         cls, config: Any, world_size: int, *, model: Any = None
     ) -> ParallelDims:
-        """The degrees of a config block.
+        """The degrees of a config section.
 
         Args:
             config: a mapping, or an object with such attributes. Keys are the names of
@@ -92,10 +92,10 @@ class ParallelDims:
         >>> ParallelDims.from_config({"data": "fsdp2", "tensor": 4}, 8).dp_shard
         2
         """
-        block = as_block(config)
-        if block.get("data", "fsdp2") == "fsdp2" and "dp" not in block:
-            block = {DP_SHARD: REST} | block
-        resolved, problems = resolve(block, world_size)
+        section = as_section(config)
+        if section.get("data", "fsdp2") == "fsdp2" and "dp" not in section:
+            section = {DP_SHARD: REST} | section
+        resolved, problems = resolve(section, world_size)
         if model is not None:
             problems += model_problems(model, resolved)
         if problems:

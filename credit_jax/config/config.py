@@ -1,4 +1,4 @@
-"""The whole config, and what its sections must agree on."""
+"""The whole config, and the rules between its sections."""
 
 from typing import Any, ClassVar
 
@@ -18,11 +18,11 @@ from credit_jax.config.metrics import MetricsConfig
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 
-_JOB = "job submission only"
+_BATCH_SYSTEM = "read by the batch system only"
 
 
 class Config(StrictModel):
-    """A training job: CREDIT's gen2 YAML.
+    """The config of a run: CREDIT's gen2 YAML.
 
     Attributes:
         save_loc: folder of everything that a run writes.
@@ -30,12 +30,12 @@ class Config(StrictModel):
         data: see `DataConfig`.
         validation_overrides: the `validation_data` section as it is written.
         preblocks, postblocks: see `credit_jax.config.transforms`.
-        model: `type` and the arguments of that architecture, which knows them.
+        model: `type` and the arguments of that model; see `credit_jax.models.registry`.
         loss: see `LossConfig`.
         metrics: see `MetricsConfig`; null is the default set of metrics.
         trainer: see `TrainerConfig`.
-        demo: a data set to make first if it is not there (`DemoConfig`); CREDIT has no
-            such section and passes over it.
+        demo: a data set to make before the first training (`DemoConfig`); CREDIT has no
+            such section and ignores it.
     """
 
     save_loc: str
@@ -53,8 +53,8 @@ class Config(StrictModel):
     demo: DemoConfig | None = None
 
     ignored: ClassVar = {
-        "pbs": _JOB,
-        "slurm": _JOB,
+        "pbs": _BATCH_SYSTEM,
+        "slurm": _BATCH_SYSTEM,
         "predict": "training only",
         "inference": "training only",
         "custom_objects": "no plug-ins are loaded",
@@ -68,24 +68,24 @@ class Config(StrictModel):
     def _has_type(cls, value: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(value.get("type"), str):
             raise ValueError(
-                f"needs type, the name of an architecture, got {got(value.get('type'))}"
+                f"needs type, the name of a model, got {got(value.get('type'))}"
             )
         return value
 
     @property
     def validation_data(self) -> DataConfig:
-        """The data section of the validation: `data`, with what is given for it."""
+        """The data section of the validation: `data` with its overrides."""
         return self.validation_overrides.over(self.data)
 
 
-def job_problems(config: Config) -> list[str]:
-    """What the sections of a config do not agree on, one line each.
+def section_conflicts(config: Config) -> list[str]:
+    """Checks the sections of a config against each other, one line per conflict.
 
     Args:
         config: a config whose sections are each valid.
 
     Returns:
-        Lines that start with the dotted path of a key; empty if all is well.
+        Lines that start with the dotted path of a key; empty without conflicts.
     """
     problems = []
     if "$" in config.save_loc:
@@ -103,7 +103,7 @@ def job_problems(config: Config) -> list[str]:
     if valid != config.data:
         size = config.trainer.valid_batch_size
         problems += _date_problems("validation_data", valid, size)
-        problems += _twin_problems(config.data, valid)
+        problems += _window_problems(config.data, valid)
     return problems
 
 
@@ -133,7 +133,7 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
 
 def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
     count = num_samples(data)
-    when = ", ".join(f"{first} to {last}" for first, last in data.blocks)
+    when = ", ".join(f"{first} to {last}" for first, last in data.ranges)
     if count < 1:
         return [
             f"{path}: no sample fits into {when}: history_len {data.history_len} + "
@@ -147,8 +147,8 @@ def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
     return []
 
 
-def _twin_problems(data: DataConfig, valid: DataConfig) -> list[str]:
-    """What a validation sample must share with a training sample."""
+def _window_problems(data: DataConfig, valid: DataConfig) -> list[str]:
+    """Validation samples need the window of training samples."""
     return [
         f"validation_data.{key}: {getattr(valid, key)} differs from data.{key} "
         f"{getattr(data, key)}; the model is the same"

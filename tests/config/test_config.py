@@ -72,6 +72,7 @@ def test_validation_inherits_what_it_does_not_give():
         ({"trainer__grad_max_norm": "big"}, "at least 0, or 'dynamic', got 'big'"),
         ({"trainer__grad_max_norm": float("inf")}, "or 'dynamic', got inf"),
         ({"trainer__weight_decay": float("inf")}, "weight_decay: must be a finite"),
+        ({"loss__variable_weights": {"T": [1.0, float("nan")]}}, "must be a finite"),
         ({"trainer__learning_rate": float("nan")}, "must be a finite number, got nan"),
         (
             {"data__source__ERA5__levels": [1.0, float("inf")]},
@@ -96,7 +97,7 @@ def test_validation_inherits_what_it_does_not_give():
             },
             "trainer.scheduler.warmup: unknown key; the nearest known key is",
         ),
-        ({"model": {"dim": 8}}, "model: needs type, the name of an architecture"),
+        ({"model": {"dim": 8}}, "model: needs type, the name of a model"),
         ({"save_loc": "$NOT_SET_AT_ALL/x"}, "save_loc: '$NOT_SET_AT_ALL/x' holds an"),
         ({"trainer__train_batch_size": 80}, "data: 52 samples in 2000-01-01 to"),
         ({"data__end_datetime": "2000-01-01"}, "data: no sample fits into"),
@@ -172,4 +173,4 @@ def test_date_ranges_stand_for_start_and_end():
     )
     assert num_samples(config.data) == 4 + 8
     assert config.validation_data.date_ranges is None, config.validation_data
-    assert config.validation_data.blocks == (("2001-01-01", "2001-02-01"),)
+    assert config.validation_data.ranges == (("2001-01-01", "2001-02-01"),)
