@@ -45,9 +45,9 @@ class StopRequests:
         self._previous = {}
 
     def pending(self) -> str | None:
-        """Name of the signal caught in this or another process of the job, or None.
+        """Name of the signal caught in this or another process of the run, or None.
 
-        A collective: all processes of a job must call it at the same step.
+        A collective: all processes of a run must call it at the same step.
         """
         if jax.process_count() == 1:
             return self._caught
