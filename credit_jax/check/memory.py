@@ -6,9 +6,9 @@ sizes of the stages: what the backward pass of each layer needs.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from credit_jax.config.config import Config
+from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.params.spec import ParamSpec, ShardingRules
@@ -108,23 +108,21 @@ def _batch(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
 
 def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     """Bytes of what the forward pass keeps for the backward pass."""
-    model = model_def.config
-    geometry = model.geometry()
+    geometry = model_def.config.geometry()
     if geometry is None:
         return 0
     mode = config.trainer.activation_checkpoint
     kept, largest = 0, 0
-    for index, stage in enumerate(geometry.stages):
+    for stage in geometry.stages:
         points = local_rows(stage, axes.num_domain) * stage.width
         block, attention = (
-            points * width
-            for width in _block_widths(stage, model.dim_head, axes.num_tensor)
+            points * width for width in _block_widths(stage, axes.num_tensor)
         )
         between = points * stage.channels
         again = {"none": 0, "selective": attention - 2 * between, "full": block}[mode]
         largest = max(largest, again)
         rest = between if mode == "full" else block - again
-        kept += 2 * between + model.depth[index] * rest
+        kept += 2 * between + stage.depth * rest
     kept += largest
     kept += _edges(model_def, geometry, axes)
     policy = config.trainer.mp_policy
@@ -132,13 +130,13 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     return int(WORKSPACE * item * config.trainer.train_batch_size * kept)
 
 
-def local_rows(stage: Any, domain: int) -> int:
+def local_rows(stage: StageGeometry, domain: int) -> int:
     """Rows of a stage on the device with most: whole windows stay together."""
     window = max(stage.local_window, stage.global_window)
     return min(stage.height, -(-(stage.height // window) // domain) * window)
 
 
-def _block_widths(stage: Any, dim_head: int, tensor: int) -> tuple[int, int]:
+def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:
     """Numbers that one transformer block, and its attention alone, keep a point.
 
     Attention: the normalized input, q, k, v, scores and weights (one per key), the
@@ -146,14 +144,14 @@ def _block_widths(stage: Any, dim_head: int, tensor: int) -> tuple[int, int]:
     and after their nonlinearity, the sum.
     """
     channels, heads = stage.channels, stage.heads
-    inner = heads * dim_head
+    inner = heads * stage.head_channels
     keys = stage.local_window**2 + stage.global_window**2
     attention = 2 * (2 * channels + 4 * inner // tensor) + 2 * heads * keys // tensor
     feed_forward = 2 * (2 * channels + 8 * channels // tensor)
     return attention + feed_forward, attention
 
 
-def _edges(model_def: ModelDef, geometry: Any, axes: MeshAxes) -> int:
+def _edges(model_def: ModelDef, geometry: Geometry, axes: MeshAxes) -> int:
     """Numbers that the padded input, the decoder and the output keep."""
     domain = axes.num_domain
     rows, lon = geometry.padded
@@ -161,8 +159,7 @@ def _edges(model_def: ModelDef, geometry: Any, axes: MeshAxes) -> int:
     frames_out = model_def.output_channels * model_def.output_frames
     total = -(-rows // domain) * lon * frames_in
     width = geometry.stages[-1].channels
-    for level in (2, 1, 0):
-        stage = geometry.stages[level]
+    for stage in reversed(geometry.stages[:-1]):
         width = width // 2
         points = -(-stage.height // domain) * stage.width
         total += points * (8 * width + stage.channels)

@@ -1,7 +1,6 @@
 """The tables that `python -m credit_jax.check` prints."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -10,6 +9,7 @@ from credit_jax.check.memory import estimate_memory, local_rows
 from credit_jax.config import Config
 from credit_jax.config.data import num_samples
 from credit_jax.data import ChannelSchema
+from credit_jax.models.common.geometry import Geometry
 from credit_jax.models.model_def import ModelDef, parameter_count
 from credit_jax.parallel.mesh.axes import DP_REPLICATE, DP_SHARD, MeshAxes
 from credit_jax.plan import RunPlan
@@ -24,8 +24,9 @@ def plan_tables(plan: RunPlan) -> Iterator[Table]:
     yield channel_table(plan.schema)
     if axes is not None:
         yield mesh_table(plan, axes)
-    if model.config.geometry() is not None:
-        yield geometry_table(model.config, axes or MeshAxes())
+    geometry = model.config.geometry()
+    if geometry is not None:
+        yield geometry_table(geometry, axes or MeshAxes())
     if model.model_def is None:
         return
     yield parameter_table(model.model_def)
@@ -95,10 +96,9 @@ def mesh_table(plan: RunPlan, axes: MeshAxes) -> Table:
     return table
 
 
-def geometry_table(model: Any, axes: MeshAxes) -> Table:
+def geometry_table(geometry: Geometry, axes: MeshAxes) -> Table:
     """Sizes of every stage, its windows, and the most rows of it on a device."""
-    geometry = model.geometry()
-    grid = f"{model.image_height} x {model.image_width}"
+    grid = " x ".join(map(str, geometry.grid))
     padded = " x ".join(map(str, geometry.padded))
     table = _table(
         f"Geometry: grid {grid}, padded {padded}",
@@ -109,7 +109,7 @@ def geometry_table(model: Any, axes: MeshAxes) -> Table:
             str(index),
             f"{stage.height} x {stage.width}",
             str(stage.channels),
-            str(model.depth[index]),
+            str(stage.depth),
             _share(stage.heads, axes.num_tensor),
             _window(stage.local_window, stage.height, stage.width),
             _window(stage.global_window, stage.height, stage.width),

@@ -19,7 +19,8 @@ class ModelConfig(StrictModel):
       "x" and a field on its grid, from `input_channels`, `frames`, `output_channels`,
       `output_frames`, `image_height` and `image_width`;
     - `problems`, everything that keeps the model from running;
-    - `geometry`, the sizes of its stages, for the tables of `credit_jax.check`.
+    - `geometry`, the sizes of its stages, for notes on a mesh, the stage table and the
+      memory estimate of `credit_jax.check`; None for a model without stages.
 
     Spectral norm applies to the model's matrices if its key `use_spectral_norm` is
     true.
@@ -55,5 +56,5 @@ class ModelConfig(StrictModel):
         return []
 
     def geometry(self) -> Geometry | None:
-        """Sizes of the stages; None where the model has none to tell."""
+        """Sizes of the stages; None for a model without such stages."""
         return None

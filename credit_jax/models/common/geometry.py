@@ -12,22 +12,36 @@ class StageGeometry:
     Attributes:
         height, width: points of the stage's fields.
         channels: of the fields.
+        depth: number of transformer blocks; 0 is a stage without attention.
         heads: of each attention.
+        head_channels: of each head.
         local_window, global_window: tokens along each side of a window.
     """
 
     height: int
     width: int
     channels: int
+    depth: int
     heads: int
+    head_channels: int
     local_window: int
     global_window: int
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes on the way through a model, (lat, lon) each."""
+    """Sizes on the way through a model, (lat, lon) each.
 
+    Attributes:
+        grid: of the input.
+        padded: with the rows and columns that pad it.
+        patched: in patches.
+        stages: of the encoder.
+        decoded: behind the decoder.
+        output: of the prediction.
+    """
+
+    grid: tuple[int, int]
     padded: tuple[int, int]
     patched: tuple[int, int]
     stages: tuple[StageGeometry, ...]

@@ -157,9 +157,8 @@ class EncoderConfig(ModelConfig):
         decoded = stages[0].height * 2, stages[0].width * 2
         cropped = decoded[0] - sum(lat), decoded[1] - sum(lon)
         grid = self.image_height, self.image_width
-        return Geometry(
-            padded, patched, stages, decoded, grid if self.interp else cropped
-        )
+        output = grid if self.interp else cropped
+        return Geometry(grid, padded, patched, stages, decoded, output)
 
     def _stages(self, patched: tuple[int, int]) -> Iterator[StageGeometry]:
         height, width = patched
@@ -170,7 +169,9 @@ class EncoderConfig(ModelConfig):
                 height,
                 width,
                 self.dim[index],
+                self.depth[index],
                 self.dim[index] // self.dim_head,
+                self.dim_head,
                 self.local_window_size[index],
                 self.global_window_size[index],
             )

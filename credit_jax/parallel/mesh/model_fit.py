@@ -146,20 +146,24 @@ def _halved(
 
 def _stage_rows(config: Any, domain: int) -> list[tuple[int, int]]:
     """The same for the stages of a model; windows of 1 where it has no attention."""
-    geometry = getattr(config, "geometry", None)
-    if domain == 1 or geometry is None:
+    if domain == 1:
         return []
     return [
-        (-(-stage.height // domain), stage.local_window if depth else 1)
-        for stage, depth in zip(geometry().stages, config.depth, strict=True)
+        (-(-stage.height // domain), stage.local_window if stage.depth else 1)
+        for stage in _stages(config)
     ]
+
+
+def _stages(config: Any) -> Sequence[Any]:
+    """The stages of a model's geometry; empty for a model without stages."""
+    geometry = config.geometry() if hasattr(config, "geometry") else None
+    return () if geometry is None else geometry.stages
 
 
 def _idle(config: Any, domain: int) -> Iterator[str]:
     """Attentions that leave shards idle: a window, or group, is on one shard."""
-    geometry = getattr(config, "geometry", None)
-    for index, stage in enumerate(geometry().stages if geometry else ()):
-        if not config.depth[index]:
+    for index, stage in enumerate(_stages(config)):
+        if not stage.depth:
             continue
         for kind, window in (
             ("short", stage.local_window),

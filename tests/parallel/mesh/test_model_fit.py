@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import (
@@ -47,6 +48,16 @@ def test_the_model_is_asked_for_its_windows():
 def test_stages_without_attention_have_no_windows():
     quiet = config(depth=[1, 1, 0, 0])
     assert not [n for n in validate_sharding_constraints(quiet, 8) if "level" in n]
+
+
+def test_a_model_without_stages_has_notes_on_its_rows_only():
+    model = ModelConfig(type="no stages")
+    assert model.geometry() is None
+    assert model_notes(model, 8) == []
+    assert validate_sharding_constraints(model, 8) == []
+    tiny = SimpleNamespace(image_height=6, geometry=model.geometry)
+    (note,) = model_notes(tiny, 8)
+    assert note.startswith("6 rows over domain 8 are uneven (1, 1, 1, 1, 1, 1, 0, 0)")
 
 
 def test_uneven_rows_and_rows_that_no_domain_gives():
