@@ -1,0 +1,271 @@
+"""Reads the scalers that bridgescaler and `credit preprocess` write as JSON.
+
+A file is `{data_type: {source: {var_key: scaler}}}`, data_type being "input" or
+"target". Each scaler is a string of JSON: the attributes of bridgescaler's object and
+its class name under "type", arrays in base64 under "__numpy__".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from numpy.lib.format import descr_to_dtype
+
+Channels = Float[np.ndarray, " channel"]
+# Names or numbers of the channels that a scaler was fitted to; () if it has none.
+Columns: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StandardScaler:
+    """bridgescaler's DStandardScaler(Tensor): `(x - mean) / sqrt(variance)`.
+
+    Attributes:
+        mean: (channel,) a channel is a level, or a grid point; dtype of the file.
+        variance: (channel,) population variance.
+        columns: of the channels.
+        channels_last: whether channels are the last dim of an array, or the second.
+    """
+
+    mean: Channels
+    variance: Channels
+    columns: Columns
+    channels_last: bool
+
+
+@dataclass(frozen=True, eq=False)
+class DeepStandardScaler:
+    """bridgescaler's DeepStandardScaler: `(x - mean) / deviation`, channels last.
+
+    Attributes:
+        mean: (channel,).
+        deviation: (channel,) sample standard deviation.
+    """
+
+    mean: Channels
+    deviation: Channels
+
+
+@dataclass(frozen=True, eq=False)
+class MinMaxScaler:
+    """bridgescaler's DMinMaxScaler(Tensor): `(x - min) / (max - min)`.
+
+    Attributes:
+        minimum: (channel,).
+        maximum: (channel,).
+        columns: of the channels.
+        channels_last: whether channels are the last dim of an array, or the second.
+    """
+
+    minimum: Channels
+    maximum: Channels
+    columns: Columns
+    channels_last: bool
+
+
+@dataclass(frozen=True, eq=False)
+class QuantileScaler:
+    """bridgescaler's DQuantileScaler(Tensor): a t-digest of each channel.
+
+    Attributes:
+        centroids: for each channel (centroid, 2), mean and weight.
+        minimum: (channel,) smallest value seen.
+        maximum: (channel,) largest value seen.
+        size: (channel,) number of values seen.
+        distribution: of the transformed values: uniform, normal or logistic.
+        min_val: smallest quantile before the distribution is applied.
+        max_val: largest one.
+        fast_transform: whether the transform interpolates between knots.
+        num_knots: of them.
+        columns: of the channels.
+        channels_last: whether channels are the last dim of an array, or the second.
+    """
+
+    centroids: tuple[Float[np.ndarray, "centroid 2"], ...]
+    minimum: Channels
+    maximum: Channels
+    size: Channels
+    distribution: str
+    min_val: float
+    max_val: float
+    fast_transform: bool
+    num_knots: int
+    columns: Columns
+    channels_last: bool
+
+
+Scaler: TypeAlias = StandardScaler | DeepStandardScaler | MinMaxScaler | QuantileScaler
+# {data_type: {source: {var_key: scaler}}}
+ScalerDict: TypeAlias = Mapping[str, Mapping[str, Mapping[str, Scaler]]]
+
+
+def read_scalers(path: str | Path) -> dict[str, dict[str, dict[str, Scaler]]]:
+    """All scalers of a file.
+
+    Args:
+        path: of the JSON; environment variables in it are expanded.
+
+    Returns:
+        `{data_type: {source: {var_key: scaler}}}`, in the order of the file.
+
+    Raises:
+        ValueError: the file is not there, is not such a file, or a scaler of it is
+            not fitted or of another class.
+    """
+    path = os.path.expandvars(path)
+    try:
+        text = Path(path).read_text()
+        nested = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"scaler file {path}: cannot be read: {error}") from error
+    if not _is_nested(nested):
+        raise ValueError(
+            f"scaler file {path}: expected {{data_type: {{source: {{variable: scaler "
+            "as a string of JSON}}}, as `credit preprocess` writes it"
+        )
+    return {
+        data_type: {
+            source: {key: _named(text, f"{path}, {key}") for key, text in own.items()}
+            for source, own in sources.items()
+        }
+        for data_type, sources in nested.items()
+    }
+
+
+def parse_scaler(text: str) -> Scaler:
+    """One scaler from its string of JSON, as bridgescaler's `print_scaler` gives it.
+
+    Raises:
+        ValueError: not a scaler, not fitted, or a class that is not known here.
+    """
+    values = json.loads(text, object_hook=_decode_array)
+    if not isinstance(values, dict) or "type" not in values:
+        raise ValueError("expected the attributes of a scaler with its type")
+    name = str(values["type"]).removesuffix("Tensor")
+    if name not in _CLASSES:
+        raise ValueError(
+            f"got type {values['type']!r}, expected one of {', '.join(_CLASSES)} "
+            "(each with or without the ending Tensor)"
+        )
+    try:
+        return _CLASSES[name](values)
+    except KeyError as error:
+        raise ValueError(
+            f"{values['type']} has no {error.args[0]}: it is not fitted"
+        ) from error
+
+
+def channel_variance(scaler: Scaler) -> Channels | None:
+    """(channel,) float32 variance of the data of a scaler; None where it has none.
+
+    Of a quantile scaler the variance of its centroids, a little less than that of the
+    data. A min-max scaler has none.
+
+    Differs from CREDIT: reads the numpy DQuantileScaler too, which CREDIT leaves out.
+    """
+    if isinstance(scaler, StandardScaler):
+        return np.asarray(scaler.variance, np.float32)
+    if isinstance(scaler, DeepStandardScaler):
+        return np.square(np.asarray(scaler.deviation, np.float32))
+    if isinstance(scaler, MinMaxScaler):
+        return None
+    return np.array([_variance(c) for c in scaler.centroids], np.float32)
+
+
+def _variance(centroids: Float[np.ndarray, "centroid 2"]) -> float:
+    """Variance of weighted centroids; 1 without any, as CREDIT has it."""
+    means, weights = centroids[:, 0], centroids[:, 1]
+    total = weights.sum()
+    if total <= 0:
+        return 1.0
+    mean = (weights * means).sum() / total
+    return float((weights * np.square(means - mean)).sum() / total)
+
+
+def _is_nested(value: Any, depth: int = 3) -> bool:
+    if depth == 0:
+        return isinstance(value, str)
+    return isinstance(value, dict) and all(
+        _is_nested(own, depth - 1) for own in value.values()
+    )
+
+
+def _named(text: str, where: str) -> Scaler:
+    try:
+        return parse_scaler(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"scaler file {where}: {error}") from error
+
+
+def _decode_array(values: dict[str, Any]) -> Any:
+    """As `object_hook` of bridgescaler, and its form of arrays of objects."""
+    if "__numpy__" in values:
+        flat = np.frombuffer(
+            b64decode(values["__numpy__"]), descr_to_dtype(values["dtype"])
+        )
+        return flat.reshape(values["shape"]) if values["shape"] else flat[0]
+    if values.get("object") == "ndarray":
+        return np.array(values["data"], values["dtype"]).reshape(values["shape"])
+    return values
+
+
+def _array(values: Mapping[str, Any], name: str) -> Shaped[np.ndarray, " channel"]:
+    if values.get(name) is None:
+        raise KeyError(name)
+    return np.atleast_1d(np.asarray(values[name]))
+
+
+def _common(values: Mapping[str, Any]) -> dict[str, Any]:
+    columns = values.get("x_columns_")
+    listed = np.asarray(columns).tolist() if columns is not None else []
+    return {
+        "columns": tuple(listed),
+        "channels_last": bool(values.get("channels_last", True)),
+    }
+
+
+def _standard(values: Mapping[str, Any]) -> StandardScaler:
+    mean, variance = _array(values, "mean_x_"), _array(values, "var_x_")
+    return StandardScaler(mean, variance, **_common(values))
+
+
+def _deep_standard(values: Mapping[str, Any]) -> DeepStandardScaler:
+    return DeepStandardScaler(_array(values, "mean_"), _array(values, "sd_"))
+
+
+def _min_max(values: Mapping[str, Any]) -> MinMaxScaler:
+    low, high = _array(values, "min_x_"), _array(values, "max_x_")
+    return MinMaxScaler(low, high, **_common(values))
+
+
+def _quantile(values: Mapping[str, Any]) -> QuantileScaler:
+    if values.get("centroids_") is None:
+        raise KeyError("centroids_")
+    return QuantileScaler(
+        centroids=tuple(np.asarray(own, np.float64) for own in values["centroids_"]),
+        minimum=_array(values, "min_"),
+        maximum=_array(values, "max_"),
+        size=_array(values, "size_"),
+        distribution=values["distribution"],
+        min_val=float(values["min_val"]),
+        max_val=float(values["max_val"]),
+        fast_transform=bool(values.get("fast_transform", False)),
+        num_knots=int(values.get("n_knots", 256)),
+        **_common(values),
+    )
+
+
+_CLASSES: dict[str, Callable[[Mapping[str, Any]], Scaler]] = {
+    "DStandardScaler": _standard,
+    "DMinMaxScaler": _min_max,
+    "DQuantileScaler": _quantile,
+    "DeepStandardScaler": _deep_standard,
+}

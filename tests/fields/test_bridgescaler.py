@@ -1,0 +1,131 @@
+"""The reader of scaler files against bridgescaler, and CREDIT's variances of them."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bridgescaler import load_scaler_dict, save_scaler_dict
+from bridgescaler.deep import DeepStandardScaler as TheirDeep
+from bridgescaler.distributed import DQuantileScaler, DStandardScaler
+from bridgescaler.distributed_tensor import (
+    DMinMaxScalerTensor,
+    DQuantileScalerTensor,
+    DStandardScalerTensor,
+)
+from credit.losses.base import _load_target_variances
+
+from credit_jax.fields.bridgescaler import (
+    DeepStandardScaler,
+    MinMaxScaler,
+    QuantileScaler,
+    StandardScaler,
+    channel_variance,
+    read_scalers,
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with one scaler of each class that CREDIT uses."""
+    field = torch.from_numpy(
+        (np.random.default_rng(0).normal(size=(4, 3, 1, 5, 6)) * 7 + 250).astype(
+            np.float32
+        )
+    )
+    tensors = {
+        "standard": DStandardScalerTensor(channels_last=False),
+        "minmax": DMinMaxScalerTensor(channels_last=False),
+        "quantile": DQuantileScalerTensor(
+            channels_last=False, distribution="normal", fast_transform=True
+        ),
+    }
+    arrays = {
+        "numpy": DStandardScaler(channels_last=False),
+        "numpy_quantile": DQuantileScaler(channels_last=False),
+        "deep": TheirDeep(),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for scaler in tensors.values():
+            scaler.fit(field)
+        for scaler in arrays.values():
+            scaler.fit(field.numpy())
+    found = tmp_path_factory.mktemp("scalers") / "scaler.json"
+    scalers = {"A": {f"A/{name}": own for name, own in (tensors | arrays).items()}}
+    save_scaler_dict({"target": scalers, "input": scalers}, str(found))
+    return found
+
+
+def test_arrays_are_bitwise_those_that_bridgescaler_reads(path: Path) -> None:
+    theirs, ours = load_scaler_dict(path)["input"]["A"], read_scalers(path)["input"]
+    assert list(ours["A"]) == list(theirs)
+    standard = ours["A"]["A/standard"]
+    assert isinstance(standard, StandardScaler)
+    np.testing.assert_array_equal(standard.mean, theirs["A/standard"].mean_x_)
+    np.testing.assert_array_equal(standard.variance, theirs["A/standard"].var_x_)
+    assert standard.mean.dtype == np.float32
+    assert standard.columns == (0, 1, 2)
+    assert not standard.channels_last
+    extremes = ours["A"]["A/minmax"]
+    assert isinstance(extremes, MinMaxScaler)
+    np.testing.assert_array_equal(extremes.minimum, theirs["A/minmax"].min_x_)
+    np.testing.assert_array_equal(extremes.maximum, theirs["A/minmax"].max_x_)
+    quantile, other = ours["A"]["A/quantile"], theirs["A/quantile"]
+    assert isinstance(quantile, QuantileScaler)
+    for own, means, weights in zip(
+        quantile.centroids,
+        other.centroids_mean_tensor,
+        other.centroids_weight_tensor,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(own[:, 0], means)
+        np.testing.assert_array_equal(own[:, 1], weights)
+    np.testing.assert_array_equal(quantile.minimum, other.min_tensor)
+    np.testing.assert_array_equal(quantile.maximum, other.max_tensor)
+    assert (quantile.distribution, quantile.fast_transform) == ("normal", True)
+    assert (quantile.min_val, quantile.max_val) == (other.min_val, other.max_val)
+    deep = ours["A"]["A/deep"]
+    assert isinstance(deep, DeepStandardScaler)
+    np.testing.assert_array_equal(deep.deviation, theirs["A/deep"].sd_)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_variances_are_those_of_credits_losses(path: Path) -> None:
+    theirs = _load_target_variances(str(path))
+    ours = {
+        key: float(variance.mean())
+        for key, scaler in read_scalers(path)["target"]["A"].items()
+        if (variance := channel_variance(scaler)) is not None
+    }
+    # CREDIT does not read the numpy quantile scaler.
+    own = ours.pop("A/numpy_quantile")
+    assert own == pytest.approx(ours["A/quantile"], rel=1e-6)
+    assert set(ours) == set(theirs)
+    for key, value in theirs.items():
+        assert ours[key] == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        ('{"target": {"A": 1}}', "expected {data_type: {source: {variable"),
+        ({"type": "RobustScaler"}, r"A/T: got type 'RobustScaler', expected one of DS"),
+        ({"type": "DStandardScalerTensor"}, "has no mean_x_: it is not fitted"),
+        ([1], "expected the attributes of a scaler"),
+    ],
+)
+def test_a_file_that_is_no_scaler_is_refused(
+    tmp_path: Path, content: object, message: str
+) -> None:
+    path = tmp_path / "scaler.json"
+    if not isinstance(content, str):
+        content = json.dumps({"target": {"A": {"A/T": json.dumps(content)}}})
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_scalers(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_scalers(tmp_path / "nothing.json")
