@@ -12,11 +12,11 @@
             loss_scale/         {"scale", "good_updates"}; only in float16
             progress/           `Progress` as JSON
 
-Every array is stored whole, by its path, whatever mesh wrote it (Orbax, OCDBT). A
-folder whose name ends in `.orbax-checkpoint-tmp` was not finished; it is never read and
-is removed at the next start. A checkpoint converted from elsewhere needs `weights` and
-`progress` only: `trainer.load_weights` takes it, and it can be resumed from if it has
-`optimizer` too.
+Every array is stored whole, by its path, whatever mesh wrote it (Orbax, OCDBT); nodes
+of a tree without arrays are not stored. A folder whose name ends in
+`.orbax-checkpoint-tmp` was not finished; it is never read and is removed at the next
+start. A checkpoint converted from elsewhere needs `weights` and `progress` only:
+`trainer.load_weights` takes it, and it can be resumed from if it has `optimizer` too.
 """
 
 from credit_jax.checkpoint.progress import Progress

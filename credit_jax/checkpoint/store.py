@@ -15,7 +15,9 @@ from orbax.checkpoint import checkpoint_managers
 
 from credit_jax.checkpoint.progress import Progress
 from credit_jax.checkpoint.trees import (
+    as_nested_dict,
     differences,
+    from_nested_dict,
     restore_targets,
     with_random_keys,
     without_random_keys,
@@ -129,7 +131,7 @@ class CheckpointStore:
         if self._keep_best:
             self._preservation.best_step = progress.best_step
         arrays = {
-            name: ocp.args.StandardSave(without_random_keys(tree))
+            name: ocp.args.StandardSave(as_nested_dict(without_random_keys(tree)))
             for name, tree in items.items()
         }
         progress_item = {PROGRESS: ocp.args.JsonSave(progress.to_json())}
@@ -178,12 +180,13 @@ class CheckpointStore:
         manager = self._manager_with(step)
         self.check_fits(step, targets)
         args = {
-            name: ocp.args.StandardRestore(restore_targets(tree))
+            name: ocp.args.StandardRestore(as_nested_dict(restore_targets(tree)))
             for name, tree in targets.items()
         }
         found = manager.restore(step, args=ocp.args.Composite(**args))
         return {
-            name: with_random_keys(found[name], tree) for name, tree in targets.items()
+            name: with_random_keys(from_nested_dict(found[name], tree), tree)
+            for name, tree in targets.items()
         }
 
     def _manager_with(self, step: int) -> ocp.CheckpointManager:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import jax
@@ -10,6 +12,38 @@ import numpy as np
 from jaxtyping import PyTree
 
 MAX_LISTED = 8
+
+
+def as_nested_dict(tree: PyTree) -> Any:
+    """The leaves of a tree in nested dicts, by path; nodes without leaves drop out.
+
+    So the stages of an optimizer that have no state, as clipping has none, leave no
+    trace in a checkpoint.
+
+    Args:
+        tree: of any nodes; keys are those of `jax.tree_util.keystr(simple=True)`.
+    """
+    nested: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if not path:
+            return leaf
+        *parents, last = _names(path)
+        node = nested
+        for name in parents:
+            node = node.setdefault(name, {})
+        node[last] = leaf
+    return nested
+
+
+def from_nested_dict(nested: Any, like: PyTree) -> PyTree:
+    """The inverse of `as_nested_dict`: a tree with the nodes of `like`."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: functools.reduce(operator.getitem, _names(path), nested), like
+    )
+
+
+def _names(path: tuple[Any, ...]) -> list[str]:
+    return [jax.tree_util.keystr((key,), simple=True) for key in path]
 
 
 def without_random_keys(tree: PyTree) -> PyTree:

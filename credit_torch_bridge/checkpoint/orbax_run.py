@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jaxtyping import PyTree
 
 from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMIZER, WEIGHTS, CheckpointStore
@@ -68,11 +67,7 @@ def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
         items[EMA] = checkpoint.ema
     if checkpoint.moments is not None:
         moments = checkpoint.moments
-        state = optax.ScaleByAdamState(
-            _int(moments.count),
-            moments.mu,
-            moments.nu,  # pyright: ignore
-        )
+        state = {"count": _int(moments.count), "mu": moments.mu, "nu": moments.nu}
         items[OPTIMIZER] = {
             "opt_state": {ADAM: state},
             "micro_step": _int(checkpoint.micro_step),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,6 +81,18 @@ def test_round_trip_onto_another_mesh(open_store, make_mesh):
         if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert np.array_equal(a, b), "a restored array differs"
+
+
+def test_parts_of_an_optimizer_without_arrays_leave_no_trace(open_store):
+    """A run that clips goes on from one that did not, and from one of another tool."""
+    adam = items()["optimizer"]["opt_state"]
+    store = open_store()
+    plain = {"adam": {"count": adam.count, "mu": adam.mu, "nu": adam.nu}}
+    store.save(1, {"optimizer": {"opt_state": plain}}, Progress())
+    store.wait()
+    chain = {"clip": optax.EmptyState(), "adam": adam, "rest": (optax.EmptyState(),)}
+    back = store.restore(1, {"optimizer": {"opt_state": chain}})["optimizer"]
+    chex.assert_trees_all_equal(back, {"opt_state": chain})
 
 
 def test_last_backup_and_best_are_kept(open_store):
