@@ -186,29 +186,6 @@ class ChannelSchema:
             ) from error
         return cls(*parts)
 
-    def check_same(self, other: "ChannelSchema", what: str) -> None:
-        """Refuse another layout, since it would mix up variables silently.
-
-        Args:
-            other: what is there.
-            what: what `other` is, such as "the checkpoint's channel_schema.yaml".
-
-        Raises:
-            ValueError: listing the channels that differ, side by side.
-        """
-        lines = []
-        for which in ("input", "target"):
-            ours = [_line(k, s) for k, s in _slices(getattr(self, which)).items()]
-            theirs = [_line(k, s) for k, s in _slices(getattr(other, which)).items()]
-            for i in range(max(len(ours), len(theirs))):
-                pair = [side[i] if i < len(side) else "-" for side in (ours, theirs)]
-                if pair[0] != pair[1]:
-                    lines.append(f"  {which}: {pair[0]} here, {pair[1]} in {what}")
-        if lines or self != other:
-            raise ValueError(
-                f"channels differ from those of {what}:\n" + "\n".join(lines)
-            )
-
 
 def num_levels(data: DataConfig, file_levels: int) -> dict[str, int]:
     """Levels of each source's 3-D variables, without opening a file.
@@ -261,10 +238,6 @@ def _slices(groups: tuple[ChannelGroup, ...]) -> dict[str, slice]:
         slices[group.var_key] = slice(start, start + group.n_levels)
         start += group.n_levels
     return slices
-
-
-def _line(key: str, place: slice) -> str:
-    return f"[{place.start}:{place.stop}] {key}"
 
 
 def _total(groups: tuple[ChannelGroup, ...]) -> int:

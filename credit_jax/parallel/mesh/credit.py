@@ -13,7 +13,7 @@ In the mesh, dp is the axis `dp_shard` (`data: fsdp2`) or `dp_replicate` (`data:
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,14 +32,6 @@ logger = logging.getLogger(__name__)
 Parallelism = Mapping[str, Any] | ParallelismConfig
 _KEYS = ("data", "tensor", "domain")
 _FURTHER = tuple(key for key in ParallelismConfig.model_fields if key not in _KEYS)
-
-
-class RankCoords(NamedTuple):
-    """Coordinates of a device in the mesh."""
-
-    dp_rank: int
-    tp: int
-    domain: int
 
 
 def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
@@ -160,22 +152,6 @@ def build_device_mesh(
         "domain": (DOMAIN,) if dims.domain_enabled else (),
     }
     return mesh, {name: submesh(mesh, axes) for name, axes in groups.items() if axes}
-
-
-def rank_coords(
-    parallelism_conf: Parallelism, rank: int, world_size: int
-) -> RankCoords:
-    """The coordinates of device `rank` of `world_size`, as the module says.
-
-    >>> rank_coords({"data": "fsdp2", "tensor": 2, "domain": 2}, 5, 8)
-    RankCoords(dp_rank=1, tp=0, domain=1)
-    """
-    section = normalize_parallelism(parallelism_conf)
-    dp_size = dp_world_size(section, world_size)
-    inner = section.get("ep", 1) * section.get("pp", 1)
-    shape = (dp_size, inner, section["tensor"], section["domain"])
-    dp_rank, _, tp, domain = (int(i) for i in np.unravel_index(rank, shape))
-    return RankCoords(dp_rank, tp, domain)
 
 
 def data_parallel_coords(mesh: Mesh) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from credit_jax.parallel.mesh.credit import (
     dp_world_size,
     local_dp_ranks,
     parse_parallelism_conf,
-    rank_coords,
 )
 from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 from tests.parallel.mesh.cases import HSDP, block
@@ -133,8 +132,7 @@ def test_ranks_are_row_major_with_domain_innermost(conf):
     mesh, _ = build_device_mesh(conf)
     tp, domain = conf["tensor"], conf["domain"]
     for g, device in enumerate(jax.devices()):
-        coords = rank_coords(conf, g, 8)
-        assert coords == (g // (tp * domain), (g // domain) % tp, g % domain), g
+        coords = g // (tp * domain), (g // domain) % tp, g % domain
         grid = mesh.devices.reshape(8 // (tp * domain), tp, domain)
         assert grid[coords] is device, f"rank {g} is at another place than {coords}"
 
@@ -186,7 +184,8 @@ def test_the_yaml_block_takes_the_further_keys():
     conf = parse_parallelism_conf({"trainer": {"parallelism": HSDP}})
     assert conf == HSDP
     assert dp_world_size(HSDP, 8) == 4
-    assert rank_coords(HSDP, 5, 8) == (2, 1, 0)
+    # Rank 5: data-parallel rank 2, the second of its tp peers.
+    assert mesh.devices[1, 0, 1] is jax.devices()[5]
     cp = parse_parallelism_conf({"trainer": {"parallelism": {"cp": 2}}})
     assert cp == {"data": "none", "tensor": 1, "domain": 2}
 
