@@ -1,1 +1,1 @@
-"""`python -m credit_jax.check`: what a config makes of a machine, without training."""
+"""`python -m credit_jax.check`: reports what a run would use, without training."""

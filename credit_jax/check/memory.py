@@ -22,7 +22,7 @@ WORKSPACE = 1.6
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device, by what they are for."""
+    """Bytes of one device, by purpose."""
 
     parts: dict[str, int]
 
@@ -137,7 +137,7 @@ def local_rows(stage: StageGeometry, domain: int) -> int:
 
 
 def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:
-    """Numbers that one transformer block, and its attention alone, keep a point.
+    """Values per point that a transformer block, and its attention alone, keep.
 
     Attention: the normalized input, q, k, v, scores and weights (one per key), the
     heads' output, the sum; feed-forward: the normalized input, the hidden units before
@@ -152,7 +152,7 @@ def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:
 
 
 def _edges(model_def: ModelDef, geometry: Geometry, axes: MeshAxes) -> int:
-    """Numbers that the padded input, the decoder and the output keep."""
+    """Values that the padded input, the decoder and the output keep."""
     domain = axes.num_domain
     rows, lon = geometry.padded
     frames_in = model_def.input_channels * model_def.frames

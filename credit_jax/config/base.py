@@ -21,16 +21,16 @@ from credit_jax.config.messages import describe, got
 
 Section = TypeVar("Section", bound="StrictModel")
 
-# Pydantic's type of the errors of keys that are no fields.
+# Pydantic's error type of keys that are no fields.
 OTHER_KEY = "other_key"
 
 
 class ConfigError(ValueError):
-    """All that is wrong with a config, one readable line per problem.
+    """All problems of a config, one readable line each.
 
     Attributes:
         problems: one line each, starting with the dotted path of its key.
-        source: the file (or the words) that the config came from.
+        source: the file, or a description, that the config came from.
     """
 
     def __init__(self, problems: Sequence[str], source: str = "config") -> None:
@@ -46,14 +46,14 @@ class Unavailable:
 
     Attributes:
         instead: what there is instead, for the error.
-        harmless: values that ask for nothing, and are accepted.
+        harmless: values without effect, which are accepted.
     """
 
     instead: str
     harmless: tuple[Any, ...] = ()
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value asks for nothing."""
+        """Whether a value is accepted because it has no effect."""
         return value is None or any(value == harmless for harmless in self.harmless)
 
 
@@ -77,7 +77,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _sort_keys(cls, value: Any, validate: Callable[[Any], Any]) -> Any:
-        """Validates the keys that are fields, and adds the errors of the others."""
+        """Validates the keys that are fields, and adds an error for each other key."""
         if not isinstance(value, Mapping):
             return validate(value)
         fields = {f.alias or name: f for name, f in cls.model_fields.items()}
@@ -128,7 +128,7 @@ def parse(
 
     Args:
         cls: the section class.
-        mapping: the raw section, as the YAML file gives it. It is not changed.
+        mapping: the raw section of the YAML file; it is not modified.
         path: dotted path of this section in the file, such as "model"; "" at the top.
         source: where the mapping came from, for the first line of the error.
 
@@ -174,7 +174,7 @@ def not_available(what: str, value: object, available: Iterable[object]) -> Valu
 
 
 def nearest_key(key: object, known: Iterable[str]) -> str:
-    """Words that help with an unknown key: the nearest known one, or all of them.
+    """A hint for an unknown key: the nearest known key, or all known keys.
 
     >>> nearest_key("epoch", ["epochs", "learning_rate"])
     "the nearest known key is 'epochs'"
@@ -192,7 +192,7 @@ def join(path: str, key: object) -> str:
 
 
 def _expanded(value: Any) -> Any:
-    """`value` with the environment variables of its strings."""
+    """`value` with environment variables in its strings expanded."""
     if isinstance(value, str):
         return os.path.expandvars(value)
     if isinstance(value, Mapping):
@@ -207,7 +207,7 @@ def _takes_none(field: FieldInfo) -> bool:
 
 
 def _again(detail: ErrorDetails) -> InitErrorDetails:
-    """An error that pydantic has raised, to be raised with others."""
+    """The details of a raised pydantic error, to raise it along with others."""
     kind: Any = detail["type"]
     if kind == OTHER_KEY:
         kind = PydanticCustomError(OTHER_KEY, "{text}", detail.get("ctx"))
@@ -217,7 +217,7 @@ def _again(detail: ErrorDetails) -> InitErrorDetails:
 
 
 def _lines(error: ValidationError, mapping: Any, path: str) -> Iterator[str]:
-    """One line per key that pydantic rejected, in the words of `messages`."""
+    """One line per key that pydantic rejected, with the texts of `messages`."""
     lines: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
         if detail["type"] == "default_factory_not_called":

@@ -74,7 +74,7 @@ def got(value: Any) -> str:
 def divisors(number: int) -> str:
     """The divisors of a number, as an error lists the degrees that would fit.
 
-    Those above 10^5 that are no partner of a smaller one are not looked for.
+    Divisors above 10^5 are listed only if their cofactor is smaller than that.
 
     >>> divisors(6), divisors(0)
     ('1, 2, 3, 6', '')

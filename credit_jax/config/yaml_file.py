@@ -56,7 +56,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ConfigError: if it is no YAML, has a key twice, or is no mapping.
+        ConfigError: if it is not YAML, has a duplicate key, or is not a mapping.
     """
     path = Path(path)
     if not path.is_file():

@@ -19,7 +19,7 @@ from credit_jax.parallel.placement import place_batch
 class Forecaster:
     """A model with its weights, as a function of its input.
 
-    No dropout; spectral norm is divided out of the weights once, here.
+    No dropout; spectral norm is applied to the weights once, at construction.
 
     Args:
         model: on its mesh.
@@ -43,7 +43,7 @@ class Forecaster:
             x: the same in every process; the data-parallel degree divides the batch.
 
         Raises:
-            ValueError: it does not.
+            ValueError: the data-parallel degree does not divide the batch.
         """
         return to_host(self.step(self.place(x)))[..., : self._num_rows, :]
 

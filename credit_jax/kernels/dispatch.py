@@ -60,7 +60,7 @@ def use_implementation(name: str) -> AbstractContextManager[None]:
 
 
 def use_platform(name: str | None) -> AbstractContextManager[None]:
-    """Trace as for a mesh of another platform: a program to read, not to run.
+    """Traces as for a mesh of another platform, to inspect the program.
 
     Args:
         name: such as "gpu"; None is the platform of the mesh.

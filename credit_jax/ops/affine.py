@@ -1,4 +1,4 @@
-"""Biases and scales of channels, in float32 or wider whatever the fields are in."""
+"""Biases and scales of channels, computed in float32 or wider."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def add_bias(
     """`x + bias` in the dtype of `x`.
 
     The sum is float32 or wider, and so is the gradient of the bias, which is a sum over
-    all points: in 16 bits it would stop growing after a few hundred of them.
+    all points: a 16-bit sum stops growing after a few hundred terms.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     lead = (1,) * (x.ndim - 1)

@@ -19,7 +19,7 @@ from credit_jax.ops.affine import scale_and_shift
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RunningStatistics:
-    """What batch normalization remembers for evaluation; a tree of arrays.
+    """Running statistics of batch normalization; a tree of arrays.
 
     Attributes:
         mean, variance: (channel,) float; the variance is unbiased, as torch stores it.
@@ -33,7 +33,7 @@ class RunningStatistics:
 
     @classmethod
     def fresh(cls, channels: int, dtype: DTypeLike = jnp.float32) -> RunningStatistics:
-        """Mean 0, variance 1, nothing seen, as torch.nn.BatchNorm2d."""
+        """Initial statistics: mean 0, variance 1, count 0, as torch.nn.BatchNorm2d."""
         zero = jnp.zeros((), jnp.int32)
         return cls(jnp.zeros(channels, dtype), jnp.ones(channels, dtype), zero)
 
@@ -45,7 +45,7 @@ class RunningStatistics:
         num_values: int,
         momentum: float | None,
     ) -> RunningStatistics:
-        """After one more batch; no gradient passes.
+        """The statistics after one more batch, without gradient.
 
         new = (1 - momentum) * old + momentum * batch, with the batch's variance made
         unbiased: times num_values / (num_values - 1).
@@ -87,9 +87,9 @@ def batch_norm(
     Args:
         x: (..., channel).
         scale, bias: (channel,).
-        running: what is remembered; None (torch's track_running_stats=False): the
+        running: the running statistics; None (torch's track_running_stats=False): the
             statistics of the batch are used in evaluation, too.
-        training: whether to use and remember the statistics of the batch.
+        training: whether to use the statistics of the batch and to update `running`.
         momentum: see `RunningStatistics.updated`.
         epsilon: inside the root.
 
@@ -125,7 +125,7 @@ def batch_norm_by(
     momentum: float | None,
     epsilon: float,
 ) -> tuple[Float[Array, "*batch channel"], RunningStatistics | None]:
-    """`batch_norm` with a mean that may reach over devices.
+    """`batch_norm` with a given mean, such as one over all devices.
 
     Args:
         mean_of: (..., channel) -> (channel,), the mean over all values of a channel.

@@ -39,7 +39,7 @@ def conv2d(
         groups: number of channel groups.
 
     Raises:
-        ValueError: "same" with a stride, another word, or too large a kernel.
+        ValueError: "same" with a stride, an unknown string, or too large a kernel.
     """
     pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
@@ -72,7 +72,7 @@ def explicit_padding(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[Pair, ...]:
-    """The zeros (low, high) of every spatial dim that an argument `padding` means.
+    """Zeros (low, high) of every spatial dim for an argument `padding`.
 
     "same": dilation * (kernel - 1) zeros in all, the smaller half in front.
 
@@ -81,7 +81,7 @@ def explicit_padding(
         kernel, stride, dilation: of every spatial dim.
 
     Raises:
-        ValueError: "same" with a stride, as in torch, or another word.
+        ValueError: "same" with a stride, as in torch, or an unknown string.
     """
     if not isinstance(padding, str):
         return tuple(padding)
@@ -118,7 +118,7 @@ def check_kernel_fits(
     padding: Sequence[Pair],
     dilation: Sequence[int],
 ) -> None:
-    """Raise ValueError where the kernel reaches over more points than there are."""
+    """Raises ValueError if the dilated kernel is larger than the padded array."""
     for i, (size, taps) in enumerate(zip(sizes, kernel, strict=True)):
         reach = dilation[i] * (taps - 1) + 1
         if size + sum(padding[i]) < reach:

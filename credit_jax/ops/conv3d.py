@@ -41,7 +41,7 @@ def conv3d(
         groups: number of channel groups.
 
     Raises:
-        ValueError: "same" with a stride, another word, or too large a kernel.
+        ValueError: "same" with a stride, an unknown string, or too large a kernel.
     """
     pads = explicit_padding(padding, kernel.shape[:3], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:4], kernel.shape[:3], padding=pads, dilation=dilation)

@@ -50,7 +50,7 @@ def conv_transpose2d(
         output_padding: rows and columns more at the end; below stride or dilation.
         dilation: spacing of the kernel's taps.
         groups: number of channel groups.
-        product: the matrix product of a kernel of one tap.
+        product: matrix product that a kernel of one tap reduces to.
 
     Raises:
         ValueError: negative padding, too large an output padding, or nothing is left.
@@ -131,7 +131,7 @@ def check_transposed(
     """The output length along one dim, at least 1.
 
     Raises:
-        ValueError: the arguments make no transposed convolution.
+        ValueError: invalid padding, or no output point is left.
     """
     if min(padding) < 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Gates of channel attention: how much of each channel passes, from its mean."""
+"""Gates of channel attention: factors in (0, 1) from the channel means."""
 
 from __future__ import annotations
 

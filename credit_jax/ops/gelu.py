@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 @jax.custom_jvp
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """X times the normal distribution function of x, as torch.nn.functional.gelu.
+    """`x * Phi(x)` with the normal distribution Phi, as torch.nn.functional.gelu.
 
     Computed in float32 or wider. Its derivative is one array, where that of each factor
     of the formula alone would keep four: the widest activations of a transformer.
@@ -34,5 +34,5 @@ def _gelu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
 
 
 def _distribution(x: Array) -> Array:
-    """Of the standard normal distribution."""
+    """Cumulative distribution function of the standard normal distribution."""
     return 0.5 * (1 + erf(x * math.sqrt(0.5)))

@@ -35,7 +35,8 @@ def patch_embed3d(
 ) -> Float[Array, "batch patches_t patches_h patches_w embed"]:
     """A linear map of each cube: the projection of CREDIT's CubeEmbedding (FuXi).
 
-    What fills no cube is left out, as in torch; norm as for `patch_embed2d`.
+    Points at the end that fill no cube are left out, as in torch; norm as for
+    `patch_embed2d`.
 
     Args:
         x: (batch, time or level, lat, lon, channel_in).

@@ -1,4 +1,4 @@
-"""CREDIT's PeriodicConv2d: convolution on the globe without seams."""
+"""CREDIT's PeriodicConv2d: convolution with periodic longitude."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def periodic_conv2d(
     *,
     padding: int = 1,
 ) -> Float[Array, "batch lat_out lon_out channel_out"]:
-    """Pads longitude with its other end and latitude with its mirror, then convolves.
+    """Pads longitude periodically and latitude by reflection, then convolves.
 
     The mirror leaves out the pole row itself: row -1 is row 1. Neither padding is of
     zeros, and the convolution adds none. Both paddings commute, so that a corner is the

@@ -1,6 +1,6 @@
 """Average and maximum over windows of NHWC arrays, as torch.nn.functional has them.
 
-All of them work along one dim after the other.
+Dims are pooled one after the other.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ def max_pool2d(
 ) -> Float[Array, "batch height_out width_out channel"]:
     """Maximum of each window, as torch.nn.functional.max_pool2d.
 
-    The gradient goes to the first maximum of a window, row by row; NaN wins.
+    The gradient goes to the first maximum of a window, row by row; NaN propagates.
 
     Args:
         x: (batch, height, width, channel).
-        kernel, stride, padding, ceil_mode: as for `avg_pool2d`; padding never wins.
+        kernel, stride, padding, ceil_mode: as for `avg_pool2d`; padding is never
+            the maximum.
         dilation: spacing of the points of a window.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where CREDIT's attention looks up its dynamic position bias."""
+"""Index tables of CREDIT's dynamic position bias."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from credit_jax.ops.vma import match_vma
 def random_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "*shape"]:
     """Uniform 32-bit integers, a pure function of (key, high, low) element by element.
 
-    An element gets the same draw on whatever shard it lies; `jax.random` on a sharded
-    array does not promise that.
+    The draw of an element does not depend on the sharding; `jax.random` on a sharded
+    array does not guarantee that.
 
     Args:
         key: typed PRNG key.

@@ -1,4 +1,4 @@
-"""Over which mesh axes a value differs between devices: reading and changing that type.
+"""Varying mesh axes of a value (its `vma` type): queries and casts.
 
 JAX tracks it under `shard_map(check_vma=True)`. Outside of `shard_map` nothing varies,
 and the functions here are the identity, so one definition serves one device and many.
@@ -19,12 +19,12 @@ def varying_axes(x: Array) -> frozenset[str]:
 
 
 def pvary(x: Array, axes: Sequence[str]) -> Array:
-    """Cast `x` to differ over `axes`; the transpose sums its gradient over them."""
+    """Casts `x` to varying over `axes`; the transpose sums the gradient over them."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def match_vma(*arrays: Array) -> tuple[Array, ...]:
-    """Cast all arrays to differ over the union of their axes."""
+    """Casts all arrays to varying over the union of their axes."""
     axes = sorted(set().union(*(varying_axes(x) for x in arrays)))
     return tuple(pvary(x, axes) for x in arrays)

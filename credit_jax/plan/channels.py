@@ -1,4 +1,4 @@
-"""Whether a model takes what the data section gives, and gives what it asks for."""
+"""Compares the channels of a model with those of the data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def schema_of(data: DataConfig, model: Any) -> ChannelSchema:
 def fit_problems(
     config: Config, model: Any, schemas: Mapping[Split, ChannelSchema] | None = None
 ) -> list[str]:
-    """What a model and the data do not agree on, one line each.
+    """Mismatches between a model and the data, one line each.
 
     Args:
         config: the whole config.

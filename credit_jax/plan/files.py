@@ -1,4 +1,4 @@
-"""The files that a config names: which are not there."""
+"""Finds the files that a config names and that are missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credit_jax.plan.findings import Findings
 
 
 def find_missing(config: Config, expected: Sequence[str] = ()) -> Findings:
-    """Lines for all files that a run reads and that are not there.
+    """Missing files that a run reads, one line each.
 
     Args:
         config: the config.

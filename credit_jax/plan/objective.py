@@ -58,11 +58,11 @@ def plan_objective(
         schema: channels of the data.
         pipeline: the transforms; None if they are wrong.
         latitudes: of the rows.
-        found: gets what is wrong with the sections loss and metrics, and with
+        found: receives the problems of the sections loss and metrics, and of
             `trainer.training_metric`.
 
     Returns:
-        The objective; None if anything of it is wrong.
+        The objective; None if it has problems.
     """
     before = len(found.problems)
     rows = found.attempt(lambda: latitudes.of("loss"))

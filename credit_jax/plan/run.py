@@ -1,4 +1,4 @@
-"""From a config to everything that a run is made of, with all that is wrong."""
+"""The plan of a run: all its parts, and all problems of its config."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def plan_run(
     with_data: bool = True,
     expected_files: Sequence[str] = (),
 ) -> RunPlan:
-    """Puts a run together and collects all that is wrong.
+    """Plans a run and collects all problems.
 
     No device is touched, no weight is made, nothing is compiled.
 
@@ -152,7 +152,7 @@ def _loaders(
     open_files: OpenFiles,
     found: Findings,
 ) -> dict[Split, Loader]:
-    """The loaders that could be built; what their files say against the config."""
+    """Builds the loaders and checks their files against the config."""
     loaders = {}
     for split in splits(config):
         loaders[split] = found.attempt(

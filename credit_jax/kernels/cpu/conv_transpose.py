@@ -1,4 +1,4 @@
-"""Transposed convolutions: kernels of one tap by the product of few rows."""
+"""Transposed convolutions whose one-tap kernels use `kernels.cpu.dense`."""
 
 from functools import partial
 

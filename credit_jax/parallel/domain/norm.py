@@ -63,11 +63,12 @@ def batch_norm_field(
     epsilon: float = 1e-5,
     axes: Sequence[str] = (),
 ) -> tuple[Field, RunningStatistics | None]:
-    """`ops.norm.batch_norm` over the batch and all rows of all shards.
+    """`ops.batch_stats.batch_norm` over the batch and all rows of all shards.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
-        scale, bias, running, training, momentum, epsilon: as for `ops.norm.batch_norm`.
+        scale, bias, running, training, momentum, epsilon: as for
+            `ops.batch_stats.batch_norm`.
         axes: further mesh axes to take statistics over. With the data-parallel ones
             (`MeshAxes.data`) this is torch.nn.SyncBatchNorm; without them every dp rank
             has running statistics of its own, which vary over dp by type.

@@ -137,7 +137,7 @@ def build_device_mesh(
         ValueError: as `dp_world_size`.
 
     Differs from CREDIT: there is a mesh without parallelism, too; and `data: none` uses
-    the first tensor * domain devices rather than replicas that nothing keeps equal.
+    the first tensor * domain devices rather than replicas that drift apart.
     """
     section = normalize_parallelism(parallelism_conf)
     devices = all_devices() if devices is None else devices
@@ -162,9 +162,9 @@ def data_parallel_coords(mesh: Mesh) -> tuple[int, int]:
     the same samples:
 
     - tp peers compute partial sums of one activation; with different samples the `psum`
-      adds up parts of different inputs, and nothing looks wrong.
-    - domain peers hold different rows of one sample; with different samples every halo
-      is made of the wrong weather.
+      adds up parts of different inputs, without any error.
+    - domain peers hold different rows of one sample; with different samples halo
+      rows come from another sample.
 
     So a loader is built with `local_dp_ranks(mesh)` and `dp_size` from here, and never
     with device or process numbers.

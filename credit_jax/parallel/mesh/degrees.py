@@ -1,4 +1,4 @@
-"""From a config section to the degree of every axis, with all that is wrong with it.
+"""Resolves a config section to the degree of every axis; collects all problems.
 
 A section names degrees as `ParallelDims` or as CREDIT does; problems are reported under
 the names of the section.
@@ -73,7 +73,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[str]]:
-    """The degrees of a section, with the rest filled in.
+    """The degrees of a section, with the remaining one filled in.
 
     Args:
         section: see `ParallelDims.from_config`; dp_shard -1 is the rest.
@@ -81,8 +81,8 @@ def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[
 
     Returns:
         degrees: of every axis, etp, ulysses_degree if it is given, and world_size: the
-            devices that are used. Meaningful if nothing is wrong.
-        problems: all that is wrong, one line each.
+            devices that are used. Valid only without problems.
+        problems: one line each.
     """
     degrees, names, problems = _read(section)
     data = section.get("data")
@@ -112,7 +112,7 @@ def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[
 
 
 def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str]]:
-    """The degrees that a section gives, what it calls each, and its bad keys."""
+    """The degrees that a section gives, their names in it, and problems of its keys."""
     problems = []
     for key in sorted(set(section) - set(KEYS), key=str):
         problems.append(f"{key}: unknown key; {nearest_key(key, KEYS)}")
@@ -159,7 +159,7 @@ def _rest(data: str | None, degrees: Degrees) -> str | None:
 def _fill(
     degrees: Degrees, names: Mapping[str, str], rest: str, world: int
 ) -> tuple[Degrees, list[str]]:
-    """`degrees` with axis `rest` taking what the others leave, and what is wrong."""
+    """`degrees` with axis `rest` taking what the others leave, and the problems."""
     shown = [
         axis
         for axis in ORDER
@@ -180,7 +180,7 @@ def _fill(
 def _product_problems(
     degrees: Degrees, names: Mapping[str, str], world: int
 ) -> list[str]:
-    """What is wrong where all degrees are given."""
+    """Problems of the product where all degrees are given."""
     product = math.prod(degrees[axis] for axis in ORDER)
     if product == world:
         return []

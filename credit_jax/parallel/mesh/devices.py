@@ -1,4 +1,4 @@
-"""Enough devices for a mesh: real ones, or simulated ones on a CPU-only machine."""
+"""The devices of a mesh, simulated on a CPU-only machine."""
 
 import math
 import os
@@ -71,7 +71,7 @@ def forward_devices(
 def ensure_devices(wanted: int | Parallelism) -> None:
     """Makes sure that there are enough devices, before JAX is used for the first time.
 
-    A CPU-only machine simulates as many devices as are wanted, and one line is printed.
+    A CPU-only machine simulates the devices, and one line is printed.
     A machine with accelerators must have them.
 
     Args:

@@ -2,7 +2,7 @@
 
     devices = dp_replicate x dp_shard x ep x pp x tp x domain
 
-A misconfiguration is one error that lists all that is wrong, with the arithmetic and
+A misconfiguration raises one error that lists all problems, with the arithmetic and
 what would fit.
 """
 
@@ -33,7 +33,7 @@ class ParallelDims:
 
     Attributes:
         dp_replicate: whole copies of the parameters; samples are split over it.
-        dp_shard: parameters and samples are split over it; -1 is made the rest,
+        dp_shard: parameters and samples are split over it; -1 is
             world_size / (product of the others).
         ep: experts.
         etp: units of one expert; tp or 1.
@@ -45,7 +45,7 @@ class ParallelDims:
         cp: another name of domain; always equal to it.
 
     Raises:
-        ValueError: listing all that is wrong.
+        ValueError: listing all problems.
 
     >>> ParallelDims(dp_replicate=2, dp_shard=-1, tp=2, world_size=8).dp_shard
     2
@@ -87,7 +87,7 @@ class ParallelDims:
                 the same error (see `validate_against_model`).
 
         Raises:
-            ValueError: listing all that is wrong.
+            ValueError: listing all problems.
 
         >>> ParallelDims.from_config({"data": "fsdp2", "tensor": 4}, 8).dp_shard
         2
@@ -115,7 +115,7 @@ class ParallelDims:
             Notes, one line each: uneven rows, shards that hold no window.
 
         Raises:
-            ValueError: listing all that does not fit.
+            ValueError: listing all sizes that do not fit.
         """
         degrees = {axis: getattr(self, axis) for axis in ORDER}
         problems = model_problems(model, degrees)

@@ -18,7 +18,7 @@ MOST_LISTED = 64
 
 
 def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
-    """All that keeps a model from running on a mesh, one line each.
+    """Reasons why a model cannot run on a mesh, one line each.
 
     Args:
         model: a model definition, or its config. Attributes that it lacks
@@ -84,7 +84,7 @@ def validate_sharding_constraints(
 ) -> list[str]:
     """Notes on what is uneven or idle with `local_h` rows on each domain shard.
 
-    Nothing has to divide: the notes are about idle time, not about wrong numbers.
+    No size has to divide: results are exact, and the notes are about idle time.
 
     Args:
         model: a model definition, or its config. None, or a model without

@@ -136,11 +136,11 @@ def _pieces_permute(needed: dict, where: dict, num: int) -> tuple[tuple, list]:
 
 
 def _rounds(needed: dict, num: int) -> list[list[tuple[int, int]]]:
-    """What stays, then permutations: no more of them than a shard has partners.
+    """The rows that stay, then permutations, at most one for each partner of a shard.
 
-    They color the edges of a bipartite graph (Koenig): a pair that finds no round free
-    at both ends swaps two rounds along the path of pairs that are in its way. Pairs
-    come by falling number of rows, so that those of one round have about as many.
+    An edge coloring of a bipartite graph (Koenig): if no round is free at both ends of
+    a pair, two rounds are swapped along their alternating path. Pairs are sorted by
+    number of rows, so that the pairs of one round have about as many.
     """
     stays = [(s, s) for s in range(num) if needed[s, s]]
     moves = [(s, d) for (s, d), rows in needed.items() if rows and s != d]
@@ -185,7 +185,7 @@ def _swap_rounds(
 
 
 def _fill_idle(index: np.ndarray, sends: dict[int, list[int]]) -> np.ndarray:
-    """Idle shards send what a busy one sends, which keeps the index uniform."""
+    """Gives idle shards the index of a busy one, so that all share one index."""
     busy = next(s for s, rows in sends.items() if len(rows) == index.shape[1])
     idle = [s for s, rows in sends.items() if not rows]
     index[idle] = index[busy]

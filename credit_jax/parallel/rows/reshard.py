@@ -29,7 +29,7 @@ from credit_jax.parallel.rows.take import keep_rows, take_static
 
 _PLANS_KEPT = 4096
 
-# What rows are moved for, as profiles and compiled programs name it.
+# Scope names in profiles and compiled programs: what rows are moved for.
 HALO, WINDOWS, RELAYOUT = "halo", "windows", "relayout"
 
 _plan_halo = lru_cache(_PLANS_KEPT)(plan_halo)
