@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from os.path import expandvars
 from pathlib import Path
 
 from credit_jax.config import Config
 from credit_jax.config.data import FIELD_TYPES
 from credit_jax.data.files import discover, matches
 from credit_jax.plan.findings import Findings
+from credit_jax.transforms import TRANSFORMS, Phase
 
 
 def find_missing(config: Config, expected: Sequence[str] = ()) -> Findings:
@@ -62,8 +64,12 @@ def latitude_files(config: Config) -> dict[str, str]:
 
 
 def _transform_files(config: Config) -> Iterator[tuple[str, str]]:
-    for phase in ("ic_only", "per_step"):
-        for name, section in getattr(config.preblocks, phase).items():
-            for key, value in section.args.items():
-                if key.endswith("_path") and isinstance(value, str):
-                    yield f"preblocks.{phase}.{name}.args.{key}", value
+    """Dotted key and path of the files that transforms read."""
+    for phase in Phase:
+        section, name = phase.value.split(".")
+        blocks = getattr(getattr(config, section), name)
+        for block, own in blocks.items():
+            entry = TRANSFORMS[section].get(own.type)
+            for key in entry.files if entry is not None else ():
+                if isinstance(path := own.args.get(key), str):
+                    yield f"{section}.{name}.{block}.args.{key}", expandvars(path)

@@ -71,12 +71,14 @@ class TransformEntry:
         build: from validated arguments to the transform; reads its files.
         phases: when it may run.
         where: where it can run.
+        files: names of the arguments that are paths of files that must be there.
     """
 
     args: type[StrictModel]
     build: Callable[[Any], Transform]
     phases: tuple[Phase, ...]
     where: Where
+    files: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -216,7 +216,7 @@ def build_pipeline(
     _check_concat([(p, c.type) for phase, p, c in wanted if phase in PREBLOCKS])
     placed = []
     for phase, path, config in wanted:
-        entry = TRANSFORMS[config.type]
+        entry = TRANSFORMS[phase.section][config.type]
         transform = entry.build(args[path])
         placed.append(Placed(path, config.type, phase, entry.where, transform))
     _check_places(placed)
@@ -239,7 +239,7 @@ def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
     if config.type not in known:
         error = not_available(f"{phase.section[:-1]} type", config.type, known)
         raise ConfigError([f"{path}.type: {error}"])
-    entry = TRANSFORMS[config.type]
+    entry = TRANSFORMS[phase.section][config.type]
     if phase not in entry.phases:
         there = " or ".join(own.value for own in entry.phases)
         raise ConfigError([f"{path}.type: {config.type} belongs into {there}"])

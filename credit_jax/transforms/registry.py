@@ -1,11 +1,6 @@
-"""The transforms by CREDIT's type names: one line each."""
+"""The transforms by section of the config and CREDIT's type names: one line each."""
 
-from credit_jax.transforms.base import (
-    POSTBLOCKS,
-    PREBLOCKS,
-    TransformEntry,
-    Where,
-)
+from credit_jax.transforms.base import POSTBLOCKS, PREBLOCKS, TransformEntry, Where
 from credit_jax.transforms.post.reconstruct import Reconstruct, ReconstructArgs
 from credit_jax.transforms.pre.concat import (
     ConcatArgs,
@@ -15,13 +10,26 @@ from credit_jax.transforms.pre.concat import (
 )
 from credit_jax.transforms.pre.normalize import NormalizerArgs, build_normalizer
 
-TRANSFORMS: dict[str, TransformEntry] = {
+_PREBLOCKS: dict[str, TransformEntry] = {
     "concat": TransformEntry(ConcatArgs, build_concat, PREBLOCKS, Where.BOTH),
     "era5_normalizer": TransformEntry(
-        NormalizerArgs, build_normalizer, PREBLOCKS, Where.BOTH
+        NormalizerArgs,
+        build_normalizer,
+        PREBLOCKS,
+        Where.BOTH,
+        files=("mean_path", "std_path"),
     ),
-    "reconstruct": TransformEntry(ReconstructArgs, Reconstruct, POSTBLOCKS, Where.BOTH),
     "to_device": TransformEntry(ToDeviceArgs, build_to_device, PREBLOCKS, Where.BOTH),
+}
+
+_POSTBLOCKS: dict[str, TransformEntry] = {
+    "reconstruct": TransformEntry(ReconstructArgs, Reconstruct, POSTBLOCKS, Where.BOTH),
+}
+
+# Section -> type -> transform. Some types mean another transform in each section.
+TRANSFORMS: dict[str, dict[str, TransformEntry]] = {
+    "preblocks": _PREBLOCKS,
+    "postblocks": _POSTBLOCKS,
 }
 
 
@@ -31,8 +39,4 @@ def transform_types(section: str) -> tuple[str, ...]:
     Args:
         section: "preblocks" or "postblocks".
     """
-    return tuple(
-        name
-        for name, entry in TRANSFORMS.items()
-        if any(phase.section == section for phase in entry.phases)
-    )
+    return tuple(TRANSFORMS[section])

@@ -156,7 +156,7 @@ def _block(editor: ConfigEditor, path: str, block: dict[str, Any]) -> None:
         hint = _INSTEAD.get(str(kind), "")
         editor.problem(f"{path}.type", f"{error}{hint}")
         return
-    arguments: type[StrictModel] = TRANSFORMS[kind].args
+    arguments: type[StrictModel] = TRANSFORMS[section][kind].args
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -29,7 +29,7 @@ def page(monkeypatch):
     for registry, name in (
         (LOSSES, "spectral"),
         (METRICS, "spread"),
-        (TRANSFORMS, "sqrt_transform"),
+        (TRANSFORMS["preblocks"], "half_transform"),
     ):
         monkeypatch.setitem(registry, name, None)
     text, names = PAGE.read_text(), {}
@@ -71,7 +71,7 @@ def test_the_metric():
 @pytest.mark.usefixtures("page")
 def test_the_transform():
     blocks = {
-        "sqrt": {"type": "sqrt_transform", "args": {"variables": ["Q"]}},
+        "half": {"type": "half_transform", "args": {"variables": ["Q"]}},
         "concat": {"type": "concat"},
     }
     pipeline = build_pipeline(parse(PreblocksConfig, {"per_step": blocks}))

@@ -104,7 +104,8 @@ def test_two_normalizers(files):
 @pytest.fixture
 def toys(monkeypatch):
     for name, entry in TOYS.items():
-        monkeypatch.setitem(TRANSFORMS, name, entry)
+        for section in {phase.section for phase in entry.phases}:
+            monkeypatch.setitem(TRANSFORMS[section], name, entry)
 
 
 def pipeline_of(pre, post):
