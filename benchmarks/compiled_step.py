@@ -57,7 +57,7 @@ MODELS = ("small", "medium", "1deg", "025deg")
 
 
 def model_block(name: str) -> dict[str, Any]:
-    """The `model:` block of one of `MODELS`; the last two are those of configs/."""
+    """The `model:` section of one of `MODELS`; the last two are those of configs/."""
     if name in ("1deg", "025deg"):
         return read_yaml(CONFIGS / f"wxformer_{name}.yaml")["model"]
     return {"small": SMALL_MODEL, "medium": MEDIUM_MODEL}[name]
@@ -85,7 +85,7 @@ def trace_step(
     program to read, not to run.
 
     Args:
-        model: the `model:` block.
+        model: the `model:` section.
         mesh: its name, see `meshes.parse_mesh`.
         batch: samples of the global batch.
         remat: activation checkpointing, "none", "full" or "selective".

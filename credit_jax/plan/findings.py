@@ -15,7 +15,7 @@ class Findings:
 
     Attributes:
         problems: what keeps a run from starting.
-        notes: what a user should know.
+        notes: information for the user, one line each.
     """
 
     problems: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ class ModelPlan:
         config: the validated `model:` section; None if it does not parse.
         model_def: the model; None if its sizes do not fit together.
         problems: lines that keep the model from running.
-        notes: lines that a user should know, such as uneven rows.
+        notes: information for the user, one line each, such as uneven rows.
     """
 
     dims: ParallelDims | None

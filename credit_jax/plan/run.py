@@ -35,7 +35,7 @@ class RunPlan:
         loaders: by split, of data-parallel rank 0; empty if no data is open.
         objective: losses and metrics; None if no data is open.
         problems: lines that keep the run from starting.
-        notes: lines that a user should know.
+        notes: information for the user, one line each.
     """
 
     config: Config

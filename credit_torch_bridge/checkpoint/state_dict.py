@@ -42,7 +42,7 @@ def from_state_dict(
     """Our parameters from a state dict of CREDIT.
 
     Args:
-        model_def: built from the same `model:` block.
+        model_def: built from the same `model:` section.
         state_dict: CREDIT's keys to arrays; with spectral norm on, `weight_orig`,
             `weight_u` and `weight_v` in place of `weight`.
 

@@ -33,7 +33,7 @@ def run_with_credits_weights(
     """Our prediction, loss and gradients with CREDIT's weights, by CREDIT's names.
 
     Args:
-        block: the `model:` block.
+        block: the `model:` section.
         case: a `CreditCase` of it.
         implementation: of the operations, as for `kernels.use_implementation`.
     """

@@ -59,7 +59,7 @@ def credit_case(
     settle.
 
     Args:
-        model_block: the `model:` block of a CREDIT config.
+        model_block: the `model:` section of a CREDIT config.
         seed: of the parameters and the input.
         mode: "train" updates the vectors of spectral norm and drops out.
         batch: samples in `x`.
@@ -89,7 +89,7 @@ def credit_case(
 
 
 def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Module:
-    """The CREDIT model of a `model:` block, on the CPU, freshly initialized."""
+    """The CREDIT model of a `model:` section, on the CPU, freshly initialized."""
     torch.set_num_threads(1)
     # CREDIT and its libraries warn of their own affairs; ours are errors.
     with warnings.catch_warnings():

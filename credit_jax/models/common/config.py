@@ -11,7 +11,7 @@ from credit_jax.models.common.geometry import Geometry
 
 
 class ModelConfig(StrictModel):
-    """A `model:` block.
+    """A `model:` section.
 
     A model's config has the keys of CREDIT's constructor as fields, and says:
 

@@ -1,4 +1,4 @@
-"""Small `model:` blocks that between them use every constructor key of each model."""
+"""Small `model:` sections that between them use every constructor key of each model."""
 
 from __future__ import annotations
 

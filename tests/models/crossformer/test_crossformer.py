@@ -1,4 +1,4 @@
-"""CREDIT's older crossformer against serial CREDIT, and its `model:` block."""
+"""CREDIT's older crossformer against serial CREDIT, and its `model:` section."""
 
 from __future__ import annotations
 

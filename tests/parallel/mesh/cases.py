@@ -23,6 +23,6 @@ MODEL = {
 HSDP = {"data": "fsdp2", "dp_replicate": 2, "tensor": 2, "domain": 1}
 
 
-def block(data: str = "fsdp2", tensor: int = 1, domain: int = 1) -> dict[str, Any]:
-    """CREDIT's block."""
+def section(data: str = "fsdp2", tensor: int = 1, domain: int = 1) -> dict[str, Any]:
+    """CREDIT's section."""
     return {"data": data, "tensor": tensor, "domain": domain}

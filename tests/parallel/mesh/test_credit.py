@@ -1,4 +1,4 @@
-"""The mesh of a parallelism block: its shape, its errors, its ranks and samples."""
+"""The mesh of a parallelism section: its shape, its errors, its ranks and samples."""
 
 import jax
 import pytest
@@ -15,7 +15,7 @@ from credit_jax.parallel.mesh.credit import (
     parse_parallelism_conf,
 )
 from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
-from tests.parallel.mesh.cases import HSDP, block
+from tests.parallel.mesh.cases import HSDP, section
 
 
 class FakeDevice:
@@ -28,7 +28,7 @@ class FakeDevice:
 
 def test_parse_fills_in_the_defaults_and_leaves_the_config_alone():
     conf = {"trainer": {"parallelism": {"tensor": "2"}}}
-    assert parse_parallelism_conf(conf) == block("none", tensor=2)
+    assert parse_parallelism_conf(conf) == section("none", tensor=2)
     assert conf == {"trainer": {"parallelism": {"tensor": "2"}}}
 
 
@@ -65,7 +65,7 @@ def test_parse_rejects(trainer, message):
 
 @pytest.mark.parametrize(
     ("conf", "world", "expected"),
-    [(block(), 8, 8), (block(tensor=2), 8, 4), (block(tensor=2, domain=2), 8, 2)],
+    [(section(), 8, 8), (section(tensor=2), 8, 4), (section(tensor=2, domain=2), 8, 2)],
 )
 def test_dp_world_size(conf, world, expected):
     assert dp_world_size(conf, world) == expected
@@ -77,25 +77,25 @@ def test_dp_world_size_shows_the_arithmetic_and_what_would_fit():
         r"8 devices tensor\*domain can be 1, 2, 4, 8"
     )
     with pytest.raises(ValueError, match=message):
-        dp_world_size(block(tensor=2, domain=3), 8)
+        dp_world_size(section(tensor=2, domain=3), 8)
     with pytest.raises(ValueError, match="not divisible by"):
-        build_device_mesh(block(domain=3))
+        build_device_mesh(section(domain=3))
 
 
 @pytest.mark.parametrize(
     ("conf", "shape", "groups"),
     [
-        (block(), {DP_SHARD: 8}, {"dp": 8}),
-        (block("ddp"), {DP_REPLICATE: 8}, {"dp": 8}),
-        (block(tensor=2), {DP_SHARD: 4, TP: 2}, {"dp": 4, "tp": 2}),
+        (section(), {DP_SHARD: 8}, {"dp": 8}),
+        (section("ddp"), {DP_REPLICATE: 8}, {"dp": 8}),
+        (section(tensor=2), {DP_SHARD: 4, TP: 2}, {"dp": 4, "tp": 2}),
         (
-            block(tensor=2, domain=2),
+            section(tensor=2, domain=2),
             {DP_SHARD: 2, TP: 2, DOMAIN: 2},
             {"dp": 2, "tp": 2, "domain": 2},
         ),
-        (block("ddp", domain=8), {DOMAIN: 8}, {"domain": 8}),
-        (block("none", tensor=2), {TP: 2}, {"tp": 2}),
-        (block("none"), {DP_SHARD: 1}, {}),
+        (section("ddp", domain=8), {DOMAIN: 8}, {"domain": 8}),
+        (section("none", tensor=2), {TP: 2}, {"tp": 2}),
+        (section("none"), {DP_SHARD: 1}, {}),
     ],
 )
 def test_only_degrees_above_one_are_built_outermost_first(conf, shape, groups):
@@ -107,26 +107,27 @@ def test_only_degrees_above_one_are_built_outermost_first(conf, shape, groups):
 
 def test_a_submesh_is_the_group_of_the_first_device_of_this_process():
     devices = jax.devices()
-    _, groups = build_device_mesh(block(tensor=2, domain=2))
+    _, groups = build_device_mesh(section(tensor=2, domain=2))
     assert groups["domain"].devices.tolist() == [devices[0], devices[1]]
     assert groups["tp"].devices.tolist() == [devices[0], devices[2]]
     assert groups["dp"].devices.tolist() == [devices[0], devices[4]]
 
 
-def test_a_block_may_be_a_config_section():
+def test_the_section_may_be_a_config_class():
     mesh, _ = build_device_mesh(ParallelismConfig(data="ddp", tensor=2))
     assert dict(mesh.shape) == {DP_REPLICATE: 4, TP: 2}
 
 
 def test_one_device():
-    mesh, groups = build_device_mesh(block(), jax.devices()[:1])
+    mesh, groups = build_device_mesh(section(), jax.devices()[:1])
     assert dict(mesh.shape) == {DP_SHARD: 1}
     assert groups == {}
     assert data_parallel_coords(mesh) == (0, 1)
 
 
 @pytest.mark.parametrize(
-    "conf", [block(), block(tensor=2), block(domain=4), block(tensor=2, domain=2)]
+    "conf",
+    [section(), section(tensor=2), section(domain=4), section(tensor=2, domain=2)],
 )
 def test_ranks_are_row_major_with_domain_innermost(conf):
     mesh, _ = build_device_mesh(conf)
@@ -141,10 +142,10 @@ def test_the_sampler_contract_over_processes():
     """Four processes of two devices: tp and domain peers load the same dp rank."""
     devices = [FakeDevice(g, g // 2) for g in range(8)]
     for conf, expected in [
-        (block(), [(0, 1), (2, 3), (4, 5), (6, 7)]),
-        (block(tensor=2), [(0,), (1,), (2,), (3,)]),
-        (block(tensor=2, domain=2), [(0,), (0,), (1,), (1,)]),
-        (block(domain=8), [(0,), (0,), (0,), (0,)]),
+        (section(), [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        (section(tensor=2), [(0,), (1,), (2,), (3,)]),
+        (section(tensor=2, domain=2), [(0,), (0,), (1,), (1,)]),
+        (section(domain=8), [(0,), (0,), (0,), (0,)]),
     ]:
         mesh, _ = build_device_mesh(conf, devices)
         for process, ranks in enumerate(expected):
@@ -157,7 +158,7 @@ def test_the_sampler_contract_over_processes():
 
 def test_a_process_outside_the_mesh_is_told_so():
     devices = [FakeDevice(g, g // 2) for g in range(4)]
-    mesh, _ = build_device_mesh(block("none", tensor=2), devices)
+    mesh, _ = build_device_mesh(section("none", tensor=2), devices)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "process_index", lambda: 1)
         with pytest.raises(ValueError, match="process 1 owns none of the 2 devices"):
@@ -173,7 +174,7 @@ def test_both_data_axes_make_one_rank():
         assert data_parallel_coords(mesh) == (3, 4)
 
 
-def test_the_yaml_block_takes_the_further_keys():
+def test_the_yaml_section_takes_the_further_keys():
     section = parse(ParallelismConfig, HSDP | {"dp_shard": 2}, "trainer.parallelism")
     mesh, groups = build_device_mesh(section)
     assert dict(mesh.shape) == {DP_REPLICATE: 2, DP_SHARD: 2, TP: 2}
@@ -191,7 +192,7 @@ def test_the_yaml_block_takes_the_further_keys():
 
 
 @pytest.mark.parametrize(
-    ("block", "message"),
+    ("section", "message"),
     [
         ({"dp_shard": 0}, r"parallelism.dp_shard: must be at least 1, or -1 \(the re"),
         ({"dp_replicate": 0}, "parallelism.dp_replicate: must be at least 1, got 0"),
@@ -203,16 +204,16 @@ def test_the_yaml_block_takes_the_further_keys():
         ({"tp": 2}, "parallelism.tp: unknown key|Unknown trainer.parallelism key"),
     ],
 )
-def test_the_yaml_block_rejects(block, message):
+def test_the_yaml_section_rejects(section, message):
     with pytest.raises(ValueError, match=message):
-        parse(ParallelismConfig, block, "trainer.parallelism")
+        parse(ParallelismConfig, section, "trainer.parallelism")
     with pytest.raises(ValueError, match=message):
-        parse_parallelism_conf({"trainer": {"parallelism": block}})
+        parse_parallelism_conf({"trainer": {"parallelism": section}})
 
 
-def test_the_yaml_block_says_what_has_no_effect():
-    block = {"cp": 2, "ulysses_degree": 2, "etp": 1}
+def test_the_yaml_section_says_what_has_no_effect():
+    section = {"cp": 2, "ulysses_degree": 2, "etp": 1}
     with pytest.warns(
         UserWarning, match=r"ulysses_degree \(attention moves whole.*etp"
     ):
-        parse(ParallelismConfig, block, "trainer.parallelism")
+        parse(ParallelismConfig, section, "trainer.parallelism")

@@ -13,20 +13,20 @@ from credit_jax.parallel.mesh.devices import (
     required_devices,
     training_devices,
 )
-from tests.parallel.mesh.cases import HSDP, block
+from tests.parallel.mesh.cases import HSDP, section
 
 
-def test_the_fewest_devices_of_a_block():
+def test_the_fewest_devices_of_a_section():
     assert required_devices(ParallelismConfig(tensor=2, domain=4)) == 8
     assert required_devices(HSDP) == 4
 
 
 def test_forward_passes_of_one_replica_take_no_more_than_they_need():
-    assert forward_devices(block("none", tensor=2)) == jax.devices()[:2]
-    assert forward_devices(block("none", tensor=2), 4) == jax.devices()[:4]
-    assert forward_devices(block(tensor=2)) == jax.devices()
-    assert training_devices(block("none", tensor=2)) == jax.devices()
-    assert training_devices(block(tensor=2), 6) == jax.devices()[:6]
+    assert forward_devices(section("none", tensor=2)) == jax.devices()[:2]
+    assert forward_devices(section("none", tensor=2), 4) == jax.devices()[:4]
+    assert forward_devices(section(tensor=2)) == jax.devices()
+    assert training_devices(section("none", tensor=2)) == jax.devices()
+    assert training_devices(section(tensor=2), 6) == jax.devices()[:6]
 
 
 def test_too_few_devices_for_all_degrees():
@@ -41,7 +41,7 @@ def test_too_few_devices_once_jax_is_in_use():
     ensure_devices(8)
     message = "tensor 4 x domain 4 = 16 devices are needed, but JAX is already in use"
     with pytest.raises(ValueError, match=message):
-        ensure_devices(block(tensor=4, domain=4))
+        ensure_devices(section(tensor=4, domain=4))
     with pytest.raises(ValueError, match="must be at least 1, got 0"):
         ensure_devices(0)
 
@@ -75,4 +75,4 @@ def test_an_accelerator_machine_must_have_its_devices(monkeypatch):
         r"device\(s\); tensor\*domain can be 1, 2, 3, 6 here"
     )
     with pytest.raises(ValueError, match=message):
-        ensure_devices(block(tensor=2, domain=4))
+        ensure_devices(section(tensor=2, domain=4))

@@ -35,7 +35,7 @@ def degrees(dims: ParallelDims) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("block", "expected"),
+    ("section", "expected"),
     [
         ({}, {DP_SHARD: 8}),
         ({"tp": 4}, {DP_SHARD: 2, TP: 4}),
@@ -54,12 +54,12 @@ def degrees(dims: ParallelDims) -> dict[str, int]:
         ({"data": "fsdp2", "dp_replicate": 4}, {DP_REPLICATE: 4, DP_SHARD: 2}),
     ],
 )
-def test_a_block_becomes_degrees(block, expected):
+def test_a_section_becomes_degrees(section, expected):
     if expected == "2 x 2 x 2":
         expected = {DP_REPLICATE: 2, DP_SHARD: 2, DOMAIN: 2}
-    dims = ParallelDims.from_config(block, 8)
+    dims = ParallelDims.from_config(section, 8)
     assert degrees(dims) == expected, dims
-    used = 4 if block.get("data") == "none" else 8
+    used = 4 if section.get("data") == "none" else 8
     assert dims.world_size == used, dims
     assert dims.dp_size * dims.non_dp_size == used, dims
     assert dims.cp == dims.domain, dims
@@ -84,8 +84,8 @@ def test_a_block_may_be_an_object():
         DP_SHARD: 2,
         TP: 2,
     }
-    block = SimpleNamespace(dp=2, cp=2, name="any")
-    dims = ParallelDims.from_config(block, 4)
+    section = SimpleNamespace(dp=2, cp=2, name="any")
+    dims = ParallelDims.from_config(section, 4)
     assert degrees(dims) == {DP_SHARD: 2, DOMAIN: 2}
     section = ParallelismConfig(data="ddp", cp=2)
     dims = ParallelDims.from_config(section, 4)
@@ -149,10 +149,10 @@ ONE = [
 ]
 
 
-@pytest.mark.parametrize(("block", "message"), ONE)
-def test_a_mistake_is_told_with_the_arithmetic(block, message):
+@pytest.mark.parametrize(("section", "message"), ONE)
+def test_a_mistake_is_told_with_the_arithmetic(section, message):
     with pytest.raises(ValueError, match=message):
-        ParallelDims.from_config(block, 8)
+        ParallelDims.from_config(section, 8)
 
 
 def test_the_constructor_says_the_same():
@@ -167,9 +167,9 @@ def test_the_constructor_says_the_same():
 
 def test_one_error_lists_all_that_is_wrong(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: pytest.fail("a device is asked for"))
-    block = {"tensor": 3, "domain": 2, "etp": 2, "ulysses_degree": 4, "pp": 5, "x": 1}
+    section = {"tensor": 3, "domain": 2, "etp": 2, "ulysses_degree": 4, "pp": 5, "x": 1}
     with pytest.raises(ValueError, match="parallelism: ") as caught:
-        ParallelDims.from_config(block, 8, model=build(MODEL))
+        ParallelDims.from_config(section, 8, model=build(MODEL))
     expected = [
         "parallelism: 9 problems",
         "x: unknown key",
