@@ -1,4 +1,4 @@
-"""The small data set, written once."""
+"""The small data set: written once, and one for each test to damage."""
 
 import pytest
 
@@ -12,3 +12,12 @@ def world(tmp_path_factory):
     write_world(folder, kind="nc")
     write_world(folder, kind="zarr")
     return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data set that a test may damage."""
+    from tests.data.world import write_world
+
+    write_world(tmp_path)
+    return tmp_path

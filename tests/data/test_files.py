@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from credit_jax.data.files import discover, time_format
+from tests.data.damaged import VARIABLES, refused
+from tests.data.world import raw_config, set_key
 
 
 def touch(folder, *names):
@@ -48,3 +50,22 @@ def test_several_files_without_a_date(tmp_path):
     touch(tmp_path, "a1.nc", "a2.nc")
     with pytest.raises(ValueError, match="more than one file matches"):
         discover(f"{tmp_path}/a*.nc", "path")
+
+
+def test_missing_file(folder):
+    raw = raw_config(folder)
+    set_key(raw, f"{VARIABLES}__static__path", f"{folder}/mask.nc")
+    refused(
+        folder,
+        "data.source.ERA5.variables.static.path",
+        "mask.nc",
+        "holds: mean.nc, static.nc, std.nc, w_1999.nc",
+        error=FileNotFoundError,
+        raw=raw,
+    )
+
+
+def test_missing_folder(folder):
+    raw = raw_config(folder)
+    set_key(raw, f"{VARIABLES}__static__path", f"{folder}/deep/er/mask.nc")
+    refused(folder, "does not exist", "holds:", error=FileNotFoundError, raw=raw)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from credit_jax.data import build_loader
+from tests.data.damaged import refused
 from tests.data.world import parsed, raw_config
 
 
@@ -84,3 +85,7 @@ def test_units(world):
     physical = loader.units.denormalize(batch.y)
     assert np.allclose(physical[1, 4], sample[0], rtol=1e-6)
     assert np.allclose(loader.units.normalize(physical), batch.y, atol=1e-4)
+
+
+def test_batch_larger_than_the_data(folder):
+    refused(folder, "no full batch: 32 samples", trainer__train_batch_size=40)

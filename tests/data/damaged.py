@@ -1,0 +1,33 @@
+"""Loaders of data sets that a test damages."""
+
+import re
+
+import pytest
+import xarray as xr
+
+from credit_jax.data import build_loader
+from tests.data.world import parsed, raw_config, save
+
+VARIABLES = "data__source__ERA5__variables"
+
+
+def load(folder, raw=None, split="train", grid=None, **changes):
+    """The loader of one device."""
+    config = parsed(raw or raw_config(folder, **changes))
+    return build_loader(config, split=split, grid=grid)
+
+
+def refused(folder, *texts, error=ValueError, raw=None, grid=None, **changes):
+    """The loader is refused with a message that holds all the texts."""
+    with pytest.raises(error, match=re.escape(texts[0])) as caught:
+        load(folder, raw, grid=grid, **changes)
+    print(caught.value)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def rewrite(path, change):
+    """Change a NetCDF file."""
+    with xr.open_dataset(path) as dataset:
+        new = change(dataset.load())
+    save(new, path)
