@@ -1,9 +1,8 @@
 """The parallel toolkit: meshes, layouts, operations on split fields, policies.
 
-What is here is what a user needs; each name's module says more. Definitions on one
-device are in `credit_jax.ops`. What needs a model is above: `build_parallel_model` in
-`credit_jax.models.parallel_model`, `apply_tensor_parallel` in
-`credit_jax.nn.tensor_parallel`.
+The public names of its modules. Definitions on one device are in `credit_jax.ops`. What
+needs a model is above: `build_parallel_model` in `credit_jax.models.parallel_model`,
+`apply_tensor_parallel` in `credit_jax.nn.tensor_parallel`.
 """
 
 from credit_jax.parallel.domain.channel_attention import (
@@ -84,7 +83,7 @@ from credit_jax.parallel.mesh.model_fit import (
 )
 from credit_jax.parallel.parallel_config import ParallelConfig as ParallelConfig
 from credit_jax.parallel.params.fsdp import gather as gather
-from credit_jax.parallel.params.fsdp import spread as spread
+from credit_jax.parallel.params.fsdp import pvary_params as pvary_params
 from credit_jax.parallel.params.precision import Precision as Precision
 from credit_jax.parallel.params.precision import default_mp_policy as default_mp_policy
 from credit_jax.parallel.params.remat import Remat as Remat

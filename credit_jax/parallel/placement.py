@@ -1,4 +1,4 @@
-"""Arrays on their way to the mesh and back: rows over domain, samples over dp.
+"""Places arrays on a mesh and gathers them: rows over domain, samples over dp.
 
 A split array has equal blocks of rows on all shards; blocks are filled up with copies
 of the last row. Functions that take a `Mesh` work on whole arrays, outside of

@@ -22,7 +22,7 @@ from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
 from credit_jax.ops.vma import pvary, varying_axes
-from credit_jax.parallel.params.fsdp import spread
+from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import keep_if, loss_factor, unscale
 from credit_jax.training.optimizer import global_norm
@@ -179,7 +179,9 @@ def _accumulate(
 ) -> tuple[Weights, ModelState, Array]:
     """Summed gradient, new vectors and the loss of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
-    weights, pullback = jax.vjp(lambda p: spread(p, axes, precision), state.params)
+    weights, pullback = jax.vjp(
+        lambda p: pvary_params(p, axes, precision), state.params
+    )
     factor = loss_factor(state.loss_scale)
 
     def micro(model_state: ModelState, index: Array, batch: Batch) -> Any:

@@ -43,7 +43,7 @@ def import_credit(name: str = "") -> ModuleType:
     Raises:
         ValueError: CREDIT is not installed.
     """
-    # CREDIT and its libraries warn of their own affairs.
+    # Suppress the warnings of CREDIT and its libraries.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.compiler import compile_program
-from credit_jax.parallel.params.fsdp import spread
+from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import Field
@@ -43,16 +43,16 @@ def compile_pass(
 
     def loss(params: Any, model_state: Any, inputs: Any) -> Any:
         capture_intermediates: list[Field] = []
-        weights = spread(params, axes.batch, model.parallel_config.precision)
+        weights = pvary_params(params, axes.batch, model.parallel_config.precision)
         y = model.local_forward(
             weights, model_state, inputs, capture_intermediates=capture_intermediates
         )
         layouts[:] = [field.layout.size for field in capture_intermediates]
-        home = [
+        outputs = [
             reshard(field, field.layout.to_blocks()).data
             for field in capture_intermediates
         ]
-        return model.reducer.mean(jnp.square(y)), (y, home)
+        return model.reducer.mean(jnp.square(y)), (y, outputs)
 
     def body(params: Any, model_state: Any, inputs: Any) -> Any:
         (_, (y, seen)), grads = jax.value_and_grad(loss, has_aux=True)(

@@ -1,9 +1,9 @@
 """FSDP: parameters are stored split over dp_shard and gathered where their block runs.
 
 The gather stands inside the block's `jax.checkpoint`, so that the backward pass gathers
-again; its transpose is the reduce-scatter of the gradient. Where compute and reduction
-have two dtypes, that transpose has to be said: the weight travels in the one, its
-gradient in the other.
+again; its transpose is the reduce-scatter of the gradient. Different compute and reduce
+dtypes need a custom VJP: gather in the compute dtype, reduce-scatter in the reduce
+dtype.
 """
 
 from __future__ import annotations
@@ -78,41 +78,41 @@ def _gather_as_backward(
 _gather_as.defvjp(_gather_as_forward, _gather_as_backward)
 
 
-def spread(
+def pvary_params(
     params: Mapping[str, Array], axes: Sequence[str], precision: Precision
 ) -> dict[str, Array]:
-    """Parameters as varying over `axes`: the gradient is summed over them here, once.
+    """Casts parameters to varying over `axes`; the transpose sums their gradients.
 
     Args:
         params: local shards by path.
         axes: mesh axes over which samples and rows differ.
         precision: its reduce dtype is that of the sum.
     """
-    return {path: _spread(p, tuple(axes), precision) for path, p in params.items()}
+    return {path: _pvary_param(p, tuple(axes), precision) for path, p in params.items()}
 
 
-def _spread(param: Array, axes: tuple[str, ...], precision: Precision) -> Array:
+def _pvary_param(param: Array, axes: tuple[str, ...], precision: Precision) -> Array:
     missing = tuple(name for name in axes if name not in varying_axes(param))
     if precision.reduce == param.dtype or not missing:
         return pvary(param, axes)
-    return _spread_as(param, missing, precision)
+    return _pvary_as(param, missing, precision)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _spread_as(param: Array, axes: tuple[str, ...], precision: Precision) -> Array:
+def _pvary_as(param: Array, axes: tuple[str, ...], precision: Precision) -> Array:
     return pvary(param, axes)
 
 
-def _spread_as_forward(
+def _pvary_as_forward(
     param: Array, axes: tuple[str, ...], precision: Precision
 ) -> tuple[Array, None]:
     return pvary(param, axes), None
 
 
-def _spread_as_backward(
+def _pvary_as_backward(
     axes: tuple[str, ...], precision: Precision, _: None, grad: Array
 ) -> tuple[Array]:
     return (psum(grad.astype(precision.reduce), axes).astype(grad.dtype),)
 
 
-_spread_as.defvjp(_spread_as_forward, _spread_as_backward)
+_pvary_as.defvjp(_pvary_as_forward, _pvary_as_backward)

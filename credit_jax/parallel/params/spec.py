@@ -39,7 +39,7 @@ MIN_SHARD_SIZE = 1024
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """What a parameter is, whatever mesh it lives on.
+    """Description of a parameter, independent of the mesh.
 
     Attributes:
         shape: global shape.
@@ -88,7 +88,7 @@ class ParamSpec:
 
     @property
     def is_small(self) -> bool:
-        """Whether the parameter is whole on every mesh, and packed with its like.
+        """Whether the parameter is whole on every mesh, and packed with others.
 
         Minor parameters are, but for those that tp splits.
         """
