@@ -77,6 +77,12 @@ class Config(StrictModel):
         """The data section of the validation: `data` with its overrides."""
         return self.validation_overrides.over(self.data)
 
+    @property
+    def backprop_on_timestep(self) -> tuple[int, ...]:
+        """Steps of a training forecast whose loss counts, from 1, in order."""
+        given = self.trainer.backprop_on_timestep or self.data.backprop_on_timestep
+        return tuple(sorted(set(given or range(1, self.data.forecast_len + 1))))
+
 
 def section_conflicts(config: Config) -> list[str]:
     """Checks the sections of a config against each other, one line per conflict.
@@ -94,6 +100,7 @@ def section_conflicts(config: Config) -> list[str]:
             "set; set it, or write the path"
         )
     problems += _source_problems("data", config.data)
+    problems += _step_problems(config)
     problems += _date_problems("data", config.data, config.trainer.train_batch_size)
     if config.trainer.skip_validation:
         return problems + _metric_problems(config.trainer)
@@ -129,6 +136,18 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
                     )
                 seen.setdefault(variable, kind)
     return problems
+
+
+def _step_problems(config: Config) -> list[str]:
+    """Losses of steps that a forecast does not reach."""
+    last, steps = config.data.forecast_len, config.backprop_on_timestep
+    if steps[-1] <= last:
+        return []
+    key = "trainer" if config.trainer.backprop_on_timestep else "data"
+    return [
+        f"{key}.backprop_on_timestep: names step {steps[-1]}, but data.forecast_len is "
+        f"{last}; take steps from 1 to {last}"
+    ]
 
 
 def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:

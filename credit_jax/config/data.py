@@ -50,6 +50,8 @@ def _check_timestep(value: str) -> str:
     return value
 
 
+# Steps of a forecast whose loss counts, from 1.
+BackpropSteps = tuple[Annotated[int, Field(ge=1)], ...]
 Date = Annotated[str, BeforeValidator(_date_text), AfterValidator(_check_date)]
 Timestep = Annotated[str, AfterValidator(_check_timestep)]
 
@@ -179,21 +181,16 @@ class _Window(_Dates):
         "scaler_type": _NEVER_READ,
         "mean_path": "the era5_normalizer preblock has its own",
         "std_path": "the era5_normalizer preblock has its own",
-        "retain_graph": "gradients never cross a rollout step",
+        "retain_graph": "trainer.backprop says how far gradients go",
         "calendar": "read from the files' time coordinate",
-    }
-    unavailable: ClassVar = {
-        "backprop_on_timestep": Unavailable("there is one step", ([1],)),
-        "data_clamp": Unavailable("clamp the data on disk"),
     }
 
     @field_validator("forecast_len", check_fields=False)
     @classmethod
-    def _one_step(cls, value: int | None) -> int | None:
-        if value in (None, 1):
-            return value
-        hint = "gen2 counts one step as 1" if value == 0 else "train on one step"
-        raise ValueError(f"{value} is not available; available: 1 ({hint})")
+    def _has_steps(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("must be at least 1, got 0: gen2 counts one step as 1")
+        return value
 
 
 class DataConfig(_Window):
@@ -205,13 +202,26 @@ class DataConfig(_Window):
         date_ranges: pairs of such times, instead of the two.
         timestep: time between input and target, and between two samples ("6h").
         history_len: input times of a sample.
-        forecast_len: target times of a sample; 1 is one step.
+        forecast_len: steps of a sample, each with a target time; 1 is one step.
+        backprop_on_timestep: steps whose loss counts, from 1; all by default. The
+            same key of `trainer` comes first.
+        data_clamp: smallest and largest value of the model's normalized input and of
+            the target; null clamps nothing.
     """
 
     source: dict[str, SourceConfig] = Field(min_length=1)
     timestep: Timestep
     history_len: int = Field(default=1, ge=1)
     forecast_len: int = Field(ge=0)
+    backprop_on_timestep: BackpropSteps | None = None
+    data_clamp: tuple[float, float] | None = None
+
+    @field_validator("data_clamp")
+    @classmethod
+    def _in_order(cls, value: tuple[float, float] | None) -> Any:
+        if value is not None and not value[0] < value[1]:
+            raise ValueError(f"must be [smallest, largest], got {list(value)}")
+        return value
 
     @model_validator(mode="after")
     def _has_dates(self) -> "DataConfig":
@@ -238,6 +248,12 @@ class ValidationDataConfig(_Window):
     timestep: Timestep | None = None
     history_len: int | None = Field(default=None, ge=1)
     forecast_len: int | None = Field(default=None, ge=0)
+
+    ignored: ClassVar = {
+        **_Window.ignored,
+        "backprop_on_timestep": "validation has no gradient",
+        "data_clamp": "that of data holds for validation, too",
+    }
 
     def over(self, data: DataConfig) -> DataConfig:
         """`data` with the keys given here; one kind of dates replaces the other."""

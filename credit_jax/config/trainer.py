@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from credit_jax.config.base import StrictModel, Unavailable
+from credit_jax.config.data import BackpropSteps
 from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
 from credit_jax.config.schedules import Schedule
@@ -50,6 +51,10 @@ class TrainerConfig(StrictModel):
         epochs, num_epoch, start_epoch: an invocation trains the epochs from
             `start_epoch` to min(epochs, start_epoch + num_epoch).
         train_one_epoch, stop_after_epoch: end after one epoch.
+        backprop_on_timestep: see `DataConfig`; this one comes first.
+        backprop: of several steps, "truncated" takes the gradient of each step's loss
+            by that step alone and adds them up, as CREDIT does; "full" takes that of
+            all losses through the whole forecast, which CREDIT has not.
         grad_accum_every: micro-batches whose gradients are averaged before an update.
         grad_max_norm: clip to this global norm; 0 does not clip.
         use_ema, ema_decay: keep an exponential moving average, used in validation.
@@ -92,6 +97,8 @@ class TrainerConfig(StrictModel):
     start_epoch: int = Field(0, ge=0)
     train_one_epoch: bool = False
     stop_after_epoch: bool = False
+    backprop_on_timestep: BackpropSteps | None = None
+    backprop: Literal["truncated", "full"] = "truncated"
     grad_accum_every: int = Field(1, ge=1)
     grad_max_norm: float | Literal["dynamic"] = 0.0
     use_ema: bool = False
@@ -134,7 +141,6 @@ class TrainerConfig(StrictModel):
     }
     unavailable: ClassVar = {
         "ensemble_size": Unavailable("train one member; use 1", (1,)),
-        "backprop_on_timestep": Unavailable("there is one step", ([1],)),
     }
 
     @field_validator("activation_checkpoint", mode="before")

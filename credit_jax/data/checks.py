@@ -120,10 +120,14 @@ def _times(dataset: Dataset, name: str, field_type: str) -> np.ndarray:
     """The times of a field type that the samples read, sorted."""
     clock = dataset.clocks[name]
     wanted = []
-    if field_type != "diagnostic":
-        wanted.append(clock.input_times(dataset.starts).ravel())
-    if field_type in ("prognostic", "diagnostic"):
-        wanted.append(clock.target_times(dataset.starts).ravel())
+    for step in range(dataset.num_steps):
+        starts = dataset.starts_at(step)
+        if field_type != "diagnostic" and step == 0:
+            wanted.append(clock.input_times(starts).ravel())
+        elif field_type == "dynamic_forcing":
+            wanted.append(starts)
+        if field_type in ("prognostic", "diagnostic"):
+            wanted.append(clock.target_times(starts).ravel())
     return np.unique(np.concatenate(wanted))
 
 

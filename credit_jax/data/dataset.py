@@ -2,12 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import OUTPUT_TYPES, DataConfig
+from credit_jax.data.calendars import shift_all
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.clock import SourceClock, master_clock, source_clock
 from credit_jax.data.local import LocalSource, open_source
@@ -18,10 +21,11 @@ Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ _ _"]]
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One training sample, in physical units.
+    """One step of a training sample, in physical units.
 
     Attributes:
-        input: source -> key -> field (level, history_len, lat, lon).
+        input: source -> key -> field (level, history_len, lat, lon); of a later step
+            than the first, the forcing alone, (level, 1, lat, lon).
         target: source -> key -> field (level, 1, lat, lon).
         input_time: the newest input time, datetime64[ns].
         target_time: the time of the target.
@@ -42,46 +46,76 @@ class Dataset:
         clocks: name -> dates and steps of that source.
         starts: (samples,) datetime64[ns], the newest input time of each sample.
         schema: the channels that `concat` will make of a sample.
+        timestep: between the steps of a sample.
+        calendar: in which they are counted.
+        num_steps: steps of a sample, `forecast_len`.
     """
 
     sources: dict[str, LocalSource]
     clocks: dict[str, SourceClock]
     starts: np.ndarray
     schema: ChannelSchema
+    timestep: pd.Timedelta
+    calendar: str
+    num_steps: int
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, index: int) -> Sample:
-        start = self.starts[index]
+        return self.step(index, 0)
+
+    def step(self, index: int, step: int) -> Sample:
+        """One step of a sample: everything for the first one, then forcing and target.
+
+        Args:
+            index: of the sample.
+            step: counts from 0; it starts `step` timesteps after the sample.
+        """
+        start = self.starts_at(step)[index]
+        kinds = ("dynamic_forcing", "static", "prognostic")
         inputs: dict[str, Fields] = {}
         for name, source in self.sources.items():
             times = self.clocks[name].input_times(start)
+            times, own = (times, kinds) if step == 0 else (times[-1:], kinds[:1])
             inputs[name] = {}
-            for kind in ("dynamic_forcing", "static", "prognostic"):
+            for kind in own:
                 inputs[name] |= source.read(kind, times)
-        targets, target_time = self.target(index)
+        targets, target_time = self.target(index, step)
         return Sample(inputs, targets, start, target_time)
 
-    def target(self, index: int) -> tuple[dict[str, Fields], np.datetime64]:
-        """Target fields of a sample, in channel order, and their time."""
+    def target(
+        self, index: int, step: int = 0
+    ) -> tuple[dict[str, Fields], np.datetime64]:
+        """Target fields of a step of a sample, in channel order, and their time."""
         targets: dict[str, Fields] = {}
         for name, source in self.sources.items():
-            times = self.clocks[name].target_times(self.starts[index])
+            times = self.clocks[name].target_times(self.starts_at(step)[index])
             targets[name] = {}
             for kind in OUTPUT_TYPES:
                 targets[name] |= source.read(kind, times)
-        return targets, self.target_time(index)
+        return targets, self.target_time(index, step)
+
+    def starts_at(self, step: int) -> np.ndarray:
+        """(samples,) datetime64[ns], the newest input time of a step of each sample."""
+        return self._starts[step]
+
+    @cached_property
+    def _starts(self) -> list[np.ndarray]:
+        return [
+            shift_all(self.starts, step * self.timestep, self.calendar)
+            for step in range(self.num_steps)
+        ]
 
     def target_array(self, index: int) -> Float[np.ndarray, "channel 1 lat lon"]:
         """Target of a sample with all variables joined, in channel order."""
         fields, _ = self.target(index)
         return np.concatenate([x for own in fields.values() for x in own.values()])
 
-    def target_time(self, index: int) -> np.datetime64:
-        """Time of the target of a sample, by the clock of the first source."""
+    def target_time(self, index: int, step: int = 0) -> np.datetime64:
+        """Time of the target of a step, by the clock of the first source."""
         clock = next(iter(self.clocks.values()))
-        return clock.target_times(self.starts[index])[0]
+        return clock.target_times(self.starts_at(step)[index])[0]
 
     @property
     def latitude(self) -> np.ndarray:
@@ -126,10 +160,12 @@ def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Datas
         name: source_clock(data, source.config, source.calendar)
         for name, source in sources.items()
     }
-    starts, _ = master_clock(data, clocks)
+    starts, calendar = master_clock(data, clocks)
     num_levels = {name: source.num_levels for name, source in sources.items()}
     schema = ChannelSchema.from_config(data, num_levels)
-    return Dataset(sources, clocks, starts, schema)
+    timestep: Any = pd.Timedelta(data.timestep)
+    steps = (timestep, calendar, data.forecast_len)
+    return Dataset(sources, clocks, starts, schema, *steps)
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:

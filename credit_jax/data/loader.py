@@ -1,8 +1,8 @@
 """The loader: batches of x and y, read ahead by threads, restartable at any batch."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import grain
 import numpy as np
@@ -14,7 +14,15 @@ from credit_jax.data.checks import check_dataset, check_finite
 from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.transforms import Pipeline, Units, build_pipeline, channel_units
+from credit_jax.transforms import (
+    FieldTree,
+    Pipeline,
+    Units,
+    build_pipeline,
+    channel_units,
+    fields_of_rollout,
+    without_input,
+)
 
 Split = Literal["train", "valid"]
 
@@ -24,17 +32,27 @@ class Batch:
     """What one step takes in this process.
 
     Attributes:
-        x: model input, CREDIT's layout; b = batch size x local dp ranks, the samples
-            of the ranks one after the other.
-        y: target, one time.
+        x: model input of the first step, CREDIT's layout; b = batch size x local dp
+            ranks, the samples of the ranks one after the other.
+        y: target of each step.
         input_times: (b,) datetime64[ns], the newest input time of each sample.
-        target_times: (b,) datetime64[ns].
+        target_times: (b, step) datetime64[ns].
+        fields: named fields in physical units that the steps need besides,
+            {source: {key: (b, level, time, lat, lon)}} each: "x_physical", the input of
+            the first step; "forcing", that of the later steps, and "static", what of
+            the input stays, in forecasts of several steps.
     """
 
     x: Float[np.ndarray, "b channel time lat lon"]
-    y: Float[np.ndarray, "b channel_out 1 lat lon"]
+    y: Float[np.ndarray, "b channel_out step lat lon"]
     input_times: np.ndarray
     target_times: np.ndarray
+    fields: Mapping[str, FieldTree] = dataclasses.field(default_factory=dict)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """What goes to the devices."""
+        return {"x": self.x, "y": self.y, **self.fields}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +125,24 @@ class Loader:
         Raises:
             ValueError: if a value is NaN or infinite, or a file lacks a time.
         """
-        samples = collate([self.dataset[int(index)] for index in indices])
-        done = self.pipeline.before_step(self.pipeline.initial(samples))
-        x, y = done["x"], done["y"]
-        check_finite(x, y, done["input_times"], self.schema)
-        return Batch(x, y, done["input_times"], done["target_times"])
+        first = self.pipeline.initial(self._step(indices, 0))
+        later = [self._step(indices, k) for k in range(1, self.dataset.num_steps)]
+        done = self.pipeline.before_step(first)
+        targets = [done["y"]]
+        targets += [self.pipeline.before_step(without_input(s))["y"] for s in later]
+        y = targets[0] if not later else np.concatenate(targets, axis=2)
+        times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
+        check_finite(done["x"], y, first["input_times"], self.schema)
+        fields = {}
+        if self.pipeline.needs("x_physical"):
+            fields["x_physical"] = first["input"]
+        if later:
+            fields |= fields_of_rollout(first["input"], [s["input"] for s in later])
+        return Batch(done["x"], y, first["input_times"], times, fields)
+
+    def _step(self, indices: Any, step: int) -> dict[str, Any]:
+        """The fields of one step of a batch, before any transform."""
+        return collate([self.dataset.step(int(index), step) for index in indices])
 
 
 def splits(config: Config) -> tuple[Split, ...]:

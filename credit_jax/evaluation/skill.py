@@ -102,7 +102,7 @@ def measure_skill(
     for part in _parts(len(indices), batch_size):
         batch = loader.read(_filled(indices[part], batch_size))
         kept = len(indices[part])
-        truth, times = batch.y[:kept, :, 0], batch.target_times[:kept]
+        truth, times = batch.y[:kept, :, 0], batch.target_times[:kept, 0]
         predictions = {
             FORECAST: forecaster(batch.x)[:kept, :, 0],
             PERSISTENCE: _truth(loader, preceding[part]),

@@ -10,10 +10,16 @@ from credit_jax.transforms.base import (
 from credit_jax.transforms.pipeline import Pipeline, Postprocess, build_pipeline
 from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
+from credit_jax.transforms.rollout import (
+    Advance,
+    fields_of_rollout,
+    without_input,
+)
 from credit_jax.transforms.units import Units, channel_units
 
 __all__ = [
     "TRANSFORMS",
+    "Advance",
     "FieldTree",
     "Normalizer",
     "Phase",
@@ -25,5 +31,7 @@ __all__ = [
     "Where",
     "build_pipeline",
     "channel_units",
+    "fields_of_rollout",
     "transform_types",
+    "without_input",
 ]

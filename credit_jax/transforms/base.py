@@ -10,6 +10,8 @@ take and return a `FieldTree`, a nested dict with these entries:
     x, y                   (batch, channel, time, lat, lon): what `concat` makes of
                            input and target
     y_pred                 (batch, channel, time, lat, lon): the model's output
+    x_physical             like input: the state before the step, in physical units, one
+                           time or more; the batch has it if a transform needs it
     y_processed            like target: what `reconstruct` makes of y_pred
     input_channel_map,     {key: slice} of the channels of x, of y and y_pred
     channel_map

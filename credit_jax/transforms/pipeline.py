@@ -129,6 +129,10 @@ class Pipeline:
         }
         return lambda tree, context: self.after_step({**tree, **maps}, context)
 
+    def needs(self, name: str) -> bool:
+        """Whether a transform needs an entry of the tree that others do not."""
+        return any(name in TRANSFORMS[each.type].needs for each in self.transforms)
+
     def require(self, phase: Phase, where: Where) -> None:
         """Check that a phase can run on the host, or traced.
 

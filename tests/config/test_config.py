@@ -31,8 +31,8 @@ def test_validation_inherits_what_it_does_not_give():
     ("changes", "message"),
     [
         (
-            {"data__forecast_len": 2},
-            "data.forecast_len: 2 is not available; available: 1",
+            {"data__forecast_len": 2, "data__backprop_on_timestep": [1, 3]},
+            "data.backprop_on_timestep: names step 3, but data.forecast_len is 2",
         ),
         ({"data__forecast_len": 0}, "gen2 counts one step as 1"),
         ({"data__timestep": "soon"}, "data.timestep: must be a positive time step"),
@@ -42,7 +42,7 @@ def test_validation_inherits_what_it_does_not_give():
         ({"data__date_ranges": [["2000-01-01", "2000-02-01"]]}, "cannot be combined"),
         ({f"{ERA5}__history_len": 2}, "ERA5.history_len: 2 differs from data.history"),
         ({"data__source": {}}, "data.source: must have at least 1 entries"),
-        ({"data__data_clamp": [0, 1]}, "data.data_clamp: [0, 1] is not available"),
+        ({"data__data_clamp": [1, 0]}, "must be [smallest, largest], got [1.0, 0.0]"),
         ({f"{ERA5}__level_coord": None}, "data.source.ERA5: vars_3D needs level_coord"),
         ({f"{ERA5}__temporal_mode": "persist"}, "ERA5.temporal_mode: 'persist' is not"),
         (

@@ -50,23 +50,21 @@ def concatenate(tree: FieldTree, context: FieldContext | None = None) -> dict[st
         context: of a traced step: there the maps are needed, since JAX sorts dicts.
 
     Returns:
-        The tree without its fields and with x (batch, channel, time, lat, lon) and,
-        if there is a target, y, both float32.
+        The tree without its fields and with x (batch, channel, time, lat, lon) of the
+        input and y of the target, as far as they are there, both float32.
 
     Raises:
-        ValueError: there is no input, fields differ in their grids, or there is no
+        ValueError: there is neither, fields differ in their grids, or there is no
             channel map in a traced step.
     """
     new = {key: v for key, v in tree.items() if key not in ("input", "target")}
-    inputs = _flat(tree.get("input", {}))
-    if not inputs:
-        raise ValueError("concat: the batch has no input fields")
+    inputs, targets = (_flat(tree.get(part, {})) for part in ("input", "target"))
+    if not (inputs or targets):
+        raise ValueError("concat: the batch has no fields")
     traced = context is not None
-    new["x"] = join(
-        inputs,
-        _order(tree, "input_channel_map", traced) or _ranked(tree["input"]),
-    )
-    targets = _flat(tree.get("target", {}))
+    if inputs:
+        order = _order(tree, "input_channel_map", traced)
+        new["x"] = join(inputs, order or _ranked(tree["input"]))
     if targets:
         order = _order(tree, "channel_map", traced) or list(targets)
         new["y"] = join(targets, order)
