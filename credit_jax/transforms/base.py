@@ -74,6 +74,8 @@ class TransformEntry:
         phases: when it may run.
         where: where it can run.
         files: names of the arguments that are paths of files that must be there.
+        needs: entries of the tree that are there only for transforms that need them,
+            such as "x_physical".
     """
 
     args: type[StrictModel]
@@ -81,6 +83,7 @@ class TransformEntry:
     phases: tuple[Phase, ...]
     where: Where
     files: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -131,7 +131,10 @@ class Pipeline:
 
     def needs(self, name: str) -> bool:
         """Whether a transform needs an entry of the tree that others do not."""
-        return any(name in TRANSFORMS[each.type].needs for each in self.transforms)
+        return any(
+            name in TRANSFORMS[each.phase.section][each.type].needs
+            for each in self.transforms
+        )
 
     def require(self, phase: Phase, where: Where) -> None:
         """Check that a phase can run on the host, or traced.

@@ -45,3 +45,15 @@ def credit_batches(
             arrays = {key: batch[key].numpy() for key in ("x", "y")}
             out.append({**arrays, "times": times.to_numpy("datetime64[ns]")})
     return out
+
+
+def credit_steps(raw: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Of each batch of an epoch, the fields of every step, none preprocessed."""
+    steps = iter(credit_loader(raw, 0, 1, True))
+    count = raw["data"]["forecast_len"]
+    batches: list[list[dict[str, Any]]] = []
+    for step in steps:
+        if not batches or len(batches[-1]) == count:
+            batches.append([])
+        batches[-1].append(step)
+    return batches

@@ -75,6 +75,41 @@ def test_batches(credit, world, name):
     compare(list(loader.epoch(0)), credit_batches(raw))
 
 
+@pytest.mark.parametrize("name", ["no normalizer", "two sources", "history"])
+def test_steps_of_a_forecast(credit, world, name):
+    from tests.data.credit_batches import credit_steps
+
+    raw = case(world, name)
+    raw["data"]["forecast_len"] = 3
+    raw["preblocks"] = {"per_step": {"concat": {"type": "concat"}}}
+    loader = build_loader(parsed(raw), split="train", keep_partial=True)
+    batches, theirs = list(loader.epoch(0)), credit_steps(raw)
+    assert len(batches) == len(theirs) > 2
+    for batch, steps in zip(batches, theirs, strict=True):
+        assert batch.y.shape[2] == batch.target_times.shape[1] == len(steps) == 3
+        for k, step in enumerate(steps):
+            compare_step(loader, batch, k, step)
+
+
+def compare_step(loader, batch, k, step):
+    """Forcing, target and times of one step are CREDIT's."""
+    for source, own in step["metadata"].items():
+        if source in step["input"]:
+            times = own["target_datetime"].numpy().astype("datetime64[ns]")
+            assert (batch.target_times[:, k] == times).all()
+    for key, place in loader.schema.target_slices().items():
+        target = step["target"][key.split("/")[0]][key].numpy()[:, :, 0]
+        assert np.array_equal(batch.y[:, place, k], target), key
+    if not k:
+        return
+    for source, own in batch.fields["forcing"].items():
+        for key, field in own.items():
+            theirs = step["input"][source][key].numpy()[:, :, 0]
+            assert np.array_equal(field[:, :, k - 1], theirs), key
+    given = {key for own in step["input"].values() for key in own}
+    assert given == {key for own in batch.fields["forcing"].values() for key in own}
+
+
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_batches_of_three_ranks_from_zarr(credit, world, split):
     from tests.data.credit_batches import credit_batches

@@ -27,7 +27,7 @@ def test_shapes(world):
     assert batches[0].x.shape == (6, 7, 1, 6, 10)
     assert batches[0].y.shape == (6, 6, 1, 6, 10)
     step = np.timedelta64(6, "h")
-    assert (batches[0].target_times - batches[0].input_times == step).all()
+    assert (batches[0].target_times[:, 0] - batches[0].input_times == step).all()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
