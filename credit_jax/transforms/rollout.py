@@ -132,8 +132,9 @@ class Advance:
 def _predicted(tree: FieldTree, source: str, key: str) -> Array:
     if "y_processed" not in tree:
         raise ValueError(
-            "a forecast of several steps feeds named fields back: postblocks.per_step "
-            "needs a block of type reconstruct, and, if preblocks normalize, its inverse"
+            "a forecast of several steps feeds named fields back in physical units: "
+            "postblocks.per_step needs a block of type reconstruct, and the inverse of "
+            "what preblocks normalize"
         )
     predicted = tree["y_processed"].get(source, {})
     if key not in predicted:
