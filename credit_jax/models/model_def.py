@@ -11,21 +11,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.config.messages import divisors
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.batch_norm import (
-    fresh_batch_stats,
-    named_norms,
-    read_batch_stats,
-)
+from credit_jax.nn.batch_norm import no_statistics_error
 from credit_jax.nn.context import BlockCount, Context
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, ModelState
-from credit_jax.nn.parameters import named_parameters, param_spec_of
+from credit_jax.nn.model_state import (
+    BATCH_STATS,
+    SPECTRAL_NORM,
+    Collection,
+    ModelState,
+)
+from credit_jax.nn.noise import Noise
+from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
+from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.spec import TENSOR_DIMS, ParamSpec
 
@@ -52,20 +56,20 @@ class ModelDef:
     @cached_property
     def _abstract(self) -> nnx.Module:
         module = apply_tensor_parallel(self.make(self.config))
-        for path, variable in named_parameters(module):
+        for path, variable in named_variables(module, Parameter):
             if any(fnmatch(path, pattern) for pattern in self.keep_whole):
                 kept = replace(param_spec_of(variable), keep_whole=True)
                 variable.set_metadata(param_spec=kept)
         return module
 
     @cached_property
-    def _split(self) -> tuple[Any, Any]:
-        return nnx.split(self._abstract)
+    def _split(self) -> Any:
+        return nnx.split(self._abstract, Parameter, nnx.BatchStat)
 
     @cached_property
     def param_specs(self) -> dict[str, ParamSpec]:
         """Shape, dtype and dim names of every parameter, by path."""
-        named = named_parameters(self._abstract)
+        named = named_variables(self._abstract, Parameter)
         return {path: param_spec_of(variable) for path, variable in named}
 
     @property
@@ -77,9 +81,18 @@ class ModelDef:
         return {path: d for path, d in named if d.matrix_out is not None}
 
     @cached_property
-    def norms(self) -> dict[str, int]:
-        """Channels of every batch norm, by path."""
-        return dict(named_norms(self._abstract))
+    def batch_stats(self) -> dict[str, dict[str, ParamSpec]]:
+        """Specs of the running statistics of every batch norm, by path and name."""
+        specs: dict[str, dict[str, ParamSpec]] = {}
+        for path, variable in named_variables(self._abstract, nnx.BatchStat):
+            norm, _, name = path.rpartition("/")
+            specs.setdefault(norm, {})[name] = param_spec_of(variable)
+        return specs
+
+    @property
+    def trainable(self) -> dict[str, ParamSpec]:
+        """Specs of the parameters that are not frozen."""
+        return trainable(self.param_specs, self.param_specs)
 
     @property
     def num_parameters(self) -> int:
@@ -161,10 +174,13 @@ class ModelDef:
         shaped = jax.ShapeDtypeStruct
         inputs = {k: shaped(s.shape(1), jnp.float32) for k, s in self.inputs.items()}
         weights = {p: shaped(d.shape, d.dtype) for p, d in self.param_specs.items()}
-        batch_stats = read_batch_stats(fresh_batch_stats(self.norms))
-        context = Context(blocks=blocks, batch_stats=batch_stats)
-        jax.eval_shape(lambda w, x: self.apply(w, x, context), weights, inputs)
-        return blocks.seen
+
+        def forward(weights: Any, inputs: Any, key: Array) -> Array:
+            context = Context(blocks=blocks, noise=Noise(key))
+            return self.apply(weights, inputs, context, self._fresh_batch_stats())
+
+        jax.eval_shape(forward, weights, inputs, jax.random.key(0))
+        return blocks.counted
 
     def init(
         self,
@@ -189,13 +205,23 @@ class ModelDef:
     ) -> ModelState:
         """Fresh collections of `nn.model_state`; args as for `init`."""
         vectors = spectral_norm.init_spectral_norm(key, self.matrices, specs, degrees)
-        return {SPECTRAL_NORM: vectors, BATCH_STATS: fresh_batch_stats(self.norms)}
+        return {SPECTRAL_NORM: vectors, BATCH_STATS: self._fresh_batch_stats()}
+
+    def _fresh_batch_stats(self) -> Collection:
+        return {
+            path: {
+                name: jnp.full(spec.shape, spec.init.scale, spec.dtype)
+                for name, spec in specs.items()
+            }
+            for path, specs in self.batch_stats.items()
+        }
 
     def apply(
         self,
         weights: Mapping[str, Array],
         inputs: Mapping[str, Array],
         context: Context,
+        batch_stats: Collection | None = None,
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
         """One forward pass on local arrays.
 
@@ -204,24 +230,37 @@ class ModelDef:
             inputs: those that `inputs` declares: local samples, and of fields local
                 rows, in equal blocks with padding at the end.
             context: mesh axes, precision, remat; its key decides on dropout.
+            batch_stats: the collection of `nn.model_state`, of models with batch norms.
 
         Returns:
             Local prediction, (batch, channel, time, rows, lon) in equal blocks.
 
         Raises:
-            ValueError: other inputs than those that are declared.
-            ValueError: the model has batch norms, the context no running statistics.
+            ValueError: other inputs than those that are declared; batch norms without
+                running statistics; noise is drawn and the context has none.
         """
+        return self.apply_and_update(weights, inputs, context, batch_stats)[0]
+
+    def apply_and_update(
+        self,
+        weights: Mapping[str, Array],
+        inputs: Mapping[str, Array],
+        context: Context,
+        batch_stats: Collection | None = None,
+    ) -> tuple[Float[Array, "batch channel_out time_out rows lon"], Collection]:
+        """`apply`, and the running statistics after it; in evaluation they stay."""
         self.check_inputs(inputs)
-        if self.norms and context.batch_stats is None:
-            raise ValueError(
-                f"the model has {len(self.norms)} batch norms; give the context their "
-                "statistics: Context(batch_stats=read_batch_stats(collection))"
-            )
-        module = self.bind(weights)
+        if self.batch_stats and not batch_stats:
+            raise no_statistics_error(self._abstract)
+        module = self.bind(weights, batch_stats)
         if context.remat.counts_blocks:
             context = replace(context, blocks=BlockCount(self.num_blocks))
-        return module(inputs, context)
+        prediction = module(inputs, context)
+        after: Collection = {path: {} for path in self.batch_stats}
+        for path, variable in named_variables(module, nnx.BatchStat):
+            norm, _, name = path.rpartition("/")
+            after[norm][name] = variable[...]
+        return prediction, after
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> None:
         """Checks names, dims and channels of inputs; rows and samples may be local.
@@ -250,16 +289,31 @@ class ModelDef:
                     "the batch dim, the rows perhaps padded or split"
                 )
 
-    def bind(self, weights: Mapping[str, Array]) -> Any:
+    def bind(
+        self, weights: Mapping[str, Array], batch_stats: Collection | None = None
+    ) -> Any:
         """The module with these weights, by path; its parts can be called alone."""
-        graph, state = self._split
-        flat = nnx.to_flat_state(state)
-        paths = ["/".join(map(str, path)) for path, _ in flat]
-        filled = [
-            (path, variable.replace(weights[name]))
-            for name, (path, variable) in zip(paths, flat, strict=True)
-        ]
-        return nnx.merge(graph, nnx.from_flat_state(filled))
+        graph, params, stats = self._split
+        stored = {
+            f"{path}/{name}": array
+            for path, arrays in (batch_stats or {}).items()
+            for name, array in arrays.items()
+        }
+        values = {
+            path: lax.stop_gradient(w) if self.param_specs[path].frozen else w
+            for path, w in weights.items()
+        }
+        stats = _filled(stats, stored) if stored else stats
+        return nnx.merge(graph, _filled(params, values), stats)
+
+
+def _filled(state: Any, values: Mapping[str, Array]) -> Any:
+    """A state of variables with these values, by path."""
+    filled = [
+        (path, variable.replace(values["/".join(map(str, path))]))
+        for path, variable in nnx.to_flat_state(state)
+    ]
+    return nnx.from_flat_state(filled)
 
 
 def parameter_count(model_def: ModelDef) -> dict[str, int]:

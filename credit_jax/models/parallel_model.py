@@ -15,13 +15,14 @@ from jaxtyping import Array
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.batch_norm import (
-    fresh_batch_stats,
-    read_batch_stats,
-    stored_batch_stats,
-)
 from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, ModelState
+from credit_jax.nn.model_state import (
+    BATCH_STATS,
+    SPECTRAL_NORM,
+    Collection,
+    ModelState,
+)
+from credit_jax.nn.noise import Noise
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.parallel_config import ParallelConfig
@@ -35,6 +36,9 @@ from credit_jax.parallel.params.spec import (
 )
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field, block_layout
+
+# Folded into the key of a training forward, it gives that of its noise.
+NOISE = 1_852_798_835
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +86,10 @@ class ParallelModel:
             path: matrix_specs(param_spec, self.specs[path])
             for path, param_spec in self.model_def.matrices.items()
         }
-        stats = fresh_batch_stats(dict.fromkeys(self.model_def.norms, 1))
-        batch_stats = jax.tree.map(lambda _: PartitionSpec(), stats)
+        batch_stats = {
+            path: {name: PartitionSpec() for name in specs}
+            for path, specs in self.model_def.batch_stats.items()
+        }
         return {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
 
     def input_specs(self, *, stacked: bool = False) -> dict[str, PartitionSpec]:
@@ -116,7 +122,11 @@ class ParallelModel:
         return self._init(key)
 
     def apply(
-        self, params: Weights, model_state: ModelState, inputs: Mapping[str, Array]
+        self,
+        params: Weights,
+        model_state: ModelState,
+        inputs: Mapping[str, Array],
+        noise: Noise | None = None,
     ) -> Array:
         """One forward pass in evaluation mode.
 
@@ -128,15 +138,17 @@ class ParallelModel:
             model_state: of `init` or a training state.
             inputs: those that `model_def.inputs` declares, such as {"x": (batch,
                 channel, time, lat, lon)}; rows padded as by `place_batch`.
+            noise: of models that draw noise; another key gives another member.
 
         Returns:
             (batch, channel_out, time_out, lat, lon), rows padded alike.
 
         Raises:
-            ValueError: other inputs than those that are declared.
+            ValueError: other inputs than those that are declared; noise is drawn and
+                none was given.
         """
         self.model_def.check_inputs(inputs)
-        return self._apply(params, model_state, dict(inputs))
+        return self._apply(params, model_state, (dict(inputs), noise))
 
     def fuse_spectral_norm(
         self, params: Weights, model_state: ModelState
@@ -193,10 +205,14 @@ class ParallelModel:
         return jax.jit(body)
 
     @cached_property
-    def _apply(self) -> Callable[[Weights, ModelState, dict[str, Array]], Array]:
-        output = self.model_def.output.partition_spec(self.axes)
+    def _apply(self) -> Callable[[Weights, ModelState, Any], Array]:
+        def body(params: Weights, model_state: ModelState, given: Any) -> Array:
+            return self.local_forward(params, model_state, *given)
+
         return self.shard_map(
-            self.local_forward, batch_specs=self.input_specs(), out_specs=output
+            body,
+            batch_specs=(self.input_specs(), PartitionSpec()),
+            out_specs=self.model_def.output.partition_spec(self.axes),
         )
 
     @cached_property
@@ -221,6 +237,7 @@ class ParallelModel:
         params: Weights,
         model_state: ModelState,
         inputs: Mapping[str, Array],
+        noise: Noise | None = None,
         *,
         capture_intermediates: list[Field] | None = None,
     ) -> Array:
@@ -229,16 +246,16 @@ class ParallelModel:
         Args:
             params: weights, local shards.
             model_state: local shards, as they are to be used.
-            inputs: by name, see `apply`.
+            inputs, noise: see `apply`.
             capture_intermediates: if given, receives each block's output.
 
         Returns:
             (batch, channel_out, time_out, rows, lon), float32 or wider.
         """
         context = replace(
-            self._context(model_state), capture_intermediates=capture_intermediates
+            self._context, noise=noise, capture_intermediates=capture_intermediates
         )
-        return self._forward(params, model_state, inputs, context)
+        return self._forward(params, model_state, inputs, context)[0]
 
     def local_training_forward(
         self,
@@ -251,22 +268,37 @@ class ParallelModel:
 
         Args:
             params, model_state, inputs: as for `local_forward`.
-            key: of dropout, equal on all devices.
+            key: of dropout and noise, equal on all devices.
         """
-        context = replace(self._context(model_state), key=key)
-        y = self._forward(params, model_state, inputs, context)
-        batch_stats = stored_batch_stats(context.batch_stats or {})
+        noise = Noise(jax.random.fold_in(key, NOISE))
+        context = replace(self._context, key=key, noise=noise)
+        y, batch_stats = self._forward(params, model_state, inputs, context)
         return y, {**model_state, BATCH_STATS: batch_stats}
 
-    def local_iterate(self, params: Weights, model_state: ModelState) -> ModelState:
-        """The state after one power iteration of spectral norm."""
+    def local_iterate(
+        self, params: Weights, model_state: ModelState, *, index: int = 0
+    ) -> ModelState:
+        """The state after one power iteration of spectral norm.
+
+        Args:
+            params, model_state: as for `local_forward`.
+            index: number of the iteration in its forward. Number 0 is done before the
+                forward pass, those up to `power_iterations` after it.
+        """
         vectors = spectral_norm.iterate(
             unpack(params, self.model_def.param_specs),
             model_state[SPECTRAL_NORM],
             self.model_def.matrices,
             self.specs,
+            index=index,
         )
         return {**model_state, SPECTRAL_NORM: vectors}
+
+    @property
+    def power_iterations(self) -> int:
+        """The most power iterations that a matrix makes in one training forward."""
+        specs = self.model_def.matrices.values()
+        return max((spec.power_iterations for spec in specs), default=0)
 
     def _forward(
         self,
@@ -274,20 +306,22 @@ class ParallelModel:
         model_state: ModelState,
         inputs: Mapping[str, Array],
         context: Context,
-    ) -> Array:
+    ) -> tuple[Array, Collection]:
         weights = self._normalized(params, model_state)
-        prediction = self.model_def.apply(weights, inputs, context)
+        prediction, batch_stats = self.model_def.apply_and_update(
+            weights, inputs, context, model_state[BATCH_STATS]
+        )
         dtype = jnp.result_type(*inputs.values())
-        return self.parallel_config.precision.cast_output(prediction).astype(dtype)
+        y = self.parallel_config.precision.cast_output(prediction).astype(dtype)
+        return y, batch_stats
 
-    def _context(self, model_state: ModelState) -> Context:
-        batch_stats = model_state[BATCH_STATS]
+    @property
+    def _context(self) -> Context:
         return Context(
             axes=self.axes,
             rules=self.parallel_config.rules,
             precision=self.parallel_config.precision,
             remat=self.parallel_config.remat,
-            batch_stats=read_batch_stats(batch_stats) if batch_stats else None,
             first_sample=self._data_rank(),
             sample_stride=self.axes.num_data,
         )

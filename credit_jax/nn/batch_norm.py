@@ -1,69 +1,79 @@
-"""Batch norm as a layer: parameters here, running statistics beside the weights.
+"""Batch norm as a layer: its running statistics are state of the module.
 
-Running statistics are the collection "batch_stats" of the model's state. A forward pass
-finds them in `Context.batch_stats`, and leaves there what they are after it.
+The statistics are `nnx.BatchStat` variables. `ModelDef` reads them from the collection
+"batch_stats" of the model's state, `Context.run` and `Context.scan` carry those of all
+norms below a block in and out of it, and `ModelDef.apply_and_update` returns the
+collection after the forward pass. A block calls its norms and does nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
-import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array
 
-from credit_jax.nn.model_state import Collection
-from credit_jax.nn.parameters import parameter
+from credit_jax.nn.context import Context
+from credit_jax.nn.parameters import batch_stat, parameter
 from credit_jax.ops.batch_stats import RunningStatistics
 from credit_jax.ops.vma import varying_axes
+from credit_jax.parallel.domain.norm import batch_norm_field
 from credit_jax.parallel.params.initializers import constant
-
-BatchStats = dict[str, RunningStatistics]
+from credit_jax.parallel.rows.layout import Field
 
 
 class BatchNorm(nnx.Module):
-    """Scale and bias of a torch.nn.BatchNorm2d; what it is used with normalizes."""
+    """torch.nn.BatchNorm2d on fields.
 
-    def __init__(self, channels: int) -> None:
-        self.channels = channels
-        self.scale = parameter(constant(1.0), (channels,), ("embed",))
-        self.bias = parameter(constant(0.0), (channels,), ("embed",))
-
-
-def named_norms(module: nnx.Module) -> Iterator[tuple[str, int]]:
-    """("up_blocks/0/attention/norm", channels) of every batch norm, sorted by path."""
-    found = nnx.iter_modules(module)
-    norms = {path: norm for path, norm in found if isinstance(norm, BatchNorm)}
-    for path in sorted(norms, key=str):
-        yield "/".join(map(str, path)), norms[path].channels
-
-
-def settled(running: RunningStatistics) -> RunningStatistics:
-    """The same statistics, typed as what they are: equal on all devices.
-
-    In a training step weights vary over the mesh by type, and with them what was
-    computed from all rows on every shard.
+    In training the statistics are those of the global batch, on every mesh, as
+    torch.nn.SyncBatchNorm has them.
     """
 
-    def settle(x: Array) -> Array:
-        axes = tuple(sorted(varying_axes(x)))
-        return lax.pmax(x, axes) if axes else x
+    def __init__(self, channels: int) -> None:
+        self.scale = parameter(constant(1.0), (channels,), ("embed",))
+        self.bias = parameter(constant(0.0), (channels,), ("embed",))
+        self.mean = batch_stat(constant(0.0), (channels,))
+        self.variance = batch_stat(constant(1.0), (channels,))
+        self.count = batch_stat(constant(0), (), jnp.int32)
 
-    return jax.tree.map(settle, running)
+    def __call__(self, field: Field, context: Context) -> Field:
+        field, after = batch_norm_field(
+            field,
+            self.scale[...],
+            self.bias[...],
+            self.running,
+            training=context.training,
+            axes=context.axes.data,
+        )
+        self.update(after)
+        return field
+
+    @property
+    def running(self) -> RunningStatistics:
+        """The running statistics before, or after `update`."""
+        return RunningStatistics(self.mean[...], self.variance[...], self.count[...])
+
+    def update(self, after: RunningStatistics | None) -> None:
+        """Stores the running statistics after a batch."""
+        assert after is not None, "running statistics were given"
+        for name, value in vars(after).items():
+            getattr(self, name)[...] = _as_invarying(value)
 
 
-def fresh_batch_stats(channels: Mapping[str, int]) -> Collection:
-    """The stored statistics of norms that have seen no batch."""
-    fresh = {path: RunningStatistics.fresh(n) for path, n in channels.items()}
-    return stored_batch_stats(fresh)
+def _as_invarying(x: Array) -> Array:
+    """An array that is equal on all devices, with the type that says so.
+
+    Weights vary over the mesh by type in a training step, and with them what is
+    computed from all rows and samples on every device.
+    """
+    axes = tuple(sorted(varying_axes(x)))
+    return lax.pmax(x, axes) if axes else x
 
 
-def read_batch_stats(collection: Mapping[str, Mapping[str, Array]]) -> BatchStats:
-    """The statistics of every norm from a stored collection."""
-    return {path: RunningStatistics(**stored) for path, stored in collection.items()}
-
-
-def stored_batch_stats(batch_stats: BatchStats) -> Collection:
-    """The inverse of `read_batch_stats`."""
-    return {path: dict(vars(one)) for path, one in batch_stats.items()}
+def no_statistics_error(module: nnx.Module) -> ValueError:
+    """The error of a forward pass without running statistics."""
+    num = sum(isinstance(node, BatchNorm) for _, node in nnx.iter_modules(module))
+    return ValueError(
+        f"the model has {num} batch norms; give their running statistics: "
+        'apply(..., batch_stats=model_state["batch_stats"])'
+    )

@@ -1,18 +1,18 @@
-"""What a forward pass knows besides weights and inputs: mesh, precision, noise."""
+"""What a forward pass is given besides weights and inputs; how its blocks run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from credit_jax.nn.batch_norm import BatchStats
-from credit_jax.nn.parameters import param_spec_of
+from credit_jax.nn.noise import Noise
+from credit_jax.nn.parameters import Parameter, param_spec_of
 from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.fsdp import gather
@@ -27,22 +27,22 @@ class BlockCount:
     """Numbers the blocks of one forward pass as it is traced.
 
     Attributes:
-        total: how many there are, if that is known already.
-        seen: how many have been met.
+        total: number of blocks of the model, if it is known.
+        counted: number of blocks that are traced.
     """
 
     total: int = 0
-    seen: int = 0
+    counted: int = 0
 
-    def take(self, num: int) -> int:
-        """The number of the first of `num` further blocks."""
-        self.seen += num
-        return self.seen - num
+    def add(self, num: int) -> int:
+        """Counts `num` blocks; the number of the first of them."""
+        self.counted += num
+        return self.counted - num
 
 
 @dataclass(frozen=True)
 class Context:
-    """The static surroundings of one forward pass.
+    """The surroundings of one forward pass.
 
     Attributes:
         axes: mesh axes inside `shard_map`; `MeshAxes()` on one device.
@@ -51,11 +51,12 @@ class Context:
         remat: what a block keeps for the backward pass.
         blocks: numbers the blocks, where the policy depends on it.
         capture_intermediates: if given, receives each block's output, in order.
-        batch_stats: running statistics of batch norms by path; training writes the
-            next ones. None where the model has no batch norm.
         key: dropout key of this forward, equal on all devices; None in evaluation.
+        noise: of models that draw noise, in training and in evaluation.
         first_sample, sample_stride: the local samples are number first_sample,
             first_sample + sample_stride, ... of the global batch as sampled.
+        num_members: members of an ensemble of each sample, side by side on the batch
+            dim: sample 0 member 0, sample 0 member 1, ...
     """
 
     axes: MeshAxes = field(default_factory=MeshAxes)
@@ -64,10 +65,11 @@ class Context:
     remat: Remat = field(default_factory=Remat)
     blocks: BlockCount | None = None
     capture_intermediates: list[Field] | None = None
-    batch_stats: BatchStats | None = None
     key: Array | None = None
+    noise: Noise | None = None
     first_sample: Array | int = 0
     sample_stride: int = 1
+    num_members: int = 1
 
     @property
     def training(self) -> bool:
@@ -75,51 +77,104 @@ class Context:
         return self.key is not None
 
     def samples(self, batch: int) -> Array:
-        """Number in the global batch of each of `batch` local samples, (batch,)."""
-        return self.first_sample + self.sample_stride * jnp.arange(batch)
+        """Number of each of `batch` local entries in the global batch, (batch,).
+
+        Member m of sample s has number s * num_members + m.
+        """
+        local = jnp.arange(batch)
+        sample = self.first_sample + self.sample_stride * (local // self.num_members)
+        return sample * self.num_members + local % self.num_members
 
     def fold_in(self, data: Array | int) -> Context:
-        """A context whose key is folded with `data`, so that call sites differ."""
-        if self.key is None:
-            return self
-        return replace(self, key=jax.random.fold_in(self.key, data))
+        """A context whose keys are folded with `data`, so that call sites differ."""
+        key = None if self.key is None else jax.random.fold_in(self.key, data)
+        noise = None if self.noise is None else self.noise.fold_in(data)
+        return replace(self, key=key, noise=noise)
+
+    def normal_field(
+        self, name: str, field: Field, channels: int | None = None
+    ) -> Float[Array, "batch rows lon channel"]:
+        """N(0, 1) noise at every sample and point of a field, float32.
+
+        Args:
+            name: of the place; two places in a block have different names.
+            field: its samples, rows and columns.
+            channels: of the noise; default those of the field.
+
+        Raises:
+            ValueError: the forward pass was given no noise.
+        """
+        batch, _, columns, width = field.data.shape
+        return self._noise(name).normal_field(
+            name, self.samples(batch), field.layout, columns, channels or width
+        )
+
+    def normal_vector(
+        self, name: str, batch: int, size: int
+    ) -> Float[Array, "batch size"]:
+        """N(0, 1) noise of each of `batch` local samples, float32.
+
+        Raises:
+            ValueError: the forward pass was given no noise.
+        """
+        return self._noise(name).normal_vector(name, self.samples(batch), size)
+
+    def _noise(self, name: str) -> Noise:
+        if self.noise is None:
+            raise ValueError(
+                f"the model draws noise ({name}), but the forward pass was given none; "
+                "pass Noise(key): another key gives another member"
+            )
+        return self.noise
 
     def rows(self, size: int, dim: int = 1) -> Layout:
         """Block layout of `size` rows over the domain axis."""
         return block_layout(size, self.axes.num_domain, self.axes.domain, dim)
 
     def run(self, block: nnx.Module, *args: Any, **static: Any) -> Any:
-        """`block(*args, context, **static)`, weights gathered and rematerialized."""
-        graph, state = nnx.split(block)
+        """`block(*args, context, **static)`, weights gathered and rematerialized.
 
-        def body(state: Any, key: Array | None, *args: Any) -> Any:
-            merged = self._merge(graph, state)
-            return merged(*args, replace(self, key=key), **static)
+        Running statistics of batch norms below the block are updated.
+        """
+        graph, params, stats = nnx.split(block, Parameter, nnx.BatchStat)
 
-        keep = self._num_kept(1) == 1
-        return self._seen(self.remat.block(body, keep=keep)(state, self.key, *args))
+        def body(
+            params: Any, stats: Any, key: Any, noise: Any, *args: Any
+        ) -> tuple[Any, Any]:
+            merged: Any = nnx.merge(graph, self._gathered(params), stats)
+            output = merged(*args, replace(self, key=key, noise=noise), **static)
+            return output, nnx.state(merged, nnx.BatchStat)
+
+        run = self.remat.block(body, keep=self._num_kept_gathered(1) == 1)
+        output, stats = run(params, stats, self.key, self.noise, *args)
+        nnx.update(block, stats)
+        return self._captured(output)
 
     def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
         """Run `num` stacked blocks one after the other: carry = block(carry, context).
 
         They are one loop, which compiles once for all of them, wherever the backend
-        runs loops with collectives correctly.
+        runs loops with collectives correctly. Running statistics of batch norms below
+        the blocks are updated.
 
         Args:
             blocks: made by `nn.parameters.stack_blocks`.
             carry: goes in and comes out with the same structure and layout.
             num: number of blocks.
         """
-        graph, state = nnx.split(blocks)
-        leaves, tree = jax.tree.flatten(state)
+        graph, *states = nnx.split(blocks, Parameter, nnx.BatchStat)
+        leaves, tree = jax.tree.flatten(states)
 
-        def body(carry: Any, inputs: Any) -> tuple[Any, None]:
+        def body(carry: Any, inputs: Any) -> tuple[Any, Any]:
             index, leaves = inputs
-            block = self._merge(graph, jax.tree.unflatten(tree, leaves))
-            return block(carry, self.fold_in(index)), None
+            params, stats = jax.tree.unflatten(tree, leaves)
+            block: Any = nnx.merge(graph, self._gathered(params), stats)
+            carry = block(carry, self.fold_in(index))
+            return carry, nnx.state(block, nnx.BatchStat)
 
         loops = self.axes.num_devices == 1 or loops_hold_collectives()
-        gathered_again = num - self._num_kept(num)
+        gathered_again = num - self._num_kept_gathered(num)
+        stats = []
         for part, keep in (
             (slice(0, gathered_again), False),
             (slice(gathered_again, num), True),
@@ -131,33 +186,40 @@ class Context:
                 mine = leaves if turns == num else [leaf[part] for leaf in leaves]
                 inputs = (jnp.arange(part.start, part.stop), mine)
                 unroll = 1 if loops else turns
-                carry = jax.lax.scan(run, carry, inputs, unroll=unroll)[0]
-        return self._seen(carry)
+                carry, updated = jax.lax.scan(run, carry, inputs, unroll=unroll)
+                stats.append(updated)
+        nnx.update(blocks, _joined(stats))
+        return self._captured(carry)
 
-    def _seen(self, output: Any) -> Any:
-        field = output[0] if isinstance(output, tuple) else output
-        if self.capture_intermediates is not None and isinstance(field, Field):
-            self.capture_intermediates.append(field)
+    def _captured(self, output: Any) -> Any:
+        if self.capture_intermediates is not None and isinstance(output, Field):
+            self.capture_intermediates.append(output)
         return output
 
-    def _num_kept(self, num: int) -> int:
+    def _num_kept_gathered(self, num: int) -> int:
         """How many of the next `num` blocks gather nothing in the backward pass."""
-        first = self.blocks.take(num) if self.blocks else 0
+        first = self.blocks.add(num) if self.blocks else 0
         if not self.rules.shard or self.axes.num_shard == 1:
             return num
         return self.remat.kept_of(first, num, self.blocks.total if self.blocks else 0)
 
-    def _merge(self, graph: Any, state: Any) -> Callable[..., Any]:
-        """The block with every parameter gathered and in the compute dtype."""
+    def _gathered(self, params: Any) -> Any:
+        """Parameters of one block whole over dp_shard and in the compute dtype."""
 
-        def prepare(variable: nnx.Variable) -> nnx.Variable:
+        def gathered(variable: nnx.Variable) -> nnx.Variable:
             param_spec = param_spec_of(variable).unstack()
             weight = variable[...]
             return variable.replace(
                 gather(weight, param_spec, self.rules, self.axes, self.precision)
             )
 
-        state = jax.tree.map(
-            prepare, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+        return jax.tree.map(
+            gathered, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
         )
-        return nnx.merge(graph, state)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Trees of stacked arrays as one, along the stacked dim."""
+    if len(parts) == 1:
+        return parts[0]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)

@@ -7,11 +7,10 @@ from typing import Any
 
 from flax import nnx
 
-from credit_jax.nn.batch_norm import BatchNorm, settled
+from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
 from credit_jax.nn.parameters import Parameter, parameter
-from credit_jax.ops.batch_stats import RunningStatistics
 from credit_jax.ops.gates import neighbor_taps
 from credit_jax.parallel.domain.channel_attention import (
     CoordinateWeights,
@@ -108,10 +107,7 @@ class CoordinateAttention(nnx.Module):
         self.lat = Linear(hidden, channels)
         self.lon = Linear(hidden, channels)
 
-    def __call__(
-        self, field: Field, running: RunningStatistics, context: Context
-    ) -> tuple[Field, RunningStatistics]:
-        """Attend; also returns the running statistics after it."""
+    def __call__(self, field: Field, context: Context) -> Field:
         weights = CoordinateWeights(
             self.squeeze.kernel[...],
             self.squeeze.bias[...],
@@ -125,12 +121,12 @@ class CoordinateAttention(nnx.Module):
         field, after = coordinate_attention(
             field,
             weights,
-            running,
+            self.norm.running,
             training=context.training,
             axes=context.axes.data,
         )
-        assert after is not None, "running statistics were given"
-        return field, settled(after)
+        self.norm.update(after)
+        return field
 
 
 def _matrix(channel_in: int, channel_out: int) -> Parameter:
@@ -144,6 +140,7 @@ def _matrix(channel_in: int, channel_out: int) -> Parameter:
 
 
 _KINDS: dict[str, Callable[[int], Any]] = {
+    "coordinate": CoordinateAttention,
     "eca": ChannelAttention,
     "spatial": SpatialAttention,
     "mixed": MixedAttention,
@@ -158,8 +155,7 @@ def field_attention(kind: str, channels: int) -> Any:
     """The attention module of a kind: `module(field, context) -> field`.
 
     Args:
-        kind: CREDIT's `attention_type`, one of `KINDS`; "coordinate" is not among them,
-            since `CoordinateAttention` also takes and returns statistics.
+        kind: CREDIT's `attention_type`, one of `KINDS`.
         channels: of the field.
     """
     return _KINDS[kind](channels)

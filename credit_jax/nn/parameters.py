@@ -1,6 +1,6 @@
-"""Parameters of NNX modules: one parameter spec each, and stacks of equal blocks.
+"""Variables of NNX modules: one parameter spec each, and stacks of equal blocks.
 
-Modules are built without values: a parameter holds its shape and dtype and what it is.
+Modules are built without values: a variable holds its shape and dtype and its spec.
 `parallel.params.init.initialize` draws the values, shard by shard.
 """
 
@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from credit_jax.parallel.params.initializers import Initializer
 from credit_jax.parallel.params.spec import ParamSpec
 
 Block = TypeVar("Block", bound=nnx.Module)
+Variable = TypeVar("Variable", bound=nnx.Variable)
 
 
 class Parameter(nnx.Variable):
-    """A trainable array; its metadata holds the parameter spec."""
+    """An array of weights; its metadata holds the parameter spec."""
 
 
 def parameter(
@@ -28,41 +31,58 @@ def parameter(
     dims: tuple[str | None, ...],
     *,
     matrix_out: tuple[int, ...] | None = None,
+    power_iterations: int = 1,
+    frozen: bool = False,
 ) -> Parameter:
-    """Declare one parameter.
+    """Declare one parameter; see `ParamSpec` for the arguments."""
+    param_spec = ParamSpec(
+        shape,
+        dims,
+        init,
+        matrix_out,
+        power_iterations=power_iterations,
+        frozen=frozen,
+    )
+    return from_param_spec(param_spec)
 
-    Args:
-        init: distribution of the initial values.
-        shape: global shape.
-        dims: dim names, see `parallel.params.spec`.
-        matrix_out: the output dims if spectral norm applies to the parameter.
-    """
-    return from_param_spec(ParamSpec(shape, dims, init, matrix_out))
+
+def batch_stat(
+    init: Initializer, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
+) -> nnx.BatchStat:
+    """Declare an array of running statistics, the same on all devices."""
+    dims = (None,) * len(shape)
+    return from_param_spec(ParamSpec(shape, dims, init, dtype=dtype), nnx.BatchStat)
 
 
-def from_param_spec(param_spec: ParamSpec) -> Parameter:
-    """A parameter with this parameter spec, without a value."""
+def from_param_spec(
+    param_spec: ParamSpec, kind: type[Variable] = Parameter
+) -> Variable:
+    """A variable with this spec, without a value."""
     value = jax.ShapeDtypeStruct(param_spec.shape, param_spec.dtype)
-    return Parameter(value, param_spec=param_spec)
+    return kind(value, param_spec=param_spec)
 
 
 def param_spec_of(variable: nnx.Variable) -> ParamSpec:
-    """The parameter spec that `parameter` attached."""
+    """The spec that `parameter` or `batch_stat` attached."""
     return variable.get_metadata()["param_spec"]
 
 
 def stack_blocks(make: Callable[[], Block], num: int) -> Block:
-    """`num` equal blocks as one module, parameters stacked on a leading dim."""
+    """`num` equal blocks as one module, variables stacked on a leading dim."""
     graph, state = nnx.split(make())
     stacked = jax.tree.map(
-        lambda variable: from_param_spec(param_spec_of(variable).stack(num)),
+        lambda variable: from_param_spec(
+            param_spec_of(variable).stack(num), type(variable)
+        ),
         state,
         is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
     )
     return nnx.merge(graph, stacked)
 
 
-def named_parameters(module: nnx.Module) -> Iterator[tuple[str, Parameter]]:
-    """("stages/0/embed/...", variable) of every parameter, sorted by path."""
-    for path, variable in nnx.to_flat_state(nnx.state(module, Parameter)):
+def named_variables(
+    module: nnx.Module, kind: type[Variable]
+) -> Iterator[tuple[str, Variable]]:
+    """("stages/0/embed/...", variable) of every variable of a kind, sorted by path."""
+    for path, variable in nnx.to_flat_state(nnx.state(module, kind)):
         yield "/".join(map(str, path)), variable

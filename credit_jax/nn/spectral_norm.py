@@ -89,6 +89,8 @@ def iterate(
     vectors: Collection,
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
+    *,
+    index: int = 0,
 ) -> Collection:
     """One power iteration: v = W'u / |W'u|, u = Wv / |Wv|. No gradient flows.
 
@@ -97,9 +99,12 @@ def iterate(
         vectors: local shards of u and v of every normalized matrix.
         param_specs: of the normalized matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
+        index: number of this iteration in its forward; matrices whose
+            `ParamSpec.power_iterations` are not more keep their u and v.
     """
-    groups = _groups(_matrices(vectors, param_specs), specs)
-    new: Collection = {path: {} for path in vectors}
+    matrices = _matrices(vectors, param_specs, index)
+    groups = _groups(matrices, specs)
+    new: Collection = {p: {} if p in matrices else v for p, v in vectors.items()}
     stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
     u = [group.stack(vectors, "u") for group in groups]
     v = _unit(groups, _products(groups, stacked, u, "u"), "v")
@@ -117,6 +122,8 @@ def normalize(
     specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Weights:
     """All weights, each matrix that has vectors divided by its sigma = u' W v.
+
+    A matrix whose `ParamSpec.power_iterations` are 0 is not divided.
 
     Args: as for `iterate`.
     """
@@ -136,10 +143,11 @@ def normalize(
 
 
 def _matrices(
-    vectors: Collection, param_specs: Mapping[str, ParamSpec]
+    vectors: Collection, param_specs: Mapping[str, ParamSpec], iterations: int = 0
 ) -> dict[str, ParamSpec]:
-    """Parameter specs of the matrices that have vectors."""
-    return {path: param_specs[path] for path in vectors}
+    """Specs of the matrices with vectors and more than so many iterations a forward."""
+    found = {path: param_specs[path] for path in vectors}
+    return {p: spec for p, spec in found.items() if spec.power_iterations > iterations}
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,16 @@ def random_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "*shape"]:
         key: typed PRNG key.
         high, low: two halves of the global position, integers that broadcast.
     """
+    return random_words(key, high, low)[0]
+
+
+def random_words(
+    key: Array, high: Array, low: Array
+) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
+    """Two independent uniform 32-bit integers of each element, see `random_bits`."""
     words = jax.random.key_data(key)
     shape = jnp.broadcast_shapes(high.shape, low.shape)
     counters = [jnp.broadcast_to(c.astype(jnp.uint32), shape) for c in (high, low)]
     keys = [jnp.broadcast_to(word, shape) for word in words]
-    bits, _ = threefry2x32_p.bind(*match_vma(*keys, *counters))
-    return bits
+    first, second = threefry2x32_p.bind(*match_vma(*keys, *counters))
+    return first, second

@@ -200,6 +200,8 @@ def _accumulate(
             return value * factor / accumulate, (value, after)
 
         grads, (value, after) = jax.grad(objective, has_aux=True)(weights)
+        for further in range(1, model.power_iterations):
+            after = model.local_iterate(state.params, after, index=further)
         return after, grads, value
 
     def summed(grads: Weights) -> Weights:

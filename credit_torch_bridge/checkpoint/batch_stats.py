@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from credit_jax.nn.model_state import BATCH_STATS
+from credit_jax.parallel.params.spec import ParamSpec
 from credit_torch_bridge.checkpoint.key_plan import KeyEntry, KeyPlan
 from credit_torch_bridge.models.arrangement import SAME, Arrangement
 from credit_torch_bridge.problems import Shape
@@ -27,29 +28,40 @@ class Count(Arrangement):
 COUNT = Count("->")
 
 
-def with_statistics(plan: KeyPlan, norms: Mapping[str, int]) -> KeyPlan:
+# PyTorch's name, ours, and the arrangement of each array.
+_ARRAYS = (
+    ("running_mean", "mean", SAME),
+    ("running_var", "variance", SAME),
+    ("num_batches_tracked", "count", COUNT),
+)
+
+
+def with_statistics(
+    plan: KeyPlan, batch_stats: Mapping[str, Mapping[str, ParamSpec]]
+) -> KeyPlan:
     """Adds the running statistics of batch norms to a plan.
 
     Args:
         plan: of the parameters and of spectral norm.
-        norms: channels of every batch norm, by path.
+        batch_stats: specs of the arrays of every batch norm, by path and name.
     """
-    after = {f"{path}/bias": path for path in norms}
+    after = {f"{path}/bias": path for path in batch_stats}
     entries: list[KeyEntry] = []
     for entry in plan.entries:
         entries.append(entry)
         if entry.path in after:
             path = after[entry.path]
-            entries += _statistics(entry.key.removesuffix(".bias"), path, norms[path])
+            entries += _statistics(entry, path, batch_stats[path])
     return replace(plan, entries=tuple(entries))
 
 
-def _statistics(key: str, path: str, channels: int) -> Iterator[KeyEntry]:
-    def entry(name: str, leaf: str, arrangement: Arrangement, shape: Shape) -> KeyEntry:
-        return KeyEntry(
-            f"{key}.{name}", path, arrangement, shape, None, BATCH_STATS, leaf
+def _statistics(
+    bias: KeyEntry, path: str, specs: Mapping[str, ParamSpec]
+) -> Iterator[KeyEntry]:
+    """The entries of one norm, behind that of its bias."""
+    key = bias.key.removesuffix(".bias")
+    for torch, leaf, arrangement in _ARRAYS:
+        shape = specs[leaf].unstack().shape
+        yield KeyEntry(
+            f"{key}.{torch}", path, arrangement, shape, bias.layer, BATCH_STATS, leaf
         )
-
-    yield entry("running_mean", "mean", SAME, (channels,))
-    yield entry("running_var", "variance", SAME, (channels,))
-    yield entry("num_batches_tracked", "count", COUNT, ())

@@ -14,7 +14,6 @@ from credit_jax.kernels import use_implementation
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.batch_norm import read_batch_stats
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.params.packing import pack
@@ -45,9 +44,8 @@ def run_with_credits_weights(
         weights = spectral_norm.normalize(
             params, model_state[SPECTRAL_NORM], model_def.matrices
         )
-        batch_stats = read_batch_stats(model_state[BATCH_STATS])
-        context = Context(precision=Precision.of(name), batch_stats=batch_stats)
-        y = model_def.apply(weights, {"x": x}, context)
+        context = Context(precision=Precision.of(name))
+        y = model_def.apply(weights, {"x": x}, context, model_state[BATCH_STATS])
         return (y**2).mean(), y
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))

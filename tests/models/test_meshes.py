@@ -7,7 +7,6 @@ XLA on CPU does not order them (`parallel.compiler`).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,11 +19,6 @@ from credit_jax.kernels import use_implementation
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
-from credit_jax.nn.batch_norm import (
-    fresh_batch_stats,
-    read_batch_stats,
-    stored_batch_stats,
-)
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.mesh.axes import MeshAxes
@@ -85,7 +79,7 @@ def _run(
     rows = block_layout(model_def.image_height, axes.num_domain, axes.domain, dim=3)
     reducer = FieldReducer(rows, axes)
     whole = PartitionSpec()
-    stats = fresh_batch_stats(model_def.norms)
+    stats = jax.eval_shape(model_def.init_model_state, jax.random.key(0))[BATCH_STATS]
     model_state_specs = {
         SPECTRAL_NORM: {p: matrix_specs(d, specs[p]) for p, d in matrices.items()},
         BATCH_STATS: jax.tree.map(lambda _: whole, stats),
@@ -100,11 +94,10 @@ def _run(
 
         def loss(params: Any) -> Any:
             weights = spectral_norm.normalize(params, vectors, matrices, specs)
-            batch_stats = read_batch_stats(model_state[BATCH_STATS])
-            here = replace(context, batch_stats=batch_stats)
-            y = model_def.apply(weights, {"x": batch["x"]}, here)
-            new_stats = stored_batch_stats(here.batch_stats or {})
-            after = {SPECTRAL_NORM: vectors, BATCH_STATS: new_stats}
+            y, batch_stats = model_def.apply_and_update(
+                weights, {"x": batch["x"]}, context, model_state[BATCH_STATS]
+            )
+            after = {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
             return reducer.mean((y - batch["y"]) ** 2), (y, after)
 
         (value, (y, after)), grads = jax.value_and_grad(loss, has_aux=True)(params)

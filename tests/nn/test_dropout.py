@@ -11,7 +11,12 @@ from jax.sharding import PartitionSpec as P
 
 from credit_jax.models.crossformer.blocks import TransformerBlock
 from credit_jax.nn.context import Context
-from credit_jax.nn.parameters import named_parameters, param_spec_of, stack_blocks
+from credit_jax.nn.parameters import (
+    Parameter,
+    named_variables,
+    param_spec_of,
+    stack_blocks,
+)
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.ops.vma import pvary
 from credit_jax.parallel.collectives import axis_index, psum
@@ -39,7 +44,7 @@ def blocks():
 
 
 def param_specs():
-    return {path: param_spec_of(v) for path, v in named_parameters(blocks())}
+    return {path: param_spec_of(v) for path, v in named_variables(blocks(), Parameter)}
 
 
 @lru_cache

@@ -13,7 +13,12 @@ from jax.sharding import PartitionSpec
 
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, GroupNorm, Linear
-from credit_jax.nn.parameters import named_parameters, param_spec_of, stack_blocks
+from credit_jax.nn.parameters import (
+    Parameter,
+    named_variables,
+    param_spec_of,
+    stack_blocks,
+)
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.spec import ShardingRules
@@ -59,7 +64,7 @@ def _run(num_tensor: int) -> tuple[Any, Any, Any, dict[str, PartitionSpec]]:
     axes, rules = MeshAxes.from_mesh(mesh), ShardingRules()
     block = apply_tensor_parallel(Block())
     graph, state = nnx.split(block)
-    declared = {p: param_spec_of(v) for p, v in named_parameters(block)}
+    declared = {p: param_spec_of(v) for p, v in named_variables(block, Parameter)}
     specs = rules.specs(declared, axes)
     params = {
         # As large as initial weights are, or the sine of large numbers loses digits.
@@ -115,7 +120,7 @@ def test_split_pairs_are_whole_pairs(one_device: Any, num_tensor: int) -> None:
 
 def test_stacked_blocks_are_split_alike() -> None:
     stacked = apply_tensor_parallel(stack_blocks(Inner, 3))
-    declared = {p: param_spec_of(v) for p, v in named_parameters(stacked)}
+    declared = {p: param_spec_of(v) for p, v in named_variables(stacked, Parameter)}
     assert declared["layers/0/kernel"].dims == ("layers", "embed", "mlp")
     assert declared["layers/0/bias"].dims == ("layers", "mlp")
     assert declared["layers/1/kernel"].dims == ("layers", "mlp", "embed")

@@ -9,7 +9,6 @@ of the decoder.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -77,13 +76,9 @@ class EncoderDecoder(nnx.Module):
             field = stage(field, context.fold_in(index))
             encodings.append(field)
         for index, up in enumerate(self.up_blocks):
-            field = join(self._up(up, field, context, index), encodings[2 - index])
+            field = join(context.run(up, field), encodings[2 - index])
         field = context.run(self.head, field)
         return self._leave(field, context).astype(x.dtype)
-
-    def _up(self, block: Any, field: Field, context: Context, index: int) -> Field:
-        """Run one block of the decoder; a model whose blocks know more overrides it."""
-        return context.run(block, field)
 
     def _enter(
         self, x: Float[Array, "batch channel time rows lon"], context: Context

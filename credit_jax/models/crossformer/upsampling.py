@@ -8,11 +8,10 @@ import jax
 from flax import nnx
 
 from credit_jax.nn.context import Context
-from credit_jax.nn.field_attention import CoordinateAttention, field_attention
+from credit_jax.nn.field_attention import field_attention
 from credit_jax.nn.layers import Conv, GroupNorm
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
-from credit_jax.ops.batch_stats import RunningStatistics
 from credit_jax.parallel.domain.conv_transpose import conv_transpose2d_field
 from credit_jax.parallel.domain.resize import resize_bilinear
 from credit_jax.parallel.domain.shuffle import add
@@ -88,29 +87,8 @@ def doubling(
     )
 
 
-class _Residual(nnx.Module):
-    """Twice the grid, then two residual layers of convolution and norm."""
-
-    def __init__(
-        self, channel_in: int, channel_out: int, num_groups: int, *, interpolate: bool
-    ) -> None:
-        self.up = doubling(channel_in, channel_out, interpolate=interpolate)
-        self.residual_conv_0 = Conv(channel_out, channel_out, 3, padding=1)
-        self.residual_norm_0 = GroupNorm(num_groups, channel_out)
-        self.residual_conv_1 = Conv(channel_out, channel_out, 3, padding=1)
-        self.residual_norm_1 = GroupNorm(num_groups, channel_out)
-
-    def double(self, field: Field) -> Field:
-        """What the block does before its attention."""
-        field = self.up(field)
-        x = self.residual_norm_0(self.residual_conv_0(field, field.layout))
-        x = x.like(jax.nn.silu(x.data))
-        x = self.residual_norm_1(self.residual_conv_1(x, field.layout))
-        return add(field, x.like(jax.nn.silu(x.data)))
-
-
-class ResidualUpBlock(_Residual):
-    """Twice the grid, two residual layers, and attention.
+class ResidualUpBlock(nnx.Module):
+    """Twice the grid, two residual layers of convolution and norm, and attention.
 
     Args of the constructor:
         channel_in, channel_out: channels.
@@ -128,42 +106,23 @@ class ResidualUpBlock(_Residual):
         interpolate: bool = False,
         attention: str | None = None,
     ) -> None:
-        super().__init__(channel_in, channel_out, num_groups, interpolate=interpolate)
+        self.up = doubling(channel_in, channel_out, interpolate=interpolate)
+        self.residual_conv_0 = Conv(channel_out, channel_out, 3, padding=1)
+        self.residual_norm_0 = GroupNorm(num_groups, channel_out)
+        self.residual_conv_1 = Conv(channel_out, channel_out, 3, padding=1)
+        self.residual_norm_1 = GroupNorm(num_groups, channel_out)
         last: Any = (
             None if attention is None else field_attention(attention, channel_out)
         )
         self.attention = last
 
     def __call__(self, field: Field, context: Context) -> Field:
-        field = self.double(field)
+        field = self.up(field)
+        x = self.residual_norm_0(self.residual_conv_0(field, field.layout))
+        x = x.like(jax.nn.silu(x.data))
+        x = self.residual_norm_1(self.residual_conv_1(x, field.layout))
+        field = add(field, x.like(jax.nn.silu(x.data)))
         return field if self.attention is None else self.attention(field, context)
-
-
-class CoordinateUpBlock(_Residual):
-    """The same with coordinate attention, whose batch norm has running statistics.
-
-    Args of the constructor: as for `ResidualUpBlock`.
-    """
-
-    # Where the batch norm is below the block.
-    norm = "attention/norm"
-
-    def __init__(
-        self,
-        channel_in: int,
-        channel_out: int,
-        num_groups: int,
-        *,
-        interpolate: bool = False,
-    ) -> None:
-        super().__init__(channel_in, channel_out, num_groups, interpolate=interpolate)
-        self.attention = CoordinateAttention(channel_out)
-
-    def __call__(
-        self, field: Field, running: RunningStatistics, context: Context
-    ) -> tuple[Field, RunningStatistics]:
-        """The field, and the statistics after it."""
-        return self.attention(self.double(field), running, context)
 
 
 class UpsampleHead(nnx.Module):

@@ -49,6 +49,9 @@ class ParamSpec:
             spectral norm divides by; None for what is no such matrix (biases, scales).
         dtype: storage dtype.
         keep_whole: never split over dp_shard, whatever its size.
+        power_iterations: of spectral norm in a training forward, which uses the sigma
+            after the first. 0: the matrix has u and v, which stay, and is not divided.
+        frozen: not trained: no gradient, no optimizer state, no weight decay.
     """
 
     shape: tuple[int, ...]
@@ -57,6 +60,8 @@ class ParamSpec:
     matrix_out: tuple[int, ...] | None = None
     dtype: Any = jnp.float32
     keep_whole: bool = False
+    power_iterations: int = 1
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.dims), f"{self.shape} against {self.dims}"
@@ -88,11 +93,12 @@ class ParamSpec:
 
     @property
     def is_small(self) -> bool:
-        """Whether the parameter is whole on every mesh, and packed with others.
+        """Whether the parameter is packed with others into one vector.
 
-        Minor parameters are, but for those that tp splits.
+        Minor parameters are, except those that tp splits and those that are frozen.
         """
-        return self.is_minor and not any(name in TENSOR_DIMS for name in self.dims)
+        split = any(name in TENSOR_DIMS for name in self.dims)
+        return self.is_minor and not split and not self.frozen
 
     def stack(self, num: int) -> ParamSpec:
         """The same parameter of `num` equal blocks on a leading dim."""

@@ -23,7 +23,7 @@ VARIANTS = {
     "interpolating": {"upsample_v_conv": True},
     "no spectral norm": {"use_spectral_norm": False},
     "frames": {"frames": 2, "output_frames": 2},
-    **{kind: {"attention_type": kind} for kind in ("coordinate", *KINDS)},
+    **{kind: {"attention_type": kind} for kind in KINDS},
 }
 
 
@@ -38,7 +38,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
     assert shapes == {k: tuple(d.shape) for k, d in model_def.param_specs.items()}
     assert sum(p.numel() for p in model.parameters()) == model_def.num_parameters
     assert set(model_state[SPECTRAL_NORM]) == set(model_def.matrices)
-    assert set(model_state[BATCH_STATS]) == set(model_def.norms)
+    assert set(model_state[BATCH_STATS]) == set(model_def.batch_stats)
     for path, param_spec in model_def.matrices.items():
         vectors = model_state[SPECTRAL_NORM][path]
         found = {name: vector.shape for name, vector in vectors.items()}

@@ -54,7 +54,7 @@ def _train(degrees: dict[str, int]) -> tuple[Any, Any]:
 def test_two_micro_batches_on_a_mesh_leave_the_statistics_of_one_device() -> None:
     model_state, info = _train({"dp": 2, "domain": 3})
     expected, serial = _train({})
-    norms = build(BLOCK).norms
+    norms = build(BLOCK).batch_stats
     assert len(norms) == 3
     ours, one = model_state[BATCH_STATS], expected[BATCH_STATS]
     for path in norms:
@@ -68,5 +68,5 @@ def test_two_micro_batches_on_a_mesh_leave_the_statistics_of_one_device() -> Non
 def test_a_forward_pass_without_statistics_is_refused() -> None:
     model_def = build(BLOCK)
     x = jnp.zeros((1, 7, 1, 30, 32))
-    with pytest.raises(ValueError, match=r"3 batch norms; .*read_batch_stats\("):
+    with pytest.raises(ValueError, match=r"3 batch norms; .*batch_stats="):
         model_def.apply({}, {"x": x}, Context())

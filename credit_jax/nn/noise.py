@@ -1,0 +1,72 @@
+"""Normal noise inside a model, in training and in evaluation.
+
+A draw depends on the key, the name of the place where it is drawn, and the position
+(sample, row, column, channel) alone: it is the same on every mesh. Members of an
+ensemble differ by the key, or, side by side on the batch dim, by their sample number.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from credit_jax.ops.random_normal import random_normal
+from credit_jax.parallel.rows.layout import Layout
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Noise:
+    """Where the noise of a forward pass comes from.
+
+    Attributes:
+        key: typed PRNG key, equal on all devices.
+        given: whole arrays that are taken instead of draws, by name of the place:
+            fields (samples, lat, lon, channel) or vectors (samples, size). For
+            comparisons with a model that drew them elsewhere.
+    """
+
+    key: Array
+    given: Mapping[str, Array] = field(default_factory=dict)
+
+    def fold_in(self, data: Array | int) -> Noise:
+        """Noise of another place, such as another block of a stack."""
+        return Noise(jax.random.fold_in(self.key, data), self.given)
+
+    def normal_field(
+        self, name: str, samples: Array, layout: Layout, columns: int, channels: int
+    ) -> Float[Array, "batch rows lon channel"]:
+        """N(0, 1) on the local samples and rows of a field, float32.
+
+        Args:
+            name: of the place; two places of a model have different names.
+            samples: (batch,) number of each local sample, see `Context.samples`.
+            layout: of the rows.
+            columns, channels: of the field.
+        """
+        if name in self.given:
+            whole = jnp.moveaxis(self.given[name], 1, 0)
+            rows = jnp.moveaxis(layout.local(whole), 0, 1)
+            return jnp.take(rows, samples, axis=0)
+        rows = jnp.maximum(layout.global_rows(), 0)
+        high = samples[:, None] * layout.size + rows[None, :]
+        low = jnp.arange(columns)[:, None] * channels + jnp.arange(channels)[None, :]
+        key = self._key_of(name)
+        return random_normal(key, high[:, :, None, None], low[None, None])
+
+    def normal_vector(
+        self, name: str, samples: Array, size: int
+    ) -> Float[Array, "batch size"]:
+        """N(0, 1) of the local samples, float32; args as for `normal_field`."""
+        if name in self.given:
+            return jnp.take(self.given[name], samples, axis=0)
+        key = self._key_of(name)
+        return random_normal(key, samples[:, None], jnp.arange(size)[None])
+
+    def _key_of(self, name: str) -> Array:
+        return jax.random.fold_in(self.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)

@@ -1,0 +1,25 @@
+"""Normal random numbers by position, by the transform of Box and Muller (1958)."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32
+
+from credit_jax.ops.random_bits import random_words
+
+
+def random_normal(key: Array, high: Array, low: Array) -> Float32[Array, "*shape"]:
+    """N(0, 1), a pure function of (key, high, low) element by element.
+
+    sqrt(-2 ln u) cos(2 pi v), with u in (0, 1) from the upper 24 bits of one random
+    word and v in [0, 1) from those of another. The largest magnitude is 5.9.
+
+    Args:
+        key: typed PRNG key.
+        high, low: two halves of the global position, integers that broadcast.
+    """
+    first, second = random_words(key, high, low)
+    u = (first >> 8).astype(jnp.float32) * 2.0**-24 + 2.0**-25
+    v = (second >> 8).astype(jnp.float32) * 2.0**-24
+    return jnp.sqrt(-2.0 * jnp.log(u)) * jnp.cos(np.float32(2 * np.pi) * v)

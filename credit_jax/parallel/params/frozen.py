@@ -1,0 +1,29 @@
+"""Which parameters are trained, and which are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from credit_jax.parallel.params.spec import ParamSpec
+
+
+def split_frozen(
+    params: Mapping[str, Any], param_specs: Mapping[str, ParamSpec]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(trainable, frozen) of a dict by path; `trainable | frozen` puts it together.
+
+    Args:
+        params: arrays, specs or anything else by path, packed or not.
+        param_specs: of the model's parameters. The vector of packed ones is trainable.
+    """
+    paths = [path for path in params if path in param_specs]
+    frozen = {path: params[path] for path in paths if param_specs[path].frozen}
+    return {path: x for path, x in params.items() if path not in frozen}, frozen
+
+
+def trainable(
+    params: Mapping[str, Any], param_specs: Mapping[str, ParamSpec]
+) -> dict[str, Any]:
+    """What the optimizer sees of a dict by path, see `split_frozen`."""
+    return split_frozen(params, param_specs)[0]
