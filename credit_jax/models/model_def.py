@@ -262,7 +262,7 @@ class ModelDef:
             after[norm][name] = variable[...]
         return prediction, after
 
-    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+    def check_inputs(self, inputs: Any) -> None:
         """Checks names, dims and channels of inputs; rows and samples may be local.
 
         Raises:
