@@ -109,7 +109,7 @@ def _first_state(model: ParallelModel, optimizer: Any, case: Case) -> TrainState
     # Copies: the step takes its state's memory, and the next mesh needs the case again.
     params = jax.tree.map(jnp.array, _packed(model, case.params))
     model_state = jax.tree.map(jnp.array, dict(case.model_state))
-    state = state_of(params, model_state, optimizer, jax.random.key(0), ema=False)
+    state = state_of(model, params, model_state, optimizer, jax.random.key(0))
     specs = state_specs(model, optimizer)
     return place_state(state, specs, model.parallel_config.mesh)
 

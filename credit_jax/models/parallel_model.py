@@ -239,6 +239,7 @@ class ParallelModel:
         inputs: Mapping[str, Array],
         noise: Noise | None = None,
         *,
+        interleaved: bool = False,
         capture_intermediates: list[Field] | None = None,
     ) -> Array:
         """Prediction of local samples and rows in evaluation mode.
@@ -247,13 +248,19 @@ class ParallelModel:
             params: weights, local shards.
             model_state: local shards, as they are to be used.
             inputs, noise: see `apply`.
+            interleaved: how samples are numbered for noise. True: sample i of data-
+                parallel rank r is number i * num_data + r, the order in which the
+                sampler assigns them. False: samples of a rank are consecutive, as they
+                are in a global array.
             capture_intermediates: if given, receives each block's output.
 
         Returns:
             (batch, channel_out, time_out, rows, lon), float32 or wider.
         """
         context = replace(
-            self._context, noise=noise, capture_intermediates=capture_intermediates
+            self._context(inputs, interleaved=interleaved),
+            noise=noise,
+            capture_intermediates=capture_intermediates,
         )
         return self._forward(params, model_state, inputs, context)[0]
 
@@ -267,11 +274,13 @@ class ParallelModel:
         """Prediction in training mode, and the state with the batch norms' next one.
 
         Args:
-            params, model_state, inputs: as for `local_forward`.
+            params, model_state, inputs: as for `local_forward`; samples are numbered
+                as the sampler assigns them (`interleaved`).
             key: of dropout and noise, equal on all devices.
         """
         noise = Noise(jax.random.fold_in(key, NOISE))
-        context = replace(self._context, key=key, noise=noise)
+        context = self._context(inputs, interleaved=True)
+        context = replace(context, key=key, noise=noise)
         y, batch_stats = self._forward(params, model_state, inputs, context)
         return y, {**model_state, BATCH_STATS: batch_stats}
 
@@ -315,15 +324,16 @@ class ParallelModel:
         y = self.parallel_config.precision.cast_output(prediction).astype(dtype)
         return y, batch_stats
 
-    @property
-    def _context(self) -> Context:
+    def _context(self, inputs: Mapping[str, Array], *, interleaved: bool) -> Context:
+        """The context of an evaluation forward; args as for `local_forward`."""
+        rank, size = self._data_rank(), next(iter(inputs.values())).shape[0]
         return Context(
             axes=self.axes,
             rules=self.parallel_config.rules,
             precision=self.parallel_config.precision,
             remat=self.parallel_config.remat,
-            first_sample=self._data_rank(),
-            sample_stride=self.axes.num_data,
+            first_sample=rank if interleaved else rank * size,
+            sample_stride=self.axes.num_data if interleaved else 1,
         )
 
     def _normalized(self, params: Weights, model_state: ModelState) -> Weights:

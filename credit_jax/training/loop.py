@@ -17,6 +17,7 @@ import numpy as np
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
+from credit_jax.nn.noise import Noise
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import CsvLog, Row, TensorBoard, logged_metrics
 from credit_jax.training.restore import RunStore, Start
@@ -38,8 +39,8 @@ class Steps:
         train: (state, placed micro-batches) -> (state, {"loss": (k,), "grad_norm",
             "learning_rate"}).
         fuse: (params, model_state) -> those of forwards that share them.
-        evaluate: (params, model_state, placed batch) -> {"loss", "rmse", ...}; None
-            where nothing is validated.
+        evaluate: (params, model_state, placed batch, noise) -> {"loss", "rmse", ...};
+            None where nothing is validated.
         place_train: micro-batches of one update -> arrays on the mesh.
         place_valid: one batch -> arrays on the mesh.
         learning_rate: micro-batches seen -> learning rate.
@@ -47,7 +48,7 @@ class Steps:
 
     train: Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
     fuse: Callable[[Any, Any], tuple[Any, Any]]
-    evaluate: Callable[[Any, Any, Any], dict[str, Any]] | None
+    evaluate: Callable[[Any, Any, Any, Noise], dict[str, Any]] | None
     place_train: Callable[[Sequence[Batch]], Any]
     place_valid: Callable[[Batch], Any]
     learning_rate: Callable[[int], float]
@@ -245,9 +246,11 @@ class TrainingLoop:
         self.loggers.display.start(f"validation {epoch + 1}/{last}", total=total)
         weights = self.steps.fuse(averaged(self._state), self._state.model_state)
         found: dict[str, list[float]] = {}
-        for batch in itertools.islice(self.valid_loader.epoch(epoch), total):
+        batches = itertools.islice(self.valid_loader.epoch(epoch), total)
+        for index, batch in enumerate(batches):
             placed = self.steps.place_valid(batch)
-            values = self.steps.evaluate(*weights, placed)
+            noise = Noise(jax.random.key(index))
+            values = self.steps.evaluate(*weights, placed, noise)
             for name, value in values.items():
                 found.setdefault(name, []).append(float(value))
             self.loggers.display.advance(1, len(batch.x) * jax.process_count())

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
+from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.packing import packed_param_specs
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.optimizer_state import optimizer_state_specs
@@ -32,7 +33,7 @@ class TrainState:
         params: parameters before spectral norm, by path; the small ones are packed into
             one vector (`parallel.params.packing`).
         model_state: of spectral norm and batch norms (`nn.model_state`).
-        opt_state: of the optimizer, like params.
+        opt_state: of the optimizer, like the params that are not frozen.
         ema: averaged parameters, like params, or None.
         loss_scale: of float16, see `training.loss_scale`, or None.
         key: of dropout; each micro-batch folds its number into it.
@@ -62,7 +63,8 @@ def state_specs(
     param_specs = packed_param_specs(model.model_def.param_specs)
     params, whole = model.packed_specs, PartitionSpec()
     shapes = {
-        path: jax.ShapeDtypeStruct(d.shape, d.dtype) for path, d in param_specs.items()
+        path: jax.ShapeDtypeStruct(d.shape, d.dtype)
+        for path, d in trainable(param_specs, param_specs).items()
     }
     opt_state = optimizer_state_specs(
         optimizer, shapes, params, model.parallel_config.mesh
@@ -107,15 +109,7 @@ def init_state(
 
     def init(key: Array) -> TrainState:
         params, model_state, noise_key = model.local_init(key)
-        scaled = model.parallel_config.precision.needs_scaling
-        return state_of(
-            params,
-            model_state,
-            optimizer,
-            noise_key,
-            ema=ema,
-            loss_scaling=scaled,
-        )
+        return state_of(model, params, model_state, optimizer, noise_key, ema=ema)
 
     body = jax.shard_map(
         init,
@@ -127,23 +121,32 @@ def init_state(
 
 
 def state_of(
+    model: ParallelModel,
     params: Weights,
     model_state: ModelState,
     optimizer: optax.GradientTransformation,
     key: Array,
     *,
-    ema: bool,
-    loss_scaling: bool = False,
+    ema: bool = False,
 ) -> TrainState:
-    """The state before the first step of a run from given (packed) parameters."""
+    """The state before the first step of a run from given weights.
+
+    Args:
+        model: of these weights.
+        params: packed, whole arrays or local shards.
+        model_state: see `nn.model_state`.
+        optimizer, key, ema: as for `init_state`.
+    """
+    trained = trainable(params, model.model_def.param_specs)
+    scaled = model.parallel_config.precision.needs_scaling
     return TrainState(
         micro_step=jnp.zeros((), jnp.int32),
         update_step=jnp.zeros((), jnp.int32),
         params=params,
         model_state=model_state,
-        opt_state=optimizer.init(params),
+        opt_state=optimizer.init(trained),
         ema=jax.tree.map(jnp.copy, params) if ema else None,
-        loss_scale=LossScale.fresh() if loss_scaling else None,
+        loss_scale=LossScale.fresh() if scaled else None,
         key=key,
     )
 

@@ -21,7 +21,9 @@ from credit_jax.losses import Loss
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
+from credit_jax.nn.noise import Noise
 from credit_jax.ops.vma import pvary, varying_axes
+from credit_jax.parallel.params.frozen import split_frozen
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import keep_if, loss_factor, unscale
@@ -49,6 +51,7 @@ def make_train_step(
 
     Spectral norm makes one power iteration a micro-batch. Gradients add up locally; the
     transpose of casting the parameters to vary over dp and domain sums them once.
+    Frozen parameters stay as they are; the optimizer does not see them.
     In float16 an update whose gradient overflowed is left out (`training.loss_scale`).
 
     Args:
@@ -72,6 +75,7 @@ def make_train_step(
     """
     update = optax.with_extra_args_support(optimizer).update
     specs = state_specs(model, optimizer, ema=ema_decay is not None)
+    param_specs = model.model_def.param_specs
 
     def train_step(
         state: TrainState, batch: Batch
@@ -86,24 +90,27 @@ def make_train_step(
             rate = jnp.asarray(schedule(micro_step - 1), jnp.float32)
             extra["learning_rate"] = rate
         info = {"loss": losses, **extra}
-        updates, opt_state = update(grads, state.opt_state, state.params, **extra)
-        check_updates(updates, state.params)
-        params = optax.apply_updates(state.params, updates)
+        trained, frozen = split_frozen(state.params, param_specs)
+        updates, opt_state = update(grads, state.opt_state, trained, **extra)
+        check_updates(updates, trained)
+        moved: Any = optax.apply_updates(trained, updates)
         loss_scale = state.loss_scale
         if loss_scale is not None:
             finite = jnp.isfinite(norm)
-            params = keep_if(finite, params, state.params)
+            moved = keep_if(finite, moved, trained)
             opt_state = keep_if(finite, opt_state, state.opt_state)
             info |= {"loss_scale": loss_scale.scale, "skipped": ~finite}
             loss_scale = loss_scale.after(finite)
         update_step = state.update_step + 1
         ema = state.ema
         if ema is not None and ema_decay is not None:
-            ema = update_ema(ema, params, update_step, ema_decay)
+            averaged = {path: ema[path] for path in trained}
+            new_ema = update_ema(averaged, moved, update_step, ema_decay)
+            ema = {**ema, **new_ema}
         new = TrainState(
             micro_step=micro_step,
             update_step=update_step,
-            params=params,
+            params={**moved, **frozen},
             model_state=model_state,
             opt_state=opt_state,
             ema=ema,
@@ -123,7 +130,7 @@ def make_train_step(
 
 def make_eval_step(
     model: ParallelModel, metrics: Metrics, *, postprocess: Postprocess | None = None
-) -> Callable[[Weights, ModelState, Batch], dict[str, Scalar]]:
+) -> Callable[..., dict[str, Scalar]]:
     """The evaluation step: metrics of one batch with stored spectral norm state.
 
     Args:
@@ -133,22 +140,37 @@ def make_eval_step(
             `Pipeline.postprocess`.
 
     Returns:
-        `evaluate(params, model_state, {"x": (b, c, t, lat, lon), "y": ...})
-        -> scalars`.
+        `evaluate(params, model_state, {"x": (b, c, t, lat, lon), "y": ...},
+        noise=None) -> scalars`; `noise` is for models that draw noise.
     """
 
     def eval_step(
-        params: Weights, model_state: ModelState, batch: Batch
+        params: Weights, model_state: ModelState, given: tuple[Batch, Noise | None]
     ) -> dict[str, Scalar]:
-        prediction = model.local_forward(params, model_state, _inputs(batch))
+        batch, noise = given
+        prediction = model.local_forward(
+            params, model_state, _inputs(batch), noise, interleaved=True
+        )
         context = FieldContext(model.reducer)
         return metrics(
             *_postprocessed(postprocess, batch, prediction, context), context
         )
 
-    return model.shard_map(
-        eval_step, batch_specs=model.batch_specs(), out_specs=PartitionSpec()
+    run = model.shard_map(
+        eval_step,
+        batch_specs=(model.batch_specs(), PartitionSpec()),
+        out_specs=PartitionSpec(),
     )
+
+    def evaluate(
+        params: Weights,
+        model_state: ModelState,
+        batch: Batch,
+        noise: Noise | None = None,
+    ) -> dict[str, Scalar]:
+        return run(params, model_state, (batch, noise))
+
+    return evaluate
 
 
 def _inputs(batch: Batch) -> dict[str, Array]:
@@ -179,9 +201,9 @@ def _accumulate(
 ) -> tuple[Weights, ModelState, Array]:
     """Summed gradient, new vectors and the loss of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
-    weights, pullback = jax.vjp(
-        lambda p: pvary_params(p, axes, precision), state.params
-    )
+    trained, frozen = split_frozen(state.params, model.model_def.param_specs)
+    weights, pullback = jax.vjp(lambda p: pvary_params(p, axes, precision), trained)
+    frozen = pvary_params(frozen, axes, precision)
     factor = loss_factor(state.loss_scale)
 
     def micro(model_state: ModelState, index: Array, batch: Batch) -> Any:
@@ -192,7 +214,7 @@ def _accumulate(
             weights: Weights,
         ) -> tuple[Scalar, tuple[Scalar, ModelState]]:
             prediction, after = model.local_training_forward(
-                weights, model_state, _inputs(batch), key
+                {**weights, **frozen}, model_state, _inputs(batch), key
             )
             context = FieldContext(model.reducer)
             pair = _postprocessed(postprocess, batch, prediction, context)

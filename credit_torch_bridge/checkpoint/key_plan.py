@@ -66,11 +66,13 @@ class KeyPlan:
         entries: one per PyTorch array, in the order of PyTorch's state dict.
         ignored: PyTorch keys that may be present and are not used.
         renames: of keys of older versions of CREDIT.
+        frozen: paths of parameters that are not trained.
     """
 
     entries: tuple[KeyEntry, ...]
     ignored: tuple[Ignore, ...] = ()
     renames: tuple[Rename, ...] = ()
+    frozen: frozenset[str] = frozenset()
 
     @property
     def keys(self) -> list[str]:
@@ -79,9 +81,16 @@ class KeyPlan:
 
     @property
     def parameters(self) -> KeyPlan:
-        """The entries of parameters alone, for moments and averages."""
+        """The entries of parameters alone, for averages."""
         entries = tuple(entry for entry in self.entries if entry.collection == PARAMS)
         return replace(self, entries=entries)
+
+    @property
+    def trainable(self) -> KeyPlan:
+        """The entries of parameters that are not frozen, for moments."""
+        entries = self.parameters.entries
+        kept = tuple(entry for entry in entries if entry.path not in self.frozen)
+        return replace(self, entries=kept)
 
     def current_names(self, given: Iterable[str]) -> list[RenamedKey]:
         """The names in the key table of the keys of a file; see `renames`."""

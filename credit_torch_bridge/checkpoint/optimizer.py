@@ -3,7 +3,8 @@
 PyTorch counts updates for each parameter; here there is one count. They agree but for
 parameters that no output depends on, such as the patch embedding of one point, which
 never get a gradient: PyTorch has no state for them, or zeros. Here their moments are
-zero, and they are written back as no state.
+zero, and they are written back as no state. Frozen parameters are in PyTorch's group
+without state, and have no moments here.
 """
 
 from __future__ import annotations
@@ -45,18 +46,21 @@ def read_moments(
     """
     group, entries = _entries(optimizer, plan)
     _check_settings(group)
+    trainable = plan.trainable
+    _check_frozen(entries, set(plan.keys) - set(trainable.keys))
+    entries = {key: entries[key] for key in trainable.keys if key in entries}
     moments: dict[str, Arrays] = {}
     for kind in (FIRST, SECOND):
         given = {key: entry[kind] for key, entry in entries.items()}
         tensors = as_arrays(as_tensors(given, f"optimizer, {kind}")) if given else {}
         raise_non_finite(tensors, f"optimizer, {kind}")
-        absent = {p.key: p for p in plan.entries if p.key not in tensors}
+        absent = {p.key: p for p in trainable.entries if p.key not in tensors}
         zeros = {
             key: np.broadcast_to(np.float32(0), p.arrangement.torch_shape(p.shape))
             for key, p in absent.items()
         }
         try:
-            moments[kind], _ = plan.read(tensors | zeros, allocate)
+            moments[kind], _ = trainable.read(tensors | zeros, allocate)
         except ValueError as error:
             raise ValueError(f"optimizer, {kind}: {error}") from None
     count = _count({key: entry[STEP] for key, entry in entries.items()})
@@ -123,6 +127,20 @@ def _check_settings(group: Mapping[str, Any]) -> None:
     raise_problems(problems, "optimizer: not set up as CREDIT's AdamW")
 
 
+def _check_frozen(entries: Mapping[str, Any], frozen: Collection[str]) -> None:
+    """Frozen parameters have no moments, or moments that are zero."""
+    raise_problems(
+        [
+            f"{key} has the moment {kind}, but the model keeps this parameter frozen"
+            for key, entry in entries.items()
+            if key in frozen
+            for kind in (FIRST, SECOND)
+            if torch.as_tensor(entry[kind]).any()
+        ],
+        "optimizer: of a model with other trained parameters",
+    )
+
+
 def _count(steps: Mapping[str, Any]) -> int:
     """The one count of updates."""
     counts = {}
@@ -166,8 +184,9 @@ def write_moments(
         allocate: makes the arrays that are filled.
     """
     by_name = trainer.parallelism.data == "fsdp2"
-    mu = plan.write(moments.mu, {}, allocate)
-    nu = plan.write(moments.nu, {}, allocate)
+    trainable = plan.trainable
+    mu = trainable.write(moments.mu, {}, allocate)
+    nu = trainable.write(moments.nu, {}, allocate)
     state = {
         key if by_name else index: {
             STEP: torch.tensor(float(moments.count)),
@@ -175,7 +194,7 @@ def write_moments(
             SECOND: torch.from_numpy(nu[key]),
         }
         for index, key in enumerate(plan.keys)
-        if not (key in idle and is_zero(mu[key]) and is_zero(nu[key]))
+        if key in mu and not (key in idle and is_zero(mu[key]) and is_zero(nu[key]))
     }
     group = _fresh_group(trainer)
     group["lr"] = learning_rate

@@ -161,9 +161,10 @@ def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
         lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape),
         jax.eval_shape(model_def.init_model_state, jax.random.key(0)),
     )
+    moments = {path: params[path] for path in model_def.trainable}
     count = np.zeros((), np.int32)
     optimizer = {
-        "opt_state": {ADAM: {"count": count, "mu": params, "nu": params}},
+        "opt_state": {ADAM: {"count": count, "mu": moments, "nu": moments}},
         "micro_step": count,
         "update_step": count,
         "key": np.asarray(jax.random.key_data(dropout_key(0))),

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.fields import FieldContext
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.noise import Noise
 from credit_jax.nn.spectral_norm import iterate
-from credit_jax.parallel.params.fsdp import spread
 from credit_jax.parallel.params.packing import PACKED, unpack
 from credit_jax.parallel.placement import place_batch
+from credit_jax.training.optimizer import adamw
+from credit_jax.training.restore import RunStore
+from credit_jax.training.state import (
+    TrainState,
+    init_state,
+    place_state,
+    state_of,
+    state_specs,
+)
+from credit_jax.training.step import make_train_step
+from credit_torch_bridge.checkpoint.orbax_run import read_run
 from tests.models.toy import DEPTH, HEIGHT, TOY, toy_batch
 from tests.support import assert_close, assert_trees_close, make_mesh
 
@@ -37,101 +51,154 @@ def _model(mesh: str) -> ParallelModel:
 
 
 @cache
-def _start() -> Any:
-    """Weights and state on the host, the same for every mesh."""
-    return jax.device_get(_model("one").init(jax.random.key(0)))
+def _start() -> tuple[Any, Any]:
+    """Weights and state on the host, the same for every mesh.
+
+    Iterated until sigma is that of the matrix: divided by that of fresh vectors, two
+    matrices after each other are large.
+    """
+    params, model_state = _model("one").init(jax.random.key(0))
+    weights, vectors = unpack(params, TOY.param_specs), model_state[SPECTRAL_NORM]
+    for _ in range(5):
+        vectors = iterate(weights, vectors, TOY.matrices)
+    start = jax.device_get((params, {**model_state, SPECTRAL_NORM: vectors}))
+    return jax.tree.map(jnp.asarray, start)
+
+
+def _mse(y: jax.Array, target: jax.Array, context: FieldContext) -> jax.Array:
+    return context.mean(jnp.square(y - target))
+
+
+def _train(mesh: str, optimizer: Any, steps: int) -> tuple[TrainState, list[float]]:
+    """The state after training steps on two micro-batches each, and their losses."""
+    model = _model(mesh)
+    state = state_of(model, *_start(), optimizer, jax.random.key(1), ema=True)
+    state = place_state(state, state_specs(model, optimizer, ema=True), model.mesh)
+    step = make_train_step(
+        model,
+        optimizer,
+        _mse,
+        schedule=optax.constant_schedule(1e-2),
+        accumulate=2,
+        ema_decay=0.9,
+    )
+    # Samples as the sampler deals them: rank r gets r, r + num_data, ...
+    order = np.arange(BATCH).reshape(-1, model.axes.num_data).T.ravel()
+    micro = [toy_batch(BATCH, seed) for seed in (0, 1)]
+    stacked = {name: np.stack([b[name][order] for b in micro]) for name in micro[0]}
+    batch, losses = place_batch(stacked, model.mesh), []
+    for _ in range(steps):
+        state, info = step(state, batch)
+        losses.append(np.asarray(info["loss"]))
+    return jax.device_get(state), losses
 
 
 @cache
-def _training_forward(mesh: str) -> Any:
-    """(prediction, loss, gradients by path, state), whole arrays."""
-    model = _model(mesh)
-
-    def body(params: Any, model_state: Any, batch: Any) -> Any:
-        inputs = {name: batch[name] for name in model.model_def.inputs}
-        used = model.local_iterate(params, model_state)
-
-        def loss(params: Any) -> Any:
-            weights = spread(params, model.axes.batch, model.parallel_config.precision)
-            key = jax.random.key(1)
-            y, after = model.local_training_forward(weights, used, inputs, key)
-            return model.reducer.mean((y - batch["y"]) ** 2), (y, after)
-
-        (value, (y, after)), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        for index in range(1, model.power_iterations):
-            after = model.local_iterate(params, after, index=index)
-        return y, value, grads, after
-
-    output = model.batch_specs()["y"]
-    run = model.shard_map(
-        body,
-        batch_specs=model.batch_specs(),
-        out_specs=(
-            output,
-            jax.sharding.PartitionSpec(),
-            model.packed_specs,
-            model.model_state_specs,
-        ),
-    )
-    batch = place_batch(toy_batch(BATCH), model.mesh)
-    y, value, grads, after = jax.device_get(run(*_start(), batch))
-    grads = jax.tree.map(jnp.asarray, grads)
-    return y[..., :HEIGHT, :], value, unpack(grads, TOY.param_specs), after
+def _one_step(mesh: str) -> tuple[Any, Any, Any]:
+    """(losses, gradients by path, model state) of one training step."""
+    keep_gradient = optax.trace(decay=0.0)
+    state, losses = _train(mesh, keep_gradient, 1)
+    grads = jax.tree.map(jnp.asarray, optax.tree.get(state.opt_state, "trace"))
+    grads = unpack(grads, TOY.trainable)
+    return losses[0], jax.device_get(grads), state.model_state
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_training_equals_one_device(mesh: str) -> None:
-    """Prediction, loss, every gradient, running statistics and u, v."""
-    actual, expected = _training_forward(mesh), _training_forward("one")
-    assert_close(actual[0], expected[0], 1e-5, f"{mesh}: forward")
-    assert_close(actual[1], expected[1], 1e-5, f"{mesh}: loss")
-    flat = [
-        np.concatenate([np.ravel(grads[path]) for path in sorted(grads)])
-        for grads in (actual[2], expected[2])
-    ]
-    assert_close(*flat, 1e-4, f"{mesh}: gradient of all parameters")
+    """Losses, every gradient, running statistics and u, v of two micro-batches."""
+    actual, expected = _one_step(mesh), _one_step("one")
+    assert_close(actual[0], expected[0], 1e-5, f"{mesh}: losses")
+    assert_trees_close(actual[1], expected[1], 1e-4, f"{mesh}: gradients")
     for name in (BATCH_STATS, SPECTRAL_NORM):
-        assert actual[3][name].keys() == expected[3][name].keys()
-        assert_trees_close(actual[3][name], expected[3][name], 1e-5, f"{mesh}: {name}")
+        ours, one = _flat(actual[2][name]), _flat(expected[2][name])
+        assert_trees_close(ours, one, 1e-5, f"{mesh}: {name}")
+
+
+def _flat(collection: Any) -> dict[str, Any]:
+    return {
+        f"{p}/{k}": x for p, arrays in collection.items() for k, x in arrays.items()
+    }
 
 
 def test_every_norm_of_a_stack_has_statistics() -> None:
-    _, _, grads, after = _training_forward("one")
+    _, grads, after = _one_step("one")
     stats = after[BATCH_STATS]
     assert set(stats) == {"blocks/norm_0", "blocks/norm_1"}
     for arrays in stats.values():
         assert arrays["mean"].shape == (DEPTH, 8)
-        assert list(arrays["count"]) == [1] * DEPTH
+        assert list(arrays["count"]) == [2] * DEPTH
         assert not np.allclose(arrays["mean"][0], arrays["mean"][1])
         assert (np.abs(arrays["mean"]).max(1) > 1e-4).all(), "every norm saw the batch"
     assert all(np.abs(grads[f"{path}/scale"]).max() > 0 for path in stats)
 
 
-def test_a_frozen_parameter_has_no_gradient_and_is_not_packed() -> None:
+def test_the_optimizer_does_not_see_a_frozen_parameter() -> None:
     params, _ = _start()
-    _, _, grads, _ = _training_forward("one")
-    assert not np.any(grads[FROZEN])
-    assert all(np.any(g) for path, g in grads.items() if path != FROZEN)
-    assert FROZEN in params, "not among the packed ones"
-    assert params[PACKED].size == sum(d.size for d in TOY.trainable.values())
+    _, grads, _ = _one_step("one")
+    assert grads.keys() == TOY.trainable.keys()
     assert set(TOY.param_specs) - set(TOY.trainable) == {FROZEN}
+    assert all(np.any(g) for g in grads.values())
+    assert FROZEN in params, "not among the packed ones"
+
+
+def test_a_frozen_parameter_has_no_gradient() -> None:
+    model, batch = _model("one"), jax.tree.map(jnp.asarray, toy_batch(BATCH))
+    target, (params, model_state) = batch.pop("y"), _start()
+
+    def loss(params: Any) -> Any:
+        y = model.apply(params, model_state, batch, Noise(jax.random.key(2)))
+        return jnp.mean((y - target) ** 2)
+
+    grads = jax.grad(loss)(params)
+    assert not np.any(grads[FROZEN])
+    assert np.any(grads[PACKED])
+
+
+@pytest.mark.parametrize("mesh", ["one", "dp2_tp2_domain2"])
+def test_training_with_decay_leaves_a_frozen_parameter_as_it_is(mesh: str) -> None:
+    state, losses = _train(mesh, adamw(weight_decay=0.1), 20)
+    params, _ = _start()
+    assert np.array_equal(state.params[FROZEN], params[FROZEN])
+    assert np.array_equal(state.ema[FROZEN], params[FROZEN])
+    assert np.mean(losses[-1]) < np.mean(losses[0])
+    moved = {path for path in params if np.any(state.params[path] != params[path])}
+    assert moved == set(params) - {FROZEN}
+    assert FROZEN not in optax.tree.get(state.opt_state, "mu")
+
+
+def test_a_checkpoint_keeps_a_frozen_parameter(tmp_path: Path) -> None:
+    """Restored on another mesh, and read by the bridge, it is the same; no moments."""
+    optimizer = adamw(weight_decay=0.1)
+    state = jax.tree.map(jnp.asarray, _train("one", optimizer, 2)[0])
+    checkpoints = CheckpointStore(tmp_path)
+    RunStore(checkpoints, TOY.param_specs).save(4, state, Progress())
+    checkpoints.wait()
+    frozen = _start()[0][FROZEN]
+    other = _model("dp2_tp2_domain2")
+    fresh = init_state(other, optimizer, jax.random.key(9), ema=True)
+    back = RunStore(checkpoints, TOY.param_specs).restore_all(4, fresh)
+    assert np.array_equal(back.params[FROZEN], frozen)
+    adam = optax.tree.get(back.opt_state, "mu")
+    assert set(adam) == set(fresh.params) - {FROZEN}
+    checkpoint = read_run(tmp_path, TOY)
+    assert np.array_equal(checkpoint.params[FROZEN], frozen)
+    assert checkpoint.moments is not None
+    assert checkpoint.moments.mu.keys() == TOY.trainable.keys()
 
 
 def test_power_iterations_of_each_matrix() -> None:
     """None for a matrix whose vectors are carried along; one, or two, for others."""
     _, start = _start()
-    _, _, _, after = _training_forward("one")
+    _, _, after = _one_step("one")
     start, after = start[SPECTRAL_NORM], after[SPECTRAL_NORM]
-    weights = unpack(jax.tree.map(jnp.asarray, _start()[0]), TOY.param_specs)
+    weights = unpack(_start()[0], TOY.param_specs)
     assert_trees_close(after[FROZEN], start[FROZEN], 0, "vectors that stay")
-    one = iterate(weights, start, TOY.matrices)
-    assert_trees_close(after["exit/linear/kernel"], one["exit/linear/kernel"], 1e-6, "")
-    assert_close(
-        iterate(weights, one, TOY.matrices)[TWICE]["u"],
-        after[TWICE]["u"],
-        1e-6,
-        "two iterations",
-    )
+    iterated = [start]
+    for _ in range(4):
+        iterated.append(iterate(weights, iterated[-1], TOY.matrices))
+    for path, times in (("exit/linear/kernel", 2), (TWICE, 4)):
+        what = f"{times} iterations of {path} in two forwards"
+        assert_trees_close(after[path], iterated[times][path], 1e-6, what)
     fused, _ = _model("one").fuse_spectral_norm(*_start())
     fused = unpack(fused, TOY.param_specs)
     assert_close(fused[FROZEN], weights[FROZEN], 0, "never divided")

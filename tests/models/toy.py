@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
@@ -69,7 +70,8 @@ class Entry(nnx.Module):
         film = self.film(time)[:, None, None]
         data = field.data * (1 + film[..., scale]) + film[..., shift]
         data = data + reshard(region, field.layout).data
-        return field.like(data @ self.frozen[...] @ self.twice[...])
+        matrix = self.frozen[...] @ self.twice[...]
+        return field.like(jnp.einsum("brci,io->brco", data, matrix))
 
 
 class Block(nnx.Module):
@@ -89,7 +91,7 @@ class Block(nnx.Module):
         x = self.conv(self.norm_0(field, context))
         x = jax.nn.silu(self.norm_1(x, context).data)
         x = self.down(jax.nn.silu(self.up(x)), context)
-        noise = context.normal_field("block", field) * self.noise[...]
+        noise = context.normal_field("block", field) * self.noise[...][None, None, None]
         return field.like(field.data + x + noise.astype(x.dtype))
 
 
@@ -125,9 +127,9 @@ def _field(x: Array, height: int, context: Context) -> Field:
 TOY = ModelDef(ToyConfig(), Toy)
 
 
-def toy_batch(batch: int) -> dict[str, np.ndarray]:
+def toy_batch(batch: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Random inputs and a target, on the host."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     specs: dict[str, Any] = {**TOY.inputs, "y": TOY.output}
     return {
         name: rng.normal(size=spec.shape(batch)).astype("f4")

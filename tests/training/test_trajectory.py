@@ -44,7 +44,8 @@ def _start(setup: Setup, initial: dict[str, np.ndarray]) -> TrainState:
     model_def = setup.model_def
     params, model_state = jax.device_put(from_state_dict(model_def, initial))
     packed = pack(params, model_def.param_specs)
-    state = state_of(packed, model_state, setup.optimizer, jax.random.key(0), ema=True)
+    key = jax.random.key(0)
+    state = state_of(setup.model, packed, model_state, setup.optimizer, key, ema=True)
     specs = state_specs(setup.model, setup.optimizer, ema=True)
     return place_state(state, specs, setup.mesh)
 

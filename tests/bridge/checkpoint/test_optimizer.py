@@ -1,5 +1,7 @@
 """AdamW's state: PyTorch's order of parameters, counts, and what cannot be taken."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -127,3 +129,32 @@ def test_what_cannot_be_taken(written, name):
     with pytest.raises(ValueError, match="optimizer") as caught:
         read_moments({"state": state, "param_groups": [group]}, PLAN)
     assert words in str(caught.value)
+
+
+def test_a_frozen_parameter_is_in_the_group_and_has_no_state(moments):
+    path = next(entry.path for entry in PLAN.entries if entry.path.endswith("bias"))
+    keys = {entry.key for entry in PLAN.entries if entry.path == path}
+    plan = replace(PLAN, frozen=frozenset({path}))
+    trained = Moments(
+        *(
+            {p: x for p, x in kind.items() if p != path}
+            for kind in (moments.mu, moments.nu)
+        ),
+        moments.count,
+    )
+    state = write_moments(trained, plan, trainer_config(), 1e-4)
+    numbers = {plan.keys.index(key) for key in keys}
+    assert state["param_groups"][0]["params"] == list(range(len(plan.keys)))
+    assert set(range(len(plan.keys))) - set(state["state"]) == numbers
+    back, _ = read_moments(state, plan)
+    assert back.count == moments.count
+    for ours, given in ((back.mu, trained.mu), (back.nu, trained.nu)):
+        assert ours.keys() == given.keys()
+        assert all(np.array_equal(ours[p], x) for p, x in given.items())
+
+
+def test_moments_of_a_frozen_parameter_are_refused(written):
+    path = next(entry.path for entry in PLAN.entries if entry.path.endswith("bias"))
+    plan = replace(PLAN, frozen=frozenset({path}))
+    with pytest.raises(ValueError, match=r"has the moment exp_avg, but .* frozen"):
+        read_moments(written, plan)
