@@ -61,8 +61,8 @@ class JaxSide:
         self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
         self.x = place_batch({"x": case.x}, mesh)["x"]
         optimizer = adamw(max_norm=1.0)
-        start = jax.tree.map(jnp.copy, (self.packed, self.model_state))
-        state = state_of(self.model, *start, optimizer, jax.random.key(0))
+        packed, vectors = jax.tree.map(jnp.copy, (self.packed, self.model_state))
+        state = state_of(self.model, packed, vectors, optimizer, jax.random.key(0))
         self.state = place_state(state, state_specs(self.model, optimizer), mesh)
         train = make_train_step(
             self.model,
