@@ -18,7 +18,10 @@ from credit_jax.config.data import (
     DataConfig,
 )
 from credit_jax.io.atomic import new_file
+from credit_jax.transforms import Layout, Pipeline
 
+# Field types of the input in the order in which CREDIT puts them into a sample.
+READ_ORDER = ("dynamic_forcing", "static", "prognostic")
 SCHEMA_FILE = "channel_schema.yaml"
 SCHEMA_VERSION = 1
 
@@ -115,6 +118,23 @@ class ChannelSchema:
                     ChannelGroup(f"{key}/2d/{v}", 1, times) for v in field.vars_2D
                 ]
         return cls(tuple(inputs), tuple(targets))
+
+    def after(self, pipeline: Pipeline) -> "ChannelSchema":
+        """The layout of x and y that preblocks make of this one, that of the data."""
+        made = pipeline.layout(self.as_read())
+        return ChannelSchema(tuple(made["input"]), tuple(made["target"]))  # type: ignore[arg-type]
+
+    def as_read(self) -> Layout:
+        """The variables in the order in which a sample has them, for preblocks."""
+        sources = dict.fromkeys(group.source for group in self.input)
+        inputs = [
+            group
+            for source in sources
+            for kind in READ_ORDER
+            for group in self.input
+            if (group.source, group.field_type) == (source, kind)
+        ]
+        return {"input": inputs, "target": list(self.target)}
 
     @property
     def target_counts(self) -> dict[str, int]:

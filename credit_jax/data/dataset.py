@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from credit_jax.config.data import OUTPUT_TYPES, DataConfig
 from credit_jax.data.calendars import shift_all
-from credit_jax.data.channels import ChannelSchema
+from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, master_clock, source_clock
 from credit_jax.data.local import LocalSource, open_source
 from credit_jax.io.open_files import OpenFiles
@@ -45,7 +45,7 @@ class Dataset:
         sources: name -> opened source.
         clocks: name -> dates and steps of that source.
         starts: (samples,) datetime64[ns], the newest input time of each sample.
-        schema: the channels that `concat` will make of a sample.
+        schema: the channels that `concat` would make of a sample as it is read.
         timestep: between the steps of a sample.
         calendar: in which they are counted.
         num_steps: steps of a sample, `forecast_len`.
@@ -73,14 +73,13 @@ class Dataset:
             step: counts from 0; it starts `step` timesteps after the sample.
         """
         start = self.starts_at(step)[index]
-        kinds = ("dynamic_forcing", "static", "prognostic")
         inputs: dict[str, Fields] = {}
         for name, source in self.sources.items():
             times = self.clocks[name].input_times(start)
-            times, own = (times, kinds) if step == 0 else (times[-1:], kinds[:1])
             inputs[name] = {}
-            for kind in own:
-                inputs[name] |= source.read(kind, times)
+            for kind in READ_ORDER if step == 0 else READ_ORDER[:1]:
+                own = times if step == 0 else times[-1:]
+                inputs[name] |= source.read(kind, own)
         targets, target_time = self.target(index, step)
         return Sample(inputs, targets, start, target_time)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import grain
@@ -16,6 +17,7 @@ from credit_jax.data.sampler import Sampler
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms import (
     FieldTree,
+    Grid,
     Pipeline,
     Units,
     build_pipeline,
@@ -78,15 +80,35 @@ class Loader:
         """Batches of an epoch."""
         return self.sampler.num_batches
 
-    @property
+    @cached_property
     def schema(self) -> ChannelSchema:
-        """Which channel is which variable."""
-        return self.dataset.schema
+        """Which channel of x and y is which variable."""
+        return self.dataset.schema.after(self.pipeline)
+
+    @cached_property
+    def units(self) -> Units:
+        """Between channels of y and physical units."""
+        return channel_units(self.pipeline, self.dataset.schema.target)
 
     @property
-    def units(self) -> Units:
-        """Between normalized target channels and physical units."""
-        return channel_units(self.pipeline.normalizer, self.schema.target)
+    def latitude(self) -> np.ndarray:
+        """(lat,) degrees north of the rows of x and y.
+
+        Raises:
+            ValueError: no file has them.
+        """
+        grid = self.pipeline.grid
+        return self.dataset.latitude if grid is None else _known(grid.latitude)
+
+    @property
+    def longitude(self) -> np.ndarray:
+        """(lon,) degrees east of the columns of x and y.
+
+        Raises:
+            ValueError: no file has them.
+        """
+        grid = self.pipeline.grid
+        return self.dataset.longitude if grid is None else _known(grid.longitude)
 
     def for_ranks(self, local_dp_ranks: tuple[int, ...], dp_size: int) -> "Loader":
         """The loader of other dp ranks, without opening or checking a file again.
@@ -186,10 +208,11 @@ def build_loader(
     """
     train = split == "train"
     dataset = open_dataset(config.data if train else config.validation_data, open_files)
-    check_dataset(dataset, grid)
     if pipeline is None:
         pipeline = build_pipeline(config.preblocks, config.postblocks)
-    pipeline.check(dataset.schema.input + dataset.schema.target)
+    check_dataset(dataset, grid if pipeline.grid is None else None)
+    _check_new_grid(pipeline.grid, grid)
+    pipeline.check(dataset.schema.as_read())
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size
     workers = trainer.thread_workers if train else trainer.valid_thread_workers
@@ -205,3 +228,23 @@ def build_loader(
     loader = Loader(dataset, sampler, pipeline, workers, trainer.prefetch_factor)
     loader.read([0])
     return loader
+
+
+def _known(coordinate: np.ndarray | None) -> np.ndarray:
+    if coordinate is None:
+        raise ValueError(
+            "the weight file of the regrid block gives no latitudes and longitudes of "
+            "rows and columns"
+        )
+    return coordinate
+
+
+def _check_new_grid(made: Grid | None, grid: tuple[int, int] | None) -> None:
+    """Check that preblocks make the model's grid, if they make one."""
+    if made is not None and grid is not None and made.shape != grid:
+        raise ValueError(
+            f"preblocks: regrid makes fields of {made.shape[0]} x {made.shape[1]} "
+            f"(latitude x longitude), the model has image_height {grid[0]} x "
+            f"image_width {grid[1]}; take other weights, or set them to "
+            f"{made.shape[0]} and {made.shape[1]}"
+        )

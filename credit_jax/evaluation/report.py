@@ -58,7 +58,7 @@ def evaluate(
     skill = measure_skill(forecaster, loader, climatology, batch_size=batch_size)
     written = None
     if figure is not None:
-        grid = loader.dataset.latitude, loader.dataset.longitude
+        grid = loader.latitude, loader.longitude
         written = write_figure(figure, skill, rows, loader.schema, *grid)
     return Report(skill, skill_table(skill, lead), written)
 

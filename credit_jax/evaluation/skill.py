@@ -53,7 +53,7 @@ class Skill:
     Attributes:
         variables: var_key of every target variable.
         normalized: by name of the forecast or baseline, the RMSE of each variable, in
-            standard deviations.
+            the units of the model's output.
         physical: the same in the variable's own units.
         num_samples: samples that were compared.
         example: the last one of them.
@@ -96,8 +96,9 @@ def measure_skill(
             needs.
     """
     indices, preceding = _with_persistence(loader.dataset, max_samples)
-    rows = latitude_weights(loader.dataset.latitude)[:, None]
-    sums = dict.fromkeys((FORECAST, *BASELINES), np.zeros(1))
+    rows = latitude_weights(loader.latitude)[:, None]
+    num = loader.schema.num_target_channels
+    sums = {name: np.zeros((2, num)) for name in (FORECAST, *BASELINES)}
     example: Example | None = None
     for part in _parts(len(indices), batch_size):
         batch = loader.read(_filled(indices[part], batch_size))
@@ -108,11 +109,13 @@ def measure_skill(
             PERSISTENCE: _truth(loader, preceding[part]),
             CLIMATOLOGY: loader.units.normalize(climatology.at(times)[:, :, 0]),
         }
+        physical = _physical(truth, loader.units)
         for name, prediction in predictions.items():
-            error = np.square(prediction - truth, dtype=np.float64) * rows
-            sums[name] = sums[name] + error.mean(axis=(2, 3)).sum(axis=0)
-        forecast = predictions[FORECAST]
-        example = _example(times[-1], truth[-1], forecast[-1], loader.units)
+            sums[name][0] += _squares(prediction - truth, rows)
+            other = _physical(prediction, loader.units)
+            sums[name][1] += _squares(other - physical, rows)
+            if name == FORECAST:
+                example = _example(times[-1], physical[-1], other[-1])
     assert example is not None, "there is at least one sample"
     return _skill(sums, len(indices), loader, example)
 
@@ -152,19 +155,25 @@ def _truth(loader: Loader, indices: np.ndarray) -> Fields:
     return loader.units.normalize(np.stack(fields))
 
 
-def _example(
-    time: np.datetime64, truth: np.ndarray, forecast: np.ndarray, units: Units
-) -> Example:
-    return Example(
-        time, units.denormalize(truth[None])[0], units.denormalize(forecast[None])[0]
-    )
+def _physical(fields: Fields, units: Units) -> Fields:
+    """Fields of the model's output in physical units, float64."""
+    return units.denormalize(fields.astype(np.float64))
+
+
+def _squares(error: Fields, rows: np.ndarray) -> Float[np.ndarray, " channel"]:
+    """Sum over samples of the mean square over the area."""
+    squares = np.square(error, dtype=np.float64) * rows
+    return squares.mean(axis=(2, 3)).sum(axis=0)
+
+
+def _example(time: np.datetime64, truth: np.ndarray, forecast: np.ndarray) -> Example:
+    return Example(time, truth.astype(np.float32), forecast.astype(np.float32))
 
 
 def _skill(
     sums: dict[str, np.ndarray], num: int, loader: Loader, example: Example
 ) -> Skill:
     places = loader.schema.target_slices()
-    std = np.square(loader.units.std.astype(np.float64))
 
     def rmse(squares: np.ndarray) -> np.ndarray:
         means = [squares[place].mean() for place in places.values()]
@@ -172,8 +181,8 @@ def _skill(
 
     return Skill(
         tuple(places),
-        {name: rmse(total / num) for name, total in sums.items()},
-        {name: rmse(total / num * std) for name, total in sums.items()},
+        {name: rmse(total[0] / num) for name, total in sums.items()},
+        {name: rmse(total[1] / num) for name, total in sums.items()},
         num,
         example,
     )

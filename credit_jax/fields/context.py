@@ -90,9 +90,9 @@ class FieldContext:
         """Mean over the samples of all data-parallel ranks."""
         return self.reducer.data_mean(values)
 
-    def local_rows(self, per_row: np.ndarray | Array) -> Array:
-        """This shard's rows of a (lat, ...) array; padding rows get 0."""
-        return self.reducer.local_rows(per_row)
+    def local_rows(self, per_row: np.ndarray | Array, fill: float | int = 0) -> Array:
+        """This shard's rows of a (lat, ...) array; padding rows get `fill`."""
+        return self.reducer.local_rows(per_row, fill)
 
     def members(
         self, prediction: Shaped[Array, "samples channel time rows lon"]

@@ -50,13 +50,14 @@ class FieldReducer:
     rows: Layout
     axes: MeshAxes
 
-    def local_rows(self, per_row: np.ndarray | Array) -> Array:
-        """This shard's values of an array indexed by global row; padding rows get 0.
+    def local_rows(self, per_row: np.ndarray | Array, fill: float | int = 0) -> Array:
+        """This shard's values of an array indexed by global row.
 
         Args:
             per_row: (lat,) or (lat, ...) values of every global row.
+            fill: value for padding rows.
         """
-        return self.rows.local(per_row)
+        return self.rows.local(per_row, fill)
 
     def mean(
         self,

@@ -9,23 +9,31 @@ from credit_jax.config import Config
 from credit_jax.config.data import DataConfig
 from credit_jax.data import ChannelSchema, Split
 from credit_jax.data.channels import channel_problems, num_levels
+from credit_jax.transforms import Pipeline
 
 
-def schema_of(data: DataConfig, model: Any) -> ChannelSchema:
+def schema_of(
+    data: DataConfig, model: Any, pipeline: Pipeline | None = None
+) -> ChannelSchema:
     """The channels that a data section asks for, without opening a file.
 
     Args:
         data: the section.
         model: validated config of the model; its `levels` count for sources whose own
             are null. None, or a model without levels, counts 1.
+        pipeline: the transforms; None takes the data as they are.
     """
-    return ChannelSchema.from_config(
+    schema = ChannelSchema.from_config(
         data, num_levels(data, getattr(model, "levels", 1))
     )
+    return schema if pipeline is None else schema.after(pipeline)
 
 
 def fit_problems(
-    config: Config, model: Any, schemas: Mapping[Split, ChannelSchema] | None = None
+    config: Config,
+    model: Any,
+    schemas: Mapping[Split, ChannelSchema] | None = None,
+    pipeline: Pipeline | None = None,
 ) -> list[str]:
     """Mismatches between a model and the data, one line each.
 
@@ -34,6 +42,7 @@ def fit_problems(
         model: validated config of the model.
         schemas: channels of the open files by split; those of the config where a split
             is not there.
+        pipeline: the transforms; None takes the data as they are.
     """
     schemas, found = schemas or {}, []
     if model.frames != config.data.history_len:
@@ -41,9 +50,11 @@ def fit_problems(
             f"model.frames: {model.frames} differs from data.history_len "
             f"{config.data.history_len}; make them equal"
         )
-    train = schemas.get("train") or schema_of(config.data, model)
+    train = schemas.get("train") or schema_of(config.data, model, pipeline)
     found += channel_problems(train, model)
     if config.validation_overrides.source and not config.trainer.skip_validation:
-        valid = schemas.get("valid") or schema_of(config.validation_data, model)
+        valid = schemas.get("valid") or schema_of(
+            config.validation_data, model, pipeline
+        )
         found += channel_problems(valid, model, "validation_data.source")
     return found

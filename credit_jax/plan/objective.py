@@ -177,7 +177,7 @@ class Latitudes:
         if path and self.open_files is not None and Path(path).exists():
             latitude = read_latitude(path, key, self.open_files)
         elif self.loader is not None and not path:
-            latitude = self.loader.dataset.latitude
+            latitude = self.loader.latitude
         else:
             return np.zeros(1)
         if self.num_rows not in (None, len(latitude)):

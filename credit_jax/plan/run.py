@@ -106,9 +106,11 @@ def plan_run(
         loaders = _loaders(config, model, pipeline, open_files, found)
     schemas: dict[Split, ChannelSchema]
     schemas = {split: loader.schema for split, loader in loaders.items()}
-    schema = schemas.get("train") or schema_of(config.data, model.config)
+    schema = schemas.get("train") or schema_of(config.data, model.config, pipeline)
+    if pipeline is not None:
+        found.notes += pipeline.notes(schema_of(config.data, model.config).as_read())
     if model.config is not None:
-        found.problems += fit_problems(config, model.config, schemas)
+        found.problems += fit_problems(config, model.config, schemas, pipeline)
     rows = model.grid[0] if model.grid else None
     latitudes = Latitudes(config, rows, open_files, loaders.get("train"))
     objective = plan_objective(config, schema, pipeline, latitudes, found)

@@ -2,6 +2,8 @@
 
 from credit_jax.transforms.base import (
     FieldTree,
+    Grid,
+    Layout,
     Phase,
     Transform,
     TransformEntry,
@@ -21,6 +23,8 @@ __all__ = [
     "TRANSFORMS",
     "Advance",
     "FieldTree",
+    "Grid",
+    "Layout",
     "Normalizer",
     "Phase",
     "Pipeline",

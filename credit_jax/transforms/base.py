@@ -13,6 +13,7 @@ take and return a `FieldTree`, a nested dict with these entries:
     x_physical             like input: the state before the step, in physical units, one
                            time or more; the batch has it if a transform needs it
     y_processed            like target: what `reconstruct` makes of y_pred
+    y_target_processed     the same of y, where the config asks for it
     input_channel_map,     {key: slice} of the channels of x, of y and y_pred
     channel_map
 
@@ -30,8 +31,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+from jaxtyping import Float
+
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
+from credit_jax.transforms.selection import Selection
 
 FieldTree: TypeAlias = Mapping[str, Any]
 # (tree, context) -> a new tree; the context is None on the host.
@@ -101,13 +106,72 @@ class Group(Protocol):
         ...
 
 
-@runtime_checkable
-class ChecksGroups(Protocol):
-    """A transform that knows whether it fits a channel layout."""
+# Entry ("input" or "target") -> its variables, in the order of the entry.
+Layout: TypeAlias = Mapping[str, Sequence[Group]]
 
-    def check(self, groups: Sequence[Group]) -> None:
+
+@runtime_checkable
+class ChecksLayout(Protocol):
+    """A transform that knows whether it fits the variables that it gets."""
+
+    def check(self, layout: Layout) -> None:
         """Raise a ValueError if it does not."""
         ...
+
+
+@runtime_checkable
+class ChangesLayout(Protocol):
+    """A preblock after which there are other variables, or others in another order."""
+
+    def layout(self, layout: Layout) -> Layout:
+        """The variables after it, made with `dataclasses.replace` of those before."""
+        ...
+
+
+@runtime_checkable
+class ChangesGrid(Protocol):
+    """A preblock after which fields have another grid."""
+
+    @property
+    def grid(self) -> Grid:
+        """The grid after it."""
+        ...
+
+
+@runtime_checkable
+class Selects(Protocol):
+    """A transform of some variables."""
+
+    @property
+    def selection(self) -> Selection:
+        """Which ones."""
+        ...
+
+
+@runtime_checkable
+class Invertible(Protocol):
+    """A preblock that can be undone: what it makes has known physical units."""
+
+    def inverse(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """The tree with names and units as before the block, on the grid after it."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Where fields are.
+
+    Attributes:
+        shape: latitudes and longitudes.
+        latitude: (lat,) degrees north; None if rows have no one latitude.
+        longitude: (lon,) degrees east.
+    """
+
+    shape: tuple[int, int]
+    latitude: Float[np.ndarray, " lat"] | None = None
+    longitude: Float[np.ndarray, " lon"] | None = None
 
 
 def variable_of(var_key: str) -> str:
@@ -137,3 +201,27 @@ def map_fields(
                 for source, fields in tree[part].items()
             }
     return new
+
+
+def change_entry(
+    tree: FieldTree, change: Callable[[str, Any], Any], key: str, name: str
+) -> dict[str, Any]:
+    """`map_fields` of the entry that a postblock's argument `key` names.
+
+    Args:
+        tree: not changed.
+        change: takes a variable's key and its array.
+        key: the entry.
+        name: type of the block, for the error.
+
+    Raises:
+        ValueError: the tree has no such entry.
+    """
+    if not isinstance(tree.get(key), Mapping):
+        there = [own for own in tree if isinstance(tree[own], Mapping)]
+        raise ValueError(
+            f"{name}: key {key!r} names no fields of variables; there are: "
+            f"{', '.join(there) or 'none'}; a block of type reconstruct before it makes "
+            "them"
+        )
+    return map_fields(tree, change, (key,))

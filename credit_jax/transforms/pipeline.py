@@ -29,14 +29,17 @@ from credit_jax.config.transforms import (
 from credit_jax.fields import FieldContext
 from credit_jax.transforms.base import (
     PREBLOCKS,
-    ChecksGroups,
+    ChangesGrid,
+    ChangesLayout,
+    ChecksLayout,
     FieldTree,
-    Group,
+    Grid,
+    Layout,
     Phase,
+    Selects,
     Transform,
     Where,
 )
-from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 
 # A traced phase: (tree, context) -> tree.
@@ -153,35 +156,70 @@ class Pipeline:
                 f"{listed}"
             )
 
-    def check(self, groups: Sequence[Group]) -> None:
-        """Check that the files of transforms fit the variables of a channel layout.
+    def check(self, layout: Layout) -> None:
+        """Check that the files of transforms fit the variables of the data.
+
+        Args:
+            layout: variables of "input" and "target" as the data have them.
 
         Raises:
-            ValueError: they do not, or two transforms normalize.
+            ValueError: they do not.
         """
-        _ = self.normalizer
-        for each in self.transforms:
-            if isinstance(each.transform, ChecksGroups):
-                each.transform.check(groups)
+        for each, before in self._with_layouts(layout):
+            if isinstance(each.transform, ChecksLayout):
+                try:
+                    each.transform.check(before)
+                except ValueError as error:
+                    raise ValueError(f"{each.path}: {error}") from error
+
+    def notes(self, layout: Layout) -> list[str]:
+        """What transforms name and the data do not have: it is left out, as in CREDIT.
+
+        Args:
+            layout: variables of "input" and "target" as the data have them.
+        """
+        found = []
+        for each, before in self._with_layouts(layout):
+            if isinstance(each.transform, Selects):
+                parts = before if each.phase in PREBLOCKS else {"": before["target"]}
+                keys = {group.var_key: 0 for own in parts.values() for group in own}
+                lines = each.transform.selection.unmatched(keys)
+                found += [f"{each.path}.args.variables: {line}" for line in lines]
+        return found
+
+    def layout(self, layout: Layout) -> Layout:
+        """The variables of x and y.
+
+        Args:
+            layout: variables of "input" and "target" as the data have them, in the
+                order in which they are read.
+        """
+        for each in self.preblocks:
+            if isinstance(each.transform, ChangesLayout):
+                layout = each.transform.layout(layout)
+        return layout
 
     @property
-    def normalizer(self) -> Normalizer | None:
-        """The normalizer of the preblocks.
+    def grid(self) -> Grid | None:
+        """The grid of x and y; None where it is that of the data."""
+        grids = [
+            each.transform.grid
+            for each in self.preblocks
+            if isinstance(each.transform, ChangesGrid)
+        ]
+        return grids[-1] if grids else None
 
-        Raises:
-            ValueError: there are two.
-        """
-        found = {
-            each.path: each.transform
-            for each in self.transforms
-            if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS
-        }
-        if len(found) > 1:
-            raise ValueError(
-                f"preblocks normalize twice: {', '.join(found)}; keep one "
-                "era5_normalizer"
-            )
-        return next(iter(found.values()), None)
+    @property
+    def preblocks(self) -> tuple[Placed, ...]:
+        """Those before the model, in the order they run."""
+        return tuple(each for each in self.transforms if each.phase in PREBLOCKS)
+
+    def _with_layouts(self, layout: Layout) -> Iterator[tuple[Placed, Layout]]:
+        """Every transform, and the variables that it gets."""
+        for each in self.transforms:
+            yield each, layout
+            if each.phase in PREBLOCKS and isinstance(each.transform, ChangesLayout):
+                layout = each.transform.layout(layout)
 
     def _of(self, phase: Phase) -> list[Placed]:
         return [each for each in self.transforms if each.phase is phase]
@@ -254,13 +292,14 @@ def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
 
 
 def _check_concat(preblocks: Sequence[tuple[str, str]]) -> None:
-    """The preblocks, (path, type), end with their only concat."""
+    """The preblocks, (path, type), have one concat, and nothing to do after it."""
     types = [name for _, name in preblocks]
-    if types.count("concat") != 1 or types[-1] != "concat":
+    after = types[types.index("concat") + 1 :] if "concat" in types else types
+    if types.count("concat") != 1 or set(after) - {"to_device"}:
         paths = ", ".join(path for path, _ in preblocks)
         raise ValueError(
-            "preblocks must end with one block of type concat, which makes x and y; "
-            f"got: {paths or 'no blocks'}"
+            "preblocks must end with one block of type concat, which makes x and y "
+            f"(only to_device may follow); got: {paths or 'no blocks'}"
         )
 
 

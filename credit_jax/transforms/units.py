@@ -1,63 +1,118 @@
-"""Between normalized channels and physical units, for evaluation."""
+"""Between the channels of y and the physical units of the data, for evaluation."""
 
-import dataclasses
+from __future__ import annotations
+
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 
-from credit_jax.transforms.base import Group
-from credit_jax.transforms.pre.normalize import Normalizer
+from credit_jax.fields import ChannelLayout, FieldContext
+from credit_jax.transforms.base import FieldTree, Group, Invertible
+from credit_jax.transforms.pipeline import Pipeline, Placed
+from credit_jax.transforms.pointwise import is_numpy
+from credit_jax.transforms.pre.concat import Concat
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Units:
-    """Mean and std of every channel of y.
+    """The preblocks of the target as a function of channels, and its inverse.
 
     Attributes:
-        mean: (channel,) float32, in the variables' own units.
-        std: (channel,) float32; 1, with mean 0, for variables that are not normalized.
+        blocks: in the order they run, without concat.
+        data: the variables of the data's channels.
+        model: those of y; the same variables with other names, in another order.
+        origins: key in y -> key in the data.
     """
 
-    mean: Float[np.ndarray, "channel"]
-    std: Float[np.ndarray, "channel"]
-
-    def denormalize(
-        self, array: Shaped[Any, "batch channel ..."]
-    ) -> Shaped[Any, "batch channel ..."]:
-        """Normalized channels -> physical units: x std + mean."""
-        mean, std = self._shaped(array.ndim)
-        return array * std + mean
+    blocks: tuple[Placed, ...]
+    data: ChannelLayout
+    model: ChannelLayout
+    origins: dict[str, str]
 
     def normalize(
-        self, array: Shaped[Any, "batch channel ..."]
-    ) -> Shaped[Any, "batch channel ..."]:
-        """Physical units -> normalized channels: (x - mean) / std."""
-        mean, std = self._shaped(array.ndim)
-        return (array - mean) / std
+        self,
+        array: Shaped[Any, "batch channel ..."],
+        context: FieldContext | None = None,
+    ) -> Shaped[Any, "batch channel_out ..."]:
+        """Channels of the data in physical units -> channels of y.
 
-    def _shaped(self, num_dims: int) -> tuple[np.ndarray, np.ndarray]:
-        shape = (1, -1) + (1,) * (num_dims - 2)
-        return self.mean.reshape(shape), self.std.reshape(shape)
+        Args:
+            array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
+            context: of a traced step; None on the host.
+
+        Raises:
+            ValueError: a block cannot do with the target alone.
+        """
+        tree: FieldTree = {"target": _split(array, self.data)}
+        for block in self.blocks:
+            tree = block.transform(tree, context)
+        return _join(tree["target"], self.model.keys, array.ndim)
+
+    def denormalize(
+        self,
+        array: Shaped[Any, "batch channel_out ..."],
+        context: FieldContext | None = None,
+    ) -> Shaped[Any, "batch channel_out ..."]:
+        """Channels of y -> the same channels in physical units, on the grid of y.
+
+        Args:
+            array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
+            context: of a traced step; None on the host.
+
+        Raises:
+            ValueError: a block has no inverse.
+        """
+        tree: FieldTree = {"target": _split(array, self.model)}
+        for block in reversed(self.blocks):
+            if not isinstance(block.transform, Invertible):
+                raise ValueError(
+                    f"{block.path}: {block.type} has no inverse, so that values after "
+                    "it have no known physical units"
+                )
+            tree = block.transform.inverse(tree, context)
+        keys = [self.origins[key] for key in self.model.keys]
+        return _join(tree["target"], keys, array.ndim)
 
 
-def channel_units(normalizer: Normalizer | None, groups: Sequence[Group]) -> Units:
-    """The units of a channel layout.
+def channel_units(pipeline: Pipeline, groups: Sequence[Group]) -> Units:
+    """The units of a target.
 
     Args:
-        normalizer: of the preblocks, or None if there is none.
-        groups: the variables in channel order, such as `schema.target`.
+        pipeline: its preblocks.
+        groups: the variables of the target as the data have them, in channel order.
     """
-    means, stds = [], []
+    after = pipeline.layout({"target": groups})["target"]
+    origins = {}
     for group in groups:
-        if normalizer is None:
-            mean, std = np.zeros(group.n_levels), np.ones(group.n_levels)
-        else:
-            mean, std = normalizer.statistics(group.var_key, group.n_levels)
-        means.append(mean)
-        stds.append(std)
-    return Units(
-        np.concatenate(means).astype(np.float32),
-        np.concatenate(stds).astype(np.float32),
-    )
+        (new,) = pipeline.layout({"target": [group]})["target"]
+        origins[new.var_key] = group.var_key
+    blocks = [
+        block for block in pipeline.preblocks if not isinstance(block.transform, Concat)
+    ]
+    return Units(tuple(blocks), _channels(groups), _channels(after), origins)
+
+
+def _channels(groups: Sequence[Group]) -> ChannelLayout:
+    return ChannelLayout.of({group.var_key: group.n_levels for group in groups})
+
+
+def _split(array: Any, channels: ChannelLayout) -> dict[str, dict[str, Any]]:
+    """{source: {key: (batch, level, time, lat, lon)}}."""
+    if array.ndim == 4:
+        array = array[:, :, None]
+    fields: dict[str, dict[str, Any]] = {}
+    for key, place in channels.slices.items():
+        fields.setdefault(key.split("/")[0], {})[key] = array[:, place]
+    return fields
+
+
+def _join(fields: Any, keys: Sequence[str], num_dims: int) -> Any:
+    """(batch, channel, ...), with a time dim if there are five dims."""
+    arrays = [fields[key.split("/")[0]][key] for key in keys]
+    module = np if all(map(is_numpy, arrays)) else jnp
+    joined = module.concatenate(arrays, axis=1)
+    return joined if num_dims == 5 else joined[:, :, 0]

@@ -1,9 +1,8 @@
 """Variables, and pipelines of single sections."""
 
-from types import SimpleNamespace
-
 from credit_jax.config.base import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
+from credit_jax.data.channels import ChannelGroup
 from credit_jax.transforms import build_pipeline
 
 LEVELS = 4
@@ -25,4 +24,4 @@ def postblocks(**blocks):
 
 def group(key, levels):
     """One variable of a channel layout."""
-    return SimpleNamespace(var_key=key, n_levels=levels)
+    return ChannelGroup(key, levels, 1)

@@ -1,6 +1,7 @@
 """`concat`: named fields become x and y. `to_device`: no operation."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.transforms.base import FieldTree, Transform
+from credit_jax.transforms.base import FieldTree, Layout
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
 FIELD_TYPE_RANK = {"prognostic": 0, "static": 1, "dynamic_forcing": 2, "diagnostic": 3}
@@ -36,8 +37,9 @@ class ToDeviceArgs(StrictModel):
 
 def channel_rank(var_key: str) -> tuple[int, int]:
     """Sort key of a variable in x: field type, then 3-D before 2-D."""
-    _, field_type, dims, _ = var_key.split("/", 3)
-    return FIELD_TYPE_RANK[field_type], 0 if dims == "3d" else 1
+    _, field_type, dims, *_ = [*var_key.split("/"), "", ""]
+    rank = FIELD_TYPE_RANK.get(field_type, len(FIELD_TYPE_RANK))
+    return rank, 0 if dims == "3d" else 1
 
 
 def concatenate(tree: FieldTree, context: FieldContext | None = None) -> dict[str, Any]:
@@ -71,16 +73,57 @@ def concatenate(tree: FieldTree, context: FieldContext | None = None) -> dict[st
     return new
 
 
-def build_concat(args: ConcatArgs) -> Transform:
-    """The transform; its argument has no effect here."""
-    del args
-    return concatenate
+@dataclass(frozen=True)
+class Concat:
+    """`concatenate`, as a block.
+
+    Attributes:
+        args: see `ConcatArgs`.
+    """
+
+    args: ConcatArgs
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """See `concatenate`."""
+        return concatenate(tree, context)
+
+    def layout(self, layout: Layout) -> Layout:
+        """The variables of x as they lie in it; those of y as they come."""
+        inputs = layout.get("input", ())
+        sources = dict.fromkeys(group.var_key.split("/")[0] for group in inputs)
+        ranked = sorted(inputs, key=lambda group: channel_rank(group.var_key))
+        ordered = [
+            group
+            for source in sources
+            for group in ranked
+            if group.var_key.split("/")[0] == source
+        ]
+        return {**layout, "input": ordered}
 
 
-def build_to_device(args: ToDeviceArgs) -> Transform:
-    """A transform that returns the tree as it is."""
-    del args
-    return lambda tree, context=None: dict(tree)
+@dataclass(frozen=True)
+class ToDevice:
+    """Returns the tree as it is.
+
+    Attributes:
+        args: see `ToDeviceArgs`.
+    """
+
+    args: ToDeviceArgs
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """The same tree."""
+        return dict(tree)
+
+    def inverse(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """The same tree."""
+        return dict(tree)
 
 
 def _flat(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Shaped
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.io.open_files import reading_engine
-from credit_jax.transforms.base import FieldTree, Group, map_fields, variable_of
+from credit_jax.transforms.base import FieldTree, Layout, map_fields, variable_of
 
 SMALLEST_STD = 1e-12  # CREDIT's floor of the divisor
 
@@ -52,6 +52,12 @@ class Normalizer:
     ) -> dict[str, Any]:
         """Normalize all fields of the input and the target."""
         return map_fields(tree, self.normalize, ("input", "target"))
+
+    def inverse(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Back to physical units."""
+        return map_fields(tree, self.denormalize, ("input", "target"))
 
     def normalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]
@@ -93,10 +99,11 @@ class Normalizer:
                 )
         return tuple(np.broadcast_to(v.reshape(-1), (num_levels,)) for v in (mean, std))  # type: ignore[return-value]
 
-    def check(self, groups: Sequence[Group]) -> None:
-        """Check that the statistics fit the variables of a channel layout."""
-        for group in groups:
-            self.statistics(group.var_key, group.n_levels)
+    def check(self, layout: Layout) -> None:
+        """Check that the statistics fit the variables."""
+        for groups in layout.values():
+            for group in groups:
+                self.statistics(group.var_key, group.n_levels)
 
 
 def build_normalizer(args: NormalizerArgs) -> Normalizer:

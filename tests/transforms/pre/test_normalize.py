@@ -38,7 +38,7 @@ def test_in_the_graph_as_on_the_host(files, batch):
         concat=CONCAT,
     )
     host = blocks.before_step(batch)["y"]
-    normalizer = blocks.normalizer
+    normalizer = blocks.transforms[0].transform
 
     @jax.jit
     def graph(fields):
@@ -58,15 +58,17 @@ def test_inputs_are_not_changed(files, batch):
 def test_denormalize_is_the_inverse(files, batch):
     chain = preblocks(norm={"type": "era5_normalizer", "args": files}, concat=CONCAT)
     groups = [group(T, LEVELS), group(SP, 1), group("S/diagnostic/2d/other", 1)]
-    units = channel_units(chain.normalizer, groups)
-    assert units.mean.tolist() == [270, 271, 273, 275, 1e5, 0]
-    assert units.std.tolist() == [3, 4, 6, 8, 1e3, 1]
+    units = channel_units(chain, groups)
+    ends = np.broadcast_to([[0.0], [1.0]], (2, 6))[..., None, None].astype(np.float32)
+    mean, one = units.denormalize(ends)[..., 0, 0]
+    assert mean.tolist() == [270, 271, 273, 275, 1e5, 0]
+    assert (one - mean).tolist() == [3, 4, 6, 8, 1e3, 1]
     fields = batch["target"]["S"]
     flat = np.concatenate([fields[T], fields[SP], fields[TP]], axis=1)
     for array in (flat, jnp.asarray(flat), flat[:, :, 0]):
         back = units.normalize(units.denormalize(array))
         assert np.allclose(back, array, rtol=2e-5)
-    normalizer = chain.normalizer
+    normalizer = chain.transforms[0].transform
     physical = normalizer.denormalize(T, normalizer.normalize(T, fields[T]))
     assert np.allclose(physical, fields[T], rtol=1e-6)
 
@@ -82,7 +84,9 @@ def test_denormalize_is_the_inverse(files, batch):
 def test_statistics_errors(files, changes, kind, text):
     norm = {"type": "era5_normalizer", "args": {**files, **changes}}
     with pytest.raises(kind, match=re.escape(text)):
-        preblocks(norm=norm, concat=CONCAT).check([group(T, LEVELS)])
+        preblocks(norm=norm, concat=CONCAT).check(
+            {"input": [], "target": [group(T, LEVELS)]}
+        )
 
 
 @pytest.mark.parametrize(

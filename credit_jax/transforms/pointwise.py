@@ -1,0 +1,54 @@
+"""log and exp with an offset, of numpy and of JAX arrays: formulas of both phases."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
+Base: TypeAlias = Literal["e", "2", "10"]
+
+_LOG = {"e": "log", "2": "log2", "10": "log10"}
+_NUMBER = {"e": math.e, "2": 2.0, "10": 10.0}
+
+
+def log_offset(base: Base, eps: float) -> float:
+    """log_base(eps) of a Python float."""
+    return getattr(math, _LOG[base])(eps)
+
+
+def shifted_log(x: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, ...]:
+    """`log_base(x + eps) - log_base(eps)`: 0 at 0. Below -eps it is NaN.
+
+    A numpy array's logarithm is rounded once from float64.
+    """
+    return _log(x + eps, base) - log_offset(base, eps)
+
+
+def shifted_exp(y: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, ...]:
+    """`base ^ (y + log_base(eps)) - eps`, the inverse of `shifted_log`."""
+    return _exp(y + log_offset(base, eps), base) - eps
+
+
+def is_numpy(x: Any) -> bool:
+    """Whether an array is numpy's: then JAX is left out."""
+    return isinstance(x, np.ndarray)
+
+
+def _log(x: Any, base: Base) -> Any:
+    if is_numpy(x):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return getattr(np, _LOG[base])(x, dtype=np.float64).astype(x.dtype)
+    return getattr(jnp, _LOG[base])(x)
+
+
+def _exp(x: Any, base: Base) -> Any:
+    if is_numpy(x):
+        with np.errstate(over="ignore"):
+            wide = x.astype(np.float64)
+            power = np.exp(wide) if base == "e" else np.power(_NUMBER[base], wide)
+            return power.astype(x.dtype)
+    return jnp.exp(x) if base == "e" else jnp.power(_NUMBER[base], x)

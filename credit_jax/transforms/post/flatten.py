@@ -1,0 +1,89 @@
+"""`flatten_to_tensor`: named fields become y_pred again, scaled if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
+from credit_jax.fields.bridgescaler import Scaler
+from credit_jax.transforms.base import FieldTree, change_entry
+from credit_jax.transforms.pointwise import is_numpy
+from credit_jax.transforms.post.scaler import target_scalers
+from credit_jax.transforms.scaling import Method, find_scaler, scale
+
+
+class FlattenArgs(StrictModel):
+    """Arguments of `flatten_to_tensor`.
+
+    Attributes:
+        scaler_path: JSON of fitted scalers; null scales nothing.
+        variables: whole keys of the variables that are scaled; null is all, an empty
+            list none.
+        method: transform, or inverse_transform.
+        key: entry with the fields.
+        out_key: entry that the array is put into.
+    """
+
+    scaler_path: str | None = None
+    variables: tuple[str, ...] | None = None
+    method: Method = "transform"
+    key: str = "y_processed"
+    out_key: str = "y_pred"
+
+
+@dataclass(frozen=True, eq=False)
+class FlattenToTensor:
+    """Joins fields in the order of the model's output; the fields stay as they are.
+
+    Attributes:
+        args: see `FlattenArgs`.
+        scalers: {source: {key: scaler}} of the target; None scales nothing.
+    """
+
+    args: FlattenArgs
+    scalers: Mapping[str, Mapping[str, Scaler]] | None
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Add (batch, channel, time, lat, lon) under `out_key`.
+
+        Args:
+            tree: with the fields and "channel_map".
+
+        Raises:
+            ValueError: there are no such fields, or one has no scaler that fits.
+        """
+        args, slices = self.args, tree["channel_map"]
+
+        def change(key: str, x: Any) -> Any:
+            if self.scalers is None or key not in slices or not self._selects(key):
+                return x
+            scaler = find_scaler(self.scalers, key, "the target scalers")
+            return scale(scaler, x, args.method, context=context)
+
+        scaled = change_entry(tree, change, args.key, "flatten_to_tensor")[args.key]
+        order = sorted(slices, key=lambda key: slices[key].start)
+        fields = [scaled[key.split("/")[0]][key] for key in order]
+        module = np if all(map(is_numpy, fields)) else jnp
+        return {**tree, args.out_key: module.concatenate(fields, axis=1)}
+
+    def _selects(self, key: str) -> bool:
+        return self.args.variables is None or key in self.args.variables
+
+
+def build_flatten(args: FlattenArgs) -> FlattenToTensor:
+    """Read the scalers.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no file of scalers, or has none of the target.
+    """
+    path = args.scaler_path
+    return FlattenToTensor(args, None if path is None else target_scalers(path))

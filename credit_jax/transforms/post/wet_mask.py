@@ -1,0 +1,135 @@
+"""`wet_mask_samudra`: zero over land, by Samudra's masks of every depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os.path import expandvars
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
+from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.pointwise import is_numpy
+
+NUM_DEPTHS = 19
+# Variables of a depth each in channel order, before sea surface height; Samudra's sets.
+VARIABLES = {
+    "thermo_dynamic": ("uo", "vo", "thetao", "so"),
+    "thermo": ("thetao", "so"),
+}
+
+
+class WetMaskData(StrictModel):
+    """`conf.data` of `wet_mask_samudra`.
+
+    Attributes:
+        data_path: Zarr store with the variables mask_0 to mask_18, or wetmask (lev,
+            lat, lon).
+        mean_path, std_path: accepted; CREDIT opens them and uses nothing of them.
+        prognostic_vars_key: which set of variables the channels are.
+        dynamic_forcing_vars_key: accepted, without effect on the mask.
+    """
+
+    data_path: str
+    mean_path: str | None = None
+    std_path: str | None = None
+    prognostic_vars_key: Literal["thermo_dynamic", "thermo"]
+    dynamic_forcing_vars_key: str | None = None
+
+
+class WetMaskConf(StrictModel):
+    """`conf` of `wet_mask_samudra`.
+
+    Attributes:
+        data: see `WetMaskData`.
+    """
+
+    data: WetMaskData
+
+
+class WetMaskArgs(StrictModel):
+    """Arguments of `wet_mask_samudra`.
+
+    Attributes:
+        conf: see `WetMaskConf`.
+        key: entry with the array, such as "y_pred".
+    """
+
+    conf: WetMaskConf
+    key: str = "prediction"
+
+
+@dataclass(frozen=True, eq=False)
+class WetMask:
+    """x -> x * mask.
+
+    Attributes:
+        mask: (channel, lat, lon), 1 in water and 0 on land.
+        key: entry with the array.
+
+    Differs from CREDIT: which multiplies arrays without a time dim, as its trainer has
+    them, by channel where the batch stands.
+    """
+
+    mask: Float[np.ndarray, "channel lat lon"]
+    key: str
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Mask (batch, channel, time, lat, lon) under `key`.
+
+        Raises:
+            ValueError: there is no such array, or it has other channels.
+        """
+        x = tree.get(self.key)
+        if x is None or isinstance(x, dict) or x.shape[1] != len(self.mask):
+            got = "nothing" if x is None else getattr(x, "shape", "fields of variables")
+            raise ValueError(
+                f"wet_mask_samudra: key {self.key!r} must be an array of "
+                f"{len(self.mask)} channels, such as y_pred; got {got}"
+            )
+        mask = self.mask[:, None]
+        if context is not None:
+            local = context.local_rows(np.moveaxis(self.mask, 1, 0))
+            mask = jnp.moveaxis(local, 0, 1)[:, None]
+        return {**tree, self.key: x * (mask if is_numpy(x) else jnp.asarray(mask))}
+
+
+def build_wet_mask(args: WetMaskArgs) -> WetMask:
+    """Read the masks.
+
+    Raises:
+        FileNotFoundError: there is no such store.
+        ValueError: it has no masks.
+    """
+    data = args.conf.data
+    with xr.open_zarr(expandvars(data.data_path), consolidated=None) as store:
+        depths = _depths(store, data.data_path)
+    count = len(VARIABLES[data.prognostic_vars_key])
+    channels = [*(list(range(NUM_DEPTHS)) * count), 0]
+    return WetMask(np.asarray(depths[channels], np.float32), args.key)
+
+
+def _depths(store: xr.Dataset, path: str) -> Float[np.ndarray, "depth lat lon"]:
+    """The masks of all depths."""
+    names = [f"mask_{depth}" for depth in range(NUM_DEPTHS)]
+    if names[0] not in store and "wetmask" in store:
+        return store["wetmask"].values[:NUM_DEPTHS]
+    lacking = [name for name in names if name not in store]
+    if lacking:
+        raise ValueError(
+            f"wet_mask_samudra: {path} lacks {', '.join(lacking)}, and has no wetmask"
+        )
+    masks = [store[name] for name in names]
+    return np.stack(
+        [
+            mask.isel(time=0).values if "time" in mask.dims else mask.values
+            for mask in masks
+        ]
+    )

@@ -1,0 +1,98 @@
+"""`fill_values`: values that match a rule are replaced by a constant."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
+from credit_jax.transforms.base import FieldTree, map_fields
+from credit_jax.transforms.pointwise import is_numpy
+from credit_jax.transforms.selection import DataType, Selection, Variables
+
+_COMPARE: Mapping[str, Callable[[Any, float], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+class FillRule(StrictModel):
+    """One rule of `fill_values`.
+
+    Attributes:
+        search: "nan", or a number that values are compared with by `op`.
+        op: comparison; NaN never matches a number, also not by "!=".
+        fill: the new value.
+    """
+
+    search: Literal["nan"] | float
+    op: Literal["==", "!=", "<", "<=", ">", ">="] = "=="
+    fill: float
+
+
+class FillArgs(StrictModel):
+    """Arguments of `fill_values`.
+
+    Attributes:
+        rules: all are matched against the values as they come; of several that match,
+            the last one counts.
+        variables: keys or the beginnings of keys; an empty list, or null, is all.
+        data_types: entries of the batch that are changed.
+    """
+
+    rules: tuple[FillRule, ...]
+    variables: Variables = ()
+    data_types: tuple[DataType, ...] = ("input", "target")
+
+
+@dataclass(frozen=True)
+class FillValues:
+    """Replaces the values of some variables by rules.
+
+    Attributes:
+        args: see `FillArgs`.
+    """
+
+    args: FillArgs
+
+    @property
+    def selection(self) -> Selection:
+        """The variables that it changes."""
+        return Selection(self.args.variables)
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Fill the fields of input and target."""
+        selected = self.selection
+        return map_fields(
+            tree,
+            lambda key, x: self._filled(x) if selected(key) else x,
+            self.args.data_types,
+        )
+
+    def inverse(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """The tree as it is: filled values are in the units of the others."""
+        return dict(tree)
+
+    def _filled(self, x: Any) -> Any:
+        module = np if is_numpy(x) else jnp
+        missing, filled = module.isnan(x), x
+        for rule in self.args.rules:
+            match = missing
+            if rule.search != "nan":
+                match = ~missing & _COMPARE[rule.op](x, float(rule.search))
+            filled = module.where(match, module.asarray(rule.fill, x.dtype), filled)
+        return filled

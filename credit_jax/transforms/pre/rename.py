@@ -1,0 +1,128 @@
+"""`rename`: other names of variables, perhaps in another source."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from os.path import expandvars
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import model_validator
+
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
+from credit_jax.transforms.base import FieldTree, Layout
+from credit_jax.transforms.selection import DataType
+
+
+class RenameArgs(StrictModel):
+    """Arguments of `rename`: one of mapping and mapping_file.
+
+    Attributes:
+        mapping: old key -> new key, such as "GFS/prognostic/3d/TMP" to
+            "ERA5/prognostic/3d/T".
+        mapping_file: YAML file with such a mapping.
+        data_types: entries of the batch that are changed.
+    """
+
+    mapping: dict[str, str] | None = None
+    mapping_file: str | None = None
+    data_types: tuple[DataType, ...] = ("input", "target")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> RenameArgs:
+        if (self.mapping is None) == (self.mapping_file is None):
+            raise ValueError("give one of mapping and mapping_file")
+        return self
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Gives variables other keys; keys that it does not name stay.
+
+    All names are matched as they were before the block: a chain does not cascade.
+
+    Attributes:
+        mapping: old key -> new key.
+        data_types: entries of the batch that are changed.
+    """
+
+    mapping: Mapping[str, str]
+    data_types: tuple[DataType, ...]
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Rename the fields of input and target.
+
+        Raises:
+            ValueError: two fields would have the same key.
+        """
+        return self._renamed(tree, self.mapping)
+
+    def inverse(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """The old names."""
+        return self._renamed(tree, {new: old for old, new in self.mapping.items()})
+
+    def layout(self, layout: Layout) -> Layout:
+        """The variables by their new keys, those of each source together."""
+        found = dict(layout)
+        for part in set(self.data_types) & set(layout):
+            groups = {group.var_key: group for group in layout[part]}
+            ordered = _by_source(groups, self.mapping, part)
+            found[part] = [
+                dataclasses.replace(groups[old], var_key=new)  # type: ignore[type-var]
+                for new, old in ordered
+            ]
+        return found
+
+    def _renamed(self, tree: FieldTree, mapping: Mapping[str, str]) -> dict[str, Any]:
+        found = dict(tree)
+        for part in set(self.data_types) & set(tree):
+            fields = {key: x for own in tree[part].values() for key, x in own.items()}
+            found[part] = {}
+            for new, old in _by_source(fields, mapping, part):
+                found[part].setdefault(new.split("/")[0], {})[new] = fields[old]
+        return found
+
+
+def build_rename(args: RenameArgs) -> Rename:
+    """Read the mapping.
+
+    Raises:
+        ValueError: the file holds something else.
+        OSError: it cannot be read.
+    """
+    mapping = args.mapping
+    if mapping is None:
+        path = expandvars(args.mapping_file or "")
+        mapping = yaml.safe_load(Path(path).read_text()) or {}
+        if not isinstance(mapping, dict) or not all(
+            isinstance(text, str) for pair in mapping.items() for text in pair
+        ):
+            raise ValueError(f"rename: {path} must hold lines 'old key: new key'")
+    return Rename(mapping, args.data_types)
+
+
+def _by_source(
+    keys: Iterable[str], mapping: Mapping[str, str], part: str
+) -> list[tuple[str, str]]:
+    """(new, old) keys; sources in the order of their old names, new ones at the end."""
+    keys = list(keys)
+    pairs = [(mapping.get(old, old), old) for old in keys]
+    new_keys = [new for new, _ in pairs]
+    twice = sorted({new for new in new_keys if new_keys.count(new) > 1})
+    if twice:
+        raise ValueError(
+            f"rename: two variables of {part} would be called {', '.join(twice)}; "
+            "rename one of them to something else"
+        )
+    sources = dict.fromkeys(key.split("/")[0] for key in (*keys, *new_keys))
+    return [
+        pair for source in sources for pair in pairs if pair[0].split("/")[0] == source
+    ]

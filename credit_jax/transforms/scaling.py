@@ -1,0 +1,258 @@
+"""bridgescaler's scalers applied to fields, on the host and traced."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
+from credit_jax.fields import FieldContext
+from credit_jax.fields.bridgescaler import (
+    DeepStandardScaler,
+    MinMaxScaler,
+    QuantileScaler,
+    Scaler,
+    read_scalers,
+)
+from credit_jax.transforms import quantile
+from credit_jax.transforms.base import FieldTree, Group, change_entry
+from credit_jax.transforms.pointwise import is_numpy
+from credit_jax.transforms.selection import Selection, Variables
+
+Method: TypeAlias = Literal["transform", "inverse_transform"]
+INVERSE: Mapping[Method, Method] = {
+    "transform": "inverse_transform",
+    "inverse_transform": "transform",
+}
+Fields = Shaped[Any, "batch level time lat lon"]
+
+
+@runtime_checkable
+class ScalerSelection(Protocol):
+    """What the arguments of both blocks with scalers have."""
+
+    @property
+    def scaler_path(self) -> str:
+        """JSON of fitted scalers."""
+        ...
+
+    @property
+    def variables(self) -> Variables:
+        """Those that are scaled."""
+        ...
+
+    @property
+    def spatial_variables(self) -> Variables:
+        """Those of them that are scaled by grid point."""
+        ...
+
+
+def open_scalers(path: str) -> dict[str, dict[str, dict[str, Scaler]]]:
+    """`read_scalers` of a file, which blocks that name the same one share.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: see `read_scalers`.
+    """
+    path = os.path.expandvars(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"scaler_path: no file {path!r}; `python -m credit_jax.preprocess` fits "
+            "the scalers of a config and writes it"
+        )
+    return _read(path, os.stat(path).st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read(path: str, changed: int) -> dict[str, dict[str, dict[str, Scaler]]]:
+    del changed  # a file that is written anew is read anew
+    return read_scalers(path)
+
+
+def scale(
+    scaler: Scaler,
+    x: Fields,
+    method: Method,
+    *,
+    per_point: bool = False,
+    context: FieldContext | None = None,
+) -> Fields:
+    """Transform a field, or transform it back.
+
+    Args:
+        scaler: of its variable.
+        x: (batch, level, time, lat, lon), numpy or JAX.
+        method: "transform" or "inverse_transform".
+        per_point: a channel of the scaler is a grid point; else it is a level, or a
+            longitude for a scaler with channels last.
+        context: of a traced step.
+
+    Returns:
+        The field in the dtype that x and the scaler's numbers promote to.
+    """
+    if isinstance(scaler, QuantileScaler):
+        rows = _whole if context is None else partial(context.local_rows, fill=1)
+        return quantile.scale(
+            scaler, x, method, per_point=per_point, grid=_grid(x, context), rows=rows
+        )
+    shift, factor = _affine(scaler)
+    shape = _shape(scaler, x, per_point, context)
+    shift, factor = shift.reshape(shape), factor.reshape(shape)
+    if per_point and context is not None:
+        shift, factor = context.local_rows(shift), context.local_rows(factor, fill=1)
+    if not is_numpy(x):
+        shift, factor = (jnp.asarray(value, x.dtype) for value in (shift, factor))
+    if method == "transform":
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (x - shift) / factor
+    return x * factor + shift
+
+
+def num_channels(scaler: Scaler) -> int:
+    """Channels that a scaler was fitted to."""
+    if isinstance(scaler, QuantileScaler):
+        return len(scaler.centroids)
+    return _affine(scaler)[0].size
+
+
+def scale_fields(
+    tree: FieldTree,
+    part: str,
+    scalers: Mapping[str, Mapping[str, Scaler]],
+    args: ScalerSelection,
+    method: Method,
+    context: FieldContext | None,
+) -> dict[str, Any]:
+    """Scale the selected fields of one entry.
+
+    Raises:
+        ValueError: there is no such entry; a variable has no scaler, or one of another
+            size; a variable is scaled by grid point and not selected.
+    """
+    selected, spatial = Selection(args.variables), _spatial(args)
+
+    def change(key: str, x: Any) -> Any:
+        if not selected(key):
+            if spatial(key):
+                raise ValueError(_not_selected(key))
+            return x
+        scaler = find_scaler(scalers, key, f"the scalers of {part}")
+        return scale(scaler, x, method, per_point=spatial(key), context=context)
+
+    return change_entry(tree, change, part, "bridgescaler_transform")
+
+
+def check_groups(
+    scalers: Mapping[str, Mapping[str, Scaler]],
+    groups: Sequence[Group],
+    args: ScalerSelection,
+    where: str,
+) -> None:
+    """Check that the selected variables have scalers that fit their levels.
+
+    Raises:
+        ValueError: naming the first that has not.
+    """
+    selected, spatial = Selection(args.variables), _spatial(args)
+    for group in groups:
+        key = group.var_key
+        if not selected(key):
+            if spatial(key):
+                raise ValueError(_not_selected(key))
+            continue
+        scaler = find_scaler(scalers, key, f"{where} of {args.scaler_path}")
+        _check_scaler(scaler, key, group.n_levels, spatial(key))
+
+
+def find_scaler(
+    scalers: Mapping[str, Mapping[str, Scaler]], key: str, where: str
+) -> Scaler:
+    """The scaler of a variable.
+
+    Raises:
+        ValueError: there is none.
+    """
+    own = scalers.get(key.split("/")[0], {})
+    if key not in own:
+        there = [name for names in scalers.values() for name in names]
+        near = difflib.get_close_matches(key, there, n=1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise ValueError(
+            f"bridgescaler_transform: {key} is not among {where}{hint}; fit the "
+            "scalers again, or name those that are to be scaled in `variables`"
+        )
+    return own[key]
+
+
+def _spatial(args: ScalerSelection) -> Callable[[str], bool]:
+    """Which variables are scaled by grid point; none if the list is empty."""
+    if not args.spatial_variables:
+        return lambda key: False
+    return Selection(args.spatial_variables)
+
+
+def _not_selected(key: str) -> str:
+    return (
+        f"bridgescaler_transform: {key} stands in spatial_variables, but `variables` "
+        "does not select it; add it there"
+    )
+
+
+def _check_scaler(scaler: Scaler, key: str, num_levels: int, per_point: bool) -> None:
+    """Check that a scaler fits the levels of a variable."""
+    if per_point and num_levels > 1:
+        raise ValueError(
+            f"spatial_variables: {key} has {num_levels} levels; scaling by grid point "
+            "takes variables of one level"
+        )
+    last = getattr(scaler, "channels_last", True)
+    if not per_point and not last and num_channels(scaler) != num_levels:
+        raise ValueError(
+            f"the scaler of {key} has {num_channels(scaler)} channels, the data have "
+            f"{num_levels} level{'s' if num_levels > 1 else ''}; fit it again, or name "
+            "the variable in spatial_variables if its channels are grid points"
+        )
+
+
+def _affine(scaler: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(channel,) shift and factor: transformed = (x - shift) / factor."""
+    if isinstance(scaler, MinMaxScaler):
+        return scaler.minimum, scaler.maximum - scaler.minimum
+    if isinstance(scaler, DeepStandardScaler):
+        return scaler.mean, scaler.deviation
+    return scaler.mean, np.sqrt(scaler.variance)
+
+
+def _shape(
+    scaler: Any, x: Any, per_point: bool, context: FieldContext | None
+) -> tuple[int, ...]:
+    """Shape in which a scaler's numbers broadcast against a field."""
+    grid, count = _grid(x, context), num_channels(scaler)
+    last = getattr(scaler, "channels_last", True)
+    expected = grid[0] * grid[1] if per_point else x.shape[-1 if last else 1]
+    if count != expected:
+        what = "grid points" if per_point else "longitudes" if last else "levels"
+        raise ValueError(
+            f"a scaler has {count} channels, the field {tuple(x.shape)} has "
+            f"{expected} {what}; fit it again with scaler_params: {{channels_last: "
+            "false}, or see spatial_variables"
+        )
+    if per_point:
+        return grid
+    return (count,) if last else (1, count, 1, 1, 1)
+
+
+def _grid(x: Any, context: FieldContext | None) -> tuple[int, int]:
+    """(lat, lon) of the whole field."""
+    rows = x.shape[-2] if context is None else context.reducer.rows.size
+    return rows, x.shape[-1]
+
+
+def _whole(per_row: np.ndarray) -> np.ndarray:
+    return per_row

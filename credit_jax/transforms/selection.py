@@ -1,0 +1,64 @@
+"""Which variables a transform changes: CREDIT's `variables` argument."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+# As a config has it.
+Variables: TypeAlias = tuple[str, ...] | str | None
+DataType: TypeAlias = Literal["input", "target"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The variables that `variables` stands for.
+
+    A list selects the keys that it names and those below them: "ERA5/prognostic" is
+    every prognostic variable of ERA5. An empty list, or null, selects everything. Of a
+    string CREDIT takes the letters one by one, which name no variable.
+
+    Attributes:
+        variables: as the config has it.
+
+    >>> Selection(("A/prognostic",))("A/prognostic/3d/T")
+    True
+    >>> Selection("A/prognostic/3d/T")("A/prognostic/3d/T")
+    False
+    """
+
+    variables: Variables
+
+    def __call__(self, key: str) -> bool:
+        """Whether the selection has a variable."""
+        if not self.variables:
+            return True
+        return any(_covers(own, key) for own in self.variables)
+
+    def unmatched(self, keys: Iterable[str]) -> list[str]:
+        """One line for each entry that selects none of some variables."""
+        keys = list(keys)
+        if not self.variables:
+            return []
+        if isinstance(self.variables, str):
+            return [
+                f"got the string {self.variables!r}, expected a list; CREDIT takes its "
+                "letters one by one and changes no variable, and so it is here. "
+                f"Trained weights may depend on that; if not, write [{self.variables}]"
+            ]
+        return [
+            f"{own!r} is no variable here and changes nothing{_nearest(own, keys)}"
+            for own in self.variables
+            if not any(_covers(own, key) for key in keys)
+        ]
+
+
+def _covers(entry: str, key: str) -> bool:
+    return key == entry or key.startswith(f"{entry}/")
+
+
+def _nearest(entry: str, keys: list[str]) -> str:
+    near = difflib.get_close_matches(entry, keys, n=1)
+    return f"; the nearest is {near[0]!r}" if near else ""
