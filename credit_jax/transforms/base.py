@@ -221,7 +221,6 @@ def change_entry(
         there = [own for own in tree if isinstance(tree[own], Mapping)]
         raise ValueError(
             f"{name}: key {key!r} names no fields of variables; there are: "
-            f"{', '.join(there) or 'none'}; a block of type reconstruct before it makes "
-            "them"
+            f"{', '.join(there) or 'none'}; a block of type reconstruct makes them"
         )
     return map_fields(tree, change, (key,))

@@ -43,11 +43,13 @@ class Regrid:
     Attributes:
         args: see `RegridArgs`.
         matrix: (new points, old points), float32.
+        num_points: of the old grid.
         grid: after the block.
     """
 
     args: RegridArgs
     matrix: csr_array
+    num_points: int
     grid: Grid
 
     def __call__(
@@ -76,17 +78,13 @@ class Regrid:
         axes = self.args.flip_axis or ()
         flips = tuple(axis for axis in axes if -num_dims <= axis < 0)
         x = np.flip(x, flips) if flips else x
-        points = np.asarray(x.reshape(-1, self._num_points), np.float32)
+        points = np.asarray(x.reshape(-1, self.num_points), np.float32)
         new = np.ascontiguousarray((self.matrix @ points.T).T)
         to_xy = self.args.reshape_to_xy
         return new.reshape(*lead, *(self.grid.shape if to_xy else (-1,)))
 
-    @property
-    def _num_points(self) -> int:
-        return int(np.shape(self.matrix)[-1])
-
     def _spatial_dims(self, key: str, shape: tuple[int, ...]) -> int:
-        num_points = self._num_points
+        num_points = self.num_points
         if shape[-1] == num_points:
             return 1
         if len(shape) > 1 and shape[-2] * shape[-1] == num_points:
@@ -117,7 +115,7 @@ def build_regrid(args: RegridArgs) -> Regrid:
         places = weights["row"].values - 1, weights["col"].values - 1
         shape = int(weights.sizes["n_b"]), int(weights.sizes["n_a"])
         grid = _new_grid(weights, args.reshape_to_xy)
-    return Regrid(args, csr_array((entries, places), shape), grid)
+    return Regrid(args, csr_array((entries, places), shape), shape[1], grid)
 
 
 def _new_grid(weights: xr.Dataset, reshape_to_xy: bool) -> Grid:
