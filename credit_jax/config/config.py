@@ -5,13 +5,9 @@ from typing import Any, ClassVar
 from pydantic import Field, PrivateAttr, field_validator
 
 from credit_jax.config.base import StrictModel
-from credit_jax.config.data import (
-    FIELD_TYPES,
-    DataConfig,
-    ValidationDataConfig,
-    num_samples,
-)
+from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
 from credit_jax.config.demo import DemoConfig
+from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
 from credit_jax.config.metrics import MetricsConfig

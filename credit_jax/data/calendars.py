@@ -1,8 +1,14 @@
 """Calendars: times as datetime64[ns] labels, and arithmetic in a calendar.
 
-A label is the date and time of day as written. The noleap calendar (365 days in every
-year) has a subset of the standard dates, so its times have the same labels; only sums
-and ranges differ.
+A label is the date and time of day as written. Calendars differ in which dates they
+have, so sums and ranges differ between them, and labels do not: noleap (365 days in
+every year) has no 29 February, all_leap and julian have more of them than the standard
+calendar, and those have no label.
+
+Differs from CREDIT: 29 February of an all_leap or julian year that the standard
+calendar does not call a leap year is an error at once; CREDIT fails at the first file
+that it looks up by such a date. Times that datetime64[ns] does not hold (before 1678,
+after 2262) are an error.
 """
 
 from collections.abc import Iterable
@@ -13,15 +19,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from credit_jax.config.dates import CALENDARS, DAYS_360
+
 STANDARD = "standard"
-NOLEAP = "noleap"
-_NAMES = {
-    "standard": STANDARD,
-    "gregorian": STANDARD,
-    "proleptic_gregorian": STANDARD,
-    "noleap": NOLEAP,
-    "365_day": NOLEAP,
-}
+_FIRST, _LAST = 1678, 2261
 
 
 def calendar_of(times: np.ndarray, where: str) -> str:
@@ -32,27 +33,39 @@ def calendar_of(times: np.ndarray, where: str) -> str:
         where: what they come from, for the error.
 
     Raises:
-        ValueError: for a calendar whose dates are not all standard dates.
+        ValueError: for times without a unit, or a calendar that is not available.
     """
     if np.issubdtype(times.dtype, np.datetime64):
         return STANDARD
     name = getattr(times[0], "calendar", None) if times.size else STANDARD
-    if name not in _NAMES:
+    if name is None:
         raise ValueError(
-            f"{where}: the time coordinate has calendar {name!r}; there are: "
-            f"{', '.join(_NAMES)}. Other calendars have dates that the standard one "
-            "lacks, or times that xarray cannot decode"
+            f"{where}: the time coordinate holds {times.dtype} ({times[0]!r}, ...) and "
+            "no dates; give it units such as 'hours since 1979-01-01'"
         )
-    return _NAMES[name]
+    if name not in CALENDARS:
+        why = f" ({DAYS_360})" if name == "360_day" else ""
+        raise ValueError(
+            f"{where}: the time coordinate has calendar {name!r}, which is not "
+            f"available{why}; there are: {', '.join(CALENDARS)}"
+        )
+    return CALENDARS[name]
 
 
-def to_labels(times: Iterable) -> np.ndarray:
-    """Decoded times, datetime64 or cftime, as (time,) datetime64[ns] labels."""
+def to_labels(times: Iterable, where: str = "times") -> np.ndarray:
+    """Decoded times, datetime64 or cftime, as (time,) datetime64[ns] labels.
+
+    Raises:
+        ValueError: for a time that datetime64[ns] does not hold.
+    """
     times = np.asarray(times)
     if np.issubdtype(times.dtype, np.datetime64):
+        seconds = times.astype("datetime64[s]")
+        years = seconds.astype("datetime64[Y]").astype(np.int64) + 1970
+        _check_years(years[~np.isnat(seconds)], where)
         return times.astype("datetime64[ns]")
-    texts = [f"{t.year:04d}{t.strftime('-%m-%dT%H:%M:%S')}" for t in times.ravel()]
-    return np.array(texts, dtype="datetime64[ns]")
+    _check_years(np.array([t.year for t in times.ravel()], dtype=np.int64), where)
+    return np.array([_label(t, where) for t in times.ravel()], dtype="datetime64[ns]")
 
 
 def time_range(
@@ -61,7 +74,7 @@ def time_range(
     """Labels start, start + step, ... up to end (included), in a calendar."""
     if calendar == STANDARD:
         return pd.date_range(start, end, freq=step).to_numpy("datetime64[ns]")
-    first, last = (_to_cftime(label) for label in (start, end))
+    first, last = (_to_cftime(label, calendar) for label in (start, end))
     freq = pd.tseries.frequencies.to_offset(step)
     times = xr.date_range(first, last, freq=freq, calendar=calendar, use_cftime=True)
     return to_labels(times.values)
@@ -74,8 +87,8 @@ def shift(
     stamp: Any = pd.Timestamp(label)
     if calendar == STANDARD:
         return stamp + by
-    moved: Any = pd.Timestamp(to_labels([_to_cftime(stamp) + by.to_pytimedelta()])[0])
-    return moved
+    moved = to_labels([_to_cftime(stamp, calendar) + by.to_pytimedelta()])
+    return _timestamp(moved[0])
 
 
 def shift_all(labels: np.ndarray, by: pd.Timedelta, calendar: str) -> np.ndarray:
@@ -86,13 +99,66 @@ def shift_all(labels: np.ndarray, by: pd.Timedelta, calendar: str) -> np.ndarray
     return np.array(moved, dtype="datetime64[ns]").reshape(labels.shape)
 
 
-def _to_cftime(label: pd.Timestamp) -> cftime.datetime:
+def to_cycle_year(labels: np.ndarray, year: int, calendar: str) -> np.ndarray:
+    """Labels moved into one year; 29 February to 28 where that year has none."""
+    months = labels.astype("datetime64[M]")
+    in_month = labels - months.astype("datetime64[ns]")
+    month = months.astype(np.int64) % 12
+    leap = calendar != "noleap" and pd.Timestamp(year, 1, 1).is_leap_year
+    day = np.timedelta64(1, "D")
+    beyond = (month == 1) & (in_month >= 28 * day) & (not leap)
+    in_month = in_month - beyond * day
+    moved = np.datetime64(year - 1970, "Y").astype("datetime64[M]") + month
+    return moved.astype("datetime64[ns]") + in_month
+
+
+def most_restrictive(calendars: Iterable[str]) -> str:
+    """The calendar of a clock that several sources share.
+
+    Raises:
+        ValueError: if two of them are not standard and differ.
+    """
+    others = sorted({name for name in calendars if name != STANDARD})
+    if len(others) > 1:
+        raise ValueError(
+            f"data.source: the sources have the calendars {', '.join(others)}; start "
+            "times can be in one of them only: split the run, or convert a source"
+        )
+    return others[0] if others else STANDARD
+
+
+def _label(time: Any, where: str) -> np.datetime64:
+    text = f"{time.year:04d}{time.strftime('-%m-%dT%H:%M:%S')}"
+    try:
+        return np.datetime64(text, "ns")
+    except ValueError:
+        raise ValueError(
+            f"{where}: {text} of the calendar {time.calendar} is no date of the "
+            "standard calendar, and files are found by such dates; leave it out"
+        ) from None
+
+
+def _check_years(years: np.ndarray, where: str) -> None:
+    bad = years[(years < _FIRST) | (years > _LAST)]
+    if bad.size:
+        raise ValueError(
+            f"{where}: has times in the year {bad[0]}, outside of {_FIRST} to {_LAST}, "
+            "which is what datetime64[ns] holds; shift the years of the time axis"
+        )
+
+
+def _to_cftime(label: pd.Timestamp, calendar: str) -> cftime.datetime:
     fields = (label.year, label.month, label.day)
     clock = (label.hour, label.minute, label.second)
     try:
-        return cftime.datetime(*fields, *clock, calendar=NOLEAP)
+        return cftime.datetime(*fields, *clock, calendar=calendar)
     except ValueError:
         raise ValueError(
-            f"{label.date()} does not exist in the noleap calendar of the files; "
+            f"{label.date()} does not exist in the {calendar} calendar of the files; "
             "choose other dates"
         ) from None
+
+
+def _timestamp(label: np.datetime64) -> pd.Timestamp:
+    stamp: Any = pd.Timestamp(label)
+    return stamp

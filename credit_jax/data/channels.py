@@ -12,11 +12,8 @@ from typing import Literal, Protocol, runtime_checkable
 
 import yaml
 
-from credit_jax.config.data import (
-    INPUT_TYPES,
-    OUTPUT_TYPES,
-    DataConfig,
-)
+from credit_jax.config.data import DataConfig
+from credit_jax.config.fields import INPUT_TYPES, OUTPUT_TYPES
 from credit_jax.io.atomic import new_file
 from credit_jax.transforms import Layout, Pipeline
 
@@ -215,7 +212,7 @@ def num_levels(data: DataConfig, file_levels: int) -> dict[str, int]:
         file_levels: levels of the files, for a source whose `levels` is null.
     """
     return {
-        name: file_levels if source.levels is None else len(source.levels)
+        name: file_levels if source.level_values is None else len(source.level_values)
         for name, source in data.source.items()
     }
 

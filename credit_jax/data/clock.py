@@ -1,26 +1,50 @@
 """Start times of samples, and the input and target times of each."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from credit_jax.config.data import DataConfig, SourceConfig
-from credit_jax.data.calendars import shift, shift_all, time_range
+from credit_jax.config.data import DataConfig
+from credit_jax.config.sources import SourceConfig
+from credit_jax.data.calendars import (
+    STANDARD,
+    most_restrictive,
+    shift,
+    shift_all,
+    time_range,
+    to_cycle_year,
+)
+
+# Which year a cyclic source has, and its first and last time, where no key says it.
+Coverage = tuple[pd.Timestamp, pd.Timestamp]
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceClock:
     """Dates and steps of one source.
 
+    A start is a time of the master clock. What is read for it depends on the mode:
+
+    - "exact": the times start + k step, in the calendar of the master clock;
+    - "persist": start is taken back to the last time of this source before it (or at
+      it), and the times are that one + k step;
+    - "cyclic": the times start + k step, each moved into `cycle_year` and taken back to
+      the last time of this source before it; what lies before the first time gets the
+      last one, the year being a circle.
+
     Attributes:
         ranges: (first, last) time that may be read, one pair per range of dates.
         step: time between input and target, and between two input times.
         history_len: input times of a sample.
         forecast_len: target times of a sample.
-        calendar: "standard" or "noleap".
+        calendar: of the times of the source.
+        mode: "exact", "persist" or "cyclic".
+        cycle_year: the year of a cyclic source.
+        master: calendar of the starts.
     """
 
     ranges: tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
@@ -28,12 +52,19 @@ class SourceClock:
     history_len: int
     forecast_len: int
     calendar: str
+    mode: str = "exact"
+    cycle_year: int | None = None
+    master: str = STANDARD
 
     def starts(self) -> np.ndarray:
         """Times t, as datetime64[ns], whose whole window lies in a range.
 
         first + (history_len - 1) step, ... every step, ... last - forecast_len step.
         """
+        return self._starts
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
         parts = []
         for first, last in self.ranges:
             start = shift(first, (self.history_len - 1) * self.step, self.calendar)
@@ -48,70 +79,158 @@ class SourceClock:
         return np.concatenate(parts)
 
     def input_times(self, starts: np.datetime64 | np.ndarray) -> np.ndarray:
-        """(..., history_len) times that end at each start, datetime64[ns]."""
+        """(..., history_len) times to read, up to each start, datetime64[ns]."""
         return self._at(starts, range(1 - self.history_len, 1))
 
     def target_times(self, starts: np.datetime64 | np.ndarray) -> np.ndarray:
-        """(..., 1) the time after each start, datetime64[ns]."""
+        """(..., 1) the time to read a step after each start, datetime64[ns]."""
         return self._at(starts, range(1, 2))
+
+    def keep(self, starts: np.ndarray) -> np.ndarray:
+        """Those of the master clock's starts that this source has fields for."""
+        own = self.starts()
+        if self.mode == "cyclic":
+            return starts
+        if self.mode == "exact" or not own.size:
+            return starts[np.isin(starts, own)]
+        last = shift(own[-1], self.step, self.master).to_datetime64()
+        return starts[(starts >= own[0]) & (starts <= last)]
 
     def _at(self, starts: np.datetime64 | np.ndarray, steps: range) -> np.ndarray:
         base = np.asarray(starts, dtype="datetime64[ns]")
-        columns = [shift_all(base, k * self.step, self.calendar) for k in steps]
-        return np.stack(columns, axis=-1)
+        calendar = self.master
+        if self.mode == "persist":
+            base, calendar = self._last_before(base), self.calendar
+        columns = [shift_all(base, k * self.step, calendar) for k in steps]
+        times = np.stack(columns, axis=-1)
+        if self.mode == "cyclic":
+            assert self.cycle_year is not None
+            times = to_cycle_year(times, self.cycle_year, self.calendar)
+            return self._last_before(times)
+        return times
+
+    def _last_before(self, times: np.ndarray) -> np.ndarray:
+        """The last start of this source at or before each time; else its very last."""
+        own = self.starts()
+        position = np.searchsorted(own, times, side="right") - 1
+        if self.mode == "persist" and (position < 0).any():
+            early = times[position < 0].min()
+            raise ValueError(
+                f"no time at or before {str(early)[:19]} to persist: the source begins "
+                f"at {str(own[0])[:19]}"
+            )
+        return np.asarray(own[position])
 
 
-def source_clock(data: DataConfig, source: SourceConfig, calendar: str) -> SourceClock:
+def source_clock(
+    data: DataConfig,
+    source: SourceConfig,
+    calendar: str,
+    coverage: Coverage | None = None,
+) -> SourceClock:
     """The clock of one source: its own keys where it has them, else those of `data`.
 
     A source's own start_datetime, end_datetime or date_ranges stand for all dates.
+
+    Args:
+        data: the section.
+        source: the section of the source.
+        calendar: of its times.
+        coverage: first and last time of its first file, for a cyclic source whose
+            config says neither dates nor `cycle_year`.
     """
 
     def key(name: str) -> Any:
         own = getattr(source, name, None)
         return own if own is not None else getattr(data, name, None)
 
-    return SourceClock(
-        ranges=_ranges(data, source),
+    cyclic = source.temporal_mode == "cyclic"
+    clock = SourceClock(
+        ranges=_cycle(data, source, coverage) if cyclic else _ranges(data, source),
         step=_step(key("timestep")),
         history_len=key("history_len"),
         forecast_len=key("forecast_len"),
         calendar=calendar,
+        mode=source.temporal_mode,
+        cycle_year=_cycle_year(source, coverage) if cyclic else None,
     )
+    if source.temporal_mode != "exact" and not clock.starts().size:
+        raise ValueError(
+            f"{_describe('a source', clock)}: no time is left to take its fields from; "
+            "widen its start_datetime and end_datetime"
+        )
+    return clock
 
 
 def master_clock(
     data: DataConfig, clocks: dict[str, SourceClock]
 ) -> tuple[np.ndarray, str]:
-    """Start times that every source has, and the calendar they are in.
+    """Start times that every source has fields for, and the calendar they are in.
 
     Args:
-        data: the data section: its own dates and time step make the clock.
-        clocks: of each source; only starts that all of them have are kept.
+        data: the data section: its own dates, time step and calendar make the clock.
+        clocks: of each source, in the order of the section.
 
     Returns:
-        (samples,) datetime64[ns] and the calendar: noleap if any source is noleap.
+        (samples,) datetime64[ns] and the calendar: `data.calendar`, else the one of
+        the sources (not the cyclic ones) that is not standard.
 
     Raises:
-        ValueError: if nothing is left, with each source's range.
+        ValueError: if nothing is left, with each source's range; if a source has
+            another calendar that is not standard.
     """
-    noleap = [clock.calendar for clock in clocks.values() if clock.calendar == "noleap"]
-    calendar = noleap[0] if noleap else "standard"
+    bound = {k: c.calendar for k, c in clocks.items() if c.mode != "cyclic"}
+    calendar = data.calendar or most_restrictive(bound.values())
+    for name, own in bound.items():
+        if own not in (STANDARD, calendar):
+            raise ValueError(
+                f"data.source.{name}: has the calendar {own}, but data.calendar is "
+                f"{calendar}; the start times must be in the calendar with fewer "
+                "dates: leave data.calendar out"
+            )
     own = SourceClock(
         ranges=_ranges(data, data),
         step=_step(data.timestep),
         history_len=data.history_len,
         forecast_len=data.forecast_len,
         calendar=calendar,
+        master=calendar,
     )
     starts = own.starts()
     for clock in clocks.values():
-        starts = starts[np.isin(starts, clock.starts())]
+        starts = dataclasses.replace(clock, master=calendar).keep(starts)
     if not starts.size:
         listed = [_describe("data", own)]
         listed += [_describe(f"data.source.{k}", c) for k, c in clocks.items()]
         raise ValueError("no start time is common to all sources: " + "; ".join(listed))
     return starts, calendar
+
+
+def _cycle(
+    data: DataConfig, source: SourceConfig, coverage: Coverage | None
+) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
+    """First and last time of a cyclic source: its own keys, the data's, its file's."""
+    first = source.start_datetime or data.start_datetime
+    last = source.end_datetime or data.end_datetime
+    if not (first and last) and coverage is None:
+        raise ValueError(
+            "temporal_mode: cyclic needs start_datetime and end_datetime of its year"
+        )
+    begin, end = coverage or (None, None)
+    return ((_label(first or begin), _label(last or end)),)
+
+
+def _cycle_year(source: SourceConfig, coverage: Coverage | None) -> int:
+    """The year that a cyclic source has: its key, else the one of its file."""
+    if source.cycle_year is not None:
+        return source.cycle_year
+    years = sorted({time.year for time in coverage or ()})
+    if len(years) != 1:
+        raise ValueError(
+            f"temporal_mode: cyclic needs cycle_year: its first file has the years "
+            f"{', '.join(map(str, years)) or 'unknown'}, and one is needed"
+        )
+    return years[0]
 
 
 def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:

@@ -1,22 +1,22 @@
 """The data set of a data section: samples of all sources at common times."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from credit_jax.config.data import OUTPUT_TYPES, DataConfig
+from credit_jax.config.data import DataConfig
+from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, master_clock, source_clock
-from credit_jax.data.local import LocalSource, open_source
+from credit_jax.data.sources.registry import open_source
+from credit_jax.data.sources.source import Fields, Grid, Source
 from credit_jax.io.open_files import OpenFiles
-
-Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ _ _"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Dataset:
         num_steps: steps of a sample, `forecast_len`.
     """
 
-    sources: dict[str, LocalSource]
+    sources: dict[str, Source]
     clocks: dict[str, SourceClock]
     starts: np.ndarray
     schema: ChannelSchema
@@ -112,9 +112,27 @@ class Dataset:
         return np.concatenate([x for own in fields.values() for x in own.values()])
 
     def target_time(self, index: int, step: int = 0) -> np.datetime64:
-        """Time of the target of a step, by the clock of the first source."""
-        clock = next(iter(self.clocks.values()))
-        return clock.target_times(self.starts_at(step)[index])[0]
+        """Time of the target of a step."""
+        starts = self.starts_at(step)[index : index + 1]
+        return shift_all(starts, self.timestep, self.calendar)[0]
+
+    def window(self, name: str, field_type: str) -> np.ndarray:
+        """(samples, times) at which the samples read a field type of a source."""
+        clock, wanted = self.clocks[name], []
+        for step in range(self.num_steps):
+            starts = self.starts_at(step)
+            if field_type != "diagnostic" and step == 0:
+                wanted.append(clock.input_times(starts))
+            elif field_type == "dynamic_forcing":
+                wanted.append(clock.input_times(starts)[..., -1:])
+            if field_type in OUTPUT_TYPES:
+                wanted.append(clock.target_times(starts))
+        return np.concatenate(wanted, axis=-1)
+
+    def grids(self) -> Iterator[Grid]:
+        """The grid of each field type of each source."""
+        for source in self.sources.values():
+            yield from source.grids()
 
     @property
     def latitude(self) -> np.ndarray:
@@ -123,21 +141,17 @@ class Dataset:
         Raises:
             ValueError: if no file has a latitude coordinate.
         """
-        for source in self.sources.values():
-            for kind in source.files:
-                coordinate = source.first_file(kind).latitude
-                if coordinate is not None:
-                    return coordinate.values.astype(np.float64)
+        for grid in self.grids():
+            if grid.latitude is not None:
+                return grid.latitude.astype(np.float64)
         raise ValueError("no file of data.source has a latitude coordinate")
 
     @property
     def longitude(self) -> np.ndarray:
         """(lon,) degrees, as the files have it."""
-        for source in self.sources.values():
-            for kind in source.files:
-                coordinate = source.first_file(kind).longitude
-                if coordinate is not None:
-                    return coordinate.values.astype(np.float64)
+        for grid in self.grids():
+            if grid.longitude is not None:
+                return grid.longitude.astype(np.float64)
         raise ValueError("no file of data.source has a longitude coordinate")
 
 
@@ -156,15 +170,40 @@ def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Datas
         for name, source in data.source.items()
     }
     clocks = {
-        name: source_clock(data, source.config, source.calendar)
+        name: _clock_of(data, source, f"data.source.{name}")
         for name, source in sources.items()
     }
     starts, calendar = master_clock(data, clocks)
+    clocks = {k: dataclasses.replace(c, master=calendar) for k, c in clocks.items()}
     num_levels = {name: source.num_levels for name, source in sources.items()}
     schema = ChannelSchema.from_config(data, num_levels)
     timestep: Any = pd.Timedelta(data.timestep)
     steps = (timestep, calendar, data.forecast_len)
-    return Dataset(sources, clocks, starts, schema, *steps)
+    whole = Dataset(sources, clocks, starts, schema, *steps)
+    return dataclasses.replace(whole, starts=_available(whole))
+
+
+def _clock_of(data: DataConfig, source: Source, where: str) -> SourceClock:
+    """The clock of a source; errors name the source."""
+    try:
+        return source_clock(data, source.config, source.calendar, source.coverage())
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _available(dataset: Dataset) -> np.ndarray:
+    """The starts whose whole window every source has."""
+    keep = np.ones(len(dataset), dtype=bool)
+    for name, source in dataset.sources.items():
+        for kind in source.config.variables.given:
+            if kind != "static":
+                keep &= source.available(dataset.window(name, kind)).all(axis=-1)
+    if not keep.any():
+        raise ValueError(
+            f"no sample has all its times: the sources {', '.join(dataset.sources)} "
+            "left out all of them"
+        )
+    return dataset.starts[keep]
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:

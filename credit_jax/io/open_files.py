@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import threading
 from pathlib import Path
 
 import xarray as xr
 
+# Files whose metadata are kept.
+MAX_OPEN = 1000
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _CLASSIC = (b"CDF\x01", b"CDF\x02")
 
@@ -41,11 +44,12 @@ class OpenFiles:
     """Files that are opened at their first use and stay open, for any thread.
 
     One instance is shared by all that read for a run, so that each file is opened once.
+    Of more than MAX_OPEN files, those used longest ago are closed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._datasets: dict[tuple[str, str | None], xr.Dataset] = {}
+        self._datasets: collections.OrderedDict = collections.OrderedDict()
 
     def dataset(self, path: str | Path, engine: str | None = None) -> xr.Dataset:
         """The data set of a file; no field is read.
@@ -61,6 +65,9 @@ class OpenFiles:
         with self._lock:
             if key not in self._datasets:
                 self._datasets[key] = _open(*key)
+            self._datasets.move_to_end(key)
+            while len(self._datasets) > MAX_OPEN:
+                self._datasets.popitem(last=False)
             return self._datasets[key]
 
 

@@ -7,8 +7,7 @@ from os.path import expandvars
 from pathlib import Path
 
 from credit_jax.config import Config
-from credit_jax.config.data import FIELD_TYPES
-from credit_jax.data.files import discover, matches
+from credit_jax.data.sources.files import discover, matches
 from credit_jax.plan.findings import Findings
 from credit_jax.transforms import TRANSFORMS, Phase
 
@@ -46,10 +45,8 @@ def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
         sections["validation_data"] = config.validation_data
     for section, data in sections.items():
         for name, source in data.source.items():
-            for kind in FIELD_TYPES:
-                field = getattr(source.variables, kind)
-                if field is not None:
-                    yield f"{section}.source.{name}.variables.{kind}.path", field.path
+            for kind, template in source.file_templates.items():
+                yield f"{section}.source.{name}.variables.{kind}.path", template
 
 
 def latitude_files(config: Config) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
 from credit_jax.config.config import Config, section_conflicts
+from credit_jax.config.sources import SOURCE_CONFIGS
 from credit_jax.models.registry import parse_model
 from credit_jax.plan.channels import fit_problems
 from credit_jax.transforms import TRANSFORMS, transform_types
@@ -16,7 +17,6 @@ from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1 import active_physics
 from credit_torch_bridge.config.to_gen2 import trainer_of_gen1
 
-LOCAL = "local"
 _UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")
 _INSTEAD = {
     "bridgescaler_transform": "; write mean and standard deviation of each variable to "
@@ -68,32 +68,13 @@ def _sources(editor: ConfigEditor) -> bool:
         for name in editor.keys((section, "source")):
             where = (section, "source", name)
             kind = editor.get((*where, "dataset_type"))
-            if kind is not None and kind != LOCAL:
+            if kind is not None and str(kind) not in SOURCE_CONFIGS:
                 editor.problem(
                     (*where, "dataset_type"),
-                    f"{kind!r} is not available; credit_jax reads files ({LOCAL!r}): "
-                    "write the data to files first",
-                )
-            elif editor.get((*where, "temporal_mode")) == "cyclic":
-                editor.problem(
-                    (*where, "temporal_mode"),
-                    "'cyclic' (gen1's forcing_variables) is not available: times must "
-                    "match exactly; write these variables at all times",
-                )
-            elif not _predicts(editor.get((*where, "variables"))):
-                editor.problem(
-                    where,
-                    "predicts nothing, and credit_jax needs something to predict in "
-                    "each source; gen1's static_first: false needs such a source where "
-                    "there are no diagnostic_variables",
+                    f"{kind!r} is not available; there are: "
+                    f"{', '.join(SOURCE_CONFIGS)}",
                 )
     return len(editor.problems) == before
-
-
-def _predicts(variables: Any) -> bool:
-    if not isinstance(variables, dict):
-        return True
-    return any(variables.get(kind) for kind in ("prognostic", "diagnostic"))
 
 
 def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:

@@ -43,8 +43,20 @@ def test_validation_inherits_what_it_does_not_give():
         ({f"{ERA5}__history_len": 2}, "ERA5.history_len: 2 differs from data.history"),
         ({"data__source": {}}, "data.source: must have at least 1 entries"),
         ({"data__data_clamp": [1, 0]}, "must be [smallest, largest], got [1.0, 0.0]"),
-        ({f"{ERA5}__level_coord": None}, "data.source.ERA5: vars_3D needs level_coord"),
-        ({f"{ERA5}__temporal_mode": "persist"}, "ERA5.temporal_mode: 'persist' is not"),
+        (
+            {f"{ERA5}__level_coord": None, f"{ERA5}__levels": [1, 2]},
+            "data.source.ERA5: vars_3D with levels needs level_coord",
+        ),
+        ({f"{ERA5}__temporal_mode": "last"}, "temporal_mode: must be one of 'exact'"),
+        ({f"{ERA5}__calendar": "360_day"}, "ERA5.calendar: '360_day' is not available"),
+        (
+            {f"{ERA5}__dataset_type": "base"},
+            "ERA5.dataset_type: dataset type 'base' is not available; there are: local",
+        ),
+        (
+            {f"{ERA5}__dataset_type": "mine"},
+            "classes that CREDIT registers by custom_objects are torch datasets",
+        ),
         (
             {f"{ERA5}__variables__static__vars_2D": []},
             "variables.static: must name at least one variable",
@@ -59,7 +71,7 @@ def test_validation_inherits_what_it_does_not_give():
         ),
         (
             {f"{ERA5}__variables": {}},
-            "data.source.ERA5: must have prognostic or diagnostic variables",
+            "data: no source has prognostic or diagnostic variables",
         ),
         ({"loss__type": "base"}, "loss.type: 'base' is not available; use the flat"),
         ({"loss__use_spectral_loss": True}, "loss.use_spectral_loss: True is not"),

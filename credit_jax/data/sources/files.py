@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 from fnmatch import fnmatch
 from glob import glob
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -50,6 +50,83 @@ class FileSet:
         if index < 0 or time > self.last[index]:
             return None
         return self.paths[index]
+
+    @property
+    def first_path(self) -> str:
+        """The first file."""
+        return self.paths[0]
+
+    def lacks(self, time: np.datetime64) -> str:
+        """Why there is no file of a time: the end of a sentence."""
+        text = f"covers {str(time)[:19]}"
+        if self.first is None or self.last is None:
+            return text
+        return (
+            f"{text}; {len(self.paths)} files cover {str(self.first[0])[:10]} to "
+            f"{str(self.last[-1])[:10]}"
+        )
+
+    def available(self, times: np.ndarray) -> np.ndarray:
+        """All times: one that no file covers is an error."""
+        return np.ones(times.shape, dtype=bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedFiles:
+    """Files of one time each, whose names are a template with strftime codes.
+
+    Attributes:
+        template: of a path; a code may occur several times.
+        probe: times of which one has a file, which is then the first file.
+        optional: samples whose files are missing are left out; else that is an error.
+    """
+
+    template: str
+    probe: tuple[np.datetime64, ...]
+    optional: bool = False
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The first file."""
+        return (self.first_path,)
+
+    @property
+    def first_path(self) -> str:
+        """The file of the first time that has one."""
+        for time in self.probe:
+            path = self.find(time)
+            if path is not None:
+                return path
+        first, last = (str(self.probe[i])[:16] for i in (0, -1))
+        raise FileNotFoundError(
+            f"no file {self.path(self.probe[0])!r}, and none for the other "
+            f"{len(self.probe) - 1} times from {first} to {last}"
+        )
+
+    def path(self, time: np.datetime64) -> str:
+        """The file that a time should have."""
+        stamp: Any = pd.Timestamp(time)
+        return stamp.strftime(self.template)
+
+    def find(self, time: np.datetime64) -> str | None:
+        """The file of a time, or None."""
+        path = self.path(time)
+        return path if os.path.exists(path) else None
+
+    def lacks(self, time: np.datetime64) -> str:
+        """Why there is no file of a time: the end of a sentence."""
+        return f"is there for {str(time)[:19]}: {self.path(time)!r} does not exist"
+
+    def available(self, times: np.ndarray) -> np.ndarray:
+        """Whether each time has a file; all of them if none may be missing."""
+        if not self.optional:
+            return np.ones(times.shape, dtype=bool)
+        found = [self.find(time) is not None for time in times.ravel()]
+        return np.array(found, dtype=bool).reshape(times.shape)
+
+
+# The files of some variables.
+Files: TypeAlias = FileSet | TimedFiles
 
 
 def discover(template: str, where: str) -> FileSet:

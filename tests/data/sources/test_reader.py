@@ -5,13 +5,13 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from credit_jax.data.reader import Reader
+from credit_jax.data.sources.reader import Reader
 from tests.data.damaged import load, refused, rewrite
 
 
 def test_a_small_cache_reads_the_same(world, monkeypatch):
     whole = load(world).read([3, 1, 3])
-    monkeypatch.setattr("credit_jax.data.reader.CACHE_BYTES", 1000)
+    monkeypatch.setattr("credit_jax.data.sources.reader.CACHE_BYTES", 1000)
     small = load(world).read([3, 1, 3])
     assert np.array_equal(whole.x, small.x)
 

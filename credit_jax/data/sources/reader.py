@@ -4,20 +4,24 @@ import collections
 import dataclasses
 import difflib
 import threading
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+from jaxtyping import Shaped
 
 from credit_jax.data.calendars import calendar_of, to_labels
-from credit_jax.io.open_files import OpenFiles
+from credit_jax.io.open_files import MAX_OPEN, OpenFiles
 
 # Size of the cache of fields; small data sets are read once.
 CACHE_BYTES = 2**30
 # Largest part of the cache that one read of a chunk may fill.
 _AT_ONCE = 1 / 64
+# What storage and decoders raise for chunks that are cut off, damaged or gone.
+_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, zlib.error)
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
 _LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
 
@@ -30,7 +34,7 @@ class OpenFile:
         path: where it is.
         dataset: lazy.
         times: (time,) labels, or None without a time dim.
-        calendar: of the times, "standard" or "noleap".
+        calendar: of the times.
         time_coord: name of the time dim.
         latitude, longitude: 1-D coordinate variables, or None.
     """
@@ -53,6 +57,29 @@ class OpenFile:
         raise ValueError(
             f"{self.path}: no variable {name!r}; {hint}it has: {', '.join(known)}"
         )
+
+    def values(
+        self, array: xr.Variable, name: str, index: int | None
+    ) -> Shaped[np.ndarray, "..."]:
+        """The values of a part of a variable.
+
+        Args:
+            array: the part, lazy.
+            name: of the variable, and
+            index: of the time that is asked for, for the error; None without time.
+
+        Raises:
+            ValueError: if it cannot be read or decoded.
+        """
+        try:
+            return np.asarray(array.values)
+        except _UNREADABLE as error:
+            when = f" at {self.times[index]}" if self.times is not None else ""
+            raise ValueError(
+                f"{self.path}: variable {name!r}{when if index is not None else ''} "
+                f"cannot be read ({type(error).__name__}: {error}); the file is "
+                "damaged or incomplete: make it again"
+            ) from error
 
     def time_index(self, label: np.datetime64) -> int:
         """Position of a time, or a ValueError with what the file covers."""
@@ -87,7 +114,7 @@ class Reader:
         self._engine = engine
         self._open_files = open_files or OpenFiles()
         self._lock = threading.Lock()
-        self._files: dict[str, OpenFile] = {}
+        self._files: collections.OrderedDict[str, OpenFile] = collections.OrderedDict()
         self._fields: collections.OrderedDict = collections.OrderedDict()
         self._left = CACHE_BYTES if cache_bytes is None else cache_bytes
         self._at_once = self._left * _AT_ONCE
@@ -98,6 +125,9 @@ class Reader:
             if path not in self._files:
                 dataset = self._open_files.dataset(path, self._engine)
                 self._files[path] = _with_metadata(path, dataset, self._time_coord)
+            self._files.move_to_end(path)
+            while len(self._files) > MAX_OPEN:
+                self._files.popitem(last=False)
             return self._files[path]
 
     def chunk_times(self, variable: xr.Variable, index: int) -> range:
@@ -142,12 +172,22 @@ class Reader:
         return found[key]
 
 
+def crop(whole: slice, size: int, part: slice) -> slice:
+    """The rows `part` of the rows `whole` of `size` rows.
+
+    >>> crop(slice(10, 20), 100, slice(2, 4))
+    slice(12, 14, 1)
+    """
+    chosen = range(size)[whole][part]
+    return slice(chosen.start, chosen.stop, chosen.step)
+
+
 def _with_metadata(path: str, dataset: xr.Dataset, time_coord: str) -> OpenFile:
     times, calendar = None, "standard"
     if time_coord in dataset.dims and time_coord in dataset.coords:
         decoded = dataset[time_coord].values
         calendar = calendar_of(decoded, path)
-        times = pd.DatetimeIndex(to_labels(decoded))
+        times = pd.DatetimeIndex(to_labels(decoded, path))
         if not times.is_unique:
             twice = times[times.duplicated()][0]
             raise ValueError(f"{path}: the time {twice} occurs more than once")

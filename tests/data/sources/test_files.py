@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_jax.data.files import discover, time_format
+from credit_jax.data.sources.files import discover, time_format
 from tests.data.damaged import VARIABLES, refused
 from tests.data.world import raw_config, set_key
 

@@ -1,0 +1,81 @@
+"""Dates, time steps and calendars, as the data section and its sources write them."""
+
+from typing import Annotated, Any
+
+import pandas as pd
+from pydantic import AfterValidator, BeforeValidator, model_validator
+
+from credit_jax.config.base import StrictModel
+from credit_jax.config.messages import got
+
+# CF names of calendars -> the one name of each.
+CALENDARS = {
+    "standard": "standard",
+    "gregorian": "standard",
+    "proleptic_gregorian": "standard",
+    "noleap": "noleap",
+    "365_day": "noleap",
+    "all_leap": "all_leap",
+    "366_day": "all_leap",
+    "julian": "julian",
+}
+DAYS_360 = (
+    "360_day has dates, such as 30 February, that other calendars lack, and file names "
+    "and sources are found by date"
+)
+
+
+def _date_text(value: Any) -> Any:
+    """A date as text, also where another YAML reader made an object of it."""
+    return value.isoformat() if hasattr(value, "isoformat") else value
+
+
+def _check_date(value: str) -> str:
+    try:
+        pd.Timestamp(value)
+    except ValueError:
+        message = f"must be a date such as '2000-01-31', got {got(value)}"
+        raise ValueError(message) from None
+    return value
+
+
+def _check_timestep(value: str) -> str:
+    try:
+        step = pd.Timedelta(value)
+    except ValueError:
+        step = pd.Timedelta(0)
+    if not step > pd.Timedelta(0):
+        raise ValueError(f"must be a positive time step such as '6h', got {got(value)}")
+    return value
+
+
+def _check_calendar(value: str) -> str:
+    name = value.lower()
+    if name not in CALENDARS:
+        why = f" ({DAYS_360})" if name == "360_day" else ""
+        raise ValueError(
+            f"{got(value)} is not available{why}; there are: {', '.join(CALENDARS)}"
+        )
+    return CALENDARS[name]
+
+
+Date = Annotated[str, BeforeValidator(_date_text), AfterValidator(_check_date)]
+Timestep = Annotated[str, AfterValidator(_check_timestep)]
+Calendar = Annotated[str, AfterValidator(_check_calendar)]
+
+
+class Dates(StrictModel):
+    """The dates of a data section or of a source."""
+
+    start_datetime: Date | None = None
+    end_datetime: Date | None = None
+    date_ranges: tuple[tuple[Date, Date], ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_dates(self) -> "Dates":
+        if self.date_ranges is not None and (self.start_datetime or self.end_datetime):
+            raise ValueError(
+                "date_ranges cannot be combined with start_datetime and end_datetime; "
+                "use one or the other"
+            )
+        return self

@@ -1,0 +1,422 @@
+"""A source whose fields are variables of NetCDF or Zarr files.
+
+On disk 3-D variables are (time, level, latitude, longitude), 2-D ones (time, latitude,
+longitude), static ones without time. In memory every field is (level, time, latitude,
+longitude) float32, a 2-D variable having one level. What differs between data sets is
+in a `Layout`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from credit_jax.config.sources import NETCDF4, SourceConfig
+from credit_jax.data.calendars import most_restrictive
+from credit_jax.data.sources.files import Files
+from credit_jax.data.sources.levels import Levels, level_indices
+from credit_jax.data.sources.reader import OpenFile, Reader, crop
+from credit_jax.data.sources.source import Fields, Grid, field_key, variables_of
+from credit_jax.io.open_files import OpenFiles
+
+# Files of one field type that are opened in advance; of more, every n-th is.
+MANY_FILES = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the files of a data set are written.
+
+    Attributes:
+        levels: how `levels` of the config choose: the "nearest" values of the level
+            coordinate, "exact" values, or "position", counted from 1.
+        static_time: the time of a static variable that has a time dim: the "first" of
+            the file, or the "same" as that of other variables.
+        one_time: each file holds one time, and its name says which.
+        transposed: rows and columns may come as (longitude, latitude).
+        extent: rows and columns to take of a file; None takes all.
+    """
+
+    levels: Levels = "nearest"
+    static_time: Literal["first", "same"] = "first"
+    one_time: bool = False
+    transposed: bool = False
+    extent: Callable[[OpenFile], tuple[slice, slice]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSource:
+    """One source of the data section, opened; see `Source`.
+
+    Attributes:
+        name: of the source.
+        config: its section.
+        files: (field type, variable) -> its files.
+        reader: opens and reads them.
+        layout: how they are written.
+        calendar: of its times.
+        num_levels: levels of its 3-D variables (0 without any).
+    """
+
+    name: str
+    config: SourceConfig
+    files: Mapping[tuple[str, str], Files]
+    reader: Reader
+    layout: Layout = Layout()
+    calendar: str = "standard"
+    num_levels: int = 0
+
+    def read(
+        self, field_type: str, times: np.ndarray, rows: slice | None = None
+    ) -> Fields:
+        """See `Source.read`."""
+        arrays = {}
+        for dims, name in variables_of(self.config, field_type):
+            key = field_key(self.name, field_type, dims, name)
+            steps = [self._at(field_type, dims, name, time, rows) for time in times]
+            arrays[key] = np.stack(steps, axis=1)
+        return arrays
+
+    def grids(self) -> Iterator[Grid]:
+        """See `Source.grids`."""
+        for kind in self.config.variables.given:
+            _, name = next(variables_of(self.config, kind))
+            opened = self._first_file(kind, name)
+            shape, space = self._space(opened, name)
+            coordinates = [opened.latitude, opened.longitude]
+            if self.layout.extent and len(shape) == 2:
+                coordinates = [None, None]
+            if len(space) != 2:
+                coordinates = [None, None]
+            values = [None if c is None else c.values for c in coordinates]
+            yield Grid(f"{opened.path}: {name}", shape, *values)
+
+    def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
+        """See `Source.coverage`."""
+        for (kind, name), files in self.files.items():
+            times = None
+            if kind != "static" and files.paths and not self.layout.one_time:
+                times = self._first_file(kind, name).times
+            if times is not None and len(times):
+                first: Any = times.min()
+                last: Any = times.max()
+                return first, last
+        return None
+
+    def available(self, times: np.ndarray) -> np.ndarray:
+        """See `Source.available`."""
+        every = [files.available(times) for files in set(self.files.values())]
+        return np.logical_and.reduce(every)
+
+    def check(self, field_type: str, times: np.ndarray) -> None:
+        """See `Source.check`."""
+        by_files: dict[Files, list[tuple[str, str]]] = {}
+        for dims, name in variables_of(self.config, field_type):
+            by_files.setdefault(self.files[field_type, name], []).append((dims, name))
+        for files, named in by_files.items():
+            self._check_files(field_type, files, named, times)
+
+    def _check_files(
+        self,
+        field_type: str,
+        files: Files,
+        named: list[tuple[str, str]],
+        times: np.ndarray,
+    ) -> None:
+        places = np.array([files.find(time) or "" for time in times])
+        missing = list(times[places == ""])
+        paths = sorted(set(places[places != ""]))
+        units: dict[str, tuple[str, str]] = {}
+        for path in paths[:: -(-len(paths) // MANY_FILES)] if paths else []:
+            opened = self.reader.open(path)
+            self.check_variables(field_type, opened, named)
+            _check_units(opened, named, units)
+            if self._timeless(field_type, opened, named):
+                continue
+            if opened.times is None:
+                raise ValueError(
+                    f"{path}: no time coordinate {self.config.time_coord!r}; set "
+                    f"data.source.{self.name}.time_coord"
+                )
+            wanted = times[places == path]
+            missing += list(wanted[~np.isin(wanted, opened.times.to_numpy())])
+        if missing:
+            raise ValueError(
+                self._missing_times(field_type, files, missing, len(times))
+            )
+
+    def check_variables(
+        self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
+    ) -> dict[str, int]:
+        """Check that a file has some variables of a field type, with dims in order.
+
+        Returns:
+            Variable -> number of levels that will be read, for the 3-D variables.
+        """
+        levels = {}
+        for dims, name in named:
+            array = opened.variable(name)
+            self._check_dims(field_type, dims, name, opened)
+            if dims == "3d":
+                indices = self._level_indices(opened, array)
+                count = array.shape[array.dims.index(self._level_dim(array))]
+                levels[name] = count if indices is None else len(indices)
+        return levels
+
+    def _at(
+        self,
+        field_type: str,
+        dims: str,
+        name: str,
+        time: np.datetime64,
+        rows: slice | None,
+    ) -> Float[np.ndarray, "level *space"]:
+        """One variable at one time."""
+        files = self.files[field_type, name]
+        path = files.find(time)
+        if path is None:
+            raise ValueError(
+                f"data.source.{self.name}.variables.{field_type}: {name}: no file of "
+                f"{files.template!r} {files.lacks(time)}"
+            )
+        opened = self.reader.open(path)
+        index = 0
+        first = field_type == "static" and self.layout.static_time == "first"
+        timed = opened.time_coord in opened.variable(name).dims
+        if timed and not first and not self.layout.one_time:
+            index = opened.time_index(time)
+        key = (path, name, dims, None if rows is None else (rows.start, rows.stop))
+        return self.reader.field(
+            (*key, index), lambda: self._load(opened, name, dims, index, key, rows)
+        )
+
+    def _load(
+        self,
+        opened: OpenFile,
+        name: str,
+        dims: str,
+        index: int,
+        key: tuple,
+        rows: slice | None,
+    ) -> dict[tuple, Float[np.ndarray, "level *space"]]:
+        """The field of a key, and other times of its chunk that may be cached."""
+        array = opened.variable(name)
+        _, space = self._space(opened, name)
+        chosen: dict[Any, Any] = self._crop(opened, space, rows)
+        if dims == "3d":
+            indices = self._level_indices(opened, array)
+            if indices is not None:
+                chosen[self._level_dim(array)] = indices
+        timed = opened.time_coord in array.dims
+        steps = range(index, index + 1)
+        if timed:
+            steps = self.reader.chunk_times(array, index)
+            chosen[opened.time_coord] = slice(steps.start, steps.stop)
+        values = opened.values(array.isel(chosen), name, index if timed else None)
+        order = [dim for dim in array.dims if dim not in space] + list(space)
+        values = values.transpose([array.dims.index(dim) for dim in order])
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        values = values if timed else values[None]
+        values = values if dims == "3d" else values[:, None]
+        # Copies: a view in the cache would keep all times of the chunk in memory.
+        fields = [values[0]] if len(steps) == 1 else [field.copy() for field in values]
+        keys = [(*key, step) for step in steps]
+        return dict(zip(keys, fields, strict=True))
+
+    def _crop(
+        self, opened: OpenFile, space: tuple[str, ...], rows: slice | None
+    ) -> dict[Any, Any]:
+        """Rows and columns to take."""
+        whole = [slice(None)] * len(space)
+        if self.layout.extent is not None:
+            whole = [*self.layout.extent(opened)]
+        if rows is not None:
+            if len(space) != 2:
+                raise ValueError(f"{opened.path}: an unstructured grid has no rows")
+            whole[0] = crop(whole[0], opened.dataset.sizes[space[0]], rows)
+        return {
+            dim: part
+            for dim, part in zip(space, whole, strict=True)
+            if part != slice(None)
+        }
+
+    def _space(
+        self, opened: OpenFile, name: str
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Shape and names of the dims of rows and columns, or of points."""
+        array = opened.variable(name)
+        count = 1 if self._unstructured(opened) else 2
+        space = tuple(str(dim) for dim in array.dims[-count:])
+        latitude = opened.latitude
+        if self.layout.transposed and count == 2 and latitude is not None:
+            space = space if space[0] in latitude.dims else space[::-1]
+        sizes = {str(d): n for d, n in zip(array.dims, array.shape, strict=True)}
+        shape = [sizes[dim] for dim in space]
+        if self.layout.extent is not None:
+            parts = self.layout.extent(opened)
+            shape = [len(range(n)[p]) for n, p in zip(shape, parts, strict=True)]
+        return tuple(shape), space
+
+    def _unstructured(self, opened: OpenFile) -> bool:
+        """Whether rows and columns are one dim of points."""
+        if self.config.grid_type is not None:
+            return self.config.grid_type == "unstructured"
+        lat, lon = opened.latitude, opened.longitude
+        return lat is not None and lon is not None and lat.dims == lon.dims
+
+    def _level_dim(self, array: Any) -> str:
+        """The level dim of a 3-D variable."""
+        if self.config.level_coord is not None:
+            return self.config.level_coord
+        return str(array.dims[1 if self.config.time_coord in array.dims else 0])
+
+    def _level_indices(self, opened: OpenFile, array: Any) -> list[int] | None:
+        """Positions of the levels to take; None takes all."""
+        wanted = self.config.level_values
+        if wanted is None:
+            return None
+        where = f"data.source.{self.name}"
+        return level_indices(
+            opened, self._level_dim(array), wanted, self.layout.levels, where
+        )
+
+    def _timeless(
+        self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
+    ) -> bool:
+        """Whether a file has no time to look for."""
+        if self.layout.one_time:
+            return True
+        if field_type == "static" and self.layout.static_time == "first":
+            return True
+        timed = [opened.time_coord in opened.variable(n).dims for _, n in named]
+        return not any(timed)
+
+    def _check_dims(
+        self, field_type: str, dims: str, name: str, opened: OpenFile
+    ) -> None:
+        """Time, level, then rows and columns; any but a 3-D variable may lack time."""
+        there = [str(dim) for dim in opened.variable(name).dims]
+        time = opened.time_coord
+        lat, lon = opened.latitude, opened.longitude
+        space = [str(c.dims[0]) if c is not None else None for c in (lat, lon)]
+        space = space[:1] if self._unstructured(opened) else space
+        level = self.config.level_coord
+        names = [level] if dims == "3d" else []
+        names += space
+        timed = len(there) > len(names) or (field_type != "static" and time in there)
+        names = [time, *names] if timed else names
+        wrong = _differ(there, names)
+        if wrong and self.layout.transposed and len(space) == 2:
+            wrong = _differ(there, [*names[:-2], names[-1], names[-2]])
+        if wrong:
+            shown = [*names[: len(names) - len(space)]]
+            shown += [n or d for n, d in zip(space, _SPACE, strict=False)]
+            raise ValueError(
+                f"{opened.path}: variable {name!r} has dims ({', '.join(there)}), "
+                f"expected ({', '.join(n or 'level' for n in shown)}) for a "
+                f"{'3-D' if dims == '3d' else '2-D'} {field_type} variable; transpose "
+                f"the file, or set time_coord and level_coord of "
+                f"data.source.{self.name}"
+            )
+
+    def _first_file(self, field_type: str, name: str) -> OpenFile:
+        return self.reader.open(self.files[field_type, name].first_path)
+
+    def _missing_times(
+        self, field_type: str, files: Files, missing: list, count: int
+    ) -> str:
+        shown = [str(time)[:16] for time in sorted(missing)]
+        listed = ", ".join(shown[:3]) + (f", ... {shown[-1]}" if len(shown) > 3 else "")
+        return (
+            f"data.source.{self.name}.variables.{field_type}: {len(missing)} of "
+            f"{count} times are missing in the files of {files.template!r}: {listed}."
+            f"{self._covers(files)}; change start_datetime, end_datetime or timestep, "
+            "or complete the files"
+        )
+
+    def _covers(self, files: Files) -> str:
+        """What the files have, for the error of a missing time."""
+        if self.layout.one_time:
+            return ""
+        ends: list[Any] = [self.reader.open(files.paths[i]).times for i in (0, -1)]
+        covers = " to ".join(
+            times[i].isoformat()[:16]
+            for times, i in zip(ends, (0, -1), strict=True)
+            if times is not None and len(times)
+        )
+        number = len(files.paths)
+        return f" They cover {covers} ({number} file{'s' if number > 1 else ''})"
+
+
+_SPACE = ("latitude", "longitude")
+
+
+def open_files_source(
+    name: str,
+    config: SourceConfig,
+    files: Mapping[tuple[str, str], Files],
+    layout: Layout,
+    open_files: OpenFiles | None = None,
+) -> FileSource:
+    """Read the metadata of the first file of each kind.
+
+    Args:
+        name: of the source.
+        config: its section.
+        files: (field type, variable) -> its files.
+        layout: how they are written.
+        open_files: files that are open already, shared with other sources.
+
+    Raises:
+        ValueError: for a missing variable or level, a calendar that is not available,
+            or a file whose dims are not in CREDIT's order.
+    """
+    engine = None if config.engine == NETCDF4 else config.engine
+    reader = Reader(config.time_coord, engine, open_files=open_files)
+    source = FileSource(name, config, files, reader, layout)
+    levels: dict[str, int] = {}
+    calendars = []
+    for (kind, variable), own in files.items():
+        opened = reader.open(own.first_path)
+        dims = "3d" if variable in config.variables.given[kind].vars_3D else "2d"
+        levels |= source.check_variables(kind, opened, [(dims, variable)])
+        if kind != "static" and opened.times is not None:
+            calendars.append(opened.calendar)
+    counts = sorted(set(levels.values()))
+    if len(counts) > 1:
+        raise ValueError(
+            f"data.source.{name}: 3-D variables have different numbers of levels: "
+            f"{levels}; name those to take in levels"
+        )
+    calendar = config.calendar or most_restrictive(calendars)
+    return dataclasses.replace(
+        source, calendar=calendar, num_levels=counts[0] if counts else 0
+    )
+
+
+def _differ(there: list[str], expected: list[str | None]) -> bool:
+    """Whether dims are not the expected ones; a None is any dim."""
+    return len(there) != len(expected) or any(
+        name not in (None, dim) for dim, name in zip(there, expected, strict=True)
+    )
+
+
+def _check_units(
+    opened: OpenFile,
+    named: list[tuple[str, str]],
+    units: dict[str, tuple[str, str]],
+) -> None:
+    """Check that a variable has the same units in all files."""
+    for _, name in named:
+        own = opened.variable(name).attrs.get("units")
+        if own is None:
+            continue
+        path, first = units.setdefault(name, (opened.path, own))
+        if own != first:
+            raise ValueError(
+                f"{opened.path}: variable {name!r} has units {own!r}, but in {path} "
+                f"{first!r}; bring all files to one unit"
+            )

@@ -1,0 +1,87 @@
+"""Which levels of a file are those of the config."""
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from credit_jax.data.sources.reader import OpenFile
+
+Levels: TypeAlias = Literal["nearest", "exact", "position"]
+
+# Largest distance of the nearest level of a file, as a fraction of the largest spacing.
+LEVEL_TOLERANCE = 0.5
+
+
+def level_indices(
+    opened: OpenFile, dim: str, wanted: tuple[float, ...], how: Levels, where: str
+) -> list[int]:
+    """Positions of some levels in a file.
+
+    Args:
+        opened: the file.
+        dim: its level dim.
+        wanted: as the config names them.
+        how: see `Layout.levels`.
+        where: dotted path of the source, for errors.
+
+    Raises:
+        ValueError: if a level is not there (or, of nearest ones, further from all
+            levels of the file than their spacing allows), naming those that are.
+    """
+    values = np.asarray(wanted, dtype=np.float64)
+    if how == "position":
+        return _positions(values, opened, dim, where)
+    if dim not in opened.dataset.coords:
+        raise ValueError(
+            f"{opened.path}: no level coordinate {dim!r} to select levels from; it "
+            f"has: {', '.join(map(str, opened.dataset.coords))}. Set "
+            f"{where}.level_coord, or levels: null to take all"
+        )
+    there = opened.dataset[dim].values.astype(np.float64)
+    ordered = pd.Index(there).is_monotonic_increasing
+    if not (ordered or pd.Index(there).is_monotonic_decreasing):
+        raise ValueError(
+            f"{opened.path}: the levels {there[:20].tolist()} are neither increasing "
+            "nor decreasing; sort them"
+        )
+    indices = pd.Index(there).get_indexer(values, method="nearest")
+    _check_distances(there, values, indices, how, opened.path, where)
+    return indices.tolist()
+
+
+def _positions(values: np.ndarray, opened: OpenFile, dim: str, where: str) -> list[int]:
+    count = opened.dataset.sizes.get(dim, 0)
+    wrong = (values < 1) | (values > count) | (values != np.round(values))
+    if wrong.any():
+        raise ValueError(
+            f"{opened.path}: levels {values[wrong].tolist()} of {where}.levels are not "
+            f"positions of 1 to {count} in the dim {dim!r}"
+        )
+    return [int(value) - 1 for value in values]
+
+
+def _check_distances(
+    there: np.ndarray,
+    wanted: np.ndarray,
+    indices: np.ndarray,
+    how: Levels,
+    path: str,
+    where: str,
+) -> None:
+    gaps = np.abs(np.diff(np.sort(there)))
+    limit = LEVEL_TOLERANCE * gaps.max() if gaps.size else np.inf
+    limit = 0.0 if how == "exact" else limit
+    distance = np.abs(there[indices] - wanted)
+    if (distance > limit).any():
+        lost = wanted[distance > limit].tolist()
+        raise ValueError(
+            f"{path}: no level near {lost}; it has {there.size} levels: "
+            f"{there[:20].tolist()}{' ...' if there.size > 20 else ''}. Change "
+            f"{where}.levels"
+        )
+    if len(set(indices.tolist())) < len(indices):
+        raise ValueError(
+            f"{path}: levels {wanted.tolist()} of {where} select a level "
+            f"twice (nearest: {there[indices].tolist()})"
+        )

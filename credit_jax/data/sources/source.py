@@ -1,0 +1,110 @@
+"""What a data set asks of a source, whatever it reads from."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from credit_jax.config.sources import SourceConfig
+
+# key -> field (level, time, lat, lon), or (level, time, point) on unstructured grids.
+Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Where the values of a field are.
+
+    Attributes:
+        where: the file, or what else the grid comes from, and the variable.
+        shape: (latitudes, longitudes), or (points,) on unstructured grids.
+        latitude, longitude: (lat,) and (lon,) degrees, or None if they are unknown or
+            not the same along rows and columns.
+    """
+
+    where: str
+    shape: tuple[int, ...]
+    latitude: np.ndarray | None
+    longitude: np.ndarray | None
+
+
+@runtime_checkable
+class Source(Protocol):
+    """One source of a data section, opened.
+
+    Every source is safe to read from several threads, and opening one reads no field.
+    """
+
+    @property
+    def name(self) -> str:
+        """The key of `data.source`."""
+        ...
+
+    @property
+    def config(self) -> SourceConfig:
+        """Its section."""
+        ...
+
+    @property
+    def calendar(self) -> str:
+        """Calendar of its times."""
+        ...
+
+    @property
+    def num_levels(self) -> int:
+        """Levels of its 3-D variables; 0 without any."""
+        ...
+
+    def read(
+        self, field_type: str, times: np.ndarray, rows: slice | None = None
+    ) -> Fields:
+        """All variables of a field type at some times, 3-D before 2-D.
+
+        Args:
+            field_type: "prognostic", "dynamic_forcing", "static" or "diagnostic".
+            times: (time,) labels, datetime64[ns]; a static field is repeated for each.
+            rows: latitude rows to read; None reads all.
+
+        Raises:
+            ValueError: if a time or a variable is missing or cannot be read, with the
+                file, the variable and the time.
+        """
+        ...
+
+    def grids(self) -> Iterator[Grid]:
+        """The grid of each field type."""
+        ...
+
+    def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
+        """First and last time of the first file that has times, if there is one."""
+        ...
+
+    def available(self, times: np.ndarray) -> np.ndarray:
+        """(...) whether samples may need each time, as far as the source leaves out
+        times on its own: runs that were not archived, images of bad quality.
+        """
+        ...
+
+    def check(self, field_type: str, times: np.ndarray) -> None:
+        """Check that all variables can be read at some times, without reading them.
+
+        Raises:
+            ValueError: naming the file, what it has, and what was expected.
+        """
+        ...
+
+
+def field_key(name: str, field_type: str, dims: str, variable: str) -> str:
+    """The key of a field: "{source}/{field_type}/{3d|2d}/{variable}"."""
+    return f"{name}/{field_type}/{dims}/{variable}"
+
+
+def variables_of(config: SourceConfig, field_type: str) -> Iterator[tuple[str, str]]:
+    """("3d" or "2d", variable) of a field type, in channel order."""
+    field = getattr(config.variables, field_type)
+    if field is not None:
+        yield from (("3d", name) for name in field.vars_3D)
+        yield from (("2d", name) for name in field.vars_2D)
