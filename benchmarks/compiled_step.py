@@ -97,7 +97,7 @@ def trace_step(
     train = make_train_step(
         parallel,
         optimizer,
-        lambda pred, target, context: context.mean(jnp.square(pred - target)),
+        lambda tree, context: context.mean(jnp.square(tree["y_pred"] - tree["y"])),
         schedule=optax.constant_schedule(1e-3),
     )
     step = compile_program(train, parallel.mesh, donate_argnums=0)

@@ -67,7 +67,7 @@ class JaxSide:
         train = make_train_step(
             self.model,
             optimizer,
-            lambda y, target, context: context.mean(jnp.square(y - target)),
+            lambda tree, context: context.mean(jnp.square(tree["y_pred"] - tree["y"])),
             schedule=optax.constant_schedule(1e-3),
         )
         self.step = compile_program(train, mesh, donate_argnums=0)

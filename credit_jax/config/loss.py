@@ -1,13 +1,12 @@
-"""The `loss:` section, in CREDIT's flat style."""
+"""The `loss:` section, in CREDIT's flat style and in that of `type` and `args`."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from credit_jax.config.base import StrictModel, Unavailable
+from credit_jax.config.base import StrictModel
 
-_FLAT = Unavailable("use the flat style: training_loss, use_latitude_weights, ...")
-_NO_SPECTRAL = Unavailable("spectral terms are not there; use false", (False,))
+BASE = "base"
 
 
 def _as_list(value: Any) -> Any:
@@ -18,11 +17,59 @@ def _as_list(value: Any) -> Any:
 Weights = Annotated[tuple[float, ...], BeforeValidator(_as_list)]
 
 
+class LossOverride(StrictModel):
+    """Another loss for one variable of the loss `base`.
+
+    Attributes:
+        loss: its name.
+        parameters: its arguments.
+    """
+
+    loss: str
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class BaseLossArgs(StrictModel):
+    """Arguments of the loss `base`, which scores each variable in physical units.
+
+    Attributes:
+        training_loss: name of the loss of one variable.
+        base_loss_parameters: its arguments.
+        validation_loss: name of the loss of the validation; null is `training_loss`.
+        validation_loss_parameters: its arguments.
+        base_loss_overrides: other losses for single variables, by key.
+        var_weighting: weights of variables: `inverse_variance` from the scalers of the
+            targets, `manual` or `none` from `variable_weights` alone.
+        scaler_path: file of scalers, for `inverse_variance`.
+        variable_weights: factor by key of a variable; 1 where there is none.
+        normalize_weights: whether weights are divided by their mean.
+        include_computed_diagnostics: whether variables that a postblock computes count.
+        use_latitude_weights: weigh by cos(latitude) / mean(cos(latitude)).
+        latitude_weights: file with the latitudes.
+    """
+
+    training_loss: str = "mse"
+    base_loss_parameters: dict[str, Any] = Field(default_factory=dict)
+    validation_loss: str | None = None
+    validation_loss_parameters: dict[str, Any] = Field(default_factory=dict)
+    base_loss_overrides: dict[str, LossOverride] = Field(default_factory=dict)
+    var_weighting: Literal["inverse_variance", "manual", "none"] = "inverse_variance"
+    scaler_path: str | None = None
+    variable_weights: dict[str, float] = Field(default_factory=dict)
+    normalize_weights: bool = True
+    include_computed_diagnostics: bool = True
+    use_latitude_weights: bool = False
+    latitude_weights: str | None = None
+
+
 class LossConfig(StrictModel):
     """What is minimized.
 
     Attributes:
-        training_loss: name of the pointwise loss, such as "mse".
+        type: `base`, whose arguments are `BaseLossArgs`, or a name for the training and
+            the validation loss; null is the flat style of the other keys.
+        args: arguments of `type`.
+        training_loss: name of the loss, such as "mse".
         training_loss_parameters: its arguments.
         validation_loss: name of the loss of the validation; null is "mae" with weights
             and the training loss without.
@@ -31,10 +78,17 @@ class LossConfig(StrictModel):
         latitude_weights: file with the latitudes.
         use_variable_weights: weigh channels by `variable_weights`.
         variable_weights: weight per variable, or list of weights per level.
+        use_power_loss: add the loss `power` times `spectral_lambda_reg` to a weighted
+            training loss.
+        use_spectral_loss: the same of the loss `spectral`.
+        spectral_lambda_reg: factor of both.
+        spectral_wavenum_init: their first zonal wavenumber.
 
     Differs from CREDIT: without `validation_loss` and weights CREDIT raises KeyError.
     """
 
+    type: str | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
     training_loss: str = "mse"
     training_loss_parameters: dict[str, Any] = Field(default_factory=dict)
     validation_loss: str | None = None
@@ -43,14 +97,60 @@ class LossConfig(StrictModel):
     latitude_weights: str | None = None
     use_variable_weights: bool = False
     variable_weights: dict[str, Weights] = Field(default_factory=dict)
+    use_power_loss: bool = False
+    use_spectral_loss: bool = False
+    spectral_lambda_reg: float | None = None
+    spectral_wavenum_init: int | None = None
 
-    unavailable: ClassVar = {
-        "type": _FLAT,
-        "args": _FLAT,
-        "use_power_loss": _NO_SPECTRAL,
-        "use_spectral_loss": _NO_SPECTRAL,
-    }
-    ignored: ClassVar = {
-        "spectral_lambda_reg": "no spectral term is used",
-        "spectral_wavenum_init": "no spectral term is used",
-    }
+    @property
+    def is_base(self) -> bool:
+        """Whether the loss is that of single variables in physical units."""
+        return self.type == BASE
+
+    @property
+    def name(self) -> str:
+        """Name of the training loss, or of that of single variables."""
+        if self.type is None:
+            return self.training_loss
+        return self.args.get("training_loss", "mse") if self.is_base else self.type
+
+    @property
+    def weighs_rows(self) -> bool:
+        """Whether rows count by their area."""
+        if self.type is None:
+            return self.use_latitude_weights
+        return self.is_base and bool(self.args.get("use_latitude_weights"))
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether a loss in flat style has weights of rows or of variables."""
+        flat = self.type is None
+        return flat and (self.use_latitude_weights or self.use_variable_weights)
+
+    @property
+    def latitude_file(self) -> tuple[str, str | None]:
+        """Dotted key and path of the file of latitudes."""
+        if self.is_base:
+            return "loss.args.latitude_weights", self.args.get("latitude_weights")
+        return "loss.latitude_weights", self.latitude_weights
+
+    @property
+    def scaler_file(self) -> str | None:
+        """Path of the scalers (`loss.args.scaler_path`) if variances are needed."""
+        mode = self.args.get("var_weighting") or "inverse_variance"
+        needed = self.is_base and mode == "inverse_variance"
+        return self.args.get("scaler_path") if needed else None
+
+    def without_effect(self) -> dict[str, str]:
+        """Values of this section that are accepted but change nothing: key -> why."""
+        found = {}
+        terms = [
+            key for key in ("use_power_loss", "use_spectral_loss") if getattr(self, key)
+        ]
+        if not self.is_weighted:
+            found |= dict.fromkeys(terms, "counts in a loss with weights alone")
+        elif not terms:
+            own = ("spectral_lambda_reg", "spectral_wavenum_init")
+            used = [key for key in own if getattr(self, key) is not None]
+            found |= dict.fromkeys(used, "no spectral term is used")
+        return found

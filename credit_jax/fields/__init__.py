@@ -1,7 +1,22 @@
 """What functions of whole fields share: channel layout, area weights, global means."""
 
 from credit_jax.fields.area_weights import latitude_weights
+from credit_jax.fields.bridgescaler import read_scalers, target_variances
 from credit_jax.fields.channels import ChannelLayout
 from credit_jax.fields.context import FieldContext
+from credit_jax.fields.tree import FieldTree, has_named_pair, named_pair, widened
+from credit_jax.fields.weighting import check_multipliers, combination_weights
 
-__all__ = ["ChannelLayout", "FieldContext", "latitude_weights"]
+__all__ = [
+    "ChannelLayout",
+    "FieldContext",
+    "FieldTree",
+    "check_multipliers",
+    "combination_weights",
+    "has_named_pair",
+    "latitude_weights",
+    "named_pair",
+    "read_scalers",
+    "target_variances",
+    "widened",
+]

@@ -180,6 +180,36 @@ def channel_variance(scaler: Scaler) -> Channels | None:
     return np.array([_variance(c) for c in scaler.centroids], np.float32)
 
 
+def target_variances(path: str | Path) -> dict[str, float]:
+    """Variance of every target variable: the mean over its channels.
+
+    Args:
+        path: of a file of scalers; those under "target" count.
+
+    Returns:
+        By key; a variable whose scaler has no finite variance is left out.
+
+    Raises:
+        ValueError: see `read_scalers`, or the file has no scalers of targets.
+    """
+    scalers = read_scalers(path)
+    if "target" not in scalers:
+        raise ValueError(
+            f"scaler file {path}: got scalers of {', '.join(scalers)}, expected those "
+            "of target"
+        )
+    found = {
+        key: channel_variance(scaler)
+        for own in scalers["target"].values()
+        for key, scaler in own.items()
+    }
+    return {
+        key: float(variance.mean())
+        for key, variance in found.items()
+        if variance is not None and np.isfinite(variance).all()
+    }
+
+
 def _variance(centroids: Float[np.ndarray, "centroid 2"]) -> float:
     """Variance of weighted centroids; 1 without any, as CREDIT has it."""
     means, weights = centroids[:, 0], centroids[:, 1]

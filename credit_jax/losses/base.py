@@ -1,4 +1,4 @@
-"""What a loss is: a function of two whole fields that gives one number.
+"""What a loss is: a function of the named fields of a step that gives one number.
 
 Adding a loss takes a function of this type in a module of its own, one line in
 `credit_jax.losses.registry`, and its test.
@@ -13,17 +13,22 @@ from typing import Any, TypeAlias
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.fields import FieldContext, FieldTree
 
 # Local arrays; `samples` is `batch` times the ensemble members.
 Prediction = Float[Array, "samples channel time rows lon"]
 Target = Float[Array, "batch channel time rows lon"]
+Values = Float[Array, "samples channel time rows lon"]
 Scalar = Float[Array, ""]
 
-# (prediction, target, context) -> the same number on every shard. Arrays are local,
-# in float32 or wider; with ensemble members, the prediction has `num_members` times
-# the samples of the target.
-Loss: TypeAlias = Callable[[Array, Array, FieldContext], Array]
+# (tree, context) -> the same number on every shard. The tree holds what the postblocks
+# left: always "y_pred" (a Prediction) and "y" (a Target), in float32 or wider, and
+# where postblocks made them the named fields "y_processed" and "y_target_processed".
+Loss: TypeAlias = Callable[[FieldTree, FieldContext], Array]
+
+# (prediction, target, context) -> values of the same shape, whose weighted mean is the
+# loss. The target has as many samples as the prediction.
+Pointwise: TypeAlias = Callable[[Array, Array, FieldContext], Array]
 
 
 class NoParameters(StrictModel):
@@ -37,7 +42,34 @@ class LossEntry:
     Attributes:
         build: from validated parameters to the loss.
         parameters: class of `training_loss_parameters`.
+        build_pointwise: from validated parameters to values at every point, for the
+            losses that the loss `base` can take for single variables.
+        num_members: fewest ensemble members of a sample.
     """
 
     build: Callable[[Any], Loss]
     parameters: type[StrictModel] = NoParameters
+    build_pointwise: Callable[[Any], Pointwise] | None = None
+    num_members: int = 1
+
+
+def pointwise(
+    build: Callable[[Any], Pointwise], parameters: type[StrictModel] = NoParameters
+) -> LossEntry:
+    """The loss `context.mean(values)` of values at every point.
+
+    Args:
+        build: from validated parameters to the function that gives the values.
+        parameters: class of these parameters.
+    """
+
+    def build_mean(settings: Any) -> Loss:
+        values = build(settings)
+
+        def loss(tree: FieldTree, context: FieldContext) -> Scalar:
+            target = context.repeat_members(tree["y"])
+            return context.mean(values(tree["y_pred"], target, context))
+
+        return loss
+
+    return LossEntry(build_mean, parameters, build)

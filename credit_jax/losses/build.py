@@ -6,13 +6,20 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from credit_jax.config.loss import LossConfig
-from credit_jax.fields import ChannelLayout, FieldContext, latitude_weights
-from credit_jax.losses.base import Loss, Prediction, Scalar, Target
+from credit_jax.config.base import parse
+from credit_jax.config.loss import BaseLossArgs, LossConfig
+from credit_jax.fields import (
+    ChannelLayout,
+    FieldContext,
+    FieldTree,
+    latitude_weights,
+    widened,
+)
+from credit_jax.losses.base import Loss, Scalar
+from credit_jax.losses.by_variable import build_base_loss
 from credit_jax.losses.registry import choose_loss
 
 WEIGHTED_VALIDATION_LOSS = "mae"
@@ -23,46 +30,71 @@ def build_loss(
     channels: Mapping[str, int] | None = None,
     *,
     latitude: Float[np.ndarray, " lat"] | None = None,
+    variances: Mapping[str, float] | None = None,
     validation: bool = False,
 ) -> Loss:
     """The training or the validation loss.
 
     For an elementwise loss `l` the mean of `l(p, t) * w_lat * w_var` over samples,
     channels, times, rows and longitudes, exact on every mesh, in float32 or wider.
+    With `type: base` see `build_base_loss`.
 
     Args:
         config: the `loss` section.
         channels: number of channels of each target variable, in channel order. A name
             may be a whole key ("ERA5/prognostic/3d/U"); its last part counts for
-            `variable_weights`. Needed with `use_variable_weights` and by losses of
-            single variables.
+            `variable_weights`. Needed with `use_variable_weights`, with `type: base`
+            and by losses of single variables.
         latitude: (H,) degrees north of every row; needed with `use_latitude_weights`.
-        validation: build `validation_loss` instead of `training_loss`.
+        variances: of the targets by key, see `fields.target_variances`; needed with
+            `var_weighting: inverse_variance`.
+        validation: build the validation loss instead of the training loss.
 
     Returns:
-        `(prediction, target, context) -> scalar`; local (b, C_out, T_out, rows, lon)
-        arrays. The channels and weights of the section replace those of the context.
+        `(tree, context) -> scalar`; the tree holds the local (b, C_out, T_out, rows,
+        lon) arrays "y_pred" and "y" and, for `type: base`, the named fields
+        "y_processed" and "y_target_processed". The channels and weights of the section
+        replace those of the context.
 
     Raises:
         ValueError: the section asks for something that is not there.
 
     A missing `validation_loss` is `mae` where there are weights, as in CREDIT, and else
-    the training loss, where CREDIT raises KeyError.
+    the training loss, where CREDIT raises KeyError. KCRPS with weights is the
+    validation loss, too, whatever `validation_loss` says, as in CREDIT.
 
     Differs from CREDIT: all target channels count. CREDIT's weighted loss counts a
     diagnostic variable with levels as one channel and leaves the last channels out.
+    `spectral`, `power`, `covmse` and `ring-crps` take weights, with which CREDIT's
+    cannot be called.
     """
+    row_weights = _row_weights(config, latitude)
+    if config.is_base:
+        args = parse(BaseLossArgs, config.args, "loss.args")
+        return build_base_loss(
+            args,
+            _needed(channels, "type: base"),
+            row_weights=row_weights,
+            variances=variances,
+            validation=validation,
+        )
     loss = _chosen_loss(config, validation)
+    terms = [] if validation else _spectral_terms(config)
     settings: dict[str, Any] = {
-        "row_weights": _row_weights(config, latitude),
+        "row_weights": row_weights,
         "channel_weights": _channel_weights(config, channels),
     }
     if channels is not None:
         settings["channels"] = ChannelLayout.of(channels)
 
-    def total(prediction: Prediction, target: Target, context: FieldContext) -> Scalar:
+    def total(tree: FieldTree, context: FieldContext) -> Scalar:
+        tree = {**tree, **{key: widened(tree[key]) for key in ("y_pred", "y")}}
         context = dataclasses.replace(context, **settings)
-        return loss(_widened(prediction), _widened(target), context)
+        value = loss(tree, context)
+        plain = dataclasses.replace(context, channel_weights=None)
+        for factor, term in terms:
+            value = value + factor * term(tree, plain)
+        return value
 
     return total
 
@@ -111,31 +143,58 @@ def _per_level(name: str, weight: Any, num: int) -> np.ndarray:
     return np.broadcast_to(values, (num,))
 
 
-def _widened(field: Array) -> Array:
-    return field.astype(jnp.promote_types(field.dtype, jnp.float32))
-
-
 def _chosen_loss(config: LossConfig, validation: bool) -> Loss:
-    if validation and config.validation_loss is not None:
+    if config.type is not None:
+        return choose_loss(
+            config.type, config.args, "loss.type", parameters_key="loss.args"
+        )
+    ensemble = config.is_weighted and config.training_loss == "KCRPS"
+    if validation and config.validation_loss is not None and not ensemble:
         return choose_loss(
             config.validation_loss,
             config.validation_loss_parameters,
             "loss.validation_loss",
         )
-    if validation and (config.use_latitude_weights or config.use_variable_weights):
+    if validation and config.is_weighted and not ensemble:
         return choose_loss(WEIGHTED_VALIDATION_LOSS, {}, "loss.validation_loss")
     return choose_loss(
         config.training_loss, config.training_loss_parameters, "loss.training_loss"
     )
 
 
+def _spectral_terms(config: LossConfig) -> list[tuple[float, Loss]]:
+    """Factors and losses that are added to a weighted training loss."""
+    wanted = {"power": config.use_power_loss, "spectral": config.use_spectral_loss}
+    names = [name for name, used in wanted.items() if used and config.is_weighted]
+    if not names:
+        return []
+    factor, first = config.spectral_lambda_reg, config.spectral_wavenum_init
+    if factor is None or first is None:
+        raise ValueError(
+            "loss.use_power_loss and loss.use_spectral_loss need "
+            "loss.spectral_lambda_reg and loss.spectral_wavenum_init"
+        )
+    parameters = {"wavenum_init": first}
+    return [(factor, choose_loss(name, parameters, f"loss.{name}")) for name in names]
+
+
+def _needed(channels: Mapping[str, int] | None, setting: str) -> Mapping[str, int]:
+    if channels is None:
+        raise ValueError(
+            f"loss: {setting} needs the target channels (`build_loss(config, channels)`"
+            ")"
+        )
+    return channels
+
+
 def _row_weights(config: LossConfig, latitude: np.ndarray | None) -> np.ndarray | None:
-    if not config.use_latitude_weights:
+    if not config.weighs_rows:
         return None
     if latitude is None:
+        key, _ = config.latitude_file
         raise ValueError(
-            "loss.use_latitude_weights: true needs loss.latitude_weights, a file with "
-            "a `latitude` coordinate"
+            f"{key.replace('.latitude', '.use_latitude')}: true needs {key}, a file "
+            "with a `latitude` coordinate"
         )
     return latitude_weights(latitude)
 
@@ -143,16 +202,12 @@ def _row_weights(config: LossConfig, latitude: np.ndarray | None) -> np.ndarray 
 def _channel_weights(
     config: LossConfig, channels: Mapping[str, int] | None
 ) -> np.ndarray | None:
-    if not config.use_variable_weights:
+    if config.type is not None or not config.use_variable_weights:
         return None
     if not config.variable_weights:
         raise ValueError(
             "loss.use_variable_weights: true needs loss.variable_weights, "
             "{variable: weight or one weight for each level}"
         )
-    if channels is None:
-        raise ValueError(
-            "loss.use_variable_weights: true needs the target channels "
-            "(`build_loss(config, channels)`)"
-        )
+    channels = _needed(channels, "use_variable_weights: true")
     return build_channel_weights(config.variable_weights, channels)

@@ -12,15 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
-from credit_jax.losses.base import (
-    Loss,
-    LossEntry,
-    NoParameters,
-    Prediction,
-    Scalar,
-    Target,
-)
+from credit_jax.losses.base import LossEntry, NoParameters, Pointwise, pointwise
 
 Values = Float[Array, "*dims"]
 Elementwise = Callable[..., Array]
@@ -89,15 +81,8 @@ def elementwise(
         parameters: class of these parameters.
     """
 
-    def build(settings: Any) -> Loss:
+    def build(settings: Any) -> Pointwise:
         keywords = dict(settings)
+        return lambda prediction, target, _: function(prediction, target, **keywords)
 
-        def loss(
-            prediction: Prediction, target: Target, context: FieldContext
-        ) -> Scalar:
-            target = context.repeat_members(target)
-            return context.mean(function(prediction, target, **keywords))
-
-        return loss
-
-    return LossEntry(build, parameters)
+    return pointwise(build, parameters)

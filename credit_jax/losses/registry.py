@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from credit_jax.config.base import parse
-from credit_jax.losses.base import Loss, LossEntry
+from credit_jax.losses.base import Loss, LossEntry, Pointwise, pointwise
+from credit_jax.losses.covariance import CovarianceParameters, build_covmse
+from credit_jax.losses.crps import (
+    AlmostFairParameters,
+    KcrpsParameters,
+    build_almost_fair,
+    build_kcrps,
+    build_ring_crps,
+)
 from credit_jax.losses.elementwise import (
     HuberParameters,
     elementwise,
@@ -18,6 +26,11 @@ from credit_jax.losses.elementwise import (
     xsigmoid,
     xtanh,
 )
+from credit_jax.losses.spectrum import (
+    SpectrumParameters,
+    build_power,
+    build_spectral,
+)
 
 LOSSES: dict[str, LossEntry] = {
     "mse": elementwise(mse),
@@ -27,10 +40,24 @@ LOSSES: dict[str, LossEntry] = {
     "logcosh": elementwise(logcosh),
     "xtanh": elementwise(xtanh),
     "xsigmoid": elementwise(xsigmoid),
+    "KCRPS": LossEntry(build_kcrps, KcrpsParameters, num_members=2),
+    "almost-fair-crps": LossEntry(
+        build_almost_fair, AlmostFairParameters, num_members=2
+    ),
+    "ring-crps": pointwise(build_ring_crps),
+    "spectral": LossEntry(build_spectral, SpectrumParameters),
+    "power": LossEntry(build_power, SpectrumParameters),
+    "covmse": LossEntry(build_covmse, CovarianceParameters),
 }
 
 
-def choose_loss(name: str, parameters: Mapping[str, Any], key: str) -> Loss:
+def choose_loss(
+    name: str,
+    parameters: Mapping[str, Any],
+    key: str,
+    *,
+    parameters_key: str | None = None,
+) -> Loss:
     """The loss `name` with its parameters bound.
 
     Args:
@@ -38,26 +65,54 @@ def choose_loss(name: str, parameters: Mapping[str, Any], key: str) -> Loss:
         parameters: by name; `reduction` (none or mean) is accepted, the mean over the
             grid is always taken.
         key: dotted path of the setting, for the error.
+        parameters_key: that of the parameters; None is `key` with "_parameters".
 
     Raises:
         ValueError: the name, a parameter or its value is not known.
     """
-    if name not in LOSSES:
+    entry = _entry(name, key)
+    return entry.build(_parsed(name, parameters, parameters_key or f"{key}_parameters"))
+
+
+def choose_pointwise(
+    name: str,
+    parameters: Mapping[str, Any],
+    key: str,
+    *,
+    parameters_key: str | None = None,
+) -> Pointwise:
+    """The values at every point of the loss `name`; see `choose_loss`.
+
+    Raises:
+        ValueError: as `choose_loss`, or the loss is a number for whole fields alone.
+    """
+    entry = _entry(name, key)
+    if entry.build_pointwise is None:
+        there = [own for own, each in LOSSES.items() if each.build_pointwise]
         raise ValueError(
-            f"{key}: got {name!r}, expected one of {', '.join(LOSSES)}; other "
-            "losses of CREDIT are not implemented"
+            f"{key}: {name!r} gives no value at every point, which `type: base` needs; "
+            f"expected one of {', '.join(there)}"
         )
+    parameters_key = parameters_key or f"{key}_parameters"
+    return entry.build_pointwise(_parsed(name, parameters, parameters_key))
+
+
+def _entry(name: str, key: str) -> LossEntry:
+    if name not in LOSSES:
+        raise ValueError(f"{key}: got {name!r}, expected one of {', '.join(LOSSES)}")
+    return LOSSES[name]
+
+
+def _parsed(name: str, parameters: Mapping[str, Any], key: str) -> Any:
     entry, own = LOSSES[name], dict(parameters)
     reduction = own.pop("reduction", "mean")
     if reduction not in ("mean", "none"):
         raise ValueError(
-            f"{key}_parameters.reduction: got {reduction!r}, expected 'mean' or 'none' "
+            f"{key}.reduction: got {reduction!r}, expected 'mean' or 'none' "
             "(the loss is always the mean over samples, channels and grid points)"
         )
     unknown = sorted(set(own) - set(entry.parameters.model_fields))
     if unknown:
         known = ", ".join(entry.parameters.model_fields) or "none"
-        raise ValueError(
-            f"{key}_parameters: loss {name!r} has no {unknown}; known: {known}"
-        )
-    return entry.build(parse(entry.parameters, own, f"{key}_parameters"))
+        raise ValueError(f"{key}: loss {name!r} has no {unknown}; known: {known}")
+    return parse(entry.parameters, own, key)

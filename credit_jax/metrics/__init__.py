@@ -3,6 +3,7 @@
 from credit_jax.metrics.base import MetricEntry, Pair
 from credit_jax.metrics.build import build_metrics, metric_names, needs_climatology
 from credit_jax.metrics.registry import METRICS
+from credit_jax.metrics.settings import metric_settings
 
 __all__ = [
     "METRICS",
@@ -10,5 +11,6 @@ __all__ = [
     "Pair",
     "build_metrics",
     "metric_names",
+    "metric_settings",
     "needs_climatology",
 ]

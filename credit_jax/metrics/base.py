@@ -23,24 +23,32 @@ class Pair:
     """A forecast and its target, as local arrays in float32 or wider.
 
     Attributes:
-        members: (batch, member, channel, time, rows, lon); one member if the forecast
-            is no ensemble.
-        target: (batch, channel, time, rows, lon).
+        prediction: (samples, channel, time, rows, lon); the members of an ensemble are
+            samples of their own, those of the first target first.
+        target: (samples, channel, time, rows, lon), repeated for every member.
         climatology: (1, channel, 1, rows, lon); None where there is none.
-        context: global means, channels, area weights.
+        context: global means, channels, area weights, number of members.
     """
 
-    members: Array
+    prediction: Array
     target: Array
     climatology: Array | None
     context: FieldContext
 
     @property
-    def prediction(self) -> Array:
-        """(batch, channel, time, rows, lon) the forecast: the mean of its members."""
-        if self.members.shape[1] == 1:
-            return self.members[:, 0]
+    def members(self) -> Array:
+        """(batch, member, channel, time, rows, lon) the forecast by member."""
+        return self.context.members(self.prediction)
+
+    @property
+    def ensemble_mean(self) -> Array:
+        """(batch, channel, time, rows, lon) the mean of the members."""
         return self.members.mean(axis=1)
+
+    @property
+    def truth(self) -> Array:
+        """(batch, channel, time, rows, lon) the target, once for all members."""
+        return self.context.members(self.target)[:, 0]
 
     def mean(self, values: Array) -> PerVariable:
         """Weighted mean of each variable."""
@@ -64,16 +72,36 @@ class NoParameters(StrictModel):
     """For a metric without parameters."""
 
 
+class AnomalyParameters(StrictModel):
+    """Of a metric that compares with a climatology.
+
+    Attributes:
+        climatology_path: file with a mean field of each variable, by its name; a
+            variable that it lacks is compared with the mean of the batch. null is the
+            mean of the training period.
+        accumulate_climatology: false compares with the mean of the batch, where no file
+            is given.
+
+    Differs from CREDIT: without a file CREDIT takes the mean of the targets that it has
+    seen so far, in training and in validation.
+    """
+
+    climatology_path: str | None = None
+    accumulate_climatology: bool = True
+
+
 @dataclass(frozen=True)
 class MetricEntry:
     """A metric by name.
 
     Attributes:
         score: gives (variable,) numbers, the same on every shard.
-        parameters: class of its keyword arguments, which the config may set.
-        needs_climatology: whether it reads `Pair.climatology`.
+        parameters: class of its keyword arguments, which the config may set. With
+            `AnomalyParameters` the score finds `Pair.climatology` and gets none.
+        scale_power: power of the unit of a variable that the score has: 2 for a squared
+            error, 1 for an error, 0 for a ratio.
     """
 
     score: Score
     parameters: type[StrictModel] = NoParameters
-    needs_climatology: bool = False
+    scale_power: int = 2

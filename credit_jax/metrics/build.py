@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.metrics import MetricsConfig
-from credit_jax.fields import ChannelLayout, FieldContext, latitude_weights
-from credit_jax.metrics.base import Pair
-from credit_jax.metrics.registry import METRICS
-
-# (prediction, target, context) -> numbers by name, the same on every shard.
-Metrics = Callable[[Array, Array, FieldContext], dict[str, Array]]
-Prediction = Float[Array, "samples channel time rows lon"]
-Target = Float[Array, "batch channel time rows lon"]
-
-# CREDIT's set without a `metrics` section; `acc` joins it where there is a climatology.
-DEFAULT = ("rmse", "r2score", "bias")
-_KNOWN_ARGS = (
-    "metrics",
-    "var_weighting",
-    "variable_weights",
-    "normalize_weights",
-    "use_latitude_weights",
-    "latitude_weights",
-    "include_computed_diagnostics",
+from credit_jax.fields import (
+    ChannelLayout,
+    FieldContext,
+    FieldTree,
+    check_multipliers,
+    combination_weights,
+    has_named_pair,
+    latitude_weights,
+    named_pair,
+    target_variances,
+    widened,
 )
+from credit_jax.metrics.base import Pair
+from credit_jax.metrics.climatology import Climatologies, local_climatology
+from credit_jax.metrics.settings import MetricSettings, metric_settings
+
+# (tree, context) -> numbers by name, the same on every shard.
+Metrics: TypeAlias = Callable[[FieldTree, FieldContext], dict[str, Array]]
+# Path of a file of scalers -> variance of each target variable.
+Variances: TypeAlias = Callable[[str], Mapping[str, float]]
 
 
 def build_metrics(
@@ -40,9 +38,8 @@ def build_metrics(
     channels: Mapping[str, int],
     *,
     latitude: Float[np.ndarray, " lat"] | None = None,
-    climatology: Callable[[], Float[np.ndarray, "channel lat lon"]] | None = None,
-    scale: Float[np.ndarray, " channel"] | None = None,
-    offset: Float[np.ndarray, " channel"] | None = None,
+    climatology: Climatologies | None = None,
+    variances: Variances = target_variances,
 ) -> Metrics:
     """The metrics of the validation.
 
@@ -52,51 +49,44 @@ def build_metrics(
             ("ERA5/prognostic/3d/T").
         latitude: (H,) degrees north; needed with `use_latitude_weights`. The file of
             `latitude_weights` is the caller's to read.
-        climatology: gives the mean state of the training period, (C_out, H, W) in the
-            units of the model's output; `acc` and `activity` need it. It is called when
-            the metrics are traced.
-        scale: (C_out,) physical value = model's output * scale + offset; scores are in
-            physical units if it is given.
-        offset: (C_out,) see `scale`.
+        climatology: from a path to mean fields by key or name of a variable, (lat, lon)
+            or (level, lat, lon), in the units of what is scored; from None to those of
+            the training period. `acc` and `activity` call it when they are traced.
+        variances: from the path of a file of scalers to the variance of each target
+            variable, for `var_weighting: inverse_variance`.
 
     Returns:
-        `(prediction, target, context) -> {"rmse": mean over variables,
-        "rmse/ERA5/...": one variable, ...}` for local (b, C_out, T_out, rows, lon)
-        arrays. The channels and weights of the section replace those of the context.
+        `(tree, context) -> {"rmse": mean over variables, "rmse/ERA5/...": one variable,
+        ...}`. The fields "y_processed" and "y_target_processed" of the tree are scored,
+        or where the postblocks do not make both, its "y_pred" and "y". The channels and
+        weights of the section replace those of the context.
 
     Raises:
-        ValueError: unknown metric or argument, or a missing climatology.
+        ValueError: unknown metric or argument, or a missing climatology or file.
 
-    Differs from CREDIT: the climatology is the mean of the training period; without a
-    file CREDIT takes the running mean of the validation targets seen so far. Without
-    `var_weighting` all variables weigh alike (they are normalized); CREDIT asks for a
-    scaler file then.
+    Members of an ensemble are scored one by one, as in CREDIT.
+
+    Differs from CREDIT: scores "y_pred" and "y" where CREDIT raises KeyError because
+    the postblocks make no "y_target_processed". Without a file the climatology is the
+    mean of the training period; CREDIT takes the running mean of the targets seen so
+    far.
     """
-    args = dict(config.args) if config else {}
-    scores = _scores(config, climatology is not None)
-    weights = _variable_weights(args, channels)
-    to_units = _units(scale, offset)
-    settings = {
-        "channels": ChannelLayout.of(channels),
-        "row_weights": _row_weights(args, latitude),
-        "channel_weights": None,
-    }
-
-    def evaluate(
-        prediction: Prediction, target: Target, context: FieldContext
-    ) -> dict[str, Array]:
-        context = dataclasses.replace(context, **settings)
-        pair = Pair(
-            context.members(to_units(_widened(prediction))),
-            to_units(_widened(target)),
-            None if climatology is None else to_units(_local(climatology(), context)),
-            context,
+    wanted = metric_settings(config, has_climatology=climatology is not None)
+    _check(wanted, channels, climatology)
+    shown = [
+        _Shown(
+            own,
+            _row_weights(own, latitude),
+            _variances(own, variances),
+            climatology if own.climatology_path or own.needs_climatology else None,
         )
+        for own in wanted
+    ]
+
+    def evaluate(tree: FieldTree, context: FieldContext) -> dict[str, Array]:
         found: dict[str, Array] = {}
-        for name, score in scores.items():
-            values = score(pair)
-            found[name] = jnp.mean(values * jnp.asarray(weights))
-            found |= {f"{name}/{key}": values[i] for i, key in enumerate(channels)}
+        for each in shown:
+            found |= each.scores(each.pair(tree, channels, context))
         return found
 
     return evaluate
@@ -107,6 +97,8 @@ def metric_names(
 ) -> list[str]:
     """The keys of what the function of `build_metrics` returns.
 
+    Variables that a postblock computes come on top of them.
+
     Args:
         config: the `metrics` section; None is CREDIT's default set.
         channels: the target variables, in channel order.
@@ -115,102 +107,97 @@ def metric_names(
     Raises:
         ValueError: as `build_metrics`.
     """
-    names = _scores(config, has_climatology)
+    names = [
+        own.name for own in metric_settings(config, has_climatology=has_climatology)
+    ]
     return [key for name in names for key in (name, *(f"{name}/{c}" for c in channels))]
 
 
 def needs_climatology(config: MetricsConfig | None) -> bool:
-    """Whether a metric that the section names compares with the climatology.
+    """Whether a metric that the section names needs the mean of the training period.
 
     Raises:
         ValueError: as `build_metrics`.
     """
-    wanted = _wanted(config) if config is not None else {}
-    return any(METRICS[name].needs_climatology for name in wanted)
+    return any(own.needs_climatology for own in metric_settings(config))
 
 
-def _widened(field: Array) -> Array:
-    return field.astype(jnp.promote_types(field.dtype, jnp.float32))
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shown:
+    """A metric with what its files hold."""
 
+    settings: MetricSettings
+    row_weights: Float[np.ndarray, " lat"] | None
+    variances: Mapping[str, float] | None
+    climatology: Climatologies | None
 
-def _units(
-    scale: np.ndarray | None, offset: np.ndarray | None
-) -> Callable[[Array], Array]:
-    if scale is None or offset is None:
-        return lambda field: field
-    factor, shift = (
-        jnp.asarray(x, jnp.float32).reshape(1, -1, 1, 1, 1) for x in (scale, offset)
-    )
-    return lambda field: field * factor + shift
-
-
-def _local(climatology: np.ndarray, context: FieldContext) -> Array:
-    by_row = jnp.asarray(np.moveaxis(climatology, 1, 0), jnp.float32)
-    return jnp.moveaxis(context.local_rows(by_row), 0, 1)[None, :, None]
-
-
-def _scores(
-    config: MetricsConfig | None, has_climatology: bool
-) -> dict[str, Callable[[Pair], Array]]:
-    """Metric -> its score with parameters bound, in the order of the section."""
-    if config is None:
-        names = (*DEFAULT, "acc") if has_climatology else DEFAULT
-        return {name: METRICS[name].score for name in names}
-    wanted = _wanted(config)
-    lacking = [name for name in wanted if METRICS[name].needs_climatology]
-    if lacking and not has_climatology:
-        raise ValueError(f"metrics: {', '.join(lacking)} need a climatology")
-    return {
-        name: functools.partial(METRICS[name].score, **dict(parameters))
-        for name, parameters in wanted.items()
-    }
-
-
-def _wanted(config: MetricsConfig) -> dict[str, StrictModel]:
-    """Metric -> its parameters, in the order of the section."""
-    settings = _settings(config)
-    strangers = [name for name in settings if name not in METRICS]
-    if strangers:
-        raise ValueError(
-            f"metrics: {', '.join(map(repr, strangers))} not implemented; there are "
-            f"{', '.join(METRICS)}"
+    def pair(
+        self, tree: FieldTree, channels: Mapping[str, int], context: FieldContext
+    ) -> Pair:
+        """What the metric scores."""
+        own = self.settings
+        if has_named_pair(tree):
+            prediction, target, layout = named_pair(
+                tree,
+                channels,
+                include_computed=own.args.include_computed_diagnostics,
+            )
+        else:
+            prediction, target = (widened(tree[key]) for key in ("y_pred", "y"))
+            layout = ChannelLayout.of(channels)
+        context = dataclasses.replace(
+            context,
+            channels=layout,
+            row_weights=self.row_weights,
+            channel_weights=None,
         )
-    args = config.args
-    unknown = [key for key in args if key not in _KNOWN_ARGS]
-    unknown += [
-        f"metrics.{name}"
-        for name, own in settings.items()
-        if own and not METRICS[name].parameters.model_fields
+        mean_fields = None
+        if own.is_anomaly:
+            given = self.climatology
+            fields = given(own.climatology_path) if given is not None else {}
+            mean_fields = local_climatology(fields, target, context)
+        target = context.repeat_members(target)
+        return Pair(prediction, target, mean_fields, context)
+
+    def scores(self, pair: Pair) -> dict[str, Array]:
+        """The mean over variables, and each of them, by name."""
+        own, keys = self.settings, pair.context.layout.keys
+        parameters = {} if own.is_anomaly else dict(own.parameters)
+        values = own.entry.score(pair, **parameters)
+        weights = combination_weights(
+            keys,
+            variances=self.variances,
+            multipliers=own.args.variable_weights,
+            normalize=own.args.normalize_weights,
+            scale_power=own.entry.scale_power,
+        )
+        named = {f"{own.name}/{key}": values[i] for i, key in enumerate(keys)}
+        return {own.name: jnp.mean(values * jnp.asarray(weights)), **named}
+
+
+def _check(
+    wanted: Sequence[MetricSettings],
+    channels: Mapping[str, int],
+    climatology: Climatologies | None,
+) -> None:
+    for own in wanted:
+        check_multipliers(
+            own.args.variable_weights,
+            list(channels),
+            "metrics.args",
+            include_computed=own.args.include_computed_diagnostics,
+        )
+    lacking = [
+        own.name for own in wanted if own.needs_climatology or own.climatology_path
     ]
-    if unknown:
-        raise ValueError(
-            f"metrics.args: {', '.join(unknown)} not implemented; known: "
-            f"{', '.join(_KNOWN_ARGS)} (and metrics without arguments of their own)"
-        )
-    return {
-        name: parse(METRICS[name].parameters, own or {}, f"metrics.args.metrics.{name}")
-        for name, own in settings.items()
-    }
-
-
-def _settings(config: MetricsConfig) -> Mapping[str, Any]:
-    """Metric -> its own arguments."""
-    if config.type != "combined":
-        return {config.type: {}}
-    settings = config.args.get("metrics")
-    if isinstance(settings, Mapping) and settings:
-        return settings
-    got = "nothing" if settings in (None, {}) else repr(settings)
-    raise ValueError(
-        f"metrics.args.metrics: got {got}, expected at least one metric with its "
-        "arguments, such as {rmse: {}, acc: {}}"
-    )
+    if lacking and climatology is None:
+        raise ValueError(f"metrics: {', '.join(lacking)} need a climatology")
 
 
 def _row_weights(
-    args: Mapping[str, Any], latitude: np.ndarray | None
-) -> np.ndarray | None:
-    if not args.get("use_latitude_weights", False):
+    own: MetricSettings, latitude: np.ndarray | None
+) -> Float[np.ndarray, " lat"] | None:
+    if not own.args.use_latitude_weights:
         return None
     if latitude is None:
         raise ValueError(
@@ -220,27 +207,6 @@ def _row_weights(
     return latitude_weights(latitude)
 
 
-def _variable_weights(
-    args: Mapping[str, Any], channels: Mapping[str, int]
-) -> Float[np.ndarray, " variable"]:
-    """Weight of each variable in the mean over variables."""
-    mode = args.get("var_weighting", "none")
-    if mode not in ("none", "manual"):
-        raise ValueError(
-            f"metrics.args.var_weighting: got {mode!r}, expected 'none' or 'manual'"
-        )
-    given = args.get("variable_weights") or {}
-    if not isinstance(given, Mapping):
-        raise ValueError(
-            f"metrics.args.variable_weights: got {given!r}, expected a weight for each "
-            "variable, such as {ERA5/prognostic/3d/T: 2.0}"
-        )
-    unknown = [name for name in given if name not in channels]
-    if unknown:
-        raise ValueError(
-            f"metrics.args.variable_weights: {unknown} are no targets; those are "
-            f"{list(channels)}"
-        )
-    weights = np.asarray([float(given.get(key, 1.0)) for key in channels], np.float32)
-    normalize = args.get("normalize_weights", True) and weights.mean() > 0
-    return weights / weights.mean() if normalize else weights
+def _variances(own: MetricSettings, variances: Variances) -> Mapping[str, float] | None:
+    path = own.scaler_path
+    return None if path is None else variances(path)

@@ -1,7 +1,8 @@
 """The metrics by CREDIT's names: one line each."""
 
-from credit_jax.metrics.base import MetricEntry
+from credit_jax.metrics.base import AnomalyParameters, MetricEntry
 from credit_jax.metrics.scores import (
+    RatioParameters,
     acc,
     activity,
     bias,
@@ -13,12 +14,14 @@ from credit_jax.metrics.scores import (
 )
 
 METRICS: dict[str, MetricEntry] = {
-    "rmse": MetricEntry(rmse),
-    "mse": MetricEntry(mse),
-    "mae": MetricEntry(mae),
-    "bias": MetricEntry(bias),
-    "r2score": MetricEntry(r2score),
-    "log_variance_ratio": MetricEntry(log_variance_ratio),
-    "acc": MetricEntry(acc, needs_climatology=True),
-    "activity": MetricEntry(activity, needs_climatology=True),
+    "rmse": MetricEntry(rmse, scale_power=1),
+    "mse": MetricEntry(mse, scale_power=2),
+    "mae": MetricEntry(mae, scale_power=1),
+    "bias": MetricEntry(bias, scale_power=1),
+    "r2score": MetricEntry(r2score, scale_power=0),
+    "log_variance_ratio": MetricEntry(
+        log_variance_ratio, RatioParameters, scale_power=0
+    ),
+    "acc": MetricEntry(acc, AnomalyParameters, scale_power=0),
+    "activity": MetricEntry(activity, AnomalyParameters, scale_power=1),
 }

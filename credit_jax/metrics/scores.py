@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from credit_jax.config.base import StrictModel
 from credit_jax.metrics.base import Pair, PerVariable
 
 EPSILON = 1e-12
@@ -50,13 +51,23 @@ def r2score(pair: Pair) -> PerVariable:
     return 1.0 - mse(pair) / (total + EPSILON)
 
 
-def log_variance_ratio(pair: Pair) -> PerVariable:
+class RatioParameters(StrictModel):
+    """Parameters of `log_variance_ratio`.
+
+    Attributes:
+        eps: added to both variances.
+    """
+
+    eps: float = EPSILON
+
+
+def log_variance_ratio(pair: Pair, *, eps: float = EPSILON) -> PerVariable:
     """log10 of the variance of the forecast over that of the target."""
     variances = [
         pair.mean(jnp.square(pair.centered(field)))
         for field in (pair.prediction, pair.target)
     ]
-    return jnp.log10(variances[0] + EPSILON) - jnp.log10(variances[1] + EPSILON)
+    return jnp.log10(variances[0] + eps) - jnp.log10(variances[1] + eps)
 
 
 def acc(pair: Pair) -> PerVariable:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os.path import expandvars
 from pathlib import Path
+from typing import Any
 
 from credit_jax.config import Config
 from credit_jax.data.sources.files import discover, matches
@@ -28,7 +29,8 @@ def find_missing(config: Config, expected: Sequence[str] = ()) -> Findings:
             found.notes.append(f"{key}: {path} is made by the first training")
         else:
             found.add(missing)
-    for key, path in (*latitude_files(config).items(), *_transform_files(config)):
+    named = latitude_files(config) | scaler_files(config) | climatology_files(config)
+    for key, path in (*named.items(), *_transform_files(config)):
         if Path(path).exists():
             continue
         if path in expected:
@@ -51,13 +53,44 @@ def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
 
 def latitude_files(config: Config) -> dict[str, str]:
     """The files of latitudes that a run reads, by the key that names each."""
-    metrics = config.metrics.args if config.metrics else {}
+    metrics = _metrics_args(config)
     named = {}
-    if config.loss.use_latitude_weights:
-        named["loss.latitude_weights"] = config.loss.latitude_weights
-    if metrics.get("use_latitude_weights") and not config.trainer.skip_validation:
+    if config.loss.weighs_rows:
+        key, path = config.loss.latitude_file
+        named[key] = path
+    if metrics.get("use_latitude_weights"):
         named["metrics.args.latitude_weights"] = metrics.get("latitude_weights")
-    return {key: path for key, path in named.items() if path}
+    return _existing(named)
+
+
+def scaler_files(config: Config) -> dict[str, str]:
+    """The files of scalers whose variances weigh variables, by key."""
+    metrics = _metrics_args(config)
+    named = {"loss.args.scaler_path": config.loss.scaler_file}
+    if metrics.get("var_weighting", "inverse_variance") == "inverse_variance":
+        named["metrics.args.scaler_path"] = metrics.get("scaler_path")
+    return _existing(named)
+
+
+def climatology_files(config: Config) -> dict[str, str]:
+    """The files of climatologies that metrics compare with, by key."""
+    metrics, key = _metrics_args(config), "climatology_path"
+    named = {f"metrics.args.{key}": metrics.get(key)}
+    own = metrics.get("metrics")
+    for name, args in (own if isinstance(own, Mapping) else {}).items():
+        named[f"metrics.args.metrics.{name}.{key}"] = (args or {}).get(key)
+    return _existing(named)
+
+
+def _metrics_args(config: Config) -> Mapping[str, Any]:
+    """Arguments of the metrics; none where nothing is validated."""
+    if config.metrics is None or config.trainer.skip_validation:
+        return {}
+    return config.metrics.args
+
+
+def _existing(named: Mapping[str, str | None]) -> dict[str, str]:
+    return {key: expandvars(path) for key, path in named.items() if path}
 
 
 def _transform_files(config: Config) -> Iterator[tuple[str, str]]:

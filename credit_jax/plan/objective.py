@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,15 +15,27 @@ from jaxtyping import Float
 from credit_jax.config import Config
 from credit_jax.data import ChannelSchema, Loader, build_climatology
 from credit_jax.data.latitude import read_latitude
+from credit_jax.data.mean_fields import read_fields
+from credit_jax.fields import target_variances
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import build_loss
-from credit_jax.metrics import build_metrics, metric_names, needs_climatology
+from credit_jax.metrics import (
+    build_metrics,
+    metric_names,
+    metric_settings,
+    needs_climatology,
+)
 from credit_jax.plan.files import latitude_files
 from credit_jax.plan.findings import Findings
+from credit_jax.plan.named_fields import (
+    base_problems,
+    metrics_notes,
+    scores_are_physical,
+)
 from credit_jax.transforms import Pipeline, Postprocess
 
 Latitude = Float[np.ndarray, " lat"]
-# (prediction, target, context) -> numbers by name, inside `shard_map`.
+# (tree, context) -> numbers by name, inside `shard_map`.
 Evaluate = Callable[..., dict[str, Any]]
 
 
@@ -31,7 +44,7 @@ class Objective:
     """Losses and metrics as functions inside `shard_map`.
 
     Attributes:
-        loss: the training loss, (prediction, target, context) -> scalar.
+        loss: the training loss, (tree, context) -> scalar.
         evaluate: validation loss and metrics by name; None with `skip_validation`. Its
             first trace, that of the first validation, reads the climatology.
         measured: the keys of what `evaluate` returns.
@@ -65,7 +78,10 @@ def plan_objective(
         The objective; None if it has problems.
     """
     before = len(found.problems)
+    found.problems += base_problems(config)
+    found.notes += metrics_notes(config)
     rows = found.attempt(lambda: latitudes.of("loss"))
+    variances = found.attempt(lambda: _loss_variances(config, latitudes))
 
     def build(*, validation: bool) -> Callable[..., Any] | None:
         return found.attempt(
@@ -73,6 +89,7 @@ def plan_objective(
                 config.loss,
                 schema.target_counts,
                 latitude=rows,
+                variances=variances,
                 validation=validation,
             )
         )
@@ -97,15 +114,48 @@ def plan_objective(
 
 
 def _metrics(config: Config, schema: ChannelSchema, latitudes: Latitudes) -> Evaluate:
-    climatology = None
-    if needs_climatology(config.metrics):
-        climatology = cache(lambda: _normalized_climatology(latitudes.loader))
+    files = latitudes.open_files
+
+    @cache
+    def mean_fields(path: str | None) -> dict[str, np.ndarray]:
+        if path is None:
+            return _training_mean(config, schema, latitudes.loader)
+        assert files is not None, "a plan that is executed has its data open"
+        return read_fields(path, "metrics: climatology_path", files)
+
+    reader = target_variances if files is not None else (lambda path: {})
     return build_metrics(
         config.metrics,
         schema.target_counts,
         latitude=latitudes.of("metrics"),
-        climatology=climatology,
+        climatology=mean_fields if _compares(config) else None,
+        variances=lambda path: reader(path) if _exists(path) else {},
     )
+
+
+def _loss_variances(config: Config, latitudes: Latitudes) -> dict[str, float] | None:
+    """Variances of the targets; none where the file is not there, which is a problem.
+
+    That a scaler is needed and not named is the loss's to say.
+    """
+    path = config.loss.scaler_file
+    if path is None:
+        return None
+    if latitudes.open_files is None or not _exists(path):
+        return {}
+    return target_variances(path)
+
+
+def _compares(config: Config) -> bool:
+    """Whether a metric compares with a climatology that has to be read."""
+    if config.metrics is None:
+        return False
+    wanted = metric_settings(config.metrics)
+    return any(own.needs_climatology or own.climatology_path for own in wanted)
+
+
+def _exists(path: str) -> bool:
+    return Path(os.path.expandvars(path)).exists()
 
 
 def _names(config: Config, schema: ChannelSchema) -> list[str]:
@@ -116,17 +166,24 @@ def _names(config: Config, schema: ChannelSchema) -> list[str]:
     )
 
 
-def _normalized_climatology(loader: Loader | None) -> Float[np.ndarray, "c lat lon"]:
-    """(C_out, H, W) mean of the training period, normalized; reads training data."""
+def _training_mean(
+    config: Config, schema: ChannelSchema, loader: Loader | None
+) -> dict[str, Float[np.ndarray, "level lat lon"]]:
+    """Mean of the training period by variable; reads training data.
+
+    It is in the units of what the metrics score: physical ones where postblocks undo
+    the scaling of "y_target_processed", else those of the model.
+    """
     assert loader is not None, "a plan that is executed has its data open"
     mean = build_climatology(loader.dataset).mean[:, :, 0]
-    return loader.units.normalize(mean)[0]
+    if not scores_are_physical(config):
+        mean = loader.units.normalize(mean)
+    return {key: mean[0, place] for key, place in schema.target_slices().items()}
 
 
 def _together(loss: Callable[..., Any], scores: Evaluate) -> Evaluate:
-    def evaluate(prediction: Any, target: Any, context: Any) -> dict[str, Any]:
-        own = {"loss": loss(prediction, target, context)}
-        return own | scores(prediction, target, context)
+    def evaluate(tree: Any, context: Any) -> dict[str, Any]:
+        return {"loss": loss(tree, context)} | scores(tree, context)
 
     return evaluate
 
@@ -172,7 +229,9 @@ class Latitudes:
         """
         if not _weighs_rows(self.config, section):
             return None
-        key = {"loss": "loss", "metrics": "metrics.args"}[section] + ".latitude_weights"
+        key = "metrics.args.latitude_weights"
+        if section == "loss":
+            key, _ = self.config.loss.latitude_file
         path = latitude_files(self.config).get(key)
         if path and self.open_files is not None and Path(path).exists():
             latitude = read_latitude(path, key, self.open_files)
@@ -190,6 +249,6 @@ class Latitudes:
 
 def _weighs_rows(config: Config, section: str) -> bool:
     if section == "loss":
-        return config.loss.use_latitude_weights
+        return config.loss.weighs_rows
     args = config.metrics.args if config.metrics else {}
     return bool(args.get("use_latitude_weights"))

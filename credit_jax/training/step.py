@@ -16,7 +16,7 @@ import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from credit_jax.fields import FieldContext
+from credit_jax.fields import FieldContext, FieldTree
 from credit_jax.losses import Loss
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
@@ -34,7 +34,7 @@ from credit_jax.transforms import Postprocess
 
 Batch = Mapping[str, Array]
 Scalar = Float[Array, ""]
-Metrics = Callable[[Array, Array, FieldContext], dict[str, Scalar]]
+Metrics = Callable[[FieldTree, FieldContext], dict[str, Scalar]]
 
 
 def make_train_step(
@@ -59,7 +59,7 @@ def make_train_step(
         optimizer: any transformation with elementwise state, which is split like the
             parameters. Its `update` gets the extra arguments `grad_norm` (the global
             norm of the gradient) and `learning_rate`, if it takes extra arguments.
-        loss: of local prediction and target, and a `FieldContext` for global means.
+        loss: of the fields after `postprocess`, and a `FieldContext` for global means.
         schedule: micro-batches seen -> learning rate; None for an optimizer that has
             its own.
         accumulate: what each micro-batch's loss is divided by (CREDIT's
@@ -135,7 +135,7 @@ def make_eval_step(
 
     Args:
         model: on its mesh.
-        metrics: of local prediction and target; include the validation loss here.
+        metrics: of the same as a loss; include the validation loss here.
         postprocess: transforms between the model and the metrics, see
             `Pipeline.postprocess`.
 
@@ -152,9 +152,8 @@ def make_eval_step(
             params, model_state, _inputs(batch), noise, interleaved=True
         )
         context = FieldContext(model.reducer)
-        return metrics(
-            *_postprocessed(postprocess, batch, prediction, context), context
-        )
+        tree = _postprocessed(postprocess, batch, prediction, context)
+        return metrics(tree, context)
 
     run = model.shard_map(
         eval_step,
@@ -183,12 +182,10 @@ def _postprocessed(
     batch: Batch,
     prediction: Array,
     context: FieldContext,
-) -> tuple[Array, Array]:
-    """Prediction and target after the transforms of the step."""
-    if postprocess is None:
-        return prediction, batch["y"]
-    tree = postprocess({**batch, "y_pred": prediction}, context)
-    return tree["y_pred"], tree["y"]
+) -> FieldTree:
+    """The fields of a step, with "y_pred" and "y", after its transforms."""
+    tree = {**batch, "y_pred": prediction}
+    return tree if postprocess is None else postprocess(tree, context)
 
 
 def _accumulate(
@@ -217,8 +214,8 @@ def _accumulate(
                 {**weights, **frozen}, model_state, _inputs(batch), key
             )
             context = FieldContext(model.reducer)
-            pair = _postprocessed(postprocess, batch, prediction, context)
-            value = loss(*pair, context)
+            tree = _postprocessed(postprocess, batch, prediction, context)
+            value = loss(tree, context)
             return value * factor / accumulate, (value, after)
 
         grads, (value, after) = jax.grad(objective, has_aux=True)(weights)

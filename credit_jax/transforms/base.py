@@ -27,7 +27,7 @@ from a channel map.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -35,10 +35,9 @@ import numpy as np
 from jaxtyping import Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext
+from credit_jax.fields import FieldContext, FieldTree
 from credit_jax.transforms.selection import Selection
 
-FieldTree: TypeAlias = Mapping[str, Any]
 # (tree, context) -> a new tree; the context is None on the host.
 Transform: TypeAlias = Callable[[FieldTree, FieldContext | None], dict[str, Any]]
 

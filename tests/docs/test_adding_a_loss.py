@@ -16,7 +16,7 @@ from credit_jax.metrics import METRICS, build_metrics
 from credit_jax.transforms import TRANSFORMS, build_pipeline
 from tests.support import assert_close
 from tests.support.gradients import draw
-from tests.support.whole_fields import field_context
+from tests.support.whole_fields import field_context, of_pair
 
 PAGE = Path(__file__).parents[2] / "docs/adding_a_loss.md"
 LAT, LON, MEMBERS = 5, 8, 3
@@ -27,7 +27,7 @@ CHANNELS = {"S/prognostic/2d/T": 1, "S/prognostic/2d/Q": 1}
 def page(monkeypatch):
     """Run the page; its entries are gone after the test."""
     for registry, name in (
-        (LOSSES, "spectral"),
+        (LOSSES, "zonal"),
         (METRICS, "spread"),
         (TRANSFORMS["preblocks"], "half_transform"),
     ):
@@ -41,23 +41,23 @@ def page(monkeypatch):
 @pytest.mark.usefixtures("page")
 def test_the_loss():
     section = LossConfig(
-        training_loss="spectral", training_loss_parameters={"wavenum_init": 2}
+        training_loss="zonal", training_loss_parameters={"wavenum_init": 2}
     )
     shape = (2, 2, 1, LAT, LON)
     prediction, target = draw(shape), draw(shape, seed=1)
-    value = build_loss(section)(
+    value = of_pair(build_loss(section))(
         jnp.asarray(prediction), jnp.asarray(target), field_context(LAT)
     )
     spectra = [np.abs(np.fft.rfft(x)).mean(axis=3) for x in (prediction, target)]
     expected = np.square(spectra[0] - spectra[1])[..., 2:].mean()
-    assert_close(value, expected, 1e-6, "spectral loss of the page")
+    assert_close(value, expected, 1e-6, "zonal loss of the page")
 
 
 @pytest.mark.usefixtures("page")
 def test_the_metric():
     prediction = draw((2 * MEMBERS, 2, 1, LAT, LON))
     metrics = build_metrics(MetricsConfig(args={"metrics": {"spread": {}}}), CHANNELS)
-    found = metrics(
+    found = of_pair(metrics)(
         jnp.asarray(prediction),
         jnp.zeros((2, 2, 1, LAT, LON)),
         field_context(LAT, num_members=MEMBERS),

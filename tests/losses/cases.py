@@ -9,7 +9,7 @@ import numpy as np
 from credit_jax.config.loss import LossConfig
 from credit_jax.losses import build_loss
 from tests.support import assert_close
-from tests.support.whole_fields import field_context
+from tests.support.whole_fields import field_context, of_pair
 
 LEVELS, LAT, LON = 3, 8, 12
 CHANNELS = 2 * LEVELS + 1 + 1
@@ -61,7 +61,7 @@ def assert_equals_credit(
     pred, target = fields
     value, gradient = credit_loss(folder, latitude, section, pred, target)
     loss = our_loss(section, latitude)
-    ours, our_gradient = jax.value_and_grad(loss)(
+    ours, our_gradient = jax.value_and_grad(of_pair(loss))(
         jnp.asarray(pred), jnp.asarray(target), field_context(LAT)
     )
     assert_close(ours, value, 1e-6, f"{name} loss")

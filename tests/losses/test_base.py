@@ -19,7 +19,7 @@ from credit_jax.fields import ChannelLayout, latitude_weights
 from credit_jax.losses import LOSSES, LossEntry, build_loss
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
-from tests.support.whole_fields import field_context, loss_and_gradient
+from tests.support.whole_fields import field_context, loss_and_gradient, of_pair
 
 LAT, LON = 13, 12
 CHANNELS = {"S/prognostic/3d/T": 3, "S/prognostic/2d/SP": 1, "S/diagnostic/2d/TP": 1}
@@ -46,7 +46,8 @@ class SpectralParameters(StrictModel):
 def build_spectral(settings):
     """Error of the zonal amplitude spectrum, averaged over latitude, by sample."""
 
-    def loss(prediction, target, context):
+    def loss(tree, context):
+        prediction, target = tree["y_pred"], tree["y"]
         spectra = [
             context.row_mean(jnp.abs(jnp.fft.rfft(x, axis=-1)))
             for x in (prediction, target)
@@ -68,7 +69,8 @@ def spectral_in_numpy(prediction, target, weights):
 def build_by_variable(settings):
     """The weighted sum of a loss for each of some variables."""
 
-    def loss(prediction, target, context):
+    def loss(tree, context):
+        prediction, target = tree["y_pred"], tree["y"]
         total = jnp.zeros((), prediction.dtype)
         for key, weight in WEIGHTS.items():
             place = context.layout.slices[key]
@@ -89,7 +91,8 @@ def by_variable_in_numpy(prediction, target, weights):
 def build_crps(settings):
     """Fair kernel CRPS: mean |x_i - y| - sum |x_i - x_j| / (2 m (m - 1))."""
 
-    def loss(prediction, target, context):
+    def loss(tree, context):
+        prediction, target = tree["y_pred"], tree["y"]
         members = context.members(prediction)
         skill = jnp.abs(members - target[:, None]).mean(axis=1)
         pairs = jnp.abs(members[:, :, None] - members[:, None]).sum(axis=(1, 2))
@@ -118,7 +121,8 @@ def build_spherical(settings):
             precision="highest",
         )
 
-    def loss(prediction, target, context):
+    def loss(tree, context):
+        prediction, target = tree["y_pred"], tree["y"]
         error = transform(prediction, context) - transform(target, context)
         return context.gathered().data_mean(jnp.square(jnp.abs(error))).mean()
 
@@ -222,6 +226,6 @@ def test_channels_may_come_from_the_caller():
     arrays = [jnp.asarray(x) for x in fields(1, np.float32)]
     context = field_context(LAT)
     with pytest.raises(ValueError, match=r"give the FieldContext `channels="):
-        loss(*arrays, context)
+        of_pair(loss)(*arrays, context)
     with_channels = dataclasses.replace(context, channels=LAYOUT)
-    assert np.isfinite(loss(*arrays, with_channels))
+    assert np.isfinite(of_pair(loss)(*arrays, with_channels))

@@ -17,7 +17,7 @@ from tests.losses.cases import (
     our_loss,
 )
 from tests.support import assert_close
-from tests.support.whole_fields import field_context, loss_and_gradient
+from tests.support.whole_fields import field_context, loss_and_gradient, of_pair
 
 CASES = {
     "latitude": {"training_loss": "mse", "use_latitude_weights": True},
@@ -54,7 +54,7 @@ def test_equals_credit(name, credit, tmp_path, fields, latitude):
 def test_validation_loss_equals_credit(section, credit, tmp_path, fields, latitude):
     pred, target = fields
     value, _ = credit_loss(tmp_path, latitude, section, pred, target, validation=True)
-    ours = our_loss(section, latitude, validation=True)(
+    ours = of_pair(our_loss(section, latitude, validation=True))(
         jnp.asarray(pred), jnp.asarray(target), field_context(LAT)
     )
     assert_close(ours, value, 1e-6, "validation loss")
@@ -77,7 +77,7 @@ def test_bfloat16_predictions_are_scored_in_float32(fields):
     pred, target = fields
     loss = build_loss(LossConfig(training_loss="mse"))
     low = jnp.asarray(pred, jnp.bfloat16)
-    value = loss(low, jnp.asarray(target), field_context(LAT))
+    value = of_pair(loss)(low, jnp.asarray(target), field_context(LAT))
     assert value.dtype == jnp.float32
     expected = np.mean((np.asarray(low, np.float32) - target) ** 2)
     assert_close(value, expected, 1e-6, "bfloat16 prediction")

@@ -9,7 +9,7 @@ from credit_jax.losses import build_loss
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"training_loss": "KCRPS"}, r"loss.training_loss: got 'KCRPS', .*mse, mae"),
+        ({"training_loss": "MSE"}, r"loss.training_loss: got 'MSE', .*mse, mae"),
         (
             {"training_loss": "mse", "training_loss_parameters": {"delta": 1.0}},
             r"loss 'mse' has no \['delta'\]",

@@ -1,8 +1,10 @@
 """Fields to score, and a section with every metric."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from credit_jax.config.metrics import MetricsConfig
+from credit_jax.fields import ChannelLayout
 from credit_jax.metrics import METRICS
 
 LON = 12
@@ -20,3 +22,19 @@ def draw(rng, lat, batch=2):
 def everything(**settings):
     args = {"metrics": {name: {} for name in METRICS}, "var_weighting": "none"}
     return MetricsConfig(type="combined", args=args | settings)
+
+
+def named(fields):
+    """Channels as named fields, {source: {key: ...}}."""
+    layout = ChannelLayout.of(CHANNELS)
+    return {
+        "S": {
+            key: jnp.asarray(fields[:, place]) for key, place in layout.slices.items()
+        }
+    }
+
+
+def of(climatology):
+    """(channel, lat, lon) mean fields as those of the training period."""
+    fields = ChannelLayout.of(CHANNELS).slices
+    return lambda path: {key: climatology[place] for key, place in fields.items()}

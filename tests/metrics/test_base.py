@@ -15,7 +15,7 @@ from credit_jax.fields import latitude_weights
 from credit_jax.metrics import METRICS, MetricEntry, build_metrics
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
-from tests.support.whole_fields import field_context, run_on_mesh
+from tests.support.whole_fields import field_context, of_pair, run_on_mesh
 
 LAT, LON, MEMBERS = 13, 12, 3
 CHANNELS = {"S/prognostic/3d/T": 3, "S/prognostic/2d/SP": 1, "S/diagnostic/2d/TP": 1}
@@ -40,7 +40,7 @@ def spectrum_error(pair, *, wavenum_init):
     """Error of the zonal power spectrum of each variable."""
     spectra = [
         pair.context.row_mean(jnp.square(jnp.abs(jnp.fft.rfft(x, axis=-1))))
-        for x in (pair.prediction, pair.target)
+        for x in (pair.ensemble_mean, pair.truth)
     ]
     error = jnp.abs(spectra[0] - spectra[1])[..., wavenum_init:]
     error = pair.context.data_mean(error)
@@ -49,14 +49,14 @@ def spectrum_error(pair, *, wavenum_init):
 
 def spread(pair):
     """Standard deviation of the members about their mean."""
-    deviation = pair.members - pair.prediction[:, None]
+    deviation = pair.members - pair.ensemble_mean[:, None]
     return jnp.sqrt(pair.mean(jnp.square(deviation).mean(axis=1)))
 
 
 def upper_level_error(pair):
     """Mean error of the first level of each variable, over all variables."""
     first = [place.start for place in pair.context.layout.slices.values()]
-    error = (pair.prediction - pair.target)[:, np.asarray(first)]
+    error = (pair.ensemble_mean - pair.truth)[:, np.asarray(first)]
     return pair.context.channel_mean(jnp.abs(error))
 
 
@@ -79,7 +79,9 @@ def in_numpy(members, target):
         "upper_level_error": error[[0, 3, 4]],
         "rmse": np.sqrt(
             per_variable(
-                (np.square(forecast - target) * WEIGHTS).mean(axis=(0, 2, 3, 4))
+                (np.square(members - target[:, None]) * WEIGHTS).mean(
+                    axis=(0, 1, 3, 4, 5)
+                )
             )
         ),
     }
@@ -109,7 +111,7 @@ def arrays():
 def test_values_on_one_device(metrics, arrays):
     prediction, target = arrays
     context = field_context(LAT, num_members=MEMBERS)
-    found = metrics(jnp.asarray(prediction), jnp.asarray(target), context)
+    found = of_pair(metrics)(jnp.asarray(prediction), jnp.asarray(target), context)
     members = prediction.reshape(2, MEMBERS, *prediction.shape[1:])
     expected = in_numpy(members.astype(np.float64), target.astype(np.float64))
     for name, values in expected.items():
@@ -121,10 +123,14 @@ def test_values_on_one_device(metrics, arrays):
 @pytest.mark.parametrize("mesh", MESHES)
 def test_same_on_every_mesh(mesh, metrics, arrays):
     prediction, target = (jnp.asarray(x) for x in arrays)
-    serial = metrics(prediction, target, field_context(LAT, num_members=MEMBERS))
+    serial = of_pair(metrics)(
+        prediction, target, field_context(LAT, num_members=MEMBERS)
+    )
     built = make_mesh(**MESHES[mesh])
     found = run_on_mesh(
-        lambda p, t: metrics(p, t, field_context(LAT, built, num_members=MEMBERS)),
+        lambda p, t: of_pair(metrics)(
+            p, t, field_context(LAT, built, num_members=MEMBERS)
+        ),
         built,
         *arrays,
         out_specs=PartitionSpec(),

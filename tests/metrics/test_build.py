@@ -1,53 +1,72 @@
 """The metrics of a section: units, defaults, and its errors."""
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from credit_jax.config.metrics import MetricsConfig
 from credit_jax.metrics import build_metrics, metric_names, needs_climatology
-from tests.metrics.cases import CHANNELS, NUM, draw, everything
+from tests.metrics.cases import CHANNELS, draw, everything, named, of
 from tests.support import assert_close
-from tests.support.whole_fields import field_context
+from tests.support.whole_fields import field_context, of_pair
 
 
-def test_scores_in_physical_units(rng):
+def test_named_fields_are_scored_where_there_are_any(rng):
+    """Those of the postblocks, and not what the model gives."""
     lat = 4
     pred, target, climatology = draw(rng, lat)
-    scale = rng.uniform(1, 5, NUM).astype(np.float32)
-    offset = rng.normal(size=NUM).astype(np.float32)
-    units = lambda x: x * scale[:, None, None, None] + offset[:, None, None, None]  # noqa: E731
-    own = build_metrics(
-        everything(),
-        CHANNELS,
-        climatology=lambda: climatology,
-        scale=scale,
-        offset=offset,
+    metrics = build_metrics(everything(), CHANNELS, climatology=of(climatology))
+    expected = of_pair(metrics)(
+        jnp.asarray(pred), jnp.asarray(target), field_context(lat)
     )
-    plain = build_metrics(
-        everything(), CHANNELS, climatology=lambda: units(climatology[:, None])[:, 0]
-    )
-    found = own(jnp.asarray(pred), jnp.asarray(target), field_context(lat))
-    expected = plain(
-        jnp.asarray(units(pred)), jnp.asarray(units(target)), field_context(lat)
-    )
+    tree = {"y_pred": jnp.zeros_like(pred), "y": jnp.ones_like(target)}
+    tree |= {"y_processed": named(pred), "y_target_processed": named(target)}
+    found = metrics(tree, field_context(lat))
+    assert list(found) == list(expected)
     for name, value in expected.items():
-        assert_close(found[name], value, 1e-5, name)
+        assert_close(found[name], value, 1e-7, name)
+
+
+def test_computed_diagnostics_come_last(rng):
+    pred, target, _ = draw(rng, 4)
+    both = [named(x) for x in (pred, target)]
+    for fields in both:
+        fields["S"]["S/computed/2d/Z"] = 2 * fields["S"]["S/prognostic/2d/SP"]
+    tree = dict(zip(("y_processed", "y_target_processed"), both, strict=True))
+    args = {"metrics": {"mae": {}, "bias": {"include_computed_diagnostics": False}}}
+    found = build_metrics(MetricsConfig(args=args), CHANNELS)(tree, field_context(4))
+    keys = [*CHANNELS, "S/computed/2d/Z"]
+    assert [name for name in found if "mae" in name] == [
+        "mae",
+        *(f"mae/{key}" for key in keys),
+    ]
+    assert "bias/S/computed/2d/Z" not in found
+    assert_close(
+        found["mae/S/computed/2d/Z"], 2 * found["mae/S/prognostic/2d/SP"], 1e-6, "Z"
+    )
+    del both[1]["S"]["S/computed/2d/Z"]
+    with pytest.raises(ValueError, match="y_target_processed has no S/computed/2d/Z"):
+        build_metrics(MetricsConfig(args=args), CHANNELS)(tree, field_context(4))
 
 
 def test_default_set(rng):
     pred, target, climatology = (x for x in draw(rng, 4))
     arrays = jnp.asarray(pred), jnp.asarray(target), field_context(4)
     names = lambda found: [name for name in found if "/" not in name]  # noqa: E731
-    assert names(build_metrics(None, CHANNELS)(*arrays)) == ["rmse", "r2score", "bias"]
-    with_acc = build_metrics(None, CHANNELS, climatology=lambda: climatology)(*arrays)
+    assert names(of_pair(build_metrics(None, CHANNELS))(*arrays)) == [
+        "rmse",
+        "r2score",
+        "bias",
+    ]
+    with_acc = of_pair(build_metrics(None, CHANNELS, climatology=of(climatology)))(
+        *arrays
+    )
     assert names(with_acc) == ["rmse", "r2score", "bias", "acc"]
 
 
 def test_one_metric_by_type(rng):
     pred, target, _ = draw(rng, 4)
     config = MetricsConfig(type="mae", args={"var_weighting": "none"})
-    found = build_metrics(config, CHANNELS)(
+    found = of_pair(build_metrics(config, CHANNELS))(
         jnp.asarray(pred), jnp.asarray(target), field_context(4)
     )
     assert list(found) == ["mae", *(f"mae/{key}" for key in CHANNELS)]
@@ -63,11 +82,12 @@ def test_one_metric_by_type(rng):
         ({"metrics": None}, r"got nothing, expected at least one metric"),
         ({"metrics": ["rmse"]}, r"metrics\.args\.metrics: got \['rmse'\], expected"),
         ({"metrics": 3}, r"metrics\.args\.metrics: got 3, expected .*\{rmse: \{\}"),
-        ({"metrics": {"rmse": {"a": 1}}}, r"metrics.rmse not implemented"),
-        ({"metrics": {"rmse": {}}, "other": 1}, r"other not implemented"),
-        ({"var_weighting": "inverse_variance"}, r"expected 'none' or 'manual'"),
+        ({"metrics": {"rmse": {"a": 1}}}, r"metrics\.rmse\.a: unknown key"),
+        ({"metrics": {"rmse": {}}, "other": 1}, r"metrics\.args\.other: unknown key"),
+        ({"var_weighting": "inverse_variance"}, r"needs metrics\.args\.scaler_path"),
+        ({"var_weighting": "learnable"}, r"var_weighting: .*learnable"),
         ({"variable_weights": {"Z": 1.0}}, r"\['Z'\] are no targets"),
-        ({"variable_weights": [1.0]}, r"variable_weights: got \[1\.0\], expected a"),
+        ({"variable_weights": [1.0]}, r"metrics\.args\.variable_weights: .*\[1\.0\]"),
         ({"use_latitude_weights": True}, r"needs metrics.args.latitude_weights"),
     ],
 )

@@ -6,9 +6,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.metrics import METRICS, build_metrics, metric_names
-from tests.metrics.cases import CHANNELS, draw, everything
+from credit_jax.metrics.base import AnomalyParameters
+from tests.metrics.cases import CHANNELS, draw, everything, of
 from tests.support import assert_close
-from tests.support.whole_fields import field_context, run_on_mesh
+from tests.support.whole_fields import field_context, of_pair, run_on_mesh
 
 
 def credit_scores(tmp_path, args, pred, target, climatology, latitude):
@@ -35,7 +36,11 @@ def credit_scores(tmp_path, args, pred, target, climatology, latitude):
     clim = {k: v[0] if len(v) == 1 else v for k, v in clim.items()}
     found = {}
     for name in args["metrics"]:
-        extra = {"climatology": clim} if METRICS[name].needs_climatology else {}
+        extra = (
+            {"climatology": clim}
+            if METRICS[name].parameters is AnomalyParameters
+            else {}
+        )
         metric = _load_metric_entry(name)(metric_name=name, **shared, **extra)
         metric.data_var_keys = list(CHANNELS)
         found |= metric(state)
@@ -65,9 +70,9 @@ def test_equals_credit(settings, credit, tmp_path, rng):
     config = everything(**settings)
     expected = credit_scores(tmp_path, config.args, pred, target, climatology, latitude)
     metrics = build_metrics(
-        config, CHANNELS, latitude=latitude, climatology=lambda: climatology
+        config, CHANNELS, latitude=latitude, climatology=of(climatology)
     )
-    found = metrics(jnp.asarray(pred), jnp.asarray(target), field_context(lat))
+    found = of_pair(metrics)(jnp.asarray(pred), jnp.asarray(target), field_context(lat))
     assert set(found) == set(expected)
     assert list(found) == metric_names(config, CHANNELS, has_climatology=True)
     for name, value in expected.items():
@@ -84,11 +89,13 @@ def test_same_on_every_mesh(degrees, lat, rng, make_mesh):
         everything(use_latitude_weights=True),
         CHANNELS,
         latitude=np.linspace(80.0, -80.0, lat),
-        climatology=lambda: climatology,
+        climatology=of(climatology),
     )
-    serial = metrics(jnp.asarray(pred), jnp.asarray(target), field_context(lat))
+    serial = of_pair(metrics)(
+        jnp.asarray(pred), jnp.asarray(target), field_context(lat)
+    )
     found = run_on_mesh(
-        lambda p, t: metrics(p, t, field_context(lat, mesh)),
+        lambda p, t: scores(p, t, field_context(lat, mesh)),
         mesh,
         pred,
         target,

@@ -51,6 +51,13 @@ def run_on_mesh(
     return jax.jit(step)(*(jnp.asarray(pad(x, mesh)) for x in arrays))
 
 
+def of_pair(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss or metrics as a function (prediction, target, context)."""
+    return lambda prediction, target, context: function(
+        {"y_pred": prediction, "y": target}, context
+    )
+
+
 def loss_and_gradient(
     loss: Callable[..., Any],
     prediction: np.ndarray,
@@ -63,7 +70,7 @@ def loss_and_gradient(
     context = field_context(lat, mesh, **settings)
 
     def both(prediction: Any, target: Any) -> Any:
-        return jax.value_and_grad(loss)(prediction, target, context)
+        return jax.value_and_grad(of_pair(loss))(prediction, target, context)
 
     if mesh is None:
         value, gradient = jax.jit(both)(jnp.asarray(prediction), jnp.asarray(target))

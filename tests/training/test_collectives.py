@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from benchmarks.scale.hlo import collectives
-from credit_jax.fields import FieldContext
+from credit_jax.fields import FieldContext, FieldTree
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.compiler import compile_program
@@ -44,8 +44,8 @@ def _collectives(text: str) -> dict[str, list[tuple[int, ...]]]:
     return found
 
 
-def _loss(pred: Any, target: Any, context: FieldContext) -> Any:
-    return context.mean((pred - target) ** 2)
+def _loss(tree: FieldTree, context: FieldContext) -> Any:
+    return context.mean((tree["y_pred"] - tree["y"]) ** 2)
 
 
 def _program(kind: str, degrees: dict[str, int]) -> Any:

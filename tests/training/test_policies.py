@@ -57,8 +57,8 @@ def _build(
     return model, step, jax.eval_shape(start, key) if shapes_only else start(key)
 
 
-def _mse(prediction: Any, target: Any, context: Any) -> Any:
-    return context.mean((prediction - target) ** 2)
+def _mse(tree: Any, context: Any) -> Any:
+    return context.mean((tree["y_pred"] - tree["y"]) ** 2)
 
 
 @cache

@@ -31,9 +31,9 @@ def toy_model(*, model_def: ModelDef = MODEL_DEF, **degrees: int) -> ParallelMod
     return build_parallel_model(model_def, make_mesh(**degrees))
 
 
-def mse(prediction: Any, target: Any, context: Any) -> Any:
+def mse(tree: Any, context: Any) -> Any:
     """The mean squared error."""
-    return context.mean((prediction - target) ** 2)
+    return context.mean((tree["y_pred"] - tree["y"]) ** 2)
 
 
 def toy_batches(model: ParallelModel, num: int) -> list[dict[str, jax.Array]]:

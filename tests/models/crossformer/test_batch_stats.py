@@ -43,7 +43,7 @@ def _train(degrees: dict[str, int]) -> tuple[Any, Any]:
     step = make_train_step(
         model,
         optimizer,
-        lambda prediction, y, context: context.mean((prediction - y) ** 2),
+        lambda tree, context: context.mean((tree["y_pred"] - tree["y"]) ** 2),
         schedule=optax.constant_schedule(1e-3),
         accumulate=2,
     )

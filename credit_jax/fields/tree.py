@@ -1,0 +1,86 @@
+"""Named fields of a step: what transforms make, and losses and metrics read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from credit_jax.fields.channels import ChannelLayout
+
+# Entries by name; `credit_jax.transforms.base` lists them.
+FieldTree: TypeAlias = Mapping[str, Any]
+
+PREDICTION, TARGET = "y_processed", "y_target_processed"
+
+
+def has_named_pair(tree: FieldTree) -> bool:
+    """Whether postblocks made named fields of both the prediction and the target."""
+    return PREDICTION in tree and TARGET in tree
+
+
+def named_pair(
+    tree: FieldTree, targets: Collection[str], *, include_computed: bool = True
+) -> tuple[Array, Array, ChannelLayout]:
+    """The named fields of prediction and target as two arrays, variable after variable.
+
+    Args:
+        tree: with "y_processed" and "y_target_processed",
+            `{source: {key: (samples, level, time, rows, lon)}}`.
+        targets: keys of the target variables of the data, in their order.
+        include_computed: whether other variables of the prediction, which a postblock
+            computed, follow, in the order of their keys.
+
+    Returns:
+        (samples, channel, time, rows, lon) of the prediction in float32 or wider,
+        (batch, channel, time, rows, lon) of the target, and the variables.
+
+    Raises:
+        ValueError: an entry or a variable is missing.
+    """
+    prediction, target = (_flat(tree, entry) for entry in (PREDICTION, TARGET))
+    keys = list(targets)
+    if include_computed:
+        keys += sorted(set(prediction) - set(keys))
+    _check(keys, prediction, target)
+    counts = {key: prediction[key].shape[1] for key in keys}
+    return (
+        _joined(prediction, keys),
+        _joined(target, keys),
+        ChannelLayout.of(counts),
+    )
+
+
+def widened(field: Array) -> Array:
+    """A field in float32 or wider."""
+    return field.astype(jnp.promote_types(field.dtype, jnp.float32))
+
+
+def _flat(tree: FieldTree, entry: str) -> dict[str, Array]:
+    if entry not in tree:
+        of_target = ", args: {in_key: y, out_key: y_target_processed}"
+        block = "{type: reconstruct" + (of_target if entry == TARGET else "") + "}"
+        raise ValueError(
+            f"{entry}: the postblocks make no such fields; add {block} and what undoes "
+            "the scaling to postblocks.per_step"
+        )
+    return {key: x for own in tree[entry].values() for key, x in own.items()}
+
+
+def _check(
+    keys: Sequence[str], prediction: Mapping[str, Array], target: Mapping[str, Array]
+) -> None:
+    for entry, fields in ((PREDICTION, prediction), (TARGET, target)):
+        missing = [key for key in keys if key not in fields]
+        if missing:
+            raise ValueError(
+                f"{entry} has no {', '.join(missing)}. If a postblock computes it, let "
+                "the same postblock run on the target (key: y_target_processed), or "
+                "set include_computed_diagnostics: false"
+            )
+
+
+def _joined(fields: Mapping[str, Array], keys: Sequence[str]) -> Array:
+    return jnp.concatenate([widened(fields[key]) for key in keys], axis=1)

@@ -1,0 +1,120 @@
+"""Continuous ranked probability scores of an ensemble.
+
+With members x_1 ... x_m of a forecast, the target y, and means over all pairs:
+
+    crps = mean |x_i - y| - c sum_ij |x_i - x_j|
+
+The members are on the batch dim (`FieldContext.num_members`), except for `ring-crps`,
+whose members are on the data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext, FieldTree
+from credit_jax.losses.base import Loss, Pointwise, Prediction, Scalar, Target, Values
+
+Members = Float[Array, "batch member channel time rows lon"]
+PerSample = Float[Array, "batch channel time rows lon"]
+
+
+class KcrpsParameters(StrictModel):
+    """Parameters of `KCRPS`.
+
+    Attributes:
+        biased: divide the pairs by 2 m^2 instead of 2 m (m - 1), which is fair for any
+            number of members.
+    """
+
+    biased: bool = False
+
+
+class AlmostFairParameters(StrictModel):
+    """Parameters of `almost-fair-crps`.
+
+    Attributes:
+        alpha: 1 is the fair score; the pairs count 1 - (1 - alpha) / m.
+        no_autocast: has no effect: losses are in float32 or wider.
+    """
+
+    alpha: float = 1.0
+    no_autocast: bool = True
+
+
+def build_kcrps(settings: KcrpsParameters) -> Loss:
+    """`KCRPS`: pairs over 2 m (m - 1), or with `biased` over 2 m^2."""
+
+    def divisor(count: int) -> float:
+        return float(count * count if settings.biased else count * (count - 1))
+
+    return _crps(lambda count: 1.0 / divisor(count))
+
+
+def build_almost_fair(settings: AlmostFairParameters) -> Loss:
+    """`almost-fair-crps`: the fair pairs times 1 - (1 - alpha) / m.
+
+    Differs from CREDIT: the sum over pairs is that of sorted members, with memory of m
+    instead of m^2 fields.
+    """
+
+    def factor(count: int) -> float:
+        return (1.0 - (1.0 - settings.alpha) / count) / (count * (count - 1))
+
+    return _crps(factor)
+
+
+def half_pair_sum(members: Members) -> PerSample:
+    """`sum_ij |x_i - x_j| / 2`, as `sum_i (2 i - m - 1) x_(i)` of sorted members."""
+    count = members.shape[1]
+    rank = 2.0 * jnp.arange(1, count + 1, dtype=members.dtype) - count - 1
+    ordered = jnp.sort(members, axis=1)
+    return (ordered * rank.reshape(1, -1, 1, 1, 1, 1)).sum(axis=1)
+
+
+def build_ring_crps(_: StrictModel) -> Pointwise:
+    """`ring-crps`: each of K data-parallel ranks has one member of the same samples.
+
+    At rank r `(|x_r - y| - sum_j |x_r - x_j| / (K - 1)) / K`, where other members are
+    constants; the gradient of the mean over ranks is that of the fair score over K.
+    Members go around a ring, so that a device holds two at a time. With one rank
+    `|x - y|`.
+    """
+
+    def values(prediction: Prediction, target: Target, context: FieldContext) -> Values:
+        skill = jnp.abs(prediction - target)
+        axes, count = context.reducer.axes.data, context.reducer.axes.num_data
+        if count == 1:
+            return skill
+        ring = [(rank, (rank + 1) % count) for rank in range(count)]
+        other = jax.lax.stop_gradient(prediction)
+        pairs = jnp.zeros_like(skill)
+        for _ in range(count - 1):
+            other = lax.ppermute(other, axes, ring)
+            pairs = pairs + jnp.abs(prediction - other)
+        return (skill - pairs / (count - 1)) / count
+
+    return values
+
+
+def _crps(pair_factor: Callable[[int], float]) -> Loss:
+    """The loss `mean |x_i - y| - pair_factor(m) sum_ij |x_i - x_j| / 2`."""
+
+    def loss(tree: FieldTree, context: FieldContext) -> Scalar:
+        count = context.num_members
+        if count < 2:
+            raise ValueError(
+                "a CRPS needs an ensemble: set trainer.ensemble_size to 2 or more "
+                f"(got {count} member)"
+            )
+        members = context.members(tree["y_pred"])
+        skill = jnp.abs(members - tree["y"][:, None]).mean(axis=1)
+        return context.mean(skill - pair_factor(count) * half_pair_sum(members))
+
+    return loss

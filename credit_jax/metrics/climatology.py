@@ -1,0 +1,57 @@
+"""The mean fields that `acc` and `activity` compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from credit_jax.fields import FieldContext
+
+# From a path, or from None for the training period, to mean fields by key or name of a
+# variable, (lat, lon) or (level, lat, lon).
+Climatologies: TypeAlias = Callable[[str | None], Mapping[str, np.ndarray]]
+
+
+def local_climatology(
+    fields: Mapping[str, np.ndarray],
+    target: Float[Array, "batch channel time rows lon"],
+    context: FieldContext,
+) -> Float[Array, "1 channel time rows lon"]:
+    """This shard's rows of the mean field of every channel.
+
+    Args:
+        fields: (lat, lon) or (level, lat, lon) by key ("ERA5/prognostic/3d/T") or by
+            name ("T") of a variable. A variable that is not there has the mean of
+            `target` over the batch.
+        target: local.
+        context: with the channels of `target`.
+
+    Raises:
+        ValueError: a field has other levels, rows or longitudes than its variable.
+    """
+    parts = []
+    for key, place in context.layout.slices.items():
+        own = target[:, place]
+        given = fields.get(key, fields.get(key.rsplit("/", 1)[-1]))
+        if given is None:
+            part = context.data_mean(own)[None]
+        else:
+            part = _local(key, np.asarray(given), own, context)
+        parts.append(jnp.broadcast_to(part, (1, *own.shape[1:])))
+    return jnp.concatenate(parts, axis=1)
+
+
+def _local(key: str, field: np.ndarray, own: Array, context: FieldContext) -> Array:
+    levels, lon, lat = own.shape[1], own.shape[-1], context.reducer.rows.size
+    field = field[None] if field.ndim == 2 else field
+    if field.shape not in ((levels, lat, lon), (1, lat, lon)):
+        raise ValueError(
+            f"climatology of {key}: got shape {field.shape}, expected "
+            f"{(levels, lat, lon)} (level, lat, lon)"
+        )
+    by_row = jnp.asarray(np.moveaxis(field, 1, 0), own.dtype)
+    return jnp.moveaxis(context.local_rows(by_row), 0, 1)[None, :, None]

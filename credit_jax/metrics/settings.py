@@ -1,0 +1,144 @@
+"""The metrics that a section names, each with its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from credit_jax.config.base import StrictModel, nearest_key, parse
+from credit_jax.config.metrics import COMBINED, MetricArgs, MetricsConfig
+from credit_jax.metrics.base import AnomalyParameters, MetricEntry
+from credit_jax.metrics.registry import METRICS
+
+# CREDIT's set without a `metrics` section.
+DEFAULT = ("rmse", "r2score", "bias")
+
+
+@dataclass(frozen=True)
+class MetricSettings:
+    """One metric of a section.
+
+    Attributes:
+        name: in the registry.
+        args: what all metrics take; for "combined" with its own in their place.
+        parameters: its own arguments.
+    """
+
+    name: str
+    args: MetricArgs
+    parameters: StrictModel
+
+    @property
+    def entry(self) -> MetricEntry:
+        return METRICS[self.name]
+
+    @property
+    def is_anomaly(self) -> bool:
+        """Whether it compares with a climatology."""
+        return isinstance(self.parameters, AnomalyParameters)
+
+    @property
+    def climatology_path(self) -> str | None:
+        """Path of its climatology."""
+        own = self.parameters
+        return own.climatology_path if isinstance(own, AnomalyParameters) else None
+
+    @property
+    def needs_climatology(self) -> bool:
+        """Whether it compares with the mean of the training period."""
+        own = self.parameters
+        return (
+            isinstance(own, AnomalyParameters)
+            and own.climatology_path is None
+            and own.accumulate_climatology
+        )
+
+    @property
+    def scaler_path(self) -> str | None:
+        """Path of the scalers, where their variances weigh the variables.
+
+        Raises:
+            ValueError: it needs them, and has none.
+        """
+        if not self.args.by_variance or self.entry.scale_power == 0:
+            return None
+        if self.args.scaler_path is None:
+            raise ValueError(
+                f"metrics.args.var_weighting: inverse_variance needs "
+                f"metrics.args.scaler_path, a file of scalers ({self.name} has the "
+                "unit of its variable)"
+            )
+        return self.args.scaler_path
+
+
+def metric_settings(
+    config: MetricsConfig | None, *, has_climatology: bool = False
+) -> list[MetricSettings]:
+    """The metrics of a section, in its order.
+
+    Args:
+        config: the `metrics` section; None is CREDIT's default set.
+        has_climatology: adds `acc` to the default set.
+
+    Raises:
+        ValueError: unknown metric or argument.
+    """
+    if config is None:
+        names = (*DEFAULT, "acc") if has_climatology else DEFAULT
+        shared = MetricArgs(var_weighting="none")
+        return [
+            MetricSettings(name, shared, METRICS[name].parameters()) for name in names
+        ]
+    if config.type != COMBINED:
+        _check_names([config.type])
+        return [_settings(config.type, {}, config.args, "metrics.args")]
+    own = _named(config.args.get("metrics"))
+    _check_names(own)
+    shared = {key: value for key, value in config.args.items() if key != "metrics"}
+    parse(MetricArgs, shared, "metrics.args")
+    path = "metrics.args.metrics"
+    return [
+        _settings(name, shared, args or {}, f"{path}.{name}")
+        for name, args in own.items()
+    ]
+
+
+def _settings(
+    name: str, shared: Mapping[str, Any], args: Mapping[str, Any], path: str
+) -> MetricSettings:
+    """One metric, whose arguments replace the shared ones of the same names."""
+    entry, fields = METRICS[name], MetricArgs.model_fields
+    own = {key: value for key, value in args.items() if key not in fields}
+    common = {key: value for key, value in args.items() if key in fields}
+    known = [*entry.parameters.model_fields, *fields]
+    unknown = [key for key in own if key not in known]
+    if unknown:
+        raise ValueError(
+            f"{path}.{unknown[0]}: unknown key; {nearest_key(unknown[0], known)}"
+        )
+    return MetricSettings(
+        name,
+        parse(MetricArgs, {**shared, **common}, path),
+        parse(entry.parameters, own, path),
+    )
+
+
+def _named(given: Any) -> Mapping[str, Any]:
+    """Metric -> its own arguments."""
+    if isinstance(given, Mapping) and given:
+        return given
+    got = "nothing" if given in (None, {}) else repr(given)
+    raise ValueError(
+        f"metrics.args.metrics: got {got}, expected at least one metric with its "
+        "arguments, such as {rmse: {}, acc: {}}"
+    )
+
+
+def _check_names(names: Collection[str]) -> None:
+    strangers = [name for name in names if name not in METRICS]
+    if strangers:
+        raise ValueError(
+            f"metrics: {', '.join(map(repr, strangers))} not implemented; there are "
+            f"{', '.join(METRICS)}"
+        )

@@ -1,0 +1,72 @@
+"""Which named fields the postblocks of a config make for losses and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from credit_jax.config import Config
+
+PREDICTION, TARGET = "y_processed", "y_target_processed"
+TWIN = (
+    "{type: reconstruct, args: {in_key: y, out_key: y_target_processed}} and, after "
+    "it, what undoes the scaling with key: y_target_processed"
+)
+
+
+def base_problems(config: Config) -> list[str]:
+    """What keeps `loss.type: base` from training with the postblocks of a config."""
+    if not config.loss.is_base:
+        return []
+    made, found = _made(config), []
+    if PREDICTION not in made:
+        found.append(
+            "loss.type: base scores y_processed, which no postblock makes: add {type: "
+            "reconstruct, args: {detach: false}} to postblocks.per_step"
+        )
+    elif made[PREDICTION].get("detach", True):
+        found.append(
+            "loss.type: base learns through y_processed, which has no gradient: set "
+            "detach: false on the reconstruct block in postblocks.per_step"
+        )
+    if TARGET not in made:
+        found.append(
+            "loss.type: base scores y_target_processed, which no postblock makes: add "
+            f"{TWIN} to postblocks.per_step"
+        )
+    return found
+
+
+def metrics_notes(config: Config) -> list[str]:
+    """A note where the metrics of a section score normalized fields."""
+    made = _made(config)
+    if config.metrics is None or config.trainer.skip_validation:
+        return []
+    if PREDICTION in made and TARGET in made:
+        return []
+    return [
+        "metrics: no postblock makes y_target_processed, so they score the model's "
+        f"output in its own units; for physical units add {TWIN} to postblocks.per_step"
+    ]
+
+
+def scores_are_physical(config: Config) -> bool:
+    """Whether postblocks undo the scaling of the fields that metrics score."""
+    made = _made(config)
+    if PREDICTION not in made or TARGET not in made:
+        return False
+    return any(args.get("key") == TARGET for _, args in _blocks(config))
+
+
+def _made(config: Config) -> dict[str, Mapping[str, Any]]:
+    """Entries that `reconstruct` blocks make, with the arguments of each."""
+    return {
+        args.get("out_key", PREDICTION): args
+        for name, args in _blocks(config)
+        if name == "reconstruct"
+    }
+
+
+def _blocks(config: Config) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for block in config.postblocks.per_step.values():
+        yield block.type, block.args
