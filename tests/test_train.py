@@ -232,7 +232,12 @@ MISTAKES = {
         {"trainer__training_metric": "valid_acc"},
         "expected one of train_loss, valid_bias, valid_loss, valid_r2score, valid_rmse",
     ),
-    "unknown loss": ((), {"loss__training_loss": "KCRPS"}, "loss.training_loss"),
+    "unknown loss": ((), {"loss__training_loss": "CRPS"}, "loss.training_loss"),
+    "loss of an ensemble": (
+        (),
+        {"loss__training_loss": "KCRPS"},
+        "KCRPS scores an ensemble: set trainer.ensemble_size to 2 or more (got 1)",
+    ),
     "heads over tp": (
         ("--devices", "3"),
         {"trainer__parallelism": {"data": "none", "tensor": 3, "domain": 1}},

@@ -20,7 +20,7 @@ from credit_jax.fields import (
 )
 from credit_jax.losses.base import Loss, Scalar
 from credit_jax.losses.by_variable import build_base_loss
-from credit_jax.losses.registry import choose_loss
+from credit_jax.losses.registry import LOSSES, choose_loss
 
 WEIGHTED_VALIDATION_LOSS = "mae"
 
@@ -31,6 +31,7 @@ def build_loss(
     *,
     latitude: Float[np.ndarray, " lat"] | None = None,
     variances: Mapping[str, float] | None = None,
+    num_members: int | None = None,
     validation: bool = False,
 ) -> Loss:
     """The training or the validation loss.
@@ -48,6 +49,7 @@ def build_loss(
         latitude: (H,) degrees north of every row; needed with `use_latitude_weights`.
         variances: of the targets by key, see `fields.target_variances`; needed with
             `var_weighting: inverse_variance`.
+        num_members: ensemble members of a sample; None does not compare.
         validation: build the validation loss instead of the training loss.
 
     Returns:
@@ -78,7 +80,7 @@ def build_loss(
             variances=variances,
             validation=validation,
         )
-    loss = _chosen_loss(config, validation)
+    loss = _chosen_loss(config, validation, num_members)
     terms = [] if validation else _spectral_terms(config)
     settings: dict[str, Any] = {
         "row_weights": row_weights,
@@ -143,23 +145,38 @@ def _per_level(name: str, weight: Any, num: int) -> np.ndarray:
     return np.broadcast_to(values, (num,))
 
 
-def _chosen_loss(config: LossConfig, validation: bool) -> Loss:
+def _chosen_loss(config: LossConfig, validation: bool, num_members: int | None) -> Loss:
+    name, parameters, key, parameters_key = _choice(config, validation)
+    loss = choose_loss(name, parameters, key, parameters_key=parameters_key)
+    fewest = LOSSES[name].num_members
+    if num_members is not None and num_members < fewest:
+        raise ValueError(
+            f"{key}: {name} scores an ensemble: set trainer.ensemble_size to {fewest} "
+            f"or more (got {num_members})"
+        )
+    return loss
+
+
+def _choice(
+    config: LossConfig, validation: bool
+) -> tuple[str, Mapping[str, Any], str, str]:
+    """Name and parameters of the loss, and the keys of both."""
     if config.type is not None:
-        return choose_loss(
-            config.type, config.args, "loss.type", parameters_key="loss.args"
-        )
-    ensemble = config.is_weighted and config.training_loss == "KCRPS"
-    if validation and config.validation_loss is not None and not ensemble:
-        return choose_loss(
-            config.validation_loss,
-            config.validation_loss_parameters,
-            "loss.validation_loss",
-        )
-    if validation and config.is_weighted and not ensemble:
-        return choose_loss(WEIGHTED_VALIDATION_LOSS, {}, "loss.validation_loss")
-    return choose_loss(
-        config.training_loss, config.training_loss_parameters, "loss.training_loss"
-    )
+        return config.type, config.args, "loss.type", "loss.args"
+    name, parameters = config.training_loss, config.training_loss_parameters
+    ensemble = config.is_weighted and name == "KCRPS"
+    if (
+        not validation
+        or ensemble
+        or (config.validation_loss is None and not config.is_weighted)
+    ):
+        key = "loss.training_loss"
+    elif config.validation_loss is not None:
+        key, name = "loss.validation_loss", config.validation_loss
+        parameters = config.validation_loss_parameters
+    else:
+        key, name, parameters = "loss.validation_loss", WEIGHTED_VALIDATION_LOSS, {}
+    return name, parameters, key, f"{key}_parameters"
 
 
 def _spectral_terms(config: LossConfig) -> list[tuple[float, Loss]]:

@@ -130,6 +130,12 @@ def _chosen(args: BaseLossArgs, validation: bool) -> Pointwise:
 
 
 def _overrides(args: BaseLossArgs) -> dict[str, Pointwise]:
+    for key, own in args.base_loss_overrides.items():
+        if "crps" in own.loss.casefold():
+            raise ValueError(
+                f"loss.args.base_loss_overrides.{key}: {own.loss} is a loss of an "
+                "ensemble, which counts only as training_loss"
+            )
     return {
         key: choose_pointwise(
             own.loss, own.parameters, f"loss.args.base_loss_overrides.{key}"

@@ -71,7 +71,7 @@ def power_spectrum(
     """Zonal power by wavenumber; its sum is the mean square of a row of odd length."""
     coefficients = jnp.fft.rfft(field, axis=-1, norm="forward")
     power = jnp.square(coefficients.real) + jnp.square(coefficients.imag)
-    return power * jnp.full(power.shape[-1], 2.0, power.dtype).at[0].set(1.0)
+    return jnp.concatenate([power[..., :1], 2.0 * power[..., 1:]], axis=-1)
 
 
 def _pair(tree: FieldTree, context: FieldContext) -> tuple[Array, Array]:

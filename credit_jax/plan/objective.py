@@ -90,6 +90,7 @@ def plan_objective(
                 schema.target_counts,
                 latitude=rows,
                 variances=variances,
+                num_members=1,
                 validation=validation,
             )
         )

@@ -91,9 +91,8 @@ def test_same_on_every_mesh(degrees, lat, rng, make_mesh):
         latitude=np.linspace(80.0, -80.0, lat),
         climatology=of(climatology),
     )
-    serial = of_pair(metrics)(
-        jnp.asarray(pred), jnp.asarray(target), field_context(lat)
-    )
+    scores = of_pair(metrics)
+    serial = scores(jnp.asarray(pred), jnp.asarray(target), field_context(lat))
     found = run_on_mesh(
         lambda p, t: scores(p, t, field_context(lat, mesh)),
         mesh,
