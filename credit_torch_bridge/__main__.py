@@ -16,8 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program; None takes those of the process.
 
     Returns:
-        0; 1 if `compare` finds a difference; 2 for an error of the user or of a file:
-        nothing was written then.
+        0; 1 if `compare` finds a difference; 2 for an error of the user or of a file,
+        in which case nothing was written.
     """
     return run_group(
         BRIDGE,

@@ -1,4 +1,4 @@
-"""One report of all that does not fit, instead of the first thing found."""
+"""Errors that list every problem found, not only the first."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def compare_shapes(
     """Missing, unexpected and mismatched arrays, one line each.
 
     Args:
-        given: shape of every array that is there, by name.
-        wanted: shape of every array that must be there.
+        given: shape of every given array, by name.
+        wanted: shape of every expected array, by name.
     """
     missing = [f"missing: {k} {wanted[k]}" for k in wanted if k not in given]
     unexpected = [f"unexpected: {k} {given[k]}" for k in given if k not in wanted]
@@ -27,10 +27,10 @@ def compare_shapes(
 
 
 def raise_problems(problems: Sequence[str], what: str) -> None:
-    """Raises one error with all problems; does nothing where there are none.
+    """Raises one error that lists all problems; returns if there are none.
 
     Raises:
-        ValueError: there are problems; `what` says of what.
+        ValueError: there are problems; `what` is its first line.
     """
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"

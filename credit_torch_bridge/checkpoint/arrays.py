@@ -1,4 +1,4 @@
-"""Tensors as arrays: mapped where they can be, widened where they must, checked."""
+"""PyTorch tensors as numpy arrays: memory-mapped, widened to float32, and checked."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 from credit_torch_bridge.problems import Shape, raise_problems
 
-# Elements that are looked at together.
+# Elements that are checked at a time.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class LazyArray:
-    """A tensor that becomes a float32 array when it is asked for, and not before.
+    """A tensor that is converted to a float32 array when numpy reads it.
 
     Attributes:
         tensor: of 16 or 32 bits, perhaps on disk.
@@ -35,7 +35,7 @@ class LazyArray:
 
 
 def as_arrays(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """A state dict whose values numpy can read one at a time."""
+    """Converts the tensors of a state dict to arrays, or to `LazyArray`s."""
     return {key: LazyArray(tensor) for key, tensor in state.items()}
 
 
@@ -43,7 +43,7 @@ def raise_non_finite(state: Mapping[str, Any], what: str) -> None:
     """Raises one error that names every array with a NaN or an infinity.
 
     Args:
-        state: what numpy can read, by name.
+        state: arrays, or objects that numpy converts to arrays, by name.
         what: what the arrays are, for the error.
 
     Raises:

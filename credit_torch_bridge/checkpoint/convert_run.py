@@ -35,9 +35,10 @@ BEST, BACKUP = "best_", "backup_"
 
 @dataclass(frozen=True)
 class RunConversion:
-    """A conversion of a run, to be started by `to_jax` or `to_torch`.
+    """A conversion of a run by `to_jax` or `to_torch`.
 
-    Both give the lines of a report. The output folder appears when it is complete.
+    Both return the lines of a report. The output folder is moved into place when it is
+    complete.
 
     Attributes:
         run_config: config of the run.

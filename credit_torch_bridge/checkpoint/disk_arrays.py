@@ -1,4 +1,4 @@
-"""Arrays whose memory is a file, for conversions larger than memory."""
+"""Arrays backed by files, for conversions larger than memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_ON_DISK = 1 << 20
 
 
 class DiskArray(np.ndarray):
-    """An array in a file of its own; `deepcopy`, by which Orbax copies, is a no-op."""
+    """An array in a file of its own; `deepcopy`, which Orbax calls, copies nothing."""
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> DiskArray:
         return self
@@ -42,7 +42,7 @@ class DiskArrays:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array to be filled; one below `MIN_ON_DISK` bytes is in memory."""
+        """Returns an uninitialized array; below `MIN_ON_DISK` bytes it is in memory."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         if size < MIN_ON_DISK:
             return np.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""Everything in a checkpoint, in our layout: what both directions go through."""
+"""A checkpoint as host arrays: the common form of both directions of conversion."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JaxCheckpoint:
         loss_scale: state of torch's GradScaler; empty where it was off.
         settings: what a resumed run of CREDIT takes from the checkpoint rather than
             from its config: dotted key of the config -> value.
-        notes: what a user should know.
+        notes: for the user.
     """
 
     params: Arrays

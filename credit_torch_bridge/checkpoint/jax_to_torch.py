@@ -1,4 +1,4 @@
-"""From a checkpoint in our layout to the files of a PyTorch checkpoint."""
+"""Converts a checkpoint of ours to the files of a PyTorch checkpoint."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def to_torch(
         config: CREDIT's YAML, or a mapping like it.
         checkpoint: the folder of a run of credit_jax, or a checkpoint.
         step: which checkpoint of the folder; None is the newest.
-        batches_per_epoch: micro-batches of an epoch of the run that was, where the
-            config does not say it and the schedule counts epochs.
+        batches_per_epoch: micro-batches per epoch of the run, needed if the schedule
+            counts epochs and the config does not imply it.
 
     Returns:
-        What to give to `torch.save`, by file name: `checkpoint.pt`, and
-        `checkpoint_ema.pt` where there is an average.
+        Arguments of `torch.save` by file name: `checkpoint.pt`, and
+        `checkpoint_ema.pt` if there is an average.
 
     Raises:
         FileNotFoundError, ValueError: what is wrong; one report lists all of it.
@@ -108,12 +108,11 @@ def _state(
 def config_for_credit(
     run_config: RunConfig, save_loc: Path, checkpoint: JaxCheckpoint
 ) -> RunConfig:
-    """The config with which CREDIT goes on from the files.
+    """The config with which CREDIT resumes from the files.
 
-    Besides `save_loc` and the `load_*` keys it says what CREDIT needs to be said, and
-    asks for no tensor or domain parallelism, which CREDIT cannot resume, nor for
-    torch.compile, which gives every parameter another name. A config that is a model
-    section alone stays one.
+    It has `save_loc`, the `load_*` keys and other keys that CREDIT requires. Tensor and
+    domain parallelism are off because CREDIT cannot resume them, and torch.compile
+    because it renames every parameter. A config that is only a model section stays one.
     """
     resumes = checkpoint.moments is not None
     if not resumes and not run_config.raw.get("trainer"):
@@ -140,7 +139,7 @@ def config_for_credit(
 
 
 def cautions(run_config: RunConfig, checkpoint: JaxCheckpoint) -> list[str]:
-    """What CREDIT will do otherwise, in words."""
+    """Notes on what CREDIT does differently after a resume."""
     if not run_config.raw.get("trainer"):
         return []
     progress, parallel = checkpoint.progress, run_config.trainer.parallelism

@@ -1,10 +1,10 @@
-"""The state of torch.optim.AdamW, by number or by name, and ours.
+"""Converts the state of torch.optim.AdamW, keyed by number or by name.
 
-PyTorch counts updates for each parameter; here there is one count. They agree but for
-parameters that no output depends on, such as the patch embedding of one point, which
-never get a gradient: PyTorch has no state for them, or zeros. Here their moments are
-zero, and they are written back as no state. Frozen parameters are in PyTorch's group
-without state, and have no moments here.
+PyTorch counts the updates of each parameter; here there is one count. The counts are
+equal except for parameters that no output depends on, such as the patch embedding of
+one point, which never get a gradient: PyTorch has no state for them, or zeros. Here
+their moments are zero, and no state is written back. Frozen parameters are in PyTorch's
+group without state, and have no moments here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from credit_torch_bridge.checkpoint.torch_files import as_tensors
 from credit_torch_bridge.problems import raise_problems
 
 STEP, FIRST, SECOND = "step", "exp_avg", "exp_avg_sq"
-# From here on AdamW's bias corrections are 1 in float32: 0.95 ** 400 is 1e-9.
+# From this count on AdamW's bias corrections are 1 in float32: 0.95 ** 400 is 1e-9.
 CORRECTED = 400
 
 
@@ -42,7 +42,7 @@ def read_moments(
         The moments, and the settings of the parameter group.
 
     Raises:
-        ValueError: it is not that of AdamW on this model, as CREDIT sets it up.
+        ValueError: it is not the state of CREDIT's AdamW for this model.
     """
     group, entries = _entries(optimizer, plan)
     _check_settings(group)
@@ -70,7 +70,7 @@ def read_moments(
 def _entries(
     optimizer: Mapping[str, Any], plan: KeyPlan
 ) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]]]:
-    """The parameter group, and the state of each parameter by our table's key."""
+    """The parameter group, and the state of each parameter by its key in the table."""
     state, groups = optimizer.get("state"), optimizer.get("param_groups")
     if isinstance(groups, Mapping):
         groups = list(groups.values())
@@ -102,7 +102,7 @@ def _entries(
 
 
 def _names(params: list[Any], plan: KeyPlan) -> dict[Any, str]:
-    """The table's key of each parameter of a group, by the group's own key."""
+    """Maps the keys of a parameter group to those of the table."""
     if all(isinstance(key, str) for key in params):
         return {r.given: r.name for r in plan.current_names(params)}
     if len(params) != len(plan.keys):
@@ -114,7 +114,7 @@ def _names(params: list[Any], plan: KeyPlan) -> dict[Any, str]:
 
 
 def _check_settings(group: Mapping[str, Any]) -> None:
-    """What the AdamW of this library cannot do."""
+    """Raises for settings that differ from those of `credit_jax.training.optimizer`."""
     betas = tuple(group.get("betas", BETAS))
     problems = []
     if betas != BETAS:
@@ -142,7 +142,7 @@ def _check_frozen(entries: Mapping[str, Any], frozen: Collection[str]) -> None:
 
 
 def _count(steps: Mapping[str, Any]) -> int:
-    """The one count of updates."""
+    """The number of updates, from the counts of all parameters."""
     counts = {}
     for key, step in steps.items():
         if not isinstance(step, int | float | torch.Tensor):
@@ -175,12 +175,12 @@ def write_moments(
     """The optimizer's state dict: the inverse of `read_moments`.
 
     Args:
-        moments: ours.
+        moments: by path.
         plan: of the model's parameters.
         trainer: `learning_rate`, `weight_decay`; with `parallelism.data: fsdp2` the
             state is keyed by name, as CREDIT then reads it, else by number.
         learning_rate: of the next update.
-        idle: keys that get no gradient; without a moment they get no state.
+        idle: keys that get no gradient; if their moments are zero, they get no state.
         allocate: makes the arrays that are filled.
     """
     by_name = trainer.parallelism.data == "fsdp2"

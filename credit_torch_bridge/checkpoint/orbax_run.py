@@ -25,17 +25,17 @@ from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
 from credit_torch_bridge.config.yaml_io import dump
 
 _SCALE, _TRACKER = "scale", "_growth_tracker"
-# What torch.amp.GradScaler writes besides, with CREDIT's settings.
+# Further entries of torch.amp.GradScaler's state, with CREDIT's settings.
 _SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
 def write_run(
     folder: Path, run_config: RunConfig, checkpoints: Sequence[JaxCheckpoint]
 ) -> None:
-    """Writes a config and its checkpoints.
+    """Writes the folder of a run: its config and checkpoints.
 
     Args:
-        folder: of the run; made if it is not there.
+        folder: of the run; created if needed.
         run_config: its config becomes `model.yml`.
         checkpoints: the newest last; each has its own `micro_step`.
     """
@@ -54,7 +54,7 @@ def write_run(
 
 
 def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
-    """What a checkpoint of Orbax holds of a checkpoint.
+    """The items of an Orbax checkpoint, by name.
 
     Args:
         checkpoint: host arrays.
@@ -87,7 +87,7 @@ def _int(value: Any) -> np.ndarray:
 
 
 def dropout_key(seed: int) -> jax.Array:
-    """The key that a fresh run with this seed gives to dropout."""
+    """The dropout key of a new run with this seed."""
     return jax.random.split(jax.random.key(seed), 3)[2]
 
 
@@ -97,7 +97,7 @@ def read_run(
     step: int | None = None,
     allocate: Allocate = np.empty,
 ) -> JaxCheckpoint:
-    """A checkpoint of a run.
+    """Reads a checkpoint of a run.
 
     Args:
         folder: of the run, its `save_loc`.
@@ -106,8 +106,8 @@ def read_run(
         allocate: makes the arrays that are filled.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is of another model.
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it is a checkpoint of another model.
     """
     store = CheckpointStore(folder, num_latest=10**9, keep_best=False)
     try:
@@ -155,7 +155,7 @@ def _with_optimizer(
 
 
 def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
-    """Host arrays like those of a checkpoint of this model."""
+    """Arrays with the shapes and dtypes of a checkpoint of this model."""
     params = {k: _like(d.shape) for k, d in model_def.param_specs.items()}
     model_state = jax.tree.map(
         lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape),
@@ -179,5 +179,5 @@ def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
 
 
 def _like(shape: tuple[int, ...]) -> np.ndarray:
-    """An array of a shape that takes no memory."""
+    """An array of this shape, without memory of its own."""
     return np.broadcast_to(np.float32(0), shape)

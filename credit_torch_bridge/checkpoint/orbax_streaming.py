@@ -1,8 +1,8 @@
-"""Orbax checkpoints written and read array by array, in the memory of a few arrays.
+"""Writes and reads Orbax checkpoints array by array, in the memory of a few arrays.
 
-Orbax writes all arrays of a checkpoint at once, and reads all at once. A conversion has
-its arrays on disk (`disk_arrays`), and would need memory for what it does not work
-on. Here those on disk are written one after the other, and read in parts.
+Orbax writes and reads all arrays of a checkpoint at the same time, so that all of them
+are in memory. Here arrays on disk (`disk_arrays`) are written one after the other, and
+read in parts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from jaxtyping import PyTree
 from credit_torch_bridge.checkpoint.disk_arrays import DiskArray
 from credit_torch_bridge.checkpoint.key_plan import Allocate
 
-# Bytes that are read together.
+# Bytes that are read at a time.
 PART = 1 << 25
 
 _handlers = ocp.type_handlers
 
 
 class _OneByOne(_handlers.NumpyHandler):
-    """Writes arrays that are on disk one at a time, the others as Orbax does."""
+    """Writes `DiskArray`s one at a time, other arrays as Orbax does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _OneByOne(_handlers.NumpyHandler):
 
 @contextlib.contextmanager
 def one_by_one() -> Iterator[None]:
-    """Within it, Orbax writes arrays that are on disk one after the other."""
+    """A context in which Orbax writes `DiskArray`s one after the other."""
     before = _handlers.get_type_handler(np.ndarray)
     register = _handlers.register_type_handler
     register(np.ndarray, _OneByOne(), override=True)
@@ -63,7 +63,7 @@ def one_by_one() -> Iterator[None]:
 def read_item(
     folder: Path, shapes: Mapping[str, Any], allocate: Allocate
 ) -> dict[str, Any]:
-    """The arrays of one item of a checkpoint.
+    """Reads the arrays of one item of a checkpoint.
 
     Args:
         folder: of the item.

@@ -1,7 +1,7 @@
 """Names of parameters under the parallel wrappers and older layouts of CREDIT.
 
 Parallel wrappers, torch.compile and older versions of CREDIT write the same parameter
-under other names. `current_names` finds the name that the key table has.
+under other names. `current_names` maps them to the names in the key table.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _renamed(given: str, wanted: set[str], renames: tuple[Rename, ...]) -> Renam
 def _candidates(
     plain: str, renames: tuple[Rename, ...]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names that a key may have today, and the changes that lead to them."""
+    """Possible current names of a key, and the changes that give them."""
     yield plain, ()
     domain = _apply(_DOMAIN, plain)
     starts: list[tuple[str, tuple[str, ...]]] = [(plain, ())]

@@ -113,7 +113,7 @@ class RunConfig:
         return min(cap, batches) if cap else batches
 
     def with_settings(self, settings: Mapping[str, Any]) -> RunConfig:
-        """A copy with other values, by their dotted keys."""
+        """A copy with some values replaced, by dotted key."""
         raw = copy.deepcopy(dict(self.raw))
         for dotted, value in settings.items():
             here = raw
@@ -128,10 +128,11 @@ class RunConfig:
 def read_run_config(
     config: str | Path | Mapping[str, Any], overrides: tuple[str, ...] = ()
 ) -> RunConfig:
-    """A config from its file, or from a mapping like it.
+    """Reads a config from a file or a mapping.
 
     Raises:
-        FileNotFoundError, ValueError: there is none, or it is no YAML.
+        FileNotFoundError: there is no such file.
+        ValueError: it is not YAML.
     """
     if isinstance(config, Mapping):
         return RunConfig(apply_overrides(config, overrides))

@@ -1,9 +1,9 @@
-"""Reads a pickle as plain data: nothing that it names is imported or called.
+"""Reads a pickle as plain data: no class or function that it names is imported.
 
-The index of a torch.distributed checkpoint (`.metadata`) is a plain pickle, which torch
-itself reads with `pickle.load`. Here its instructions are only looked at. A class that
-the file names becomes a `Record` of its name, arguments and state, if the name is
-expected; any other name is refused.
+The index of a torch.distributed checkpoint (`.metadata`) is a pickle, which torch reads
+with `pickle.load`. Here its instructions are interpreted without executing code. An
+object of an allowed class becomes a `Record` of its name, arguments and state; any
+other name raises an error.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 @dataclass
 class Record:
-    """An object of the file, not made: what class it names, and with what.
+    """An object of the pickle that was not constructed.
 
     Attributes:
         name: "module.class".
         args: of its constructor.
-        state: set on it afterwards.
+        state: as `__setstate__` would get it.
     """
 
     name: str
@@ -59,7 +59,7 @@ _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def read_pickle(data: bytes, allowed: Collection[str]) -> Any:
-    """The object of a pickle, made of dicts, lists, tuples, sets, texts and numbers.
+    """The object of a pickle as dicts, lists, tuples, sets, strings and numbers.
 
     Args:
         data: the pickle.
@@ -79,7 +79,7 @@ def read_pickle(data: bytes, allowed: Collection[str]) -> Any:
 
 
 def _instructions(data: bytes) -> list[tuple[str, Any]]:
-    """Names and arguments of the instructions before the last, which is STOP."""
+    """Names and arguments of the instructions before the final STOP."""
     try:
         found = [(opcode.name, argument) for opcode, argument, _ in genops(data)]
     except ValueError as error:
@@ -96,7 +96,7 @@ class _Reader:
         self.memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
-        """One instruction."""
+        """Executes one instruction."""
         stack = self.stack
         if name in ("PROTO", "FRAME"):
             return

@@ -1,8 +1,8 @@
-"""The position of CREDIT's learning-rate schedules, and ours.
+"""Converts the position of CREDIT's learning-rate schedules.
 
-Ours has one number, the micro-batches seen; the rate is a function of it. CREDIT's
-schedules carry counters. `linear-warmup-cosine` and `cosine-annealing-restarts` count
-micro-batches, `cosine-annealing` counts epochs, and `lambda` counts twice an epoch.
+Here the rate is a function of the micro-batches seen. CREDIT's schedules have counters:
+`linear-warmup-cosine` and `cosine-annealing-restarts` count micro-batches,
+`cosine-annealing` counts epochs, and `lambda` counts twice per epoch.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def settings_of(state: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def write_position(
     trainer: TrainerConfig, micro_step: int, batches_per_epoch: int | None
 ) -> tuple[dict[str, Any] | None, float]:
-    """CREDIT's scheduler state after so many micro-batches, and the rate it then sets.
+    """CREDIT's scheduler state after `micro_step`, and the rate that it sets.
 
     Args:
         trainer: the trainer section.
@@ -120,7 +120,7 @@ def write_position(
 def _stepped(
     trainer: TrainerConfig, kind: str, settings: dict[str, Any], steps: int
 ) -> tuple[dict[str, Any], float]:
-    """A schedule of torch, stepped: its cosine is a recursion."""
+    """A torch schedule after some steps; its cosine is a recursion."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
     schedule = (
@@ -143,7 +143,7 @@ def _lambda_factor(index: int) -> float:
 
 
 def _counters(steps: int, base: float, rate: float) -> dict[str, Any]:
-    """What torch's LRScheduler keeps."""
+    """The counters of torch's LRScheduler."""
     return {
         "base_lrs": [base],
         "last_epoch": steps,
@@ -207,6 +207,6 @@ def _restarts(
         "cycle": cycle,
         "step_in_cycle": place,
     }
-    # Its own step() leaves torch's counters as they were made.
+    # Its step() does not change torch's counters.
     made = {"base_lrs": [min_lr], "last_epoch": steps, "_step_count": 0}
     return state | made | {"_is_initial": False}, rate

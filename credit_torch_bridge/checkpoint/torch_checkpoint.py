@@ -1,4 +1,4 @@
-"""Everything in a PyTorch checkpoint of any format, under the names of the file."""
+"""Reads PyTorch checkpoints of any format, with the names of the file."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Average:
 
     Attributes:
         shadow: averaged parameters by name.
-        decay: its limit.
-        step: updates that it has seen.
-        epoch: of its file; None if it does not say.
+        decay: upper limit of the decay.
+        step: number of updates averaged.
+        epoch: of its file, or None.
     """
 
     shadow: dict[str, torch.Tensor]
@@ -45,18 +45,18 @@ class Average:
 
 @dataclass(frozen=True)
 class TorchCheckpoint:
-    """A checkpoint as it was found.
+    """The contents of a checkpoint.
 
     Attributes:
         path: the file or folder.
-        format: what it is, in words.
+        format: its description.
         model: parameters, and vectors of spectral norm, by name.
-        epoch: the epoch that it ends; None where the file does not say.
+        epoch: the last epoch finished; None if the file has none.
         optimizer: {"state", "param_groups"} or None.
         scheduler: state of the learning-rate schedule or None.
-        scaler: state of the loss scaling; empty without.
+        scaler: state of the loss scaling; empty if there is none.
         average: the moving average or None.
-        notes: what a user should know.
+        notes: for the user.
     """
 
     path: Path
@@ -79,7 +79,7 @@ def open_checkpoint(path: str | Path) -> TorchCheckpoint:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is broken, needs code, or is of no format that is known.
+        ValueError: it is broken, needs code to be loaded, or is of an unknown format.
     """
     path = Path(path)
     if path.is_dir():
@@ -154,7 +154,7 @@ def _from_fsdp1(folder: Path, rest: Mapping[str, Any]) -> TorchCheckpoint:
 
 
 def _from_content(content: Any, path: Path, kind: str) -> TorchCheckpoint:
-    """What a loaded object holds."""
+    """The checkpoint in a loaded object."""
     if not isinstance(content, Mapping):
         raise ValueError(
             f"{path}: expected a dict of state dicts, or a state dict, got "
@@ -224,9 +224,9 @@ def _progress_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _average_of(model: Mapping[str, Any], path: Path, epoch: int | None) -> Average:
     """The nested dict of an EMA file.
 
-    Files of before May 2026 hold averaged vectors of spectral norm, too, which are no
-    unit vectors; they are left out, as CREDIT leaves them out. Averaged statistics of
-    batch norms are left out, too: validation here takes the live ones.
+    Averaged vectors of spectral norm, in files from before May 2026, are not unit
+    vectors and are left out, as CREDIT does. Averaged statistics of batch norms are
+    left out, too: validation here uses the statistics of training.
     """
     shadow = as_tensors(model[_SHADOW], f"{path}: the average")
     kept = {
@@ -263,7 +263,7 @@ def _with_average(found: TorchCheckpoint, path: Path) -> TorchCheckpoint:
 
 
 def _average_as_model(found: TorchCheckpoint) -> TorchCheckpoint:
-    """An EMA file by itself: its averages with the vectors of the file beside it."""
+    """An EMA file alone: its averages with the vectors of the checkpoint beside it."""
     assert found.average is not None, "asked for by the caller"
     shadow, path = found.average.shadow, found.path
     needs = any(key.endswith("_orig") for key in shadow)

@@ -1,7 +1,7 @@
-"""A folder of torch.distributed.checkpoint as one dict, without its own loader.
+"""Reads a folder of torch.distributed.checkpoint without torch's loader.
 
-torch's loader unpickles the index (`.metadata`) and every value that is no tensor. Here
-the index is read as plain data (`safe_pickle`), and each stored piece by
+torch's loader unpickles the index (`.metadata`) and every value that is not a tensor.
+Here the index is read as plain data (`safe_pickle`), and each stored piece by
 `torch.load(weights_only=True)`.
 """
 
@@ -83,7 +83,7 @@ def _load(folder: Path, index: Record) -> dict[str, Any]:
 
 
 def _by_place(storage: Mapping[Record, Record]) -> dict[tuple[str, tuple], Record]:
-    """Where each piece is stored, by name and offset in the tensor."""
+    """Storage location of each piece, by name and offset in the tensor."""
     return {
         (key.get("fqn"), _numbers(key.get("offset"))): value
         for key, value in storage.items()
@@ -146,7 +146,7 @@ class _Pieces:
         self.files: dict[str, mmap.mmap] = {}
 
     def read(self, info: Record) -> Any:
-        """One piece.
+        """Reads one piece.
 
         Raises:
             ValueError: its file is missing, too short, or needs code.

@@ -1,8 +1,8 @@
-"""Single files of PyTorch: torch.save and safetensors, also those of strangers.
+"""Loads files of torch.save and safetensors, also from untrusted sources.
 
-`torch.load(weights_only=True)` is the only loader. What a file holds besides tensors
-and plain values would need code to be run; such a file is refused by the name of what
-it asks for. Files are mapped, not read: tensors stay on disk until they are converted.
+`torch.load(weights_only=True)` is the only loader. A file with more than tensors and
+plain values would run code; it is refused with an error that names the class or
+function. Files are memory-mapped: tensors stay on disk until they are converted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-# PyTorch's name of the batches that a batch norm has seen: a whole number.
+# PyTorch's name of the number of batches that a batch norm has seen.
 COUNT_NAME = "num_batches_tracked"
 SAFETENSORS = ".safetensors"
 # The header is JSON that lists the tensors; safetensors itself stops at this size.
@@ -30,11 +30,11 @@ _ASKED = re.compile(r"GLOBAL (\S+)|function (<[^>]+>)|but got (\S+)")
 
 
 def load_file(path: Path) -> Any:
-    """What is in a file of torch.save or safetensors, its tensors mapped from disk.
+    """Loads a file of torch.save or safetensors, its tensors mapped from disk.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is neither, it is broken, or it needs code to be loaded.
+        ValueError: it is of neither format, broken, or needs code to be loaded.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -46,7 +46,7 @@ def load_file(path: Path) -> Any:
 
 
 def load_torch(path: Path) -> Any:
-    """What torch.save wrote to a file; see `load_file`."""
+    """Loads a file of torch.save; see `load_file`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -59,7 +59,7 @@ def load_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: {_refusal(str(error))}") from None
     except Exception as error:
-        # A broken file fails wherever torch first stumbles over it.
+        # A broken file may raise any error.
         text = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(
             f"{path}: not a whole file of torch.save ({text}); it may be truncated, "
@@ -68,7 +68,7 @@ def load_torch(path: Path) -> Any:
 
 
 def _refusal(message: str) -> str:
-    """What a file asked for, from the message of torch's loader."""
+    """The class or function that a file names, from the message of torch's loader."""
     found = _ASKED.search(message)
     if found is None:
         first = message.split("\n")[0]
@@ -95,7 +95,7 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _check_header(path: Path) -> None:
-    """The size that the header claims must be possible, before memory is taken."""
+    """Checks the size in the header before memory is allocated."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -110,14 +110,14 @@ def _check_header(path: Path) -> None:
 
 
 def as_tensors(state: Any, what: str) -> dict[str, torch.Tensor]:
-    """A state dict, checked: texts to plain floating-point tensors.
+    """Checks that a state dict maps strings to dense floating-point tensors.
 
     Args:
-        state: what should be one.
+        state: the object to check.
         what: its name in an error.
 
     Raises:
-        ValueError: it is none; lists the first entries that are wrong.
+        ValueError: it is not a state dict; lists the first wrong entries.
     """
     if not isinstance(state, Mapping) or not state:
         raise ValueError(
@@ -149,7 +149,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_count(key: str, value: Any) -> bool:
-    """Whether it is what a batch norm counts its batches with."""
+    """Whether it is the number of batches of a batch norm."""
     return (
         key.endswith(f".{COUNT_NAME}")
         and isinstance(value, torch.Tensor)

@@ -1,4 +1,4 @@
-"""From a checkpoint of PyTorch to a jax_checkpoint in our layout."""
+"""Converts a PyTorch checkpoint to a `JaxCheckpoint`."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def from_torch(
     weights_only: bool = False,
     batches_per_epoch: int | None = None,
 ) -> JaxCheckpoint:
-    """Everything in a PyTorch checkpoint of CREDIT, in our layout.
+    """Converts a PyTorch checkpoint of CREDIT.
 
     Args:
         config: CREDIT's YAML, or a mapping like it.
-        checkpoint: a file, a folder, or what `open_checkpoint` gave.
+        checkpoint: a file, a folder, or the result of `open_checkpoint`.
         weights_only: leave optimizer, schedule and position out.
-        batches_per_epoch: micro-batches of an epoch of the run to come, where the
-            config does not say it and the schedule counts epochs.
+        batches_per_epoch: micro-batches per epoch of the run to resume, needed if the
+            schedule counts epochs and the config does not imply it.
 
     Raises:
         FileNotFoundError, ValueError: what is wrong; one report lists all of it.
@@ -77,7 +77,7 @@ def to_jax_checkpoint(
     batches_per_epoch: int | None = None,
     allocate: Allocate = np.empty,
 ) -> JaxCheckpoint:
-    """`from_torch` of what is open already; `allocate` makes the arrays."""
+    """`from_torch` of an open checkpoint; `allocate` makes the arrays."""
     params, model_state = read_model(run_config, checkpoint, allocate)
     jax_checkpoint = JaxCheckpoint(
         params,
@@ -129,7 +129,7 @@ def read_model(
 
 
 def _spectral_hint(plan: KeyPlan, given: Mapping[str, torch.Tensor]) -> str:
-    """The commonest reason for keys that do not fit."""
+    """A hint at the most common reason for keys that do not fit."""
     asked = any(key.endswith("_orig") for key in plan.keys)
     there = any(key.endswith("_orig") for key in given)
     if asked == there:
@@ -162,7 +162,7 @@ def _with_state(
     batches_per_epoch: int | None,
     allocate: Allocate,
 ) -> JaxCheckpoint:
-    """The jax_checkpoint with optimizer, schedule and position."""
+    """The checkpoint with optimizer, schedule and position."""
     assert checkpoint.optimizer is not None, "asked for by the caller"
     trainer = run_config.trainer
     moments, group = read_moments(
@@ -192,9 +192,9 @@ def _with_state(
 
 
 def _first_rate_at(trainer: TrainerConfig, position: int) -> int | None:
-    """Where a run that CREDIT goes on with trains at the schedule's first rate.
+    """The micro-batch that a resumed run of CREDIT trains at the schedule's first rate.
 
-    It matters for schedules that count micro-batches, where each makes an update.
+    None unless the schedule counts micro-batches and each of them is an update.
     """
     kind = kind_of(trainer)
     counts = kind is not None and kind not in PER_EPOCH
@@ -214,7 +214,7 @@ def _position(
             f"{checkpoint.path}: trainer.use_scheduler is true, but the checkpoint has "
             "no scheduler_state_dict; set use_scheduler: false, or give --weights-only"
         )
-    # A constant rate has no position; the count names the checkpoint.
+    # A constant rate has no position; the count is the number of the checkpoint.
     epochs = (checkpoint.epoch or 0) + 1
     accumulated = run_config.trainer.grad_accum_every
     if accumulated == 1 or batches is None:

@@ -1,4 +1,4 @@
-"""`inspect`: what is in a checkpoint, and what would be done to each key."""
+"""`inspect`: the contents of a checkpoint, and what each key is converted to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Looks at a checkpoint."""
+    """Prints the contents of a checkpoint."""
     for line in _inspect(args):
         print(line)
     return OK
@@ -99,7 +99,7 @@ def _contents(found: TorchCheckpoint) -> Iterator[str]:
 
 
 def _keys(run_config: RunConfig, found: TorchCheckpoint) -> Iterator[str]:
-    """Each key of the file: its name today, and its place here."""
+    """A line for each key of the file: its current name, and its parameter here."""
     yield f"model.type {run_config.model_def.config.type} ({run_config.source})"
     renamed = renamed_keys(run_config, found)
     places = {place.key: place for place in run_config.plan.entries}

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options of several commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
 
 
 def config_file(given: str | None, checkpoint: Path) -> Path:
-    """The config that is given, or `model.yml` beside the checkpoint.
+    """The given config, or `model.yml` beside the checkpoint.
 
     Raises:
         FileNotFoundError: neither exists.
@@ -36,7 +36,7 @@ def config_file(given: str | None, checkpoint: Path) -> Path:
 
 
 def refuse_existing(out: Path) -> None:
-    """Raises if the output is there; an empty folder is accepted.
+    """Raises if the output exists and is not an empty folder.
 
     Raises:
         FileExistsError: `out` exists.

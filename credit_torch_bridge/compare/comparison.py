@@ -1,4 +1,4 @@
-"""Serial CREDIT and credit_jax with the same weights and inputs, block by block."""
+"""Compares serial CREDIT and credit_jax with the same weights, block by block."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Comparison:
         prediction: of the model's output.
         gradients: of the parameters of each block.
         gradient: of all parameters together.
-        mesh: axes and degrees that credit_jax ran on.
-        batches: number of inputs; each error is the largest of them.
+        mesh: axes and degrees of the mesh of credit_jax.
+        batches: number of inputs; each error is the largest over them.
     """
 
     blocks: dict[str, float]
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether prediction and gradient differ by rounding only."""
+        """Whether prediction and gradient are within tolerance."""
         return self.prediction <= FORWARD and self.gradient <= GRADIENT
 
     def lines(self) -> Iterator[str]:
@@ -78,10 +78,10 @@ def compare_with_credit(
     batches: int = 1,
     seed: int = 0,
 ) -> Comparison:
-    """Runs both on random inputs, in evaluation mode and float32.
+    """Runs both models on random inputs, in evaluation mode and float32.
 
     Args:
-        config: CREDIT's YAML, or a mapping like it; only its `model:` section is used.
+        config: CREDIT's YAML or a mapping; only its `model:` section is used.
         checkpoint: of PyTorch, file or folder, or the folder of a run of credit_jax.
         parallelism: the mesh of credit_jax; None is one device.
         batches: number of inputs.
@@ -94,7 +94,7 @@ def compare_with_credit(
         raise ValueError(f"batches is {batches}; compare at least 1")
     import_credit()
     mesh = _parallelism(parallelism)
-    # Before anything is read: reading uses JAX, which fixes the number of devices.
+    # Before reading, which initializes JAX and fixes the number of devices.
     devices = forward_devices(mesh)
     run_config = read_run_config(config)
     params, model_state = read_weights(run_config, Path(checkpoint))
@@ -174,13 +174,13 @@ def _compare(
 
 
 def _block_of(key: str, blocks: Sequence[str]) -> str:
-    """The block that a parameter is in; its top module if it is in none."""
+    """The block of a parameter; its top module if it is in no block."""
     found = (name for name in blocks if key.startswith(f"{name}."))
     return next(found, key.split(".")[0])
 
 
 def _without_time(array: np.ndarray, field: np.ndarray) -> np.ndarray:
-    """CREDIT's output without a time dim of length 1, which our fields do not have."""
+    """Removes a time dim of length 1, which our fields do not have."""
     return array.reshape(field.shape) if array.size == field.size else array
 
 

@@ -1,9 +1,9 @@
-"""Imports CREDIT itself, which only comparisons with it need.
+"""Imports CREDIT, which only comparisons need.
 
-It lets a CUDA build of torchvision import beside CPU torch. CREDIT imports timm, timm
-imports torchvision, and the torchvision of the package index is compiled for CUDA:
-beside CPU torch its operators cannot load, and the import then fails where it attaches
-Python rules to them by name. No model calls one, so a name is all that is missing.
+It makes a CUDA build of torchvision importable with CPU torch. CREDIT imports timm,
+which imports torchvision. The operators of the torchvision on the package index are
+compiled for CUDA and do not load with CPU torch, so that registering Python rules for
+them fails. No model calls them; declaring their names is enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 HOW_TO_INSTALL = "pip install miles-credit"
 
-# The operators that torchvision 0.28 attaches a rule to when it is imported.
+# The operators for which torchvision 0.28 registers a rule when it is imported.
 _NAMES = (
     "nms",
     "qnms",
@@ -33,12 +33,12 @@ _NAMES = (
     "_deform_conv2d_backward",
 )
 
-# torch forgets a library's parameter specs when the library object is collected.
+# torch drops a library's operators when the library object is collected.
 _KEPT: list[torch.library.Library] = []
 
 
 def import_credit(name: str = "") -> ModuleType:
-    """The module `credit.<name>`.
+    """Imports the module `credit.<name>`.
 
     Raises:
         ValueError: CREDIT is not installed.

@@ -1,4 +1,4 @@
-"""The measure of error of this project: the relative L2 norm, in float64."""
+"""The relative L2 error, in float64."""
 
 from __future__ import annotations
 

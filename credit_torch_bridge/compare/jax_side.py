@@ -28,10 +28,10 @@ def compile_pass(
     model_state: HostModelState,
     blocks: Sequence[str],
 ) -> Callable[[np.ndarray], ModelOutputs]:
-    """A function that runs forward and backward in evaluation mode, compiled once.
+    """Compiles a forward and backward pass in evaluation mode.
 
     Args:
-        model: on its mesh.
+        model: with its mesh.
         params, model_state: host arrays.
         blocks: CREDIT's names of the blocks, in the order of their outputs.
 
@@ -42,16 +42,13 @@ def compile_pass(
     layouts: list[int] = []
 
     def loss(params: Any, model_state: Any, inputs: Any) -> Any:
-        capture_intermediates: list[Field] = []
+        captured: list[Field] = []
         weights = pvary_params(params, axes.batch, model.parallel_config.precision)
         y = model.local_forward(
-            weights, model_state, inputs, capture_intermediates=capture_intermediates
+            weights, model_state, inputs, capture_intermediates=captured
         )
-        layouts[:] = [field.layout.size for field in capture_intermediates]
-        outputs = [
-            reshard(field, field.layout.to_blocks()).data
-            for field in capture_intermediates
-        ]
+        layouts[:] = [field.layout.size for field in captured]
+        outputs = [reshard(field, field.layout.to_blocks()).data for field in captured]
         return model.reducer.mean(jnp.square(y)), (y, outputs)
 
     def body(params: Any, model_state: Any, inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Config files of CREDIT's two generations and of credit_jax, into one another."""
+"""Converts config files between CREDIT's two generations and credit_jax."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def convert_config(
     level_coord: str = LEVEL_COORD,
     drop: tuple[str, ...] = (),
 ) -> tuple[dict[str, Any], ConfigReport]:
-    """A config of another kind, with an account of every key.
+    """Converts a config and reports what was done with every key.
 
-    Converting what comes out again, to the same kind, changes nothing.
+    Converting the result to the same kind again changes nothing.
 
     Args:
         mapping: the YAML as a mapping; it is not changed.
@@ -44,11 +44,11 @@ def convert_config(
         drop: dotted keys to leave out first.
 
     Returns:
-        The new mapping, and what became of each key.
+        The new mapping, and the report.
 
     Raises:
-        ValueError: it is no config, or holds what the other kind does not have; all
-            reasons at once.
+        ValueError: it is not a config, or has something that the other kind cannot
+            express; lists all reasons.
     """
     if to not in TARGETS:
         raise ValueError(f"to: expected one of {', '.join(TARGETS)}, got {got(to)}")
@@ -71,7 +71,7 @@ def convert_config(
 
 
 def kind_of(mapping: Mapping[str, Any]) -> str:
-    """What a config is, "gen1" or "gen2", by the structure of its data section.
+    """The kind of a config, "gen1" or "gen2", by the structure of its data section.
 
     Raises:
         ValueError: it is neither.

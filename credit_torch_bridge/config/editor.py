@@ -1,4 +1,4 @@
-"""A config under conversion, and the account of what becomes of each of its keys."""
+"""Edits a config and records every change, so that no key is lost silently."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of a key.
+    """One change of a config.
 
     Attributes:
-        kind: one of the five words above.
+        kind: one of the five kinds above.
         path: the key, from the top of the file.
-        text: where it goes, what it becomes, or why it goes.
+        text: the new key, the new value, or the reason.
     """
 
     kind: str
@@ -37,13 +37,13 @@ class Change:
 
 @dataclass(frozen=True)
 class ConfigReport:
-    """What was done to a config.
+    """The changes that converted a config.
 
     Attributes:
-        found: what the file was: "gen1" or "gen2".
-        target: what it was converted to: "gen1", "gen2" or "jax".
-        changes: one for each key that is not simply kept, in the order of the work.
-        kept: paths of the values that are as they were.
+        found: kind of the input, "gen1" or "gen2".
+        target: kind of the output, "gen1", "gen2" or "jax".
+        changes: in the order in which they were made.
+        kept: paths of the unchanged values.
     """
 
     found: str
@@ -53,11 +53,11 @@ class ConfigReport:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the file was of the target kind already."""
+        """Whether the input was of the target kind already."""
         return all(change.kind == NOTE for change in self.changes)
 
     def lines(self) -> Iterator[str]:
-        """The report: changes, notes, and what was kept, section by section."""
+        """Changes, notes, and the unchanged keys of each section, one line each."""
         order = (MOVED, COMPUTED, DROPPED, NOTE)
         for kind in order:
             yield from (str(c) for c in self.changes if c.kind == kind)
@@ -73,14 +73,14 @@ class ConfigReport:
 
 @dataclass
 class ConfigEditor:
-    """A config that is being changed; every change is written down.
+    """A copy of a config with operations that record what they change.
 
-    Keys are dotted paths, or tuples where a name may hold a dot.
+    Keys are dotted paths, or tuples of names if a name can contain a dot.
 
     Attributes:
-        config: what it has become so far; a copy of what was given.
-        changes: what was done.
-        problems: what cannot be done, one line each, starting with the key.
+        config: the edited copy.
+        changes: made so far.
+        problems: reasons why it cannot be converted, one line each, key first.
     """
 
     config: dict[str, Any]
@@ -91,7 +91,7 @@ class ConfigEditor:
         self.config = copy.deepcopy(dict(self.config))
 
     def has(self, key: str | Path) -> bool:
-        """Whether a key is there, whatever its value."""
+        """Whether a key exists."""
         parent, name = self._parent(key)
         return parent is not None and name in parent
 
@@ -102,12 +102,12 @@ class ConfigEditor:
         return default if value is None else value
 
     def keys(self, section: str | Path) -> list[Any]:
-        """The keys of a section, in their order; none where it is not there."""
+        """The keys of a section in order; empty if there is no such section."""
         value = self.get(section)
         return list(value) if isinstance(value, Mapping) else []
 
     def pop(self, key: str | Path, default: Any = None) -> Any:
-        """Takes a value out, without a word: the caller writes it down."""
+        """Removes a value and returns it; records nothing."""
         value = self.get(key, default)
         parent, name = self._parent(key)
         if parent is not None:
@@ -115,7 +115,7 @@ class ConfigEditor:
         return value
 
     def put(self, key: str | Path, value: Any) -> None:
-        """Sets a value, without a word; sections that are absent are made."""
+        """Sets a value, and creates its section if needed; records nothing."""
         *parents, name = as_path(key)
         here = self.config
         for part in parents:
@@ -125,26 +125,26 @@ class ConfigEditor:
         here[name] = value
 
     def drop(self, key: str | Path, why: str) -> None:
-        """Takes a key out, if it is there."""
+        """Removes a key if it exists, for a reason."""
         if self.has(key):
             text = f"{shown(self.get(key))} ({why})"
             self.pop(key)
             self.changes.append(Change(DROPPED, as_path(key), text))
 
     def move(self, key: str | Path, to: str | Path, value: Any, why: str = "") -> None:
-        """Sets the value that a key becomes somewhere else, and takes the key out."""
+        """Removes a key and sets the value of its new key."""
         self.moved(key, f"{dotted(as_path(to))} = {shown(value)}", why)
         self.put(to, value)
 
     def moved(self, key: str | Path, words: str, why: str = "") -> None:
-        """Takes a key out that is now elsewhere, if it is there."""
+        """Removes a key whose new key is already set, if it exists."""
         if self.has(key):
             self.pop(key)
             text = f"to {words}" + (f" ({why})" if why else "")
             self.changes.append(Change(MOVED, as_path(key), text))
 
     def compute(self, key: str | Path, value: Any, why: str) -> None:
-        """Sets a value that the file did not have, or had otherwise."""
+        """Sets a computed value that was absent or different."""
         if (
             self.has(key)
             and self.get(key) == value
@@ -155,16 +155,16 @@ class ConfigEditor:
         self.changes.append(Change(COMPUTED, as_path(key), f"{shown(value)} ({why})"))
 
     def default(self, key: str | Path, value: Any, why: str) -> None:
-        """Sets a value where the file has none."""
+        """Sets a value if the config has none."""
         if self.get(key) is None:
             self.compute(key, value, why)
 
     def note(self, key: str | Path, text: str) -> None:
-        """Says something that the user must know."""
+        """Records a note for the user."""
         self.changes.append(Change(NOTE, as_path(key), text))
 
     def problem(self, key: str | Path, text: str) -> None:
-        """Writes down why the file cannot be converted."""
+        """Records why the config cannot be converted."""
         self.problems.append(f"{dotted(as_path(key))}: {text}")
 
     def _parent(self, key: str | Path) -> tuple[dict[Any, Any] | None, Any]:
@@ -185,12 +185,12 @@ def as_path(key: str | Path) -> Path:
 
 
 def dotted(path: Sequence[Any]) -> str:
-    """A path as it is shown."""
+    """A path as text."""
     return ".".join(str(part) for part in path)
 
 
 def shown(value: Any) -> str:
-    """A value in a report, on one short line.
+    """A value as text for the report, shortened to one line.
 
     >>> shown([1, 2])
     '[1, 2]'
@@ -200,7 +200,7 @@ def shown(value: Any) -> str:
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """All values that are no sections, by their path; an empty section is a value."""
+    """All values by path; an empty section counts as a value."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from leaves(inner, (*path, key))
@@ -211,16 +211,15 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 def settle(
     before: Mapping[str, Any], editor: ConfigEditor
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The account of a conversion.
+    """Compares a conversion with its recorded changes.
 
     Args:
-        before: the file as it was.
-        editor: what was done to it.
+        before: the config before it.
+        editor: with the result and its changes.
 
     Returns:
-        Paths of the values that are as they were, and of those that nobody accounts
-        for: they are gone or changed, and no change says so. An empty value that now
-        has one needs no word.
+        Paths of the unchanged values, and of values that are gone or different without
+        a recorded change. An empty value that is now filled counts as neither.
     """
     after = dict(leaves(editor.config))
     filled = {path[:length] for path in after for length in range(1, len(path) + 1)}
@@ -237,7 +236,7 @@ def settle(
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal, and of equal types all through: 1 is not true."""
+    """Whether values and their types are equal, at all levels: 1 is not true."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         return list(left) == list(right) and all(
             same(left[key], right[key]) for key in left

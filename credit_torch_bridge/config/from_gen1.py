@@ -1,4 +1,4 @@
-"""A config of CREDIT's generation 1 as one of generation 2."""
+"""Converts a config of CREDIT's generation 1 to generation 2."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KNOWN = {
 
 
 def gen1_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
-    """Changes a whole config; what cannot be converted is in `editor.problems`.
+    """Converts a whole config; what cannot be converted goes to `editor.problems`.
 
     Differs from CREDIT: its own `credit convert` adds 1 to forecast_len each time,
     leaves the model's flat padding keys, which gen2 does not read, invents levels, adds
@@ -79,7 +79,7 @@ def _weight_order(editor: ConfigEditor) -> list[str]:
 
 
 def model_to_gen2(editor: ConfigEditor) -> None:
-    """Padding as `padding_conf`; physics inside the model is refused."""
+    """Converts padding to `padding_conf`; refuses physics inside the model."""
     flat = [editor.get(f"model.{key}") for key in ("pad_lat", "pad_lon")]
     if editor.get("model.padding_conf") is not None:
         for key in ("pad_lat", "pad_lon"):
@@ -107,7 +107,7 @@ def model_to_gen2(editor: ConfigEditor) -> None:
 
 
 def pairs(editor: ConfigEditor) -> None:
-    """One number of padding, as gen1's parser takes it, for both sides."""
+    """Converts one number of padding to a pair, as gen1's parser does."""
     for key in ("pad_lat", "pad_lon"):
         path = f"model.padding_conf.{key}"
         pad = editor.get(path)
@@ -116,7 +116,7 @@ def pairs(editor: ConfigEditor) -> None:
 
 
 def active_physics(conf: Any) -> list[str]:
-    """The corrections that a `post_conf` asks for."""
+    """The active corrections of a `post_conf`."""
     if not isinstance(conf, dict) or not conf.get("activate"):
         return []
     return [
@@ -127,7 +127,7 @@ def active_physics(conf: Any) -> list[str]:
 
 
 def trainer_to_gen2(editor: ConfigEditor) -> None:
-    """`trainer` of gen1 as gen2's, written out where defaults differ."""
+    """Converts gen1's `trainer`; writes out values whose defaults differ."""
     editor.compute("trainer.type", "gen2", f"gen1's {editor.get('trainer.type')}")
     if editor.get("trainer.use_mixed_precision"):
         editor.problem(
@@ -174,7 +174,7 @@ def trainer_to_gen2(editor: ConfigEditor) -> None:
 
 
 def mode_to_parallelism(editor: ConfigEditor) -> None:
-    """`trainer.mode` and `domain_parallel_size` as `trainer.parallelism`."""
+    """Converts `trainer.mode` and `domain_parallel_size` to `trainer.parallelism`."""
     if editor.get("trainer.parallelism") is not None:
         for key in ("mode", "domain_parallel_size"):
             editor.drop(f"trainer.{key}", "trainer.parallelism says it")
@@ -204,7 +204,7 @@ def mode_to_parallelism(editor: ConfigEditor) -> None:
 
 
 def _warn_of_mode(editor: ConfigEditor, mode: str, degree: int) -> None:
-    """What changes with the way of splitting the work."""
+    """Notes what differs between gen1's and gen2's parallelism."""
     loads = any(editor.get(f"trainer.load_{what}") for what in ("weights", "optimizer"))
     if "fsdp" in mode and loads:
         editor.note(
@@ -222,7 +222,7 @@ def _warn_of_mode(editor: ConfigEditor, mode: str, degree: int) -> None:
 
 
 def note_ensemble(editor: ConfigEditor) -> None:
-    """What the two generations do otherwise with several members."""
+    """Notes what the two generations do differently with several members."""
     if editor.get("trainer.ensemble_size", 1) != 1:
         editor.note(
             "trainer.ensemble_size",
@@ -232,7 +232,7 @@ def note_ensemble(editor: ConfigEditor) -> None:
 
 
 def _loss(editor: ConfigEditor, order: list[str]) -> None:
-    """Weights in the order of the channels, which gen2 in CREDIT reads them by."""
+    """Puts variable weights in channel order, as CREDIT's gen2 reads them."""
     weights = editor.get("loss.variable_weights")
     if not isinstance(weights, dict) or not editor.get("loss.use_variable_weights"):
         return

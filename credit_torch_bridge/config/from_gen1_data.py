@@ -1,4 +1,4 @@
-"""gen1's flat `data:` section as gen2's sources, dates and normalizer."""
+"""Converts gen1's flat `data:` section to gen2's sources, dates and normalizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from credit_torch_bridge.config.from_gen1_sources import build_sources, read_var
 from credit_torch_bridge.config.times import year_ranges
 
 BATCHER = "ERA5_MultiStep_Batcher"
-# What a nanosecond clock reaches.
+# The range of datetime64[ns].
 FIRST_YEAR, LAST_YEAR = 1678, 2262
 ONE_SAMPLE, SINGLE = "ERA5_and_Forcing_MultiStep", "ERA5_and_Forcing_SingleStep"
 DATASETS = (
@@ -44,15 +44,15 @@ _UNREAD = {
 
 
 def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
-    """Turns `data` into gen2's `data`, `validation_data` and `preblocks`.
+    """Converts `data` to gen2's `data`, `validation_data` and `preblocks`.
 
     The channels keep gen1's order: prognostic variables with levels, without levels,
     then static, dynamic and periodic ones, the static ones first or last. gen2 orders
-    source by source, so that an order that one source does not have takes two.
+    channels source by source: an order that is not that of one source needs two.
 
     Args:
-        editor: the config.
-        level_coord: name of the level coordinate, which gen1 has no key for.
+        editor: of the config.
+        level_coord: name of the level coordinate, for which gen1 has no key.
     """
     _refuse(editor)
     names = read_variables(editor)
@@ -101,7 +101,7 @@ def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
 
 
 def _refuse(editor: ConfigEditor) -> None:
-    """What gen1 does with data and gen2 cannot do."""
+    """Records the keys whose effect gen2 does not have."""
     kind = editor.get("data.dataset_type", BATCHER)
     given = editor.get("data.forecast_len", 0)
     steps = given if isinstance(given, int) else 0
@@ -158,7 +158,7 @@ def _refuse(editor: ConfigEditor) -> None:
 
 
 def _whole(editor: ConfigEditor, key: str, least: int = 1) -> int | None:
-    """A required whole number."""
+    """A required integer."""
     value = editor.get(key)
     if type(value) is not int or value < least:
         got = (
@@ -189,7 +189,7 @@ def _is_years(years: Any) -> bool:
 
 
 def _shared(editor: ConfigEditor, steps: int) -> dict[str, Any]:
-    """Keys that training and validation have in common in gen2."""
+    """The keys that `data` and `validation_data` of gen2 share."""
     shared = {}
     clamp = editor.get("data.data_clamp")
     if clamp is not None:
@@ -210,7 +210,7 @@ def _shared(editor: ConfigEditor, steps: int) -> dict[str, Any]:
 def _validation(
     editor: ConfigEditor, hours: int, history: int, steps: int
 ) -> dict[str, Any] | None:
-    """`validation_data`, with every key that CREDIT asks for."""
+    """`validation_data`, with every key that CREDIT requires."""
     years = editor.get("data.valid_years")
     own = {
         "history_len": editor.get("data.valid_history_len", history),
@@ -226,7 +226,7 @@ def _validation(
 
 
 def _normalizer(editor: ConfigEditor) -> None:
-    """The blocks before the model, and those that CREDIT's metrics ask for."""
+    """The preblocks, and the postblocks that CREDIT's metrics require."""
     blocks: dict[str, Any] = {"concat": {"type": "concat"}}
     if editor.get("data.scaler_type") == "std_new":
         args = {key: editor.get(f"data.{key}") for key in ("mean_path", "std_path")}

@@ -1,4 +1,4 @@
-"""gen1's lists of variables as gen2's sources, in gen1's order of channels."""
+"""Converts gen1's lists of variables to gen2's sources, in gen1's channel order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Group:
     """One of gen1's lists of variables.
 
     Attributes:
-        role: what this program calls it.
-        key, path_key: of the list, and of its files, in `data`.
-        field_type, vars_key: where it goes in a source of gen2.
-        rank: place among the input channels of a source of gen2.
+        role: its name in this package.
+        key, path_key: keys of `data` with the variables and their files.
+        field_type, vars_key: the corresponding keys of a gen2 source.
+        rank: position among the input channels of a gen2 source.
     """
 
     role: str
@@ -75,7 +75,7 @@ STATIC_LAST = ("upper", "surface", "dynamic", "forcing", "static")
 
 
 def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
-    """Names of variables by role; what is wrong is written down."""
+    """Names of variables by role; errors go to `editor.problems`."""
     found: dict[str, list[str]] = {}
     for group in GROUPS.values():
         names = editor.get(f"data.{group.key}", [])
@@ -103,7 +103,7 @@ def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
 def build_sources(
     editor: ConfigEditor, names: dict[str, list[str]], level_coord: str
 ) -> dict[str, Any]:
-    """The sources whose channels come in gen1's order."""
+    """The sources that give gen1's order of channels."""
     first = editor.get("data.static_first") if editor.has("data.static_first") else True
     sources: dict[str, dict[str, Any]] = {}
     where: dict[str, str] = {}
@@ -139,7 +139,7 @@ def build_sources(
 def _places(
     editor: ConfigEditor, names: dict[str, list[str]], order: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
-    """Each role that there is, with the name of its source."""
+    """The name of the source of each role."""
     titles = {"surface": SURFACE, "forcing": FORCING, "static": STATIC}
     source, rank = MAIN, 0
     for role in order:
@@ -154,7 +154,7 @@ def _places(
 
 
 def _path(editor: ConfigEditor, group: Group) -> str:
-    """The files of a group, as a template."""
+    """The path template of a group."""
     key = f"data.{group.path_key}"
     given = editor.get(key)
     template, doubt = template_of(given)

@@ -1,4 +1,4 @@
-"""Years, date ranges and file names: gen1 counts in yearly files, gen2 in times."""
+"""Converts years, date ranges and file names: gen1 has yearly files, gen2 times."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _YEAR = "%Y"
 def year_ranges(years: Sequence[int], hours: int) -> list[list[str]]:
     """The first and last time of each year, as gen2's `date_ranges`.
 
-    gen1 has one file a year and never pairs the times of two files; neither does gen2
-    with the times of two ranges.
+    gen1 has one file a year, and no sample spans two files; in gen2 no sample spans
+    two ranges.
 
     Args:
         years: first year, and the year after the last, as gen1's `train_years`.
-        hours: hours from time to time, counted from the start of each year.
+        hours: time step in hours, counted from the start of each year.
 
     >>> year_ranges([1999, 2001], 6)[0]
     ['1999-01-01 00:00:00', '1999-12-31 18:00:00']
@@ -38,10 +38,10 @@ def year_ranges(years: Sequence[int], hours: int) -> list[list[str]]:
 
 
 def years_of(ranges: Sequence[Sequence[str]]) -> list[int] | None:
-    """`[first, last + 1]` of ranges that are whole years; None if they are not.
+    """`[first, last + 1]` of ranges of whole years; None for other ranges.
 
     A range is whole if it begins on January 1 at 0 h and ends on December 31, at any
-    hour; together they must follow one another.
+    hour; the years must be consecutive.
     """
     years: list[int] = []
     for first, last in ranges:
@@ -57,11 +57,11 @@ def years_of(ranges: Sequence[Sequence[str]]) -> list[int] | None:
 
 
 def template_of(pattern: str) -> tuple[str, str]:
-    """gen1's wildcard path as gen2's template, and what to check ("" if nothing).
+    """Converts gen1's wildcard path to gen2's template, with a note ("" if none).
 
-    `????` is the year. Where the files are there, their names say where the year stands
-    in a `*`. Where they are not, the year is taken to stand first in it: if it does
-    not, opening the files is an error; no other file is read.
+    `????` is the year. In a `*` the position of the year is read from the names of the
+    files. Without files the year is assumed to come first: if that is wrong, opening
+    the files raises an error; no other file is read.
 
     >>> template_of("era5_????.zarr")
     ('era5_%Y.zarr', '')
@@ -82,7 +82,7 @@ def template_of(pattern: str) -> tuple[str, str]:
 
 
 def _before_the_year(pattern: str) -> str | None:
-    """What stands before the year in the `*` of a pattern, by the files there are."""
+    """The text before the year in the `*` of a pattern, from the names of the files."""
     head, tail = (len(part) for part in os.path.expandvars(pattern).split("*"))
     found = set()
     for path in glob(os.path.expandvars(pattern)):
@@ -92,7 +92,7 @@ def _before_the_year(pattern: str) -> str | None:
 
 
 def pattern_of(template: str) -> str | None:
-    """gen2's template as gen1's wildcard path; None if the files are not yearly."""
+    """Converts gen2's template to gen1's wildcard path; None if it is not yearly."""
     codes = _CODE.findall(template)
     if not codes:
         return template
@@ -102,7 +102,7 @@ def pattern_of(template: str) -> str | None:
 
 
 def hours_of(timestep: Any) -> int | None:
-    """Whole hours of a timestep such as "6h"; None if it has none."""
+    """Hours of a timestep such as "6h"; None if they are not an integer."""
     try:
         step: Any = pd.Timedelta(str(timestep))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A config of CREDIT's generation 2 as one of generation 1."""
+"""Converts a config of CREDIT's generation 2 to generation 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DOMAIN_MODES = {
 }
 
 _DEFAULT = "gen2's default"
-# What gen1's parser asks for, or has another default for.
+# Keys that gen1's parser requires, or for which it has another default.
 _TRAINER = {
     "load_weights": False,
     "reload_epoch": False,
@@ -38,7 +38,7 @@ _LOSS = {
 
 
 def gen2_to_gen1(editor: ConfigEditor) -> None:
-    """Changes a whole config; what gen1 does not have is in `editor.problems`."""
+    """Converts a whole config; what gen1 does not have goes to `editor.problems`."""
     _trainer_fits(editor)
     _loss_fits(editor)
     _data_keys(editor)
@@ -90,7 +90,7 @@ def _loss_fits(editor: ConfigEditor) -> None:
 
 
 def _data_keys(editor: ConfigEditor) -> None:
-    """Keys that gen2 has in two places, or that gen1 would understand otherwise."""
+    """Removes keys that gen2 has twice, or that mean something else in gen1."""
     editor.drop("data.retain_graph", "gen2 never keeps the graph; gen1 would")
     editor.drop("data.calendar", "gen1 takes that of the files")
     chosen = editor.get("trainer.backprop_on_timestep")
@@ -99,7 +99,7 @@ def _data_keys(editor: ConfigEditor) -> None:
 
 
 def _model(editor: ConfigEditor) -> None:
-    """Padding that gen1 says by two numbers; physics that gen2 passes over."""
+    """Converts padding to two numbers; drops physics, which gen2 does not run."""
     for key in ("pad_lat", "pad_lon"):
         editor.drop(f"model.{key}", "gen2 does not read it, and gen1 would pad")
     active = active_physics(editor.get("model.post_conf"))
@@ -116,7 +116,7 @@ def _model(editor: ConfigEditor) -> None:
 
 
 def _flat_padding(conf: Any) -> dict[str, int] | None:
-    """`pad_lat` and `pad_lon`, where gen1's flat keys mean the same."""
+    """`pad_lat` and `pad_lon`, if gen1's flat keys mean the same."""
     if not isinstance(conf, dict) or not conf.get("activate"):
         return None
     pads = {key: conf.get(key) for key in ("pad_lat", "pad_lon")}

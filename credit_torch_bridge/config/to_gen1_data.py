@@ -1,4 +1,4 @@
-"""gen2's sources and dates as gen1's flat `data:` section."""
+"""Converts gen2's sources and dates to gen1's flat `data:` section."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _KEPT = ("data_clamp",)
 
 
 def data_to_gen1(editor: ConfigEditor) -> None:
-    """Turns `data`, `validation_data` and the normalizer into gen1's `data`.
+    """Converts `data`, `validation_data` and the normalizer to gen1's `data`.
 
-    Refused is what gen1 cannot say: channels in another order, other data sets than
-    files, several time steps with normalization, dates that are no whole years.
+    Refuses what gen1 cannot express: channels in another order, data sets other than
+    files, several time steps with normalization, dates that are not whole years.
     """
     steps, hours = (
         editor.get("data.forecast_len"),
@@ -68,7 +68,7 @@ def data_to_gen1(editor: ConfigEditor) -> None:
 
 
 def _finish(editor: ConfigEditor, flat: dict[str, Any]) -> None:
-    """Writes down what became of each key, and puts the new section."""
+    """Records the change of each key, and sets the new section."""
     editor.moved("data.source", "data's lists of variables and their save_loc keys")
     editor.moved(
         "data.timestep", f"data.lead_time_periods = {flat['lead_time_periods']}"
@@ -92,7 +92,7 @@ def _finish(editor: ConfigEditor, flat: dict[str, Any]) -> None:
 
 
 def _groups(editor: ConfigEditor) -> dict[str, Any]:
-    """gen1's lists and paths, if its order of channels is that of the sources."""
+    """gen1's lists and paths, if the sources have gen1's order of channels."""
     written: dict[str, Any] = {}
     order: list[str] = []
     outputs: list[str] = []
@@ -132,7 +132,7 @@ def _groups(editor: ConfigEditor) -> dict[str, Any]:
 
 
 def _plain(editor: ConfigEditor, name: Any, source: Any) -> bool:
-    """Whether gen1 reads such a source; if not, why is written down."""
+    """Whether gen1 can read such a source; records the reason if not."""
     where = ("data", "source", name)
     if not isinstance(source, dict):
         editor.problem(where, "must be a section of keys")
@@ -160,7 +160,7 @@ def _plain(editor: ConfigEditor, name: Any, source: Any) -> bool:
 
 
 def _role(kind: str, dim: str, cyclic: bool) -> str | None:
-    """gen1's list for variables of gen2; None if it has none."""
+    """gen1's list for variables of gen2, or None."""
     if cyclic:
         return "forcing" if (kind, dim) == ("dynamic_forcing", "vars_2D") else None
     for role, group in GROUPS.items():
@@ -290,7 +290,7 @@ def _try_years(ranges: Any) -> list[int] | None:
 
 
 def _lengths(editor: ConfigEditor) -> dict[str, Any]:
-    """Lengths of a sample, with gen1's count of steps."""
+    """Lengths of a sample, counted as in gen1."""
     history = editor.get("data.history_len", 1)
     steps = editor.get("data.forecast_len")
     return {

@@ -1,4 +1,4 @@
-"""A gen2 config for CREDIT's own trainer: without the keys that only credit_jax has."""
+"""Makes a gen2 config for CREDIT's trainer: without keys that only credit_jax has."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _REMAT = {"none": False, "full": True, "selective": True}
 
 
 def sections_are_there(editor: ConfigEditor) -> None:
-    """Writes down the sections that a config to train needs and that are missing."""
+    """Records missing sections that training requires."""
     for key in ("data", "model", "loss", "trainer"):
         if not isinstance(editor.get(key), dict):
             editor.problem(key, "missing; a config to train needs this section")
 
 
 def blocks_are_named(editor: ConfigEditor) -> None:
-    """Writes down blocks outside the phases that there are."""
+    """Records blocks outside the phases of a section."""
     for section, phases in PHASES.items():
         if editor.has(section) and not isinstance(editor.get(section, {}), dict):
             editor.problem(section, "must be a section of keys")
@@ -54,7 +54,7 @@ def blocks_are_named(editor: ConfigEditor) -> None:
 
 
 def gen2_to_credit(editor: ConfigEditor) -> None:
-    """Makes a gen2 config one that CREDIT's train_gen2 accepts."""
+    """Edits a gen2 config so that CREDIT's train_gen2 accepts it."""
     editor.drop("demo", "credit_jax only: write the data set with it first")
     _trainer(editor)
     _model(editor)
@@ -64,7 +64,7 @@ def gen2_to_credit(editor: ConfigEditor) -> None:
 
 
 def trainer_of_gen1(editor: ConfigEditor) -> None:
-    """A gen2 config whose trainer still says `mode`."""
+    """Converts `trainer.mode` in a gen2 config."""
     if editor.get("trainer.parallelism") is None and editor.has("trainer.mode"):
         mode_to_parallelism(editor)
 
@@ -118,7 +118,7 @@ def _model(editor: ConfigEditor) -> None:
 
 
 def _loss(editor: ConfigEditor) -> None:
-    """Keys that CREDIT raises KeyError for, with what credit_jax does without them."""
+    """Sets keys that CREDIT requires to the defaults of credit_jax."""
     if editor.has("loss.type"):
         return
     training = editor.get("loss.training_loss", "mse")
@@ -135,7 +135,7 @@ def _loss(editor: ConfigEditor) -> None:
 
 
 def _validation(editor: ConfigEditor) -> None:
-    """Every key of `data` in `validation_data`, as CREDIT asks for."""
+    """Copies every key of `data` to `validation_data`, as CREDIT requires."""
     valid = editor.get("validation_data")
     if not isinstance(valid, dict) or not valid:
         return
@@ -154,7 +154,7 @@ def _validation(editor: ConfigEditor) -> None:
 
 
 def _one_kind_of_dates(editor: ConfigEditor) -> None:
-    """Start and end as one range, where the other section has ranges."""
+    """Makes start and end one range if the other section has ranges."""
     kinds = {}
     for section in ("data", "validation_data"):
         found = [key for key in _DATES if editor.has(f"{section}.{key}")]
@@ -173,7 +173,7 @@ def _one_kind_of_dates(editor: ConfigEditor) -> None:
 
 
 def _cautions(editor: ConfigEditor) -> None:
-    """What CREDIT does otherwise with the same keys."""
+    """Notes what CREDIT does differently with the same keys."""
     tensor = editor.get("trainer.parallelism.tensor", 1)
     domain = editor.get("trainer.parallelism.domain", 1)
     if tensor != 1:
@@ -217,6 +217,6 @@ def _steps(editor: ConfigEditor) -> list[dict[str, Any]]:
 
 
 def sources_equal(editor: ConfigEditor) -> bool:
-    """Whether the validation reads the sources of the training."""
+    """Whether validation reads the sources of training."""
     own = editor.get("validation_data.source")
     return own is None or same(own, editor.get("data.source"))

@@ -1,4 +1,4 @@
-"""A gen2 config for credit_jax: checked as its training would check it."""
+"""Makes a gen2 config for credit_jax, and checks it as its training does."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ _INSTEAD = {
     "two NetCDF files, and use era5_normalizer in preblocks",
 }
 _UNSET = re.compile(r"^save_loc: .* environment variable")
-# Sections whose unknown keys CREDIT refuses, too, or hands to a constructor.
+# Sections whose unknown keys CREDIT refuses, too, or passes to a constructor.
 _STRICT = ("preblocks", "postblocks", "metrics", "demo")
 _STRICT_TRAINER = ("parallelism", "scheduler", "fsdp", "fsdp2_mp_policy")
 
 
 def gen2_to_jax(editor: ConfigEditor) -> None:
-    """Makes a gen2 config one that credit_jax trains; CREDIT's keys stay.
+    """Edits a gen2 config so that credit_jax trains it; CREDIT's keys stay.
 
-    Keys that neither CREDIT nor credit_jax reads go: CREDIT passes over them, and
-    credit_jax refuses what it does not know. What credit_jax does not have is in
-    `editor.problems`.
+    Keys that neither reads are dropped: CREDIT ignores unknown keys, credit_jax
+    refuses them. What credit_jax does not have goes to `editor.problems`.
     """
     trainer_of_gen1(editor)
     _physics(editor)
@@ -53,7 +52,7 @@ def gen2_to_jax(editor: ConfigEditor) -> None:
 
 
 def _physics(editor: ConfigEditor) -> None:
-    """gen2's training passes over physics inside the model; so does credit_jax."""
+    """Drops physics inside the model, which gen2's training does not run."""
     if active_physics(editor.get("model.post_conf")):
         editor.drop(
             "model.post_conf",
@@ -62,7 +61,7 @@ def _physics(editor: ConfigEditor) -> None:
 
 
 def _sources(editor: ConfigEditor) -> bool:
-    """Whether credit_jax reads such sources at all; if not, why is written down."""
+    """Whether credit_jax can read the sources; records the reasons if not."""
     before = len(editor.problems)
     for section in ("data", "validation_data"):
         for name in editor.keys((section, "source")):
@@ -78,7 +77,7 @@ def _sources(editor: ConfigEditor) -> bool:
 
 
 def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
-    """What `read()` gives, after the keys that it does not know are gone."""
+    """The result of `read()` after dropping its unknown keys."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
@@ -100,13 +99,13 @@ def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
 
 
 def _once(problems: Sequence[str]) -> list[str]:
-    """Problems without those of `loss.args` where `loss.type` has the same one."""
+    """Problems, without one of `loss.args` that repeats one of `loss.type`."""
     typed = any(line.startswith("loss.type:") for line in problems)
     return [p for p in problems if not (typed and p.startswith("loss.args:"))]
 
 
 def _passes_over(key: str) -> bool:
-    """Whether CREDIT reads on where it does not know a key."""
+    """Whether CREDIT ignores unknown keys here."""
     path = key.split(".")
     if path[0] == "trainer" and path[1] in _STRICT_TRAINER:
         return False
@@ -120,7 +119,7 @@ def _note_ignored(editor: ConfigEditor, section: str, message: str) -> None:
 
 
 def _blocks(editor: ConfigEditor) -> None:
-    """Types and arguments of the blocks; their files are not opened."""
+    """Checks types and arguments of the blocks without opening their files."""
     for section in ("preblocks", "postblocks"):
         for phase in editor.keys(section):
             for name in editor.keys((section, phase)):

@@ -1,4 +1,4 @@
-"""YAML of config files: reading with limits of size, writing without anchors."""
+"""Reads and writes YAML of config files: limits of size, no anchors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BYTES, MAX_VALUES = 1_000_000, 100_000
 
 
 def read_limited(path: str | Path) -> dict[str, Any]:
-    """Reads a YAML file within the limits of size that hold for a config.
+    """Reads a YAML file of limited size.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -56,7 +56,7 @@ def _check_names(node: yaml.Node | None, path: Path) -> None:
 
 
 def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of values with aliases expanded; above the limit for recursive ones."""
+    """Number of values with aliases expanded; recursive ones exceed the limit."""
     if id(node) in known:
         return known[id(node)]
     known[id(node)] = MAX_VALUES + 1
@@ -70,7 +70,7 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without anchors, and with lists of plain values on one line."""
+    """Writes no anchors, and lists of scalars on one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

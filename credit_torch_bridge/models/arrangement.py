@@ -1,10 +1,10 @@
-"""How one array is laid out in PyTorch and here, as one line that reads both ways.
+"""The layouts of an array in PyTorch and here, as an invertible einops pattern.
 
 An arrangement is written as an einops pattern whose left side is PyTorch's and whose
 right side is ours. "(n h d) i 1 1 -> i n h d" says that PyTorch's first dim holds n
 (q, k and v), heads h and head dims d, and that the two trailing dims of a 1 x 1
-convolution are dropped. Every letter on the left stands on the right, so the inverse
-is the same line read backwards.
+convolution are dropped. Every letter occurs on both sides, so that
+the pattern is its own inverse, read from right to left.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from credit_torch_bridge.problems import Shape
 
 @dataclass(frozen=True)
 class Arrangement:
-    """One array in both layouts.
+    """The correspondence of the layouts of one array.
 
     Attributes:
         pattern: "PyTorch's dims -> our dims".
-        torch_out: the dim of PyTorch's array that spectral norm takes as the rows of
-            the matrix: 0, but 1 for transposed convolutions.
+        torch_out: dim of PyTorch's array that is the rows of the matrix in spectral
+            norm: 0, or 1 for transposed convolutions.
     """
 
     pattern: str
@@ -43,21 +43,21 @@ class Arrangement:
             )
 
     def to_ours(self, array: np.ndarray, shape: Shape) -> np.ndarray:
-        """PyTorch's array in our layout.
+        """Converts PyTorch's array to our layout.
 
         Args:
             array: in PyTorch's layout.
-            shape: wanted shape in our layout; it gives the size of every letter.
+            shape: of the result; it gives the size of every letter.
         """
         return _contiguous(rearrange(array, self.pattern, **self._sizes(shape)))
 
     def to_torch(self, array: np.ndarray) -> np.ndarray:
-        """Our array in PyTorch's layout: the inverse of `to_ours`."""
+        """Converts our array to PyTorch's layout: the inverse of `to_ours`."""
         torch, ours = self._sides
         return _contiguous(rearrange(array, f"{ours} -> {torch}"))
 
     def torch_shape(self, shape: Shape) -> Shape:
-        """Shape of PyTorch's array where ours has `shape`."""
+        """Shape of PyTorch's array if ours has `shape`."""
         sizes = self._sizes(shape)
         groups = _groups(self._sides[0])
         return tuple(int(np.prod([sizes[k] for k in group])) for group in groups)
@@ -101,13 +101,13 @@ def _groups(side: str) -> list[list[str]]:
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:
-    # ascontiguousarray would give a 0-d array a dim.
+    # ascontiguousarray would make a 0-d array 1-d.
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 SAME = Arrangement("c -> c")
 LINEAR = Arrangement("o i -> i o")
-# A convolution of one grid point is a matrix here.
+# A 1 x 1 convolution is a matrix here.
 POINTWISE = Arrangement("o i 1 1 -> i o")
 CONV_2D = Arrangement("o i h w -> h w i o")
 CONV_3D = Arrangement("o i t h w -> t h w i o")

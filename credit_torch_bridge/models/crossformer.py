@@ -1,4 +1,4 @@
-"""CREDIT's side of `crossformer` (models/crossformer.py): the released weights.
+"""CREDIT's names of the parameters of `crossformer` (models/crossformer.py).
 
 The keys of the encoder are WXFormer's except for the convolutions of its embeddings,
 which are not in a Sequential with their padding. Those of the decoder depend on
@@ -30,7 +30,7 @@ from credit_torch_bridge.models.torch_model import TorchModel
 # PyTorch's transposed convolutions have their input channels first; spectral norm still
 # takes the output channels as rows of the matrix.
 CONV_TRANSPOSE_2D = Arrangement("i o h w -> h w i o", torch_out=1)
-# A convolution over channels: one channel in and out, the taps.
+# A 1-D convolution over channels: one input and output channel, the taps.
 CHANNEL_TAPS = Arrangement("1 1 k -> k")
 
 

@@ -8,13 +8,13 @@ from functools import cache
 
 from credit_torch_bridge.models.arrangement import SAME, Arrangement
 
-# Index of a layer that is stacked on our leading dim: a part of PyTorch's key only.
+# Index of a layer that is stacked along our leading dim; only in PyTorch's key.
 STACKED = "{d}"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Both names of one kind of parameter.
+    """The names of one kind of parameter in PyTorch and here.
 
     Attributes:
         torch: PyTorch's key with named indices, "layers.{s}.0.convs.{i}.1.weight";
@@ -56,7 +56,7 @@ class Ignore:
             raise ValueError(f"ignoring {self.torch!r} needs a reason")
 
     def match(self, key: str) -> bool:
-        """Whether it names this PyTorch key."""
+        """Whether it matches a PyTorch key."""
         return template_regex(self.torch).fullmatch(key) is not None
 
 

@@ -1,4 +1,4 @@
-"""Rules of layers that several models of CREDIT have."""
+"""Rules of layers that models of CREDIT share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CREDIT's side of a model, looked up by `model.type`.
+"""CREDIT's names of a model, by `model.type`.
 
 `credit_jax.models.registry.MODELS` names the module of this package for each model, so
 that a new model is registered once.
@@ -13,7 +13,7 @@ from credit_torch_bridge.models.torch_model import TorchModel
 
 
 def torch_model(model_type: str) -> TorchModel:
-    """CREDIT's side of a registered model.
+    """CREDIT's names of a registered model.
 
     Args:
         model_type: `model.type` of the config.

@@ -1,4 +1,4 @@
-"""All that the bridge knows of one model: CREDIT's names for its parts."""
+"""CREDIT's names for the parts of a model: what the bridge defines for each model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from credit_torch_bridge.models.key_table import KeyTable
 
 @dataclass(frozen=True)
 class Rename:
-    """Keys of an older version of CREDIT and their names today.
+    """Keys of an older version of CREDIT and their current names.
 
     Attributes:
         pattern: matches a whole key, parallel wrappers removed.
-        replacement: today's key, with the groups of the pattern.
+        replacement: the current key, with the groups of the pattern.
     """
 
     pattern: re.Pattern[str]
@@ -38,7 +38,7 @@ class RemovedLayer:
 
 @dataclass(frozen=True)
 class TorchModel:
-    """CREDIT's side of a model. `config` is its validated `model:` section.
+    """CREDIT's names of a model. `config` is its validated `model:` section.
 
     Attributes:
         key_table: of the parameters, in the order in which CREDIT's constructor creates

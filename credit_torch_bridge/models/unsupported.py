@@ -1,4 +1,4 @@
-"""Models of CREDIT that are not converted, recognized so that errors can name them."""
+"""Recognizes models of CREDIT that cannot be converted, for errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refuse_unsupported(
     """Raises if the keys of a file show that it cannot be converted.
 
     Args:
-        keys: of the file, by their names today.
+        keys: of the file, with their current names.
         known: keys of the key table.
         model_type: `model.type` of the config.
         removed: layers of older versions of that model.

@@ -1,4 +1,4 @@
-"""CREDIT's side of `wxformer` and `wxformer_base` (models/wxformer/crossformer.py)."""
+"""CREDIT's names of the parameters of `wxformer` (models/wxformer/crossformer.py)."""
 
 from __future__ import annotations
 
