@@ -66,7 +66,7 @@ def model_block(name: str) -> dict[str, Any]:
 def compile_step(
     model: Mapping[str, Any], mesh: str, *, batch: int, remat: str = "none"
 ) -> tuple[ModelDef, Any]:
-    """The architecture, and the compiled step; see `trace_step`."""
+    """The model and the compiled step; see `trace_step`."""
     model_def, traced = trace_step(model, mesh, batch=batch, remat=remat)
     return model_def, traced.lower().compile()
 
@@ -79,7 +79,7 @@ def trace_step(
     remat: str = "none",
     platform: str | None = "gpu",
 ) -> tuple[ModelDef, Any]:
-    """The architecture, and the traced training step (plain MSE, AdamW, clipping).
+    """The model and the traced training step (MSE, AdamW, clipping).
 
     By default operations and loops of equal blocks are those of an accelerator: a
     program to read, not to run.
@@ -89,7 +89,7 @@ def trace_step(
         mesh: its name, see `meshes.parse_mesh`.
         batch: samples of the global batch.
         remat: activation checkpointing, "none", "full" or "selective".
-        platform: whose operations and loops the program has; None: the mesh's own.
+        platform: of the operations and loops; None is that of the mesh.
     """
     parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat)
     model_def, parallel_config = parallel.model_def, parallel.parallel_config
@@ -118,7 +118,7 @@ def trace_step(
 def _batch(
     model_def: ModelDef, parallel_config: ParallelConfig, batch: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of one micro-batch; rows filled up as `place_batch` does."""
+    """Shapes of one micro-batch, rows padded as by `place_batch`."""
     axes = parallel_config.axes
     blocks = -(-model_def.image_height // axes.num_domain)
     grid = blocks * axes.num_domain, model_def.image_width

@@ -19,10 +19,10 @@ def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
 def flops_of(program: Any) -> float:
     """Operations of one call on one device, a multiplication and an addition being two.
 
-    What is recomputed counts again, and loops count as often as they run; what no
-    output needs (the gradient by the data, say) does not, as XLA drops it. Read from
-    the program before XLA, so that it is the same on every backend; element-wise work,
-    which is bound by memory, is left out, as is usual for the utilization of a machine.
+    Recomputed operations count again, those of loops once per iteration, and unused
+    ones (such as the gradient by the data) not at all, because XLA removes them. The
+    count is that of the jaxpr, the same on every backend. Elementwise operations are
+    left out, as usual in model FLOPs utilization.
 
     Args:
         program: a closed jaxpr, such as `jitted.trace(...).jaxpr`.
@@ -49,7 +49,7 @@ def _of_equation(equation: Any) -> float:
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
         out_dim = params["dimension_numbers"].rhs_spec[0]
-        # Points between those of the field, as in the gradient of a stride, are zeros.
+        # Dilation, as in the gradient of a strided convolution, inserts zeros.
         zeros = math.prod(params["lhs_dilation"])
         depth = math.prod(kernel) / kernel[out_dim] / zeros
         return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)

@@ -18,10 +18,10 @@ _FACTOR = re.compile(r"(dp|ddp|tp|domain)(\d+)")
 def parse_mesh(name: str) -> dict[str, int]:
     """Degrees of the mesh axes of a name such as "dp2xtp2xdomain2"; "1" is one device.
 
-    `dp` also splits the parameters (FSDP), `ddp` keeps them whole.
+    `dp` also splits the parameters (FSDP), `ddp` replicates them.
 
     Raises:
-        ValueError: that is no mesh.
+        ValueError: the name is not that of a mesh.
     """
     degrees: dict[str, int] = {}
     for factor in [] if name == "1" else name.split("x"):
@@ -36,10 +36,10 @@ def parse_mesh(name: str) -> dict[str, int]:
 
 
 def num_devices(name: str) -> int:
-    """Devices of the mesh of that name."""
+    """Number of devices of a mesh."""
     return math.prod(parse_mesh(name).values())
 
 
 def build_mesh(name: str) -> Mesh:
-    """The mesh of that name on the first devices."""
+    """Builds a mesh on the first devices."""
     return mesh_of_degrees(parse_mesh(name), jax.devices()[: num_devices(name)])

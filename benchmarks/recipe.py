@@ -66,7 +66,7 @@ def _machine() -> str:
 
 
 def _pace(turns: int = 10**6) -> str:
-    """How fast one core is at this moment: others may share the machine."""
+    """Speed of one core at this moment, since the machine may be shared."""
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
@@ -77,7 +77,7 @@ def _pace(turns: int = 10**6) -> str:
 
 
 def _processor() -> str:
-    """Model of the processor, where Linux tells."""
+    """Model of the processor, on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -94,5 +94,5 @@ def _memory() -> str:
     return f"{size / 2**30:.0f} GiB memory"
 
 
-# Of the code that was loaded, not of what the checkout has become when a run ends.
+# At import, so that it is the commit of the code that runs.
 _COMMIT = _commit()

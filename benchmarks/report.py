@@ -86,7 +86,7 @@ def write_report(
         name: of the report.
         sections: markdown, from the heading on, and tables.
         data: of the JSON; its "recipe" is appended to the markdown.
-        folder: made if it does not exist.
+        folder: created if needed.
 
     Returns:
         The path of the markdown.

@@ -1,4 +1,4 @@
-"""Timing on machines that others share: sides take turns, and ratios are compared."""
+"""Timing on shared machines: sides take turns, and ratios are compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """Distance of the quartiles, as a part of the median."""
+        """Interquartile range divided by the median."""
         low, high = np.percentile(self.seconds, [25, 75])
         return float((high - low) / self.median)
 
@@ -36,12 +36,12 @@ def take_turns(
     rounds: int,
     limit: float = 120.0,
 ) -> dict[str, Times]:
-    """Run every side once a round, so that all meet the same machine.
+    """Runs every side once a round, so that all see the same load.
 
     Args:
         sides: by name, a function that returns when its work is done.
         warmup: rounds that do not count.
-        rounds: rounds that count; at least 3, even beyond `limit`.
+        rounds: rounds that count; at least 3, also after `limit`.
         limit: seconds after which no further round begins; a side of which one
             run takes several times as long runs in the first of them only.
     """

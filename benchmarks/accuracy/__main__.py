@@ -1,4 +1,4 @@
-"""How far credit_jax is from CREDIT, beside how far CREDIT is from itself.
+"""Errors of credit_jax against CREDIT, and of CREDIT against itself.
 
     python -m benchmarks.accuracy [--short] [--models wxformer crossformer]
         [--meshes 1 dp2 domain3 ...] [--steps 100] [--rollout 10]
@@ -7,8 +7,8 @@ The reference is CREDIT's own trainer on one process with one thread, in float32
 other run has its weights and its global batches: CREDIT with two threads, with fsdp2
 and with domain=2 on two processes, under bfloat16 autocast; credit_jax on each mesh,
 and in bfloat16. Writes reports/accuracy.md, .json and .png, with --short accuracy-short
-instead; ends with status 1 where float32 is not within tolerance. benchmarks/README.md
-says how to read it.
+instead; exits with status 1 if float32 is not within tolerance. benchmarks/README.md
+explains the report.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_torch_bridge.checkpoint.state_dict import to_state_dict
 
-# Rows of each model's grid: WXFormer's divide on no mesh.
+# Rows of each model's grid; those of WXFormer are divisible on no mesh.
 ROWS: Mapping[str, int] = MappingProxyType({"wxformer": 45, "crossformer": 32})
 MESHES = ("1", "dp2", "tp2", "domain2", "domain3", "dp2xtp2xdomain2")
 SHORT_MESHES = ("1", "domain3", "dp2xtp2xdomain2")
 STEPS, SHORT_STEPS = 100, 20
 BATCHES_PER_EPOCH = 20
 
-# CREDIT beside itself.
+# Other ways to run CREDIT.
 OWN_WAYS: Mapping[str, CreditWay] = MappingProxyType(
     {
         "CREDIT, 2 threads": CreditWay(threads=2),
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.optimize and QUICK_FLAGS not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {QUICK_FLAGS}".strip()
     ensure_devices(max(map(num_devices, options.meshes)))
-    # What is piped has no width of its own.
+    # A pipe has no width.
     console = Console(width=None if sys.stdout.isatty() else 160)
     lines, jobs = [], {}
     for model in options.models:
@@ -109,7 +109,7 @@ def _job(options: Any, model: str, *, rows: int | None = None) -> dict[str, Any]
 def _run_model(
     options: Any, model: str, config: dict[str, Any], console: Console
 ) -> list[Line]:
-    """CREDIT as the reference, then its other ways beside credit_jax's meshes."""
+    """Runs the reference, then CREDIT's other ways and the meshes of credit_jax."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         ThreadPoolExecutor(1) as beside,
@@ -145,7 +145,7 @@ def _serial(config: dict[str, Any], folder: Path, options: Any) -> CreditRun:
 def _credit_lines(
     options: Any, model: str, config: dict[str, Any], folder: Path, serial: CreditRun
 ) -> Iterator[Line]:
-    """CREDIT's own differences; on an even grid, too, where it refuses an odd one."""
+    """CREDIT's differences from itself; on an even grid if it refuses an odd one."""
     if options.bfloat16:
         way = CreditWay(bfloat16=True)
         run = _credit(config, folder, way, options)
@@ -167,7 +167,7 @@ def _credit_lines(
 def _credit(
     config: dict[str, Any], folder: Path, way: CreditWay, options: Any
 ) -> CreditRun | str:
-    """A run that rolls out from where the serial one ended, or its error."""
+    """A run that rolls out from the end of the serial one, or its error."""
     start = watched(folder, CreditWay()) / "final.npz"
     try:
         return credit_run(
@@ -184,7 +184,7 @@ def _credit_line(
         return Line(model, name, dtype, run)
     if run.weights != base.weights or not np.array_equal(run.x, base.x):
         return Line(model, name, dtype, "began with other weights or other batches")
-    # By position: CREDIT's domain axis gives some parameters other names.
+    # By position, because CREDIT's domain axis changes names.
     if len(run.gradients) != len(base.gradients):
         return Line(model, name, dtype, "has gradients of other parameters")
     named = dict(zip(base.gradients, run.gradients.values(), strict=True))

@@ -1,4 +1,4 @@
-"""The jobs of the parity benchmarks: a small model, its weights and its batches."""
+"""The training jobs of the parity benchmarks: a small model, weights and batches."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ GEN2_CONFIG = Path(__file__).parents[2] / "tests" / "reference" / "gen2.yml"
 
 # Rows of the padded grid: divisible by all strides and windows, on CREDIT's shards too.
 _PADDED_ROWS = 64
-# Padding at a pole copies rows of the grid: it cannot be higher than the grid.
+# Padding at a pole copies rows of the grid, so that it cannot exceed the grid.
 _FEWEST_ROWS = 22
 _PAD_LON = 16
 _BATCHES_PER_EPOCH = 5
 
-# What CREDIT pads the released weights of each model with.
+# Padding modes of the released weights of each model.
 PADDING_MODES = {"wxformer": "earth", "crossformer": "mirror"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """Same weights and same batches for every mesh.
+    """The weights and batches that every mesh gets.
 
     Attributes:
         params: parameters by path, whole.
@@ -56,7 +56,7 @@ def case_config(
     model: str = "wxformer",
     batches_per_epoch: int = _BATCHES_PER_EPOCH,
 ) -> dict[str, Any]:
-    """CREDIT's YAML of the job as a mapping; it trains in CREDIT and in credit_jax.
+    """CREDIT's YAML of the job as a mapping, for CREDIT and credit_jax.
 
     Padding brings any number of rows up to 64, so that the windows fit; long
     attention spans 4, 2, 2 and 1 windows at the four stages, spectral norm is on.
@@ -69,7 +69,7 @@ def case_config(
         batches_per_epoch: at most; the data have 52 samples.
 
     Raises:
-        ValueError: the rows leave no room for padding, or the steps fill no epochs.
+        ValueError: there are too many rows to pad, or the steps are not whole epochs.
     """
     if not _FEWEST_ROWS <= num_rows <= _PADDED_ROWS - 2:
         raise ValueError(
@@ -110,7 +110,7 @@ def case_config(
 def random_case(
     config: Mapping[str, Any], num_steps: int, latitude: np.ndarray
 ) -> Case:
-    """Weights and batches of our own, where CREDIT does not run beside."""
+    """Random weights and batches, for runs without CREDIT."""
     model_def = build(config["model"])
     weights_key, state_key = jax.random.split(jax.random.key(config["seed"]))
     rng = np.random.default_rng(config["seed"])
@@ -136,12 +136,12 @@ def credit_case(
     *,
     trained: Mapping[str, np.ndarray] | None = None,
 ) -> Case:
-    """The weights that CREDIT started with and the batches that it saw.
+    """The weights and batches of a run of CREDIT.
 
     Args:
-        architecture: of ours.
+        model_def: ours.
         state_dict: CREDIT's before the first step.
-        x, y: what it trained on.
+        x, y: the batches that it trained on.
         latitude: in degrees.
         trained: CREDIT's state dict after the last step, to roll out from.
     """

@@ -1,10 +1,10 @@
-"""One process of CREDIT's own gen2 trainer, watched.
+"""One process of CREDIT's gen2 trainer, with every step recorded.
 
     python -m benchmarks.accuracy.credit_process YAML OUT [--threads N] [--bfloat16]
         [--rollout N] [--rollout-from NPZ]
 
-`RANK`, `LOCAL_RANK` and `WORLD_SIZE` say which of how many (gloo). CREDIT's files stay
-as they are; what a step records passes through functions put around CREDIT's. OUT gets
+`RANK`, `LOCAL_RANK` and `WORLD_SIZE` are read as by torchrun (gloo). CREDIT's files are
+not changed; functions of CREDIT are wrapped to record their values. Written to OUT:
 
 - rank{r}.npz: x, y, loss and gradient_norm of every step, prediction of the first one,
   weights (the norm of all parameters), rollout (`benchmarks.accuracy.rollout`);
@@ -30,15 +30,15 @@ import yaml
 from benchmarks.accuracy.rollout import roll_out
 from credit_torch_bridge.compare.credit_import import import_torchvision
 
-# Standard deviation of what is added to every parameter before training, so that none
-# stands at a one or a zero, where a fresh model has its norms and biases.
-_SPREAD = 0.1
+# Standard deviation of the noise added to every parameter before training, so that none
+# is one or zero, as norms and biases of a new model are.
+_NOISE = 0.1
 
 _RECORD: dict[str, list[Any]] = defaultdict(list)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains as `credit train --backend gloo` does, and writes what was seen."""
+    """Trains as `credit train --backend gloo` does, and writes the records."""
     options = _parse(arguments)
     torch.set_num_threads(options.threads)
     import_torchvision()
@@ -69,7 +69,7 @@ def _watch(module: Any, options: Any, rank: int) -> None:
     def train_one_epoch(self: Any, *arguments: Any) -> Any:
         watched[:] = [self]
         if "weights" not in _RECORD:
-            _spread(self._raw_model)
+            _add_noise(self._raw_model)
             _RECORD["weights"].append(_norm(self._raw_model))
             _save(folder / "initial.npz", _state(self._raw_model), rank)
         results = train(self, *arguments)
@@ -107,7 +107,7 @@ def _num_steps(config: Path) -> int:
 
 
 def _autocast_on_cpu() -> None:
-    """CREDIT's trainer says `torch.autocast("cuda", ...)`; here it gets the CPU's."""
+    """Replaces `torch.autocast("cuda", ...)` of CREDIT's trainer by the CPU's."""
     original = torch.autocast
 
     def autocast(*_: Any, **__: Any) -> Any:
@@ -117,7 +117,7 @@ def _autocast_on_cpu() -> None:
 
 
 def _roll_out(trainer: Any, forward: Any, options: Any) -> np.ndarray:
-    """The rollout of the first batch in evaluation mode, by the trainer's own forward.
+    """The rollout of the first batch in evaluation mode, by the trainer's forward.
 
     As in CREDIT's validation, a prediction that is split over a domain axis is gathered
     between the steps.
@@ -139,16 +139,16 @@ def _roll_out(trainer: Any, forward: Any, options: Any) -> np.ndarray:
     return roll_out(predict, _RECORD["x"][0], options.rollout, prognostic)
 
 
-def _spread(model: torch.nn.Module) -> None:
+def _add_noise(model: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
-            noise = torch.randn(p.shape, generator=generator) * _SPREAD
+            noise = torch.randn(p.shape, generator=generator) * _NOISE
             p.add_(_split_like(p, noise))
 
 
 def _load(model: torch.nn.Module, path: Path) -> None:
-    """A state dict by position: CREDIT's domain axis changes the names."""
+    """Loads a state dict by position: CREDIT's domain axis changes names."""
     with np.load(path) as arrays, torch.no_grad():
         state = model.state_dict().values()
         for tensor, name in zip(state, arrays.files, strict=True):
@@ -156,7 +156,7 @@ def _load(model: torch.nn.Module, path: Path) -> None:
 
 
 def _split_like(tensor: Any, whole: torch.Tensor) -> torch.Tensor:
-    """A whole tensor split as FSDP splits `tensor`, or as it is."""
+    """Splits a whole tensor as FSDP splits `tensor`, if it does."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(tensor, DTensor):
@@ -165,7 +165,7 @@ def _split_like(tensor: Any, whole: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(tensor: Any) -> np.ndarray:
-    """A tensor of any kind as a float32 array; a collective where FSDP split it."""
+    """Any tensor as a whole float32 array; a collective if FSDP split it."""
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()

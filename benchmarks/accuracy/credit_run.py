@@ -1,4 +1,4 @@
-"""CREDIT's own trainer on one process, or on several: its domain axis, its FSDP2."""
+"""Runs CREDIT's trainer on one process, or on several with its domain axis or FSDP2."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?(\w*(?:Error|Exception): .*)$", re.MUL
 
 @dataclass(frozen=True)
 class CreditRun:
-    """What CREDIT did with a config.
+    """The record of a training run of CREDIT.
 
     Attributes:
         x: (step, batch, channel, time, lat, lon) given to the model, before padding.
@@ -37,7 +37,7 @@ class CreditRun:
         gradient_norm: (step,) before clipping.
         prediction: (batch, channel, lat, lon) of the first step, all rows.
         gradients: of the first step by parameter, before clipping, in CREDIT's order;
-            its domain axis gives some parameters other names.
+            its domain axis changes the names of some parameters.
         rollout: (step, batch, prognostic, lat, lon) of the first batch; empty without.
         initial: state dict before the first step.
         final: state dict after the last step.
@@ -58,7 +58,7 @@ class CreditRun:
 
 @dataclass(frozen=True)
 class CreditWay:
-    """How CREDIT runs a job.
+    """The settings of a run of CREDIT.
 
     Attributes:
         domain: CREDIT's `parallelism.domain`: processes that share a sample's rows.
@@ -78,7 +78,7 @@ class CreditWay:
 
     @property
     def label(self) -> str:
-        """Different for every way; a name for files."""
+        """A name for files, different for all settings."""
         dtype = "-bfloat16" if self.bfloat16 else ""
         return f"data{self.data}-domain{self.domain}-threads{self.threads}{dtype}"
 
@@ -87,9 +87,9 @@ def write_data(folder: Path, num_rows: int, *, waves: bool = False) -> np.ndarra
     """Writes the data set of the tests, on a grid of `num_rows` rows.
 
     Args:
-        folder: where to.
+        folder: of the data set.
         num_rows: of the grid.
-        waves: whether traveling waves replace most of the noise (`waves`).
+        waves: replace most of the noise by traveling waves (`waves`).
 
     Returns:
         (num_rows,) latitudes in degrees.
@@ -121,13 +121,13 @@ def credit_run(
 
     Args:
         config: CREDIT's gen2 YAML as a mapping; paths in it start at `folder`.
-        folder: with the data; see `watched` for what else is written to it.
-        way: processes, threads and dtype; the default is one of each, float32.
+        folder: with the data; `watched` names the folder of the records.
+        way: processes, threads and dtype; by default one process and thread, float32.
         rollout: steps of a rollout after training.
         rollout_from: state dict to roll out from; None is where the training ended.
 
     Returns:
-        The run, or CREDIT's error where it refuses this config.
+        The run, or CREDIT's error if it refuses the config.
     """
     way = way or CreditWay()
     raw = copy.deepcopy(dict(config))
@@ -152,17 +152,17 @@ def credit_run(
 
 
 def watched(folder: Path, way: CreditWay) -> Path:
-    """Folder of what a run of CREDIT wrote; final.npz is the state dict at its end."""
+    """Folder of the records of a run; final.npz is its last state dict."""
     return folder / f"watched-{way.label}"
 
 
 def _launch(arguments: list[str], out: Path, folder: Path, way: CreditWay) -> str:
-    """Runs all processes; what they printed, rank after rank."""
+    """Runs all processes; returns their output, rank by rank."""
     num = way.num_processes
     command = [sys.executable, "-m", "benchmarks.accuracy.credit_process", *arguments]
     threads = str(way.threads)
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": threads}
-    # Threads that wait do not spin: others share these cores.
+    # Waiting threads do not spin, because the cores are shared.
     environment |= {"OMP_WAIT_POLICY": "passive"}
     if num > 1:
         environment |= {"WORLD_SIZE": str(num), "MASTER_ADDR": "127.0.0.1"}
@@ -185,7 +185,7 @@ def _launch(arguments: list[str], out: Path, folder: Path, way: CreditWay) -> st
 
 
 def _wait(processes: list[subprocess.Popen]) -> None:
-    """Waits for all; when one fails its peers, which wait for it, are ended."""
+    """Waits for all processes; ends the others if one fails."""
     try:
         for process in processes:
             if process.wait(_TIME_LIMIT) != 0:
@@ -212,8 +212,8 @@ def _last_error(printed: str) -> str:
 
 def _read(out: Path, way: CreditWay) -> CreditRun:
     ranks = [_arrays(out / f"rank{rank}.npz") for rank in range(way.num_processes)]
-    # Ranks along the data axis have other samples, those along the domain axis others
-    # of the rows; their rollouts were gathered.
+    # Ranks along the data axis have different samples, those along the domain axis
+    # different rows; their rollouts were gathered.
     groups = [ranks[i : i + way.domain] for i in range(0, len(ranks), way.domain)]
     firsts = [group[0] for group in groups]
     rows = [

@@ -1,4 +1,4 @@
-"""How far one run is from another: relative L2 norms, in float64."""
+"""Errors of one run against another: relative L2 norms, in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from credit_torch_bridge.compare.errors import relative_error
 
-# Relative errors that float32 may show (docs/numerics.md).
+# Tolerances of relative errors in float32 (docs/numerics.md).
 TOLERANCES: Mapping[str, float] = {
     "forward": 1e-5,
     "gradient": 1e-4,
@@ -25,7 +25,7 @@ _FLOOR = 1e-3
 
 
 class Run(Protocol):
-    """What a run of either side has seen; see `CreditRun` and `MeshRun`."""
+    """The common attributes of `CreditRun` and `MeshRun`."""
 
     @property
     def loss(self) -> np.ndarray: ...
@@ -64,11 +64,11 @@ class Errors:
         }
 
     def above(self) -> dict[str, float]:
-        """The errors that are not within float32's tolerance; NaN never is."""
+        """The errors above the tolerance of float32, NaN included."""
         return {k: e for k, e in self.worst().items() if not e <= TOLERANCES[k]}
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, and the worst of each kind; arrays to three digits."""
+        """All errors, and the worst of each kind; arrays to three digits."""
         arrays = {name: float(f"{error:.2e}") for name, error in self.arrays.items()}
         return {"worst": self.worst(), **asdict(self), "arrays": arrays}
 
@@ -79,7 +79,7 @@ def errors_of(
     base: Run,
     base_gradients: Mapping[str, np.ndarray],
 ) -> Errors:
-    """The errors of a run against the run that it should equal.
+    """The errors of a run against its reference.
 
     Args:
         run, base: the two runs.

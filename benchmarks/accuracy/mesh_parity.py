@@ -1,10 +1,10 @@
-"""Losses of one training job on many meshes, beside CREDIT on its own.
+"""Losses of one training job on many meshes, and of CREDIT's trainer.
 
     python -m benchmarks.accuracy.mesh_parity [--meshes 1 dp2 ...] [--all] [--rows 45]
 
-Same weights and same global batches everywhere: those of CREDIT's own trainer, which
-runs first on one process and then on two along its domain axis. Writes
-reports/mesh_parity-{rows}.md and .json. benchmarks/README.md says how to read it.
+All runs have the weights and global batches of CREDIT's trainer, which runs first on
+one process and then on two along its domain axis. Writes reports/mesh_parity-{rows}.md
+and .json, which benchmarks/README.md explains.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Run = MeshRun | CreditRun
 
 @dataclass(frozen=True)
 class Line:
-    """One run beside the run that it should equal.
+    """One run and its reference.
 
     Attributes:
-        name: what ran.
-        base: what it is measured against; None for that run itself.
-        run: what it did, or the error that ended it.
+        name: of the run.
+        base: the reference; None for the reference itself.
+        run: its record, or the error that ended it.
     """
 
     name: str
@@ -128,7 +128,7 @@ def _run_ours(
 
 
 def _written(options: Any, meshes: list[str]) -> dict[str, Any]:
-    """The options that decide on numbers."""
+    """The options on which the numbers depend."""
     names = ("rows", "steps", "batch", "credit")
     return {"meshes": meshes, **{name: getattr(options, name) for name in names}}
 

@@ -37,13 +37,13 @@ from credit_jax.training.step import make_train_step
 
 @dataclass(frozen=True)
 class MeshRun:
-    """What one mesh did.
+    """The record of a training run on one mesh.
 
     Attributes:
         loss: (step,).
         gradient_norm: (step,) before clipping.
         prediction: (batch, channel, lat, lon) of the first step, after its power
-            iteration, as CREDIT's training forward has it.
+            iteration, as in CREDIT's training forward.
         seconds: wall time, nearly all of it compilation.
         gradients: of the first step by path, before clipping.
         rollout: (step, batch, prognostic, lat, lon) of the first batch; empty without.
@@ -106,7 +106,7 @@ def run_mesh(
 
 def _first_state(model: ParallelModel, optimizer: Any, case: Case) -> TrainState:
     """The state before the first step, with the weights of the case."""
-    # Copies: the step takes its state's memory, and the next mesh needs the case again.
+    # Copies, because the step donates its state and the next mesh needs the case.
     params = jax.tree.map(jnp.array, _packed(model, case.params))
     model_state = jax.tree.map(jnp.array, dict(case.model_state))
     state = state_of(model, params, model_state, optimizer, jax.random.key(0))
@@ -115,17 +115,17 @@ def _first_state(model: ParallelModel, optimizer: Any, case: Case) -> TrainState
 
 
 def _packed(model: ParallelModel, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as a training state has them, by one small program."""
+    """Packs the parameters as in a training state."""
     return jax.jit(lambda p: pack(p, model.model_def.param_specs))(dict(params))
 
 
 def _first_gradients(
     model: ParallelModel, state: TrainState, norm: float, max_norm: float
 ) -> dict[str, np.ndarray]:
-    """The gradient that the first update was made of, by path, before clipping.
+    """The gradient of the first update by path, before clipping.
 
-    Adam's first moment after one step is (1 - beta) times the clipped gradient: what
-    training really used is read from there, with no second program beside the step.
+    Adam's first moment after one step is (1 - beta) times the clipped gradient. Reading
+    it from there needs no program besides the training step.
     """
     clipped = min(1.0, max_norm / (norm + CLIP_EPSILON)) if max_norm else 1.0
     moment = jax.device_get(optax.tree.get(state.opt_state, "mu"))
@@ -165,7 +165,7 @@ def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
 
 
 def _job(config: Mapping[str, Any]) -> Config:
-    # Keys that only CREDIT reads are no news here: it reads them beside us.
+    # Warnings of keys that only CREDIT reads; it runs with the same config.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return build_config(config)

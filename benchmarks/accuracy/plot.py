@@ -1,4 +1,4 @@
-"""Errors by step of training and of the rollout, as a picture."""
+"""Plots errors by step of training and of the rollout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.accuracy.errors import TOLERANCES, Errors
 from benchmarks.accuracy.report import Line
 
-# An error of zero, which a log scale does not have, is drawn here.
+# Errors of zero are drawn here on the log scale.
 _ZERO = 1e-9
 
 

@@ -1,4 +1,4 @@
-"""The lines of the accuracy benchmark, and their tables."""
+"""The rows of the accuracy benchmark, and their tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.accuracy.errors import TOLERANCES, Errors
 from benchmarks.report import Table
 
 REFERENCE = "CREDIT on one process, one thread, float32"
-# A folder in an error text, which is of no use on another machine.
+# A folder in an error text, which is meaningless on another machine.
 _FOLDER = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 HEADER = (
@@ -30,15 +30,15 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Line:
-    """One run, and how far it is from the reference.
+    """One run and its errors against the reference.
 
     Attributes:
         model: "wxformer" or "crossformer".
-        name: what ran.
+        name: of the run.
         dtype: "float32" or "bfloat16".
         errors: against `REFERENCE` (of the same grid), or the error that ended the run.
         ours: whether it is credit_jax.
-        seconds: wall time, where it was taken.
+        seconds: wall time, if measured.
     """
 
     model: str
@@ -55,7 +55,7 @@ class Line:
         return self.errors.above()
 
     def as_json(self) -> dict[str, Any]:
-        """What the report's JSON says."""
+        """As in the report's JSON."""
         out: dict[str, Any] = {
             "model": self.model,
             "name": self.name,

@@ -1,4 +1,4 @@
-"""The rollout that CREDIT and credit_jax both make, so that it is one thing."""
+"""The rollout of both sides, so that they feed back the same channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def roll_out(
     num_steps: int,
     num_prognostic: int,
 ) -> np.ndarray:
-    """A model's own predictions as its next inputs.
+    """Feeds predictions back as the next inputs.
 
     The state is the first `num_prognostic` channels: in x and in the prediction the
     prognostic variables come first and in the same order. After each step the predicted

@@ -1,11 +1,11 @@
-"""Traveling waves for a data set of noise, so that there is something to learn."""
+"""Adds traveling waves, which can be learned, to a data set of noise."""
 
 from __future__ import annotations
 
 import numpy as np
 import xarray as xr
 
-# Parts of a field's variance: the rest of it is the noise that was there.
+# Parts of a field's variance; the rest is the original noise.
 _WAVE = 0.9
 _WAVENUMBERS = (1, 2, 3)
 # Radians of longitude per time step.
@@ -14,10 +14,10 @@ _VARIABLES = ("T", "U", "SP")
 
 
 def add_waves(fields: xr.Dataset) -> xr.Dataset:
-    """Prognostic variables that travel east, with the mean and spread that they had.
+    """Makes prognostic variables travel east, with unchanged mean and deviation.
 
     Each level of a variable is a sum of waves `cos(k (lon - speed t) + phase)` with an
-    envelope over latitude, and a tenth of its variance is the noise that was there.
+    envelope over latitude, and a tenth of its variance is the original noise.
 
     Args:
         fields: with T, U (time, level, latitude, longitude) and SP (time, latitude,

@@ -1,12 +1,12 @@
-"""Whether input keeps up with the training step: samples a second of both.
+"""Samples per second of the input pipeline and of the training step.
 
     python -m benchmarks.io [--stores demo 025deg] [--threads 0 1 2 4]
 
 The loader runs alone, from the store on disk to arrays that a step takes, for several
 numbers of threads: a first epoch, later ones with what fits of the fields kept in
 memory, and epochs with none kept, as of a data set much larger than that. The step is
-timed on random data. The stores are made in a folder that is kept where it is named
-with --data.
+timed on random data. The stores are written to a temporary folder, or to --data, which
+is kept.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Store:
         config: file in configs/.
         folder: what its paths start with.
         size: of `speed_cases.SIZES` whose step is timed.
-        parts: how many of those make one sample of the store.
+        parts: number of these steps per sample of the store.
     """
 
     config: str
@@ -67,8 +67,8 @@ class Store:
     parts: int
 
 
-# The step of the whole 0.25 degree model does not fit this kind of machine: that of a
-# block is timed, and the globe has 16 of them.
+# The step of the whole 0.25 degree model does not fit in memory; that of a block is
+# timed, and the globe has 16 blocks.
 STORES: Mapping[str, Store] = {
     "demo": Store("demo.yaml", "demo_data/T21", "demo", 1),
     "025deg": Store("wxformer_025deg.yaml", "era5/025deg", "025deg_block", 16),
@@ -150,7 +150,7 @@ def _step(size: str) -> JaxSide:
 
 
 def _samples_per_second(loader: Any, seconds: float) -> float:
-    """Of epochs one after the other, from the second batch on."""
+    """Samples per second of successive epochs, from the second batch on."""
     batches = (batch for epoch in range(1000) for batch in loader.epoch(epoch))
     next(batches)
     begin, count = time.perf_counter(), 0
@@ -194,7 +194,7 @@ def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str
 
 
 def _write_store(config: Mapping[str, Any], folder: Path, times: Any) -> None:
-    """Noise in CREDIT's layout: what compresses least, and so reads slowest."""
+    """Writes noise in CREDIT's layout: it compresses least and reads slowest."""
     (source,) = config["data"]["source"].values()
     model, levels = config["model"], source["levels"]
     rows, columns = model["image_height"], model["image_width"]
@@ -233,7 +233,7 @@ def _write_store(config: Mapping[str, Any], folder: Path, times: Any) -> None:
 def _noise(
     fields: Mapping[str, tuple[str, ...]], coords: Mapping[str, Any]
 ) -> xr.Dataset:
-    """Fields of those dims."""
+    """Random fields of given dims."""
     rng = np.random.default_rng(0)
     made = {
         name: (dims, rng.standard_normal([len(coords[d]) for d in dims], np.float32))

@@ -1,10 +1,10 @@
-"""Step time on many accelerators, derived from what the compiled step does.
+"""Step time on many accelerators, derived from the compiled step.
 
     python -m benchmarks.scale [--model 025deg] [--mfu 0.35]
 
 Operations and bytes a device are read from the step of each mesh, compiled for
-simulated devices; time is arithmetic on them. Nothing is run, so nothing here is a
-measurement of speed: docs/scaling.md says what is assumed.
+simulated devices; time is arithmetic on them. Nothing is run or measured;
+docs/scaling.md lists the assumptions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Machine:
         node: devices that share the fast links.
         fast: bytes a second that a device sends within its node (NVLink 4).
         slow: bytes a second that a device sends to other nodes (400 Gb/s).
-        latency: seconds that a collective within a node costs beyond its bytes.
+        latency: seconds of a collective within a node besides its transfer.
         mfu: part of the peak that matrix products and convolutions reach.
     """
 
@@ -59,7 +59,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Part:
-    """What a device does in a step on the mesh within a node, one sample a node part.
+    """Work of a device in a step on the mesh within a node, one sample a mesh.
 
     Attributes:
         mesh: its name.
@@ -100,7 +100,7 @@ HEADER = [
     "samples/s",
     "efficiency",
 ]
-# Activations travel in bfloat16; the counts are of float32.
+# Activations are sent in bfloat16; the counts are of float32.
 ACTIVATIONS = (TENSOR, HALO, EXCHANGE)
 
 
@@ -165,9 +165,9 @@ def step_time(
     """Seconds of a step with one sample a data-parallel rank.
 
     Args:
-        architecture: a WXFormer.
+        model_def: a WXFormer.
         part: counts of the mesh within a node.
-        devices: in all; those beyond the inner mesh are FSDP ranks.
+        devices: total; those beyond the inner mesh are FSDP ranks.
         machine: the cluster.
     """
     inner = num_devices(part.mesh)

@@ -1,4 +1,4 @@
-"""Bytes that a training step moves between devices, beside the least it must move.
+"""Bytes that a training step moves between devices, and the least it must move.
 
     python -m benchmarks.scale.comm_volume [--meshes ddp8 tp8 dp8xdomain8 ...]
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 _KINDS = (
     "MB that one device sends in a training step, by kind of collective, and in "
     "brackets how many there are. Each data-parallel rank has its own samples, so that "
-    "a row tells what weak scaling along dp costs."
+    "a row shows the cost of weak scaling along dp."
 )
 _PURPOSES = (
     "The same by what it is for, and in brackets how many times the least that the "
@@ -111,14 +111,14 @@ def by_purpose(found: Sequence[Collective], mesh: Mapping[str, int]) -> Volume:
 
 
 def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
-    """What a collective of a training step is for, one of `PURPOSES`.
+    """The purpose of a collective of a training step, one of `PURPOSES`.
 
     Args:
         collective: of the compiled step.
         mesh: degree of every axis, outermost first.
 
     Raises:
-        ValueError: nothing in a step should move like this.
+        ValueError: no part of a training step is known to move like this.
     """
     axes = collective.axes(mesh)
     if collective.kind == "all-reduce":
@@ -131,10 +131,10 @@ def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
 
 
 def least_volume(model_def: ModelDef, axes: MeshAxes, samples: int) -> Volume:
-    """Bytes that one device must send in a step, by what they are for.
+    """Bytes that one device must send in a step, by `purpose`.
 
     Args:
-        architecture: a WXFormer.
+        model_def: a WXFormer.
         axes: of the mesh.
         samples: of one data-parallel rank.
     """
@@ -178,7 +178,7 @@ def _tensor_sums(model_def: ModelDef, samples: int, axes: MeshAxes) -> float:
 def _halos(model_def: ModelDef, samples: int, domain: int) -> float:
     """Rows beyond a shard's own of every convolution, forward and backward.
 
-    The first has no backward: nobody asks for the gradient of the data.
+    The first has no backward: the gradient by the data is not computed.
     """
     if domain == 1:
         return 0.0

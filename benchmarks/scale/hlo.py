@@ -46,8 +46,8 @@ class Collective:
         kind: of `KINDS`.
         result: bytes of its result on one device.
         members: the devices of its first group, or of a permute's first pair.
-        times: how often it runs in one call of the program.
-        name: the scopes that it stands in.
+        times: number of runs in one call of the program.
+        name: its named scopes.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Collective:
 
     @property
     def group(self) -> int:
-        """Devices that take part together."""
+        """Number of devices in a group."""
         return len(self.members)
 
     @property
@@ -79,7 +79,7 @@ class Collective:
         return self.times * self.result * factor
 
     def axes(self, mesh: Mapping[str, int]) -> tuple[str, ...]:
-        """The mesh axes along which it moves.
+        """The mesh axes along which it communicates.
 
         Args:
             mesh: degree of every axis, outermost first.
@@ -96,7 +96,7 @@ def collectives(hlo: str) -> list[Collective]:
         hlo: `compiled.as_text()`.
 
     Raises:
-        ValueError: a collective stands in a loop whose trip count XLA does not tell.
+        ValueError: a collective is in a loop whose trip count is not in the program.
     """
     bodies = _computations(hlo)
     found: list[Collective] = []
@@ -110,7 +110,7 @@ def collectives(hlo: str) -> list[Collective]:
 
 def _collective(match: re.Match[str], times: int) -> Collective:
     if times < 0:
-        raise ValueError(f"{match[0][:80]} stands in a loop of unknown length")
+        raise ValueError(f"{match[0][:80]} is in a loop of unknown length")
     shapes = [_size(*shape) for shape in _SHAPE.findall(match["shape"])]
     if "-start(" in match[0] and match["kind"] != "all-reduce":
         shapes = shapes[len(shapes) // 2 :]
@@ -122,10 +122,10 @@ def _collective(match: re.Match[str], times: int) -> Collective:
 
 
 def _members(attributes: str) -> tuple[int, ...]:
-    """Of the first group, as `Collective.members` says.
+    """The devices of the first group, see `Collective.members`.
 
-    XLA writes groups out, or as a numbering [groups, members] of devices that are laid
-    out as an array, whose dims may be transposed first.
+    XLA lists the groups, or writes them as [groups, members] of the devices arranged as
+    an array whose dims may be transposed.
     """
     listed = _GROUPS.search(attributes) or _PAIRS.search(attributes)
     if listed:

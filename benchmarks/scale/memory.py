@@ -1,4 +1,4 @@
-"""Bytes a device needs for a training step, by XLA's own account of the program.
+"""Bytes that a training step needs on a device, from XLA's memory analysis.
 
     python -m benchmarks.scale.memory [--meshes 1 domain2 domain4] [--model 025deg]
 

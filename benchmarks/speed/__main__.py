@@ -19,7 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-# A pool of threads that waits busily for its next turn would slow the other side.
+# Threads that spin while they wait would slow the other side.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("KMP_BLOCKTIME", "0")
 # Both sides share the memory of a GPU.
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """All that is timed of one size."""
+    """Times all jobs of one size."""
     case = make_case(options.size)
     params, model_state = initial_weights(case)
     state = to_state_dict(case.model_def, params, model_state)
@@ -89,7 +89,7 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         "model": case.block,
     }
     result: dict[str, Any] = {"recipe": recipe(config)}
-    # Inference first: a training step takes its state's memory.
+    # Inference first, because a training step donates its state.
     for name, call in _JOBS.items():
         result[name] = _job(ours, theirs, call, options)
         console.print(_line(name, result[name]))
@@ -116,7 +116,7 @@ def _job(
     call: Callable[[Any], object],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """One job on all sides; a side that fails is reported with its error.
+    """Times one job on all sides; a side that fails is reported with its error.
 
     The first call of each, which compiles, does not count.
     """
@@ -157,7 +157,7 @@ def _summary(found: Mapping[str, Times], errors: Mapping[str, str]) -> dict[str,
 def _operations(
     ours: JaxSide, theirs: TorchSide, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Each part of the model alone: forward, and forward with backward."""
+    """Times each part of the model alone: forward, and forward with backward."""
     mine, credits = ours.operations(), theirs.operations()
     rows = []
     for name, (forward, both) in mine.items():
@@ -187,12 +187,12 @@ def accelerator_use(
     *,
     size: int = 8192,
 ) -> dict[str, Any]:
-    """Memory of a training step, and the part of the matmul ceiling that it reaches.
+    """Memory of a training step, and its share of the matmul ceiling.
 
     Args:
         ours, theirs: the sides.
         seconds: of a training step, by side; sides that are not in it failed.
-        size: of the square products that are the ceiling.
+        size: of the square matrices that define the ceiling.
     """
     ceiling = matmul_ceiling(ours.model.parallel_config.precision.compute, size)
     work = ours.floating_point_operations()
@@ -205,7 +205,7 @@ def accelerator_use(
 
 
 def matmul_ceiling(dtype: Any, size: int, repeats: int = 10) -> float:
-    """Floating-point operations a second of large square products, measured."""
+    """Measured floating-point operations per second of large square products."""
     x = jnp.ones((size, size), dtype)
     product = jax.jit(lambda x: x @ x / size)
 

@@ -1,4 +1,4 @@
-"""What is timed: the same model, weights and batch on both sides."""
+"""The sizes that are timed: one model, weights and batch for both sides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from credit_jax.models.registry import build
 
 @dataclass(frozen=True)
 class Size:
-    """One size.
+    """A size of the benchmark.
 
     Attributes:
         config: file whose `model:` section it is.
@@ -46,7 +46,7 @@ _SMALL = {
     "dim_head": 16,
     "local_window_size": 2,
 }
-# What a test can afford.
+# For the tests.
 _TINY = {
     **_SMALL,
     "image_height": 32,
@@ -67,12 +67,12 @@ SIZES: Mapping[str, Size] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A size made ready.
+    """A size with its model and data.
 
     Attributes:
         name: of the size.
         block: its `model:` section.
-        architecture: our model.
+        model_def: our model.
         x: (batch, channel, time, lat, lon) float32.
         y: (batch, channel_out, time_out, lat, lon) float32.
     """

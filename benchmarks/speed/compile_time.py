@@ -1,4 +1,4 @@
-"""Seconds until a training step can run: tracing, compiling, and with a warm cache.
+"""Seconds until a training step can run: tracing, compiling, without and with cache.
 
     python -m benchmarks.speed.compile_time [--models 1deg] [--depths 2,2,2,2 2,2,8,2]
     python -m benchmarks.speed.compile_time --start configs/tp2_domain2.yaml
@@ -109,7 +109,7 @@ def _compile(name: str, depth: str, mesh: str, remat: str) -> dict[str, Any]:
 
 
 def _start(config: str) -> dict[str, Any]:
-    """A job of one step, again and again with one cache; data are made before."""
+    """Starts a run of one step repeatedly with one cache; the data exist before."""
     demo = load_config(config).demo
     if demo is not None:
         ensure_demo_data(demo)

@@ -33,7 +33,7 @@ Run = Callable[[], object]
 
 
 class JaxSide:
-    """A model with given weights on one device, and what is timed of it.
+    """A model with given weights on one device, and its timed functions.
 
     Args:
         case: model and data.
@@ -79,7 +79,7 @@ class JaxSide:
         self.forward(*self.fused, {"x": self.x}).block_until_ready()
 
     def rollout(self, steps: int) -> None:
-        """An autoregressive forecast: what is predicted is the next input's start."""
+        """An autoregressive forecast: predictions replace the first input channels."""
         x = self.x
         for _ in range(steps):
             x = self._feed(x, self.forward(*self.fused, {"x": x}))
@@ -89,21 +89,21 @@ class JaxSide:
         return jnp.concatenate([y[:, : self.channels], x[:, self.channels :]], 1)
 
     def train(self) -> float:
-        """One training step; the state goes on."""
+        """One training step; the next call continues from its state."""
         self.state, info = self.step(self.state, self.batch)
         return float(info["loss"][0])
 
     def floating_point_operations(self) -> float:
-        """Of a training step, those of its matrix products and convolutions."""
+        """Those of the matrix products and convolutions of a training step."""
         return flops_of(self.step.trace(self.state, self.batch).jaxpr)
 
     def peak_memory(self) -> int:
-        """Bytes that a training step needs, what it is given and gives included."""
+        """Bytes that a training step needs, with arguments and results."""
         compiled = self.step.lower(self.state, self.batch).compile()
         return program_bytes(compiled)["peak"]
 
     def operations(self) -> dict[str, tuple[Run, Run]]:
-        """By name: forward, and forward with backward, of the parts of the model."""
+        """Forward, and forward with backward, of the parts of the model by name."""
         model_def = self.model.model_def
         normalize = jax.jit(
             lambda params, model_state: spectral_norm.normalize(
@@ -139,7 +139,7 @@ class JaxSide:
         return parts
 
     def _inputs(self, module: Any) -> dict[str, jax.Array]:
-        """A field of the right shape for each part."""
+        """Random inputs for each part."""
         capture_intermediates: list[Field] = []
         context = Context(
             precision=self.model.parallel_config.precision,

@@ -16,7 +16,7 @@ Run = Callable[[], object]
 
 
 class TorchSide:
-    """A model of CREDIT with given weights, and what is timed of it.
+    """A model of CREDIT with given weights, and its timed functions.
 
     Args:
         case: model and data.
@@ -53,7 +53,7 @@ class TorchSide:
         self._finish()
 
     def rollout(self, steps: int) -> None:
-        """An autoregressive forecast: what is predicted is the next input's start."""
+        """An autoregressive forecast: predictions replace the first input channels."""
         self.model.eval()
         x, channels = self.x, min(self.x.shape[1], self.y.shape[1])
         with torch.no_grad(), self._cast():
@@ -84,7 +84,7 @@ class TorchSide:
             torch.cuda.synchronize()
 
     def peak_memory(self) -> int | None:
-        """Bytes that a training step needs on a GPU, what it is given included."""
+        """Bytes that a training step needs on a GPU, with its arguments."""
         if self.device != "cuda":
             return None
         before = torch.cuda.memory_allocated()
@@ -93,7 +93,7 @@ class TorchSide:
         return torch.cuda.max_memory_allocated() - before + self.bytes_held()
 
     def bytes_held(self) -> int:
-        """Of the model, its gradients, the optimizer's state and the batch."""
+        """Bytes of the model, its gradients, the optimizer's state and the batch."""
         held = [self.x, self.y, *self.model.parameters(), *self.model.buffers()]
         held += [p.grad for p in self.model.parameters() if p.grad is not None]
         for state in self.optimizer.state.values():
@@ -101,7 +101,7 @@ class TorchSide:
         return sum(tensor.nbytes for tensor in held)
 
     def operations(self) -> dict[str, tuple[Run, Run]]:
-        """By name: forward, and forward with backward, of the parts of the model."""
+        """Forward, and forward with backward, of the parts of the model by name."""
         inputs = self._inputs()
         return {
             name: self._timed(module, inputs[name])
@@ -121,7 +121,7 @@ class TorchSide:
         return parts
 
     def _inputs(self) -> dict[str, torch.Tensor]:
-        """What each part gets in a forward pass."""
+        """The inputs of each part in a forward pass."""
         seen: dict[str, torch.Tensor] = {}
 
         def keep(name: str) -> Any:
