@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, ValidationError
 
 from credit_jax.config.base import OTHER_KEY, not_available
 from credit_jax.config.dates import Calendar, Dates, Timestep
 from credit_jax.config.fields import VariablesConfig
+from credit_jax.config.messages import got
 
 # The engine of xarray that is replaced by thread-safe ones.
 NETCDF4 = "netcdf4"
@@ -100,9 +101,134 @@ class LocalConfig(SourceConfig):
         return self
 
 
+class TisrConfig(SourceConfig):
+    """Incident solar radiation at the top of the atmosphere, computed.
+
+    Attributes:
+        num_integration_steps: intervals of the trapezoidal sum over one time step.
+        latlon_grid_path: file with the latitudes and longitudes, or instead
+        lat_spec, lon_spec: first and last of them, and how many.
+    """
+
+    num_integration_steps: int = Field(default=360, ge=1)
+    latlon_grid_path: str | None = None
+    lat_spec: tuple[float, float, int] | None = None
+    lon_spec: tuple[float, float, int] | None = None
+
+    ignored: ClassVar = {
+        "mode": "it is computed",
+        "device": "it is computed on the CPU, by the threads that read",
+    }
+
+    @model_validator(mode="after")
+    def _computes(self) -> "TisrConfig":
+        fields = self.variables.given
+        only = fields.get("dynamic_forcing")
+        if len(fields) != 1 or only is None or only.vars_2D != ("tisr",):
+            raise ValueError(
+                "tisr has one variable, dynamic_forcing: {vars_2D: [tisr]}, and no "
+                "other field types"
+            )
+        if only.vars_3D:
+            raise ValueError("tisr has no levels: remove dynamic_forcing.vars_3D")
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_grid(self) -> "TisrConfig":
+        specs = [self.lat_spec is not None, self.lon_spec is not None]
+        if any(specs) != all(specs) or any(specs) == bool(self.latlon_grid_path):
+            raise ValueError(
+                "needs one grid: latlon_grid_path, or both lat_spec and lon_spec "
+                "([first, last, number])"
+            )
+        return self
+
+
+_PRESSURE_13 = (50, 100, 150, 200, 250, 300, 400, 500, 600, 700, 850, 925, 1000)
+_PRESSURE_37 = (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, *range(100, 275, 25), 300)
+_PRESSURE_37 += (350, 400, 450, 500, 550, 600, 650, 700, *range(750, 1025, 25))
+_ARCO = "gs://gcp-public-data-arco-era5/ar"
+_WB2 = "gs://weatherbench2/datasets/era5"
+WB2_STORES = {
+    "1440x721": f"{_WB2}/1959-2023_01_10-wb13-6h-1440x721_with_derived_variables.zarr",
+    "240x121": f"{_WB2}/1959-2023_01_10-6h-240x121_equiangular_with_poles_"
+    "conservative.zarr",
+    "64x32": f"{_WB2}/1959-2023_01_10-6h-64x32_equiangular_conservative.zarr",
+    "full": f"{_WB2}/1959-2023_01_10-full_37-1h-0p25deg-chunk-1.zarr",
+}
+
+
+class RemoteConfig(SourceConfig):
+    """A Zarr store at an address, or a copy of it in a folder."""
+
+    ignored: ClassVar = {"mode": "the store's address says where it is"}
+
+    @model_validator(mode="after")
+    def _has_no_paths(self) -> "RemoteConfig":
+        there = [k for k, field in self.variables.given.items() if field.path]
+        if there:
+            raise ValueError(
+                f"variables.{there[0]}.path: {self.dataset_type} reads one store; "
+                "name a copy of it with store, or take dataset_type: local"
+            )
+        return self
+
+
+class ArcoConfig(RemoteConfig):
+    """ERA5 in Google's ARCO stores, hourly at 0.25 degrees.
+
+    Attributes:
+        level_coord: "level" for pressure levels (hPa), "hybrid" for model levels.
+        store: address or folder of the pressure levels and the 2-D variables.
+        model_level_store: of the model levels. Neither key is in CREDIT.
+    """
+
+    store: str = f"{_ARCO}/full_37-1h-0p25deg-chunk-1.zarr-v3"
+    model_level_store: str = f"{_ARCO}/model-level-1h-0p25deg.zarr-v1"
+
+    @field_validator("level_coord")
+    @classmethod
+    def _known_levels(cls, value: str | None) -> str | None:
+        if value not in ("level", "hybrid"):
+            raise ValueError(f"must be one of 'level' or 'hybrid', got {got(value)}")
+        return value
+
+    @property
+    def level_values(self) -> tuple[float, ...] | None:
+        """All levels of the store, if none are named."""
+        if self.levels is not None:
+            return self.levels
+        if self.level_coord == "hybrid":
+            return tuple(range(1, 138))
+        return (1, 2, 3, 5, 7, 10, 20, 30, 50, 70, *range(100, 1025, 25))
+
+
+class WeatherBenchConfig(RemoteConfig):
+    """ERA5 in the stores of WeatherBench 2.
+
+    Attributes:
+        resolution: which of its stores.
+        store: address or folder, if it is another one; not in CREDIT.
+    """
+
+    level_coord: str | None = "level"
+    resolution: Literal["1440x721", "240x121", "64x32", "full"] = "1440x721"
+    store: str | None = None
+
+    @property
+    def level_values(self) -> tuple[float, ...] | None:
+        """All levels of the store, if none are named."""
+        if self.levels:
+            return self.levels
+        return _PRESSURE_37 if self.resolution == "full" else _PRESSURE_13
+
+
 # dataset_type -> the class of its section.
 SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "local": LocalConfig,
+    "tisr": TisrConfig,
+    "arco_era5": ArcoConfig,
+    "weatherbench2_era5": WeatherBenchConfig,
 }
 
 

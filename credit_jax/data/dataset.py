@@ -165,10 +165,7 @@ def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Datas
     Raises:
         FileNotFoundError, ValueError: see `open_source` and `master_clock`.
     """
-    sources = {
-        name: open_source(name, source, open_files)
-        for name, source in data.source.items()
-    }
+    sources = {name: open_source(name, data, open_files) for name in data.source}
     clocks = {
         name: _clock_of(data, source, f"data.source.{name}")
         for name, source in sources.items()

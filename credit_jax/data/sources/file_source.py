@@ -76,6 +76,10 @@ class FileSource:
         arrays = {}
         for dims, name in variables_of(self.config, field_type):
             key = field_key(self.name, field_type, dims, name)
+            if field_type == "static":
+                field = self._at(field_type, dims, name, times[-1], rows)
+                arrays[key] = np.repeat(field[:, None], len(times), axis=1)
+                continue
             steps = [self._at(field_type, dims, name, time, rows) for time in times]
             arrays[key] = np.stack(steps, axis=1)
         return arrays

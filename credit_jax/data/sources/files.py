@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from credit_jax.io.open_files import is_url
+
 _DIGITS = {
     "%Y": r"\d{4}",
     "%y": r"\d{2}",
@@ -136,13 +138,16 @@ def discover(template: str, where: str) -> FileSet:
     of each give its period: a year, month, day, hour, minute or second.
 
     Args:
-        template: path such as "data/era5_%Y.zarr", wildcards * and ? included.
+        template: path such as "data/era5_%Y.zarr", wildcards * and ? included, or
+            the address of one Zarr store.
         where: dotted path of the config key, for errors.
 
     Raises:
         FileNotFoundError: if there is none, naming the pattern and what is there.
         ValueError: if a file's name does not hold the date.
     """
+    if is_url(template) and not time_format(template):
+        return FileSet(template, (template,))
     pattern = _glob_pattern(template)
     paths = sorted(glob(pattern))
     if not paths:

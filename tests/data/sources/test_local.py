@@ -78,6 +78,6 @@ def test_no_time_coordinate(folder):
 def test_another_dataset_type(folder):
     refused(
         folder,
-        "'arco_era5' is not available; there are: local",
-        data__source__ERA5__dataset_type="arco_era5",
+        "'era5' is not available; there are: local",
+        data__source__ERA5__dataset_type="era5",
     )

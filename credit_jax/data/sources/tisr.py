@@ -1,0 +1,174 @@
+"""The `tisr` source: incident solar radiation, computed for a time and a grid."""
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from credit_jax.config.data import DataConfig
+from credit_jax.config.sources import TisrConfig
+from credit_jax.data.sources.solar import integrated_radiation
+from credit_jax.data.sources.source import Fields, Grid, field_key, variables_of
+from credit_jax.io.open_files import OpenFiles
+
+_LATITUDES = ("latitude", "lat", "XLAT", "nav_lat")
+_LONGITUDES = ("longitude", "lon", "XLONG", "nav_lon")
+# Times whose radiation is kept: neighboring samples share them.
+_KEPT = 8
+
+
+class _Recent:
+    """The last results of a function of times, for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict = collections.OrderedDict()
+
+    def get(self, key: Any) -> np.ndarray | None:
+        with self._lock:
+            return self._kept.get(key)
+
+    def put(self, key: Any, value: np.ndarray) -> None:
+        with self._lock:
+            self._kept[key] = value
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class TisrSource:
+    """Radiation of the time step before each time, J m-2; see `Source`.
+
+    Attributes:
+        name: of the source.
+        config: its section.
+        period: that is integrated over, the time step of the source.
+        latitude, longitude: degrees.
+        calendar: of its times.
+        num_levels: none.
+    """
+
+    name: str
+    config: TisrConfig
+    period: pd.Timedelta
+    latitude: Float[np.ndarray, "lat lon"]
+    longitude: Float[np.ndarray, "lat lon"]
+    calendar: str = "standard"
+    num_levels: int = 0
+    recent: _Recent = dataclasses.field(default_factory=_Recent, compare=False)
+
+    def read(
+        self, field_type: str, times: np.ndarray, rows: slice | None = None
+    ) -> Fields:
+        """See `Source.read`."""
+        return {
+            field_key(self.name, field_type, dims, name): np.stack(
+                [self._at(time, rows or slice(None)) for time in times]
+            )[None]
+            for dims, name in variables_of(self.config, field_type)
+        }
+
+    def grids(self) -> Iterator[Grid]:
+        """See `Source.grids`."""
+        lat, lon = self.latitude, self.longitude
+        straight = (lat == lat[:, :1]).all() and (lon == lon[:1]).all()
+        where = f"data.source.{self.name}: tisr"
+        coordinates = (lat[:, 0], lon[0]) if straight else (None, None)
+        yield Grid(where, lat.shape, *coordinates)
+
+    def coverage(self) -> None:
+        """There is no file."""
+
+    def available(self, times: np.ndarray) -> np.ndarray:
+        """All times are there."""
+        return np.ones(times.shape, dtype=bool)
+
+    def check(self, field_type: str, times: np.ndarray) -> None:
+        """Check that the irradiance of the sun is known at all times."""
+        for time in times[[0, -1]] if times.size else ():
+            self._compute(time, slice(0, 1))
+
+    def _at(self, time: np.datetime64, rows: slice) -> Float[np.ndarray, "lat lon"]:
+        key = (time, rows.start, rows.stop)
+        found = self.recent.get(key)
+        if found is None:
+            found = self._compute(time, rows)
+            found.setflags(write=False)
+            self.recent.put(key, found)
+        return found
+
+    def _compute(
+        self, time: np.datetime64, rows: slice
+    ) -> Float[np.ndarray, "lat lon"]:
+        steps = self.config.num_integration_steps
+        grid = self.latitude[rows], self.longitude[rows]
+        try:
+            return integrated_radiation(time, self.period, steps, *grid)
+        except ValueError as error:
+            raise ValueError(f"data.source.{self.name}: {error}") from None
+
+
+def open_tisr(
+    name: str, data: DataConfig, open_files: OpenFiles | None = None
+) -> TisrSource:
+    """The source on the grid of its config.
+
+    Args:
+        name: of the source.
+        data: the data section that it is in; its time step is integrated over, if the
+            source has none.
+        open_files: files that are open already.
+
+    Raises:
+        ValueError: if the grid's file has no latitudes and longitudes.
+    """
+    config = data.source[name]
+    assert isinstance(config, TisrConfig)
+    period: Any = pd.Timedelta(config.timestep or data.timestep)
+    if config.lat_spec is not None and config.lon_spec is not None:
+        axes = [_axis(spec) for spec in (config.lat_spec, config.lon_spec)]
+    else:
+        axes = _read_axes(config, name, open_files or OpenFiles())
+    if axes[0].ndim == 1:
+        axes = np.meshgrid(*axes, indexing="ij")
+    calendar = config.calendar or "standard"
+    return TisrSource(name, config, period, axes[0], axes[1], calendar)
+
+
+def _axis(spec: tuple[float, float, int]) -> Float[np.ndarray, " point"]:
+    """torch.linspace in float32: from both ends to the middle."""
+    first, last, count = np.float32(spec[0]), np.float32(spec[1]), spec[2]
+    if count == 1:
+        return np.array([first])
+    step = (last - first) / np.float32(count - 1)
+    up = np.arange(count, dtype=np.float32)
+    return np.where(up < count // 2, first + step * up, last - step * up[::-1])
+
+
+def _read_axes(
+    config: TisrConfig, name: str, open_files: OpenFiles
+) -> list[Float[np.ndarray, "..."]]:
+    """Latitudes and longitudes of a file, 1-D or 2-D."""
+    path = str(config.latlon_grid_path)
+    dataset = open_files.dataset(path)
+    axes = []
+    for names in (_LATITUDES, _LONGITUDES):
+        there = [key for key in names if key in dataset.variables]
+        if not there:
+            raise ValueError(
+                f"data.source.{name}.latlon_grid_path: {path} has none of "
+                f"{', '.join(names)}; it has {', '.join(map(str, dataset.variables))}"
+            )
+        axes.append(np.asarray(dataset[there[0]].values, np.float32).squeeze())
+    dims = [axis.ndim for axis in axes]
+    if dims not in ([1, 1], [2, 2]):
+        raise ValueError(
+            f"data.source.{name}.latlon_grid_path: {path} has latitudes and longitudes "
+            f"of {dims} dims, expected 1 or 2 of both"
+        )
+    return axes
