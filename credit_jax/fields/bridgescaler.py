@@ -89,7 +89,7 @@ class QuantileScaler:
         channels_last: whether channels are the last dim of an array, or the second.
     """
 
-    centroids: tuple[Float[np.ndarray, "centroid 2"], ...]
+    centroids: tuple[Float[np.ndarray, "_ 2"], ...]
     minimum: Channels
     maximum: Channels
     size: Channels

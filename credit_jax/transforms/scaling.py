@@ -106,6 +106,7 @@ def scale(
     shift, factor = shift.reshape(shape), factor.reshape(shape)
     if per_point and context is not None:
         shift, factor = context.local_rows(shift), context.local_rows(factor, fill=1)
+    shift, factor = (part.reshape(_five(part.shape)) for part in (shift, factor))
     if not is_numpy(x):
         shift, factor = (jnp.asarray(value, x.dtype) for value in (shift, factor))
     if method == "transform":
@@ -246,6 +247,11 @@ def _shape(
     if per_point:
         return grid
     return (count,) if last else (1, count, 1, 1, 1)
+
+
+def _five(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with ones in front, five dims."""
+    return (1,) * (5 - len(shape)) + shape
 
 
 def _grid(x: Any, context: FieldContext | None) -> tuple[int, int]:

@@ -70,9 +70,9 @@ def test_a_sound_plan_has_no_problems():
         ({"loss__training_loss": "mze"}, None, "loss.training_loss"),
         ({"metrics": {"args": {"metrics": {"rmze": {}}}}}, None, "rmze"),
         (
-            {"preblocks": {"per_step": {"a": {"type": "regrid"}}}},
+            {"preblocks": {"per_step": {"a": {"type": "regird"}}}},
             None,
-            "preblocks.per_step.a.type: preblock type 'regrid' is not available",
+            "preblocks.per_step.a.type: preblock type 'regird' is not available",
         ),
     ],
 )

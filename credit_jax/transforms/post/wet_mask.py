@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
@@ -116,7 +116,7 @@ def build_wet_mask(args: WetMaskArgs) -> WetMask:
     return WetMask(np.asarray(depths[channels], np.float32), args.key)
 
 
-def _depths(store: xr.Dataset, path: str) -> Float[np.ndarray, "depth lat lon"]:
+def _depths(store: xr.Dataset, path: str) -> Shaped[np.ndarray, "depth lat lon"]:
     """The masks of all depths."""
     names = [f"mask_{depth}" for depth in range(NUM_DEPTHS)]
     if names[0] not in store and "wetmask" in store:

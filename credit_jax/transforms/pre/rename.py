@@ -72,7 +72,7 @@ class Rename:
     def layout(self, layout: Layout) -> Layout:
         """The variables by their new keys, those of each source together."""
         found = dict(layout)
-        for part in set(self.data_types) & set(layout):
+        for part in filter(layout.__contains__, self.data_types):
             groups = {group.var_key: group for group in layout[part]}
             ordered = _by_source(groups, self.mapping, part)
             found[part] = [
@@ -83,7 +83,7 @@ class Rename:
 
     def _renamed(self, tree: FieldTree, mapping: Mapping[str, str]) -> dict[str, Any]:
         found = dict(tree)
-        for part in set(self.data_types) & set(tree):
+        for part in filter(tree.__contains__, self.data_types):
             fields = {key: x for own in tree[part].values() for key, x in own.items()}
             found[part] = {}
             for new, old in _by_source(fields, mapping, part):
