@@ -94,10 +94,10 @@ class WetMask:
                 f"wet_mask_samudra: key {self.key!r} must be an array of "
                 f"{len(self.mask)} channels, such as y_pred; got {got}"
             )
-        mask = self.mask[:, None]
+        mask = self.mask[None, :, None]
         if context is not None:
             local = context.local_rows(np.moveaxis(self.mask, 1, 0))
-            mask = jnp.moveaxis(local, 0, 1)[:, None]
+            mask = jnp.moveaxis(local, 0, 1)[None, :, None]
         return {**tree, self.key: x * (mask if is_numpy(x) else jnp.asarray(mask))}
 
 
