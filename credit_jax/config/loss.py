@@ -1,6 +1,6 @@
 """The `loss:` section, in CREDIT's flat style and in that of `type` and `args`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -101,6 +101,8 @@ class LossConfig(StrictModel):
     use_spectral_loss: bool = False
     spectral_lambda_reg: float | None = None
     spectral_wavenum_init: int | None = None
+
+    ignored: ClassVar = {"use_vgg": "CREDIT does not read it"}
 
     @property
     def is_base(self) -> bool:

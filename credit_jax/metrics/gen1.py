@@ -1,0 +1,159 @@
+"""The metrics of CREDIT's first generation: one number for every channel.
+
+With area weights `w` of mean 1, the mean `p` of the members of a forecast and its
+target `t`, means over samples, times and grid points, and `'` a field less its own
+unweighted mean:
+
+    acc   sum(w p' t') / (sqrt(sum(w p'^2) sum(w t'^2)) + 1e-7)
+    rmse  mean over samples and times of sqrt(mean over the globe of w (p - t)^2)
+    mse   mean(w (p - t)^2)            mae  mean(w |p - t|)
+    std   rmse of the spread of the members, with m members
+          their sample standard deviation times (m + 1) / (m - 1)
+
+They are CREDIT's LatWeightedMetrics, LatWeightedMetricsClimatology and
+LatWeightedMetricsEnsemble (`credit/metrics/gen_1/metrics.py`), as functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from credit_jax.fields import FieldContext, FieldTree, widened
+
+ACC_FLOOR, CLIMATOLOGY_FLOOR = 1e-7, 1e-8
+Channels = Float[Array, " channel"]
+Values = Float[Array, "batch channel time rows lon"]
+
+
+def lat_weighted_metrics(
+    tree: FieldTree,
+    context: FieldContext,
+    names: Sequence[str],
+    *,
+    climatology: Float[Array, "1 channel 1 rows lon"] | None = None,
+) -> dict[str, Array]:
+    """Scores of every channel, and their means: CREDIT's LatWeightedMetrics.
+
+    Args:
+        tree: with "y_pred" and "y".
+        context: with area weights and the number of members.
+        names: of the channels, such as "T_0".
+        climatology: this shard's rows of what is subtracted from both fields.
+
+    Returns:
+        "acc_T_0", "rmse_T_0", "mse_T_0", "mae_T_0" and, of an ensemble, "std_T_0" of
+        every channel; "acc", "rmse", "mse", "mae" and "std" are their means.
+    """
+    context = dataclasses.replace(context, channel_weights=None)
+    members, target = context.members(widened(tree["y_pred"])), widened(tree["y"])
+    if climatology is not None:
+        members, target = members - climatology[:, None], target - climatology
+    prediction = members.mean(axis=1)
+    scores = {
+        "acc": _correlation(prediction, target, context),
+        **_errors(prediction - target, context),
+    }
+    if context.num_members > 1:
+        scores["std"] = _rms(_spread(members), context)
+    return _named(scores, names)
+
+
+def lat_weighted_metrics_climatology(
+    tree: FieldTree,
+    context: FieldContext,
+    names: Sequence[str],
+    *,
+    climatology: Float[Array, "1 channel 1 rows lon"] | None = None,
+) -> dict[str, Array]:
+    """Errors of every channel, and the correlation of anomalies.
+
+    CREDIT's LatWeightedMetricsClimatology: as `lat_weighted_metrics` of one member, but
+    with errors of the fields themselves, and "acc" where there is a climatology.
+
+    Args:
+        tree: with "y_pred" and "y".
+        context: with area weights.
+        names: of the channels.
+        climatology: this shard's rows of the mean fields of day and hour.
+
+    Differs from CREDIT: "mse" is the mean of the mean squared errors; CREDIT's counts
+    the root mean squared errors, too. All channels have an "acc", where CREDIT takes
+    the surface variables by their place among them.
+    """
+    context = dataclasses.replace(context, channel_weights=None)
+    prediction, target = widened(tree["y_pred"]), widened(tree["y"])
+    scores = _errors(prediction - target, context)
+    if climatology is not None:
+        fields = prediction - climatology, target - climatology
+        products = _products(*fields, context)
+        norm = jnp.sqrt(products[1] * products[2])
+        scores["acc"] = products[0] / jnp.maximum(norm, CLIMATOLOGY_FLOOR)
+    return _named(scores, names)
+
+
+def ensemble_fields(tree: FieldTree, context: FieldContext) -> dict[str, Values]:
+    """Mean, spread and error of an ensemble at every point.
+
+    CREDIT's LatWeightedMetricsEnsemble.
+
+    Returns:
+        "ens_mean", "ens_std" and "ens_rmse", (batch, channel, time, rows, lon).
+    """
+    members = context.members(widened(tree["y_pred"]))
+    mean = members.mean(axis=1)
+    error = jnp.abs(mean - widened(tree["y"]))
+    return {"ens_std": _spread(members), "ens_mean": mean, "ens_rmse": error}
+
+
+def _errors(error: Values, context: FieldContext) -> dict[str, Channels]:
+    return {
+        "rmse": _rms(error, context),
+        "mse": context.channel_mean(jnp.square(error)),
+        "mae": context.channel_mean(jnp.abs(error)),
+    }
+
+
+def _rms(values: Values, context: FieldContext) -> Channels:
+    """Mean over samples and times of the root mean square over the globe."""
+    squares = context.sample_mean(jnp.square(values))
+    return context.data_mean(jnp.sqrt(squares)).mean(axis=-1)
+
+
+def _spread(members: Float[Array, "batch member channel time rows lon"]) -> Values:
+    count = members.shape[1]
+    return jnp.std(members, axis=1, ddof=1) * ((count + 1) / (count - 1))
+
+
+def _correlation(prediction: Values, target: Values, context: FieldContext) -> Channels:
+    products = _products(prediction, target, context)
+    return products[0] / (jnp.sqrt(products[1] * products[2]) + ACC_FLOOR)
+
+
+def _products(
+    prediction: Values, target: Values, context: FieldContext
+) -> tuple[Channels, Channels, Channels]:
+    """Weighted sums over all points of p' t', p'^2 and t'^2."""
+    plain = dataclasses.replace(context, row_weights=None)
+    first, second = (
+        field - plain.channel_mean(field).reshape(1, -1, 1, 1, 1)
+        for field in (prediction, target)
+    )
+    reducer = context.reducer
+    count = target.shape[0] * reducer.axes.num_data * target.shape[2]
+    count *= reducer.rows.size * target.shape[-1]
+    pairs = ((first, second), (first, first), (second, second))
+    sums = [count * context.channel_mean(a * b) for a, b in pairs]
+    return sums[0], sums[1], sums[2]
+
+
+def _named(scores: dict[str, Channels], names: Sequence[str]) -> dict[str, Array]:
+    found = {
+        f"{score}_{name}": values[i]
+        for i, name in enumerate(names)
+        for score, values in scores.items()
+    }
+    return found | {score: values.mean() for score, values in scores.items()}

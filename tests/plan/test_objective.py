@@ -1,0 +1,141 @@
+"""Losses and metrics of named fields: what their sections need of the others."""
+
+import jax
+import numpy as np
+import pytest
+
+from credit_jax.config import build_config
+from credit_jax.config.base import parse
+from credit_jax.config.loss import LossConfig
+from credit_jax.losses import build_loss
+from credit_jax.plan import plan_run
+from credit_jax.training.setup import prepare
+from tests.support import assert_close
+from tests.training.conftest import tiny_model, world
+from tests.training.tiny import tiny_config
+
+__all__ = ["tiny_model", "world"]
+
+pytestmark = pytest.mark.usefixtures("tiny_model")
+
+PREDICTION = {"type": "reconstruct", "args": {"detach": False}}
+TARGET = {
+    "type": "reconstruct",
+    "args": {"in_key": "y", "out_key": "y_target_processed"},
+}
+TWIN = {"per_step": {"prediction": PREDICTION, "target": TARGET}}
+BASE = {"type": "base", "args": {"var_weighting": "none", "training_loss": "mse"}}
+
+
+@pytest.fixture
+def plan(world, tmp_path):
+    """`plan(**changes)` of the small model on the small data set."""
+
+    def plan_it(domain=1, **changes):
+        parallelism = {"data": "none", "tensor": 1, "domain": domain}
+        settings = {"trainer__parallelism": parallelism} | changes
+        config = build_config(tiny_config(world, tmp_path, **settings))
+        return plan_run(config, num_devices=domain)
+
+    return plan_it
+
+
+@pytest.mark.parametrize(
+    ("blocks", "messages"),
+    [
+        ({}, ["y_processed, which no postblock", "y_target_processed, which no"]),
+        (
+            {"prediction": {"type": "reconstruct"}, "target": TARGET},
+            ["set detach: false on the reconstruct block"],
+        ),
+        ({"prediction": PREDICTION}, ["key: y_target_processed to postblocks"]),
+    ],
+)
+def test_base_needs_named_fields(blocks, messages, plan):
+    found = plan(loss=BASE, postblocks={"per_step": blocks}).problems
+    assert len(found) == len(messages), found
+    for line, message in zip(found, messages, strict=True):
+        assert line.startswith("loss.type: base"), line
+        assert message in line, line
+
+
+def test_a_missing_scaler_is_one_problem(plan, tmp_path):
+    args = {"scaler_path": str(tmp_path / "scaler.json")}
+    found = plan(loss={"type": "base", "args": args}, postblocks=TWIN).problems
+    assert found == (f"loss.args.scaler_path: {args['scaler_path']} does not exist",)
+    found = plan(loss={"type": "base", "args": {}}, postblocks=TWIN).problems
+    assert len(found) == 1
+    assert "needs loss.args.scaler_path" in found[0]
+
+
+def first_loss(plan):
+    setup = prepare(plan, jax.devices()[: plan.num_devices])
+    steps = setup.steps()
+    state, batch = setup.fresh_state(), next(setup.train_loader.epoch(0))
+    new, info = steps.train(state, steps.place_train([batch]))
+    valid = next(setup.valid_loader.epoch(0))
+    scores = steps.evaluate(new.params, new.model_state, steps.place_valid(valid))
+    return np.asarray(info["loss"])[0], jax.device_get((new.params, scores))
+
+
+def test_base_trains_on_every_mesh(plan):
+    """Its gradient reaches the model, through the postblocks."""
+    serial = plan(loss=BASE, postblocks=TWIN)
+    serial.check()
+    value, (params, scores) = first_loss(serial)
+    sharded = plan(4, loss=BASE, postblocks=TWIN)
+    other, (other_params, other_scores) = first_loss(sharded)
+    assert_close(other, value, 1e-6, "loss of single variables on 4 shards")
+    for name, own in params.items():
+        assert_close(other_params[name], own, 1e-5, name)
+    assert set(scores) == {*serial.objective.measured}
+    for name, own in scores.items():
+        assert_close(other_scores[name], own, 1e-5, name)
+
+
+# The loss sections of CREDIT's gen2 examples, one of each kind.
+SECTIONS = [
+    {
+        "training_loss": "mse",
+        "use_power_loss": False,
+        "use_spectral_loss": False,
+        "spectral_lambda_reg": 0.1,
+        "spectral_wavenum_init": 20,
+        "latitude_weights": "statics.nc",
+        "use_latitude_weights": True,
+        "use_variable_weights": False,
+    },
+    {
+        "training_loss": "KCRPS",
+        "validation_loss": "mse",
+        "use_power_loss": False,
+        "use_spectral_loss": False,
+        "use_latitude_weights": False,
+        "latitude_weights": "statics.nc",
+        "use_variable_weights": False,
+    },
+    {
+        "type": "base",
+        "args": {
+            "training_loss": "mse",
+            "base_loss_parameters": {},
+            "var_weighting": "inverse_variance",
+            "scaler_path": "scaler.json",
+            "variable_weights": {},
+            "normalize_weights": True,
+            "include_computed_diagnostics": True,
+            "use_latitude_weights": True,
+            "latitude_weights": "statics.zarr",
+        },
+    },
+]
+
+
+@pytest.mark.filterwarnings("ignore:config. ignored here")
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("validation", [False, True])
+def test_sections_of_credits_examples(section, validation):
+    config = parse(LossConfig, section, "loss")
+    channels = {"ERA5/prognostic/3d/T": 2}
+    files = {"latitude": np.zeros(4), "variances": {}}
+    assert build_loss(config, channels, validation=validation, **files)
