@@ -101,7 +101,7 @@ SECTIONS = [
         "use_spectral_loss": False,
         "spectral_lambda_reg": 0.1,
         "spectral_wavenum_init": 20,
-        "latitude_weights": "statics.nc",
+        "latitude_weights": "fields.nc",
         "use_latitude_weights": True,
         "use_variable_weights": False,
     },
@@ -111,7 +111,7 @@ SECTIONS = [
         "use_power_loss": False,
         "use_spectral_loss": False,
         "use_latitude_weights": False,
-        "latitude_weights": "statics.nc",
+        "latitude_weights": "fields.nc",
         "use_variable_weights": False,
     },
     {
@@ -125,7 +125,7 @@ SECTIONS = [
             "normalize_weights": True,
             "include_computed_diagnostics": True,
             "use_latitude_weights": True,
-            "latitude_weights": "statics.zarr",
+            "latitude_weights": "fields.zarr",
         },
     },
 ]
