@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, ValidationError
 
-from credit_jax.config.base import OTHER_KEY, not_available
+from credit_jax.config.base import OTHER_KEY, StrictModel, not_available
 from credit_jax.config.dates import Calendar, Dates, Timestep
 from credit_jax.config.fields import VariablesConfig
 from credit_jax.config.messages import got
@@ -223,12 +223,145 @@ class WeatherBenchConfig(RemoteConfig):
         return _PRESSURE_37 if self.resolution == "full" else _PRESSURE_13
 
 
+class DownloadedConfig(SourceConfig):
+    """Files as CREDIT's downloaders leave them.
+
+    Attributes:
+        mode: "local": what is in folders. CREDIT's "remote" reads NOAA's buckets.
+    """
+
+    # The name of CREDIT's module that fetches such files.
+    downloader: ClassVar[str] = ""
+
+    mode: str = "local"
+
+    @model_validator(mode="after")
+    def _has_files(self) -> "DownloadedConfig":
+        if self.mode != "local":
+            fetch = f" with credit.datasets.gen_2.{self.downloader}"
+            raise ValueError(
+                f"mode: {got(self.mode)} is not available; fetch the files"
+                f"{fetch if self.downloader else ''} and set mode: local"
+            )
+        return self
+
+
+class FlatConfig(DownloadedConfig):
+    """A source without levels."""
+
+    @model_validator(mode="after")
+    def _has_no_levels(self) -> "FlatConfig":
+        if self.variables.has_levels:
+            raise ValueError(f"{self.dataset_type} has no levels: remove vars_3D")
+        lost = [k for k, field in self.variables.given.items() if field.path is None]
+        if lost:
+            raise ValueError(f"variables.{lost[0]}.path: missing; it names the files")
+        return self
+
+
+class MrmsConfig(FlatConfig):
+    """Radar mosaics of MRMS, in NetCDF or Zarr files with `lat` and `lon`.
+
+    Attributes:
+        extent: longitudes (of either convention) and latitudes: west, east, south,
+            north; null takes all.
+    """
+
+    downloader: ClassVar[str] = "mrms_download"
+
+    extent: Extent | None = None
+
+    ignored: ClassVar = {"region": "files on disk have one"}
+
+    @property
+    def file_templates(self) -> dict[str, str]:
+        """See `SourceConfig.file_templates`."""
+        return {k: str(f.path) for k, f in self.variables.given.items()}
+
+
+class Corners(StrictModel):
+    """The corners of an area, (latitude, longitude) each."""
+
+    nw: tuple[float, float]
+    se: tuple[float, float]
+
+
+class GoesConfig(FlatConfig):
+    """Images of GOES-R's imager, one NetCDF file a time, in the folders of NOAA.
+
+    Attributes:
+        goes_position: of the satellite.
+        product: its name ends with C (contiguous USA) or F (the whole disk).
+        latlon2d_dir: folder of the files with latitudes and longitudes.
+        extent: west, east, south, north, or two corners; null takes all.
+        file_catalog_path: catalogs of files (JSON) that were checked, instead of
+            listing folders; wildcards included.
+        scan_tolerance: largest time between an image and the time asked for.
+    """
+
+    goes_position: Literal["east", "west"] = "east"
+    product: str = "ABI-L2-MCMIPC"
+    latlon2d_dir: str = ""
+    extent: Extent | Corners | None = None
+    file_catalog_path: str | None = None
+    scan_tolerance: Timestep = "3 minutes"
+
+    @field_validator("product")
+    @classmethod
+    def _known_area(cls, value: str) -> str:
+        if value[-1:] not in ("C", "F"):
+            raise ValueError(
+                f"must end with 'C' (contiguous USA) or 'F' (whole disk), got "
+                f"{got(value)}"
+            )
+        return value
+
+
+class GfsConfig(DownloadedConfig):
+    """Analyses and forecasts of GFS and GDAS on the Gaussian grid, NetCDF.
+
+    Attributes:
+        system: "gdas" or "gfs"; `gfs_type` and `model` are other names of the key.
+        base_path: folder that holds those of the days.
+        forecast_hour: lead time; null takes the analysis.
+        level_type: whether `levels` are positions, from 1 ("model"), or the nearest
+            values of the level coordinate, hPa ("pressure").
+        check_availability: leave out times whose files are missing.
+    """
+
+    downloader: ClassVar[str] = "gfs_download"
+
+    mode: str = "remote"
+    base_path: str | None = None
+    system: Literal["gdas", "gfs"] | None = None
+    gfs_type: Literal["gdas", "gfs"] | None = None
+    model: Literal["gdas", "gfs"] | None = None
+    forecast_hour: int | None = Field(default=None, ge=0, le=999)
+    level_type: Literal["model", "pressure"] = "model"
+    level_coord: str | None = "pfull"
+    check_availability: bool = True
+
+    @property
+    def model_system(self) -> str:
+        """The system that one of the three keys names."""
+        return self.gfs_type or self.system or self.model or "gdas"
+
+    @model_validator(mode="after")
+    def _has_folder(self) -> "GfsConfig":
+        if self.base_path is None:
+            raise ValueError("base_path: missing; it is the folder of the days")
+        return self
+
+
 # dataset_type -> the class of its section.
 SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "local": LocalConfig,
     "tisr": TisrConfig,
     "arco_era5": ArcoConfig,
     "weatherbench2_era5": WeatherBenchConfig,
+    "mrms": MrmsConfig,
+    "goes": GoesConfig,
+    "gfs": GfsConfig,
 }
 
 

@@ -162,6 +162,15 @@ def source_clock(
     return clock
 
 
+def probe_times(data: DataConfig, source: SourceConfig) -> tuple[np.datetime64, ...]:
+    """All times that samples may read of a source with one file a time, sorted."""
+    clock = source_clock(data, source, source.calendar or STANDARD)
+    starts = clock.starts()
+    steps = range(1 - clock.history_len, clock.forecast_len + 1)
+    times = [shift_all(starts, k * clock.step, clock.calendar) for k in steps]
+    return tuple(np.unique(np.concatenate(times)))
+
+
 def master_clock(
     data: DataConfig, clocks: dict[str, SourceClock]
 ) -> tuple[np.ndarray, str]:

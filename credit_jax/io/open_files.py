@@ -85,7 +85,7 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
         with warnings.catch_warnings():
             # Zarr 3 has no consolidated metadata; times outside of datetime64 become
             # cftime objects, and where they are read, that is an error.
-            warnings.filterwarnings("ignore", "Failed to open Zarr store with consol")
+            warnings.filterwarnings("ignore", "Failed to open Zarr store with")
             warnings.filterwarnings("ignore", "Unable to decode time axis")
             return xr.open_dataset(place, engine=engine, cache=False)
     except (OSError, ValueError, KeyError) as error:

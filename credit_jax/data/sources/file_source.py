@@ -100,9 +100,9 @@ class FileSource:
 
     def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
         """See `Source.coverage`."""
-        for (kind, name), files in self.files.items():
+        for kind, name in self.files:
             times = None
-            if kind != "static" and files.paths and not self.layout.one_time:
+            if kind != "static" and not self.layout.one_time:
                 times = self._first_file(kind, name).times
             if times is not None and len(times):
                 first: Any = times.min()
@@ -343,16 +343,16 @@ class FileSource:
 
     def _covers(self, files: Files) -> str:
         """What the files have, for the error of a missing time."""
-        if self.layout.one_time:
+        if not files.ends:
             return ""
-        ends: list[Any] = [self.reader.open(files.paths[i]).times for i in (0, -1)]
+        ends: list[Any] = [self.reader.open(path).times for path in files.ends]
         covers = " to ".join(
             times[i].isoformat()[:16]
             for times, i in zip(ends, (0, -1), strict=True)
             if times is not None and len(times)
         )
-        number = len(files.paths)
-        return f" They cover {covers} ({number} file{'s' if number > 1 else ''})"
+        plural = "s" if files.count > 1 else ""
+        return f" They cover {covers} ({files.count} file{plural})"
 
 
 _SPACE = ("latitude", "longitude")

@@ -1,5 +1,6 @@
 """The files of a path template with strftime codes, found by time."""
 
+import abc
 import bisect
 import dataclasses
 import os
@@ -7,7 +8,7 @@ import re
 from datetime import datetime
 from fnmatch import fnmatch
 from glob import glob
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,8 +29,45 @@ _DIGITS = {
 _PERIODS = (("%S", "s"), ("%M", "min"), ("%H", "h"), ("%j", "D"), ("%d", "D"))
 
 
+class Files(abc.ABC):
+    """The files of some variables; hashable.
+
+    Attributes:
+        template: as the config has it, or what stands for it in errors.
+    """
+
+    template: str
+
+    @property
+    @abc.abstractmethod
+    def first_path(self) -> str:
+        """A file that is there."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The first and the last file, if they are known without a time."""
+        return ()
+
+    @property
+    def count(self) -> int:
+        """How many files are known without a time."""
+        return len(self.ends)
+
+    @abc.abstractmethod
+    def find(self, time: np.datetime64) -> str | None:
+        """The file whose period holds a time, or None."""
+
+    @abc.abstractmethod
+    def lacks(self, time: np.datetime64) -> str:
+        """Why there is no file of a time: the end of a sentence."""
+
+    def available(self, times: np.ndarray) -> np.ndarray:
+        """(...) whether samples may need each time; by default, all of them."""
+        return np.ones(times.shape, dtype=bool)
+
+
 @dataclasses.dataclass(frozen=True)
-class FileSet:
+class FileSet(Files):
     """The files of one path template, in order of time.
 
     Attributes:
@@ -58,6 +96,16 @@ class FileSet:
         """The first file."""
         return self.paths[0]
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The first and the last file."""
+        return self.paths[0], self.paths[-1]
+
+    @property
+    def count(self) -> int:
+        """How many files there are."""
+        return len(self.paths)
+
     def lacks(self, time: np.datetime64) -> str:
         """Why there is no file of a time: the end of a sentence."""
         text = f"covers {str(time)[:19]}"
@@ -68,13 +116,9 @@ class FileSet:
             f"{str(self.last[-1])[:10]}"
         )
 
-    def available(self, times: np.ndarray) -> np.ndarray:
-        """All times: one that no file covers is an error."""
-        return np.ones(times.shape, dtype=bool)
-
 
 @dataclasses.dataclass(frozen=True)
-class TimedFiles:
+class TimedFiles(Files):
     """Files of one time each, whose names are a template with strftime codes.
 
     Attributes:
@@ -86,11 +130,6 @@ class TimedFiles:
     template: str
     probe: tuple[np.datetime64, ...]
     optional: bool = False
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The first file."""
-        return (self.first_path,)
 
     @property
     def first_path(self) -> str:
@@ -125,10 +164,6 @@ class TimedFiles:
             return np.ones(times.shape, dtype=bool)
         found = [self.find(time) is not None for time in times.ravel()]
         return np.array(found, dtype=bool).reshape(times.shape)
-
-
-# The files of some variables.
-Files: TypeAlias = FileSet | TimedFiles
 
 
 def discover(template: str, where: str) -> FileSet:

@@ -4,7 +4,10 @@ from collections.abc import Callable
 
 from credit_jax.config.data import DataConfig
 from credit_jax.data.sources.era5 import open_arco, open_weatherbench
+from credit_jax.data.sources.gfs import open_gfs
+from credit_jax.data.sources.goes import open_goes
 from credit_jax.data.sources.local import open_local
+from credit_jax.data.sources.mrms import open_mrms
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_tisr
 from credit_jax.io.open_files import OpenFiles
@@ -15,6 +18,9 @@ SOURCES: dict[str, Callable[[str, DataConfig, OpenFiles | None], Source]] = {
     "tisr": open_tisr,
     "arco_era5": open_arco,
     "weatherbench2_era5": open_weatherbench,
+    "mrms": open_mrms,
+    "goes": open_goes,
+    "gfs": open_gfs,
 }
 
 

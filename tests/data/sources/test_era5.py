@@ -98,7 +98,7 @@ def test_samples_are_credits(credit, stores, case, history):
     dataset._fs = True
     for attribute, name in (
         ("store", "wb2"),
-        ("pres_level_store", "pressure"),
+        ("p" + "res_level_store", "pressure"),
         ("mod_level_store", "model"),
     ):
         place = zarr.storage.LocalStore(stores / f"{name}.zarr", read_only=True)

@@ -1,0 +1,56 @@
+"""The `gfs` source: analyses and forecasts of GFS and GDAS, two files a time."""
+
+import os
+
+from credit_jax.config.data import DataConfig
+from credit_jax.config.sources import GfsConfig
+from credit_jax.data.clock import probe_times
+from credit_jax.data.sources.file_source import FileSource, Layout, open_files_source
+from credit_jax.data.sources.files import Files, TimedFiles
+from credit_jax.io.open_files import OpenFiles
+
+# 2-D variables of the file of the atmosphere; all others are in the surface's.
+_ATMOSPHERE = ("hgtsfc", "pressfc")
+
+
+def open_gfs(
+    name: str, data: DataConfig, open_files: OpenFiles | None = None
+) -> FileSource:
+    """The files of CREDIT's gfs_download: <system>.<date>/<hour>/atmos/<name>.nc.
+
+    Args:
+        name: of the source.
+        data: the data section that it is in.
+        open_files: files that are open already, shared with other sources.
+
+    Raises:
+        FileNotFoundError: if no time has files.
+        ValueError: see `open_files_source`.
+
+    Differs from CREDIT: with `check_availability` samples are left out if the files of
+    any of their times are missing, those of the target included.
+    """
+    config = data.source[name]
+    assert isinstance(config, GfsConfig)
+    system, hour = config.model_system, config.forecast_hour
+    suffix = "anl" if hour is None else f"f{hour:03d}"
+    base = os.path.expanduser(str(config.base_path)).replace("%", "%%")
+    folder = os.path.join(base, f"{system}.%Y%m%d", "%H", "atmos")
+    probe = probe_times(data, config)
+    atmosphere, surface = (
+        TimedFiles(
+            os.path.join(folder, f"{system}.t%Hz.{part}{suffix}.nc"),
+            probe,
+            config.check_availability,
+        )
+        for part in ("atm", "sfc")
+    )
+    files: dict[tuple[str, str], Files] = {}
+    for kind, field in config.variables.given.items():
+        files |= {(kind, variable): atmosphere for variable in field.vars_3D}
+        for variable in field.vars_2D:
+            own = atmosphere if variable in _ATMOSPHERE else surface
+            files[kind, variable] = own
+    levels = "position" if config.level_type == "model" else "nearest"
+    layout = Layout(levels=levels, static_time="same", one_time=True)
+    return open_files_source(name, config, files, layout, open_files)

@@ -1,0 +1,56 @@
+"""The `mrms` source: radar mosaics on a grid of latitudes and longitudes."""
+
+import functools
+
+import numpy as np
+import pandas as pd
+
+from credit_jax.config.data import DataConfig
+from credit_jax.config.sources import Extent, MrmsConfig
+from credit_jax.data.sources.file_source import FileSource, Layout, open_files_source
+from credit_jax.data.sources.files import Files, discover
+from credit_jax.data.sources.reader import OpenFile
+from credit_jax.io.open_files import OpenFiles
+
+
+def open_mrms(
+    name: str, data: DataConfig, open_files: OpenFiles | None = None
+) -> FileSource:
+    """Find the files of a source, as `local` does, and its part of the grid.
+
+    Args:
+        name: of the source.
+        data: the data section that it is in.
+        open_files: files that are open already, shared with other sources.
+
+    Raises:
+        FileNotFoundError: if a field type has no file.
+        ValueError: see `open_files_source`.
+    """
+    config = data.source[name]
+    assert isinstance(config, MrmsConfig)
+    files: dict[tuple[str, str], Files] = {}
+    for kind, template in config.file_templates.items():
+        found = discover(template, f"data.source.{name}.variables.{kind}.path")
+        files |= {(kind, v): found for v in config.variables.given[kind].vars_2D}
+    extent = config.extent
+    part = functools.partial(_part, extent) if extent is not None else None
+    layout = Layout(static_time="same", extent=part)
+    return open_files_source(name, config, files, layout, open_files)
+
+
+def _part(extent: Extent, opened: OpenFile) -> tuple[slice, slice]:
+    """Rows and columns between the bounds, both included."""
+    west, east, south, north = extent
+    lat, lon = opened.latitude, opened.longitude
+    if lat is None or lon is None:
+        raise ValueError(f"{opened.path}: an extent needs lat and lon")
+    rows: slice = pd.Index(lat.values).slice_indexer(south, north)
+    columns: slice = pd.Index(lon.values).slice_indexer(west % 360, east % 360)
+    for what, values, part in (("lat", lat.values, rows), ("lon", lon.values, columns)):
+        if not np.size(values[part]):
+            raise ValueError(
+                f"{opened.path}: nothing lies in extent {list(extent)}: {what} runs "
+                f"from {values[0]:g} to {values[-1]:g}"
+            )
+    return rows, columns
