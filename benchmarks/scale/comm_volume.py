@@ -19,7 +19,7 @@ from benchmarks.scale.hlo import KINDS, Collective, collectives
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.mesh.devices import ensure_devices
-from credit_jax.parallel.params.spec import ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.reshard import HALO
 
 DEFAULT_MESHES = (

@@ -11,7 +11,8 @@ from credit_jax.config.config import Config
 from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
-from credit_jax.parallel.params.spec import ParamSpec, ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.params.spec import ParamSpec
 
 FLOAT32 = 4
 HALF = 2

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
+from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.credit import local_dp_ranks
 from credit_jax.parallel.placement import place_batch
@@ -35,23 +36,29 @@ class Forecaster:
         self._apply = compile_program(model.apply, model.mesh)
 
     def __call__(
-        self, x: Float[np.ndarray, "batch channel time lat lon"]
+        self,
+        x: Float[np.ndarray, "batch channel time lat lon"],
+        noise: Noise | None = None,
     ) -> Float[np.ndarray, "batch channel_out time_out lat lon"]:
         """Prediction of a whole batch, float32, whole in every process.
 
         Args:
             x: the same in every process; the data-parallel degree divides the batch.
+            noise: of models that draw noise; another key gives another member.
 
         Raises:
-            ValueError: the data-parallel degree does not divide the batch.
+            ValueError: the data-parallel degree does not divide the batch, or the model
+                draws noise and none is given.
         """
-        return to_host(self.step(self.place(x)))[..., : self._num_rows, :]
+        return to_host(self.step(self.place(x), noise))[..., : self._num_rows, :]
 
     def step(
-        self, x: Float[Array, "batch channel time rows lon"]
+        self,
+        x: Float[Array, "batch channel time rows lon"],
+        noise: Noise | None = None,
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
         """Prediction of an array on the mesh (of `place`); rows stay padded."""
-        return self._apply(*self.weights, {"x": x})
+        return self._apply(*self.weights, {"x": x}, noise)
 
     def place(
         self, x: Float[np.ndarray, "batch channel time lat lon"]

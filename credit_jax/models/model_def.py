@@ -31,7 +31,10 @@ from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.init import initialize
-from credit_jax.parallel.params.spec import TENSOR_DIMS, ParamSpec
+from credit_jax.parallel.params.spec import (
+    TENSOR_DIMS,
+    ParamSpec,
+)
 
 Weights = dict[str, Array]
 

@@ -29,11 +29,11 @@ from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.params.packing import pack, packed_param_specs, unpack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.remat import Remat
-from credit_jax.parallel.params.spec import (
-    MIN_SHARD_SIZE,
+from credit_jax.parallel.params.sharding import (
     ShardingRules,
     matrix_specs,
 )
+from credit_jax.parallel.params.spec import MIN_SHARD_SIZE
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field, block_layout
 

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
-from credit_jax.models.crossformer.crossformer import CrossFormer
-from credit_jax.models.crossformer.crossformer_config import CrossFormerConfig
-from credit_jax.models.crossformer.wxformer import WXFormer
-from credit_jax.models.crossformer.wxformer_config import WXFormerConfig
+from credit_jax.models.crossformer.crossformer import CrossFormer, CrossFormerConfig
+from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
 from credit_jax.models.model_def import ModelDef
 
 

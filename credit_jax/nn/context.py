@@ -18,7 +18,7 @@ from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.fsdp import gather
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.remat import Remat
-from credit_jax.parallel.params.spec import ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 
 

@@ -25,7 +25,11 @@ from credit_jax.nn.model_state import Collection
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.initializers import Initializer
-from credit_jax.parallel.params.spec import LAYERS, ParamSpec, matrix_specs
+from credit_jax.parallel.params.sharding import matrix_specs
+from credit_jax.parallel.params.spec import (
+    LAYERS,
+    ParamSpec,
+)
 
 Weights = dict[str, Array]
 

@@ -87,8 +87,8 @@ from credit_jax.parallel.params.fsdp import pvary_params as pvary_params
 from credit_jax.parallel.params.precision import Precision as Precision
 from credit_jax.parallel.params.precision import default_mp_policy as default_mp_policy
 from credit_jax.parallel.params.remat import Remat as Remat
+from credit_jax.parallel.params.sharding import ShardingRules as ShardingRules
 from credit_jax.parallel.params.spec import ParamSpec as ParamSpec
-from credit_jax.parallel.params.spec import ShardingRules as ShardingRules
 from credit_jax.parallel.placement import gather_tensor as gather_tensor
 from credit_jax.parallel.placement import place_batch as place_batch
 from credit_jax.parallel.placement import shard_batch as shard_batch

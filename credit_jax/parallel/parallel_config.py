@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.remat import Remat
-from credit_jax.parallel.params.spec import ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from credit_jax.parallel.collectives import axis_index, psum
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.init import initialize
-from credit_jax.parallel.params.spec import ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from tests.support import assert_close, assert_trees_close, make_mesh

@@ -21,7 +21,7 @@ from credit_jax.nn.parameters import (
 )
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.params.spec import ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.layout import Field, block_layout
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.gradients import cotangent, draw

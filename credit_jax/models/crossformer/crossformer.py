@@ -6,11 +6,114 @@ interpolation and convolution, and optional attention over channels and points.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
-from credit_jax.models.crossformer.crossformer_config import CrossFormerConfig
+from pydantic import BeforeValidator
+
+from credit_jax.config.base import Unavailable
+from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 from credit_jax.models.crossformer.upsampling import ResidualUpBlock, UpsampleHead
+
+
+def _attention(value: Any) -> Any:
+    """CREDIT reads the name in any case, and "none" as nothing."""
+    value = value.lower() if isinstance(value, str) else value
+    return None if value == "none" else value
+
+
+def _active_blocks(value: Any) -> Any:
+    """The names of the blocks of a `post_conf` that is active; None if it is not."""
+    if not isinstance(value, Mapping):
+        return value
+    if not value.get("activate"):
+        return None
+    blocks = value.items()
+    return [k for k, v in blocks if isinstance(v, Mapping) and v.get("activate")]
+
+
+Attention = Annotated[
+    Literal["coordinate", "eca", "spatial", "scse_optimized", "scse_standard", "mixed"]
+    | None,
+    BeforeValidator(_attention),
+]
+PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
+
+
+class CrossFormerConfig(EncoderConfig):
+    """Constructor keys of CREDIT's CrossFormer, with its defaults; see `EncoderConfig`.
+
+    Attributes:
+        attention_type: attention at the end of each block of the decoder; None or
+            "none" for none.
+        upsample_v_conv: the decoder interpolates and convolves, instead of transposed
+            convolutions.
+        post_conf: may not be active; names of the blocks that are.
+        pad_lat, pad_lon: of old configs; `padding_conf` must say what they mean.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        "frame_patch_size": "CREDIT's crossformer ignores it",
+        "static_channels": "CREDIT's crossformer ignores it",
+        "decoder_attention_type": "CREDIT's crossformer ignores it; see attention_type",
+        "upsample_with_ps": "CREDIT's crossformer ignores it",
+    }
+    unavailable: ClassVar[Mapping[str, Unavailable]] = {
+        "diffusion": Unavailable(
+            "a crossformer that is a denoiser is not there; remove the key",
+            harmless=(False,),
+        )
+    }
+    symmetric_embedding: ClassVar[bool] = True
+
+    type: Literal["crossformer"] = "crossformer"
+    attention_type: Attention = None
+    upsample_v_conv: bool = False
+    post_conf: PostBlocks = None
+    pad_lat: int | None = None
+    pad_lon: int | None = None
+
+    def without_effect(self) -> dict[str, str]:
+        """The flat padding keys beside `padding_conf`, which is what counts."""
+        if self.padding_conf is None:
+            return {}
+        keys = ("pad_lat", "pad_lon")
+        flat = [key for key in keys if getattr(self, key) is not None]
+        return dict.fromkeys(flat, "padding_conf is there and counts")
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """See `EncoderConfig.problems`."""
+        return [*self._own_problems(), *super().problems(tensor, domain)]
+
+    def _own_problems(self) -> list[str]:
+        found = []
+        flat = {"pad_lat": self.pad_lat, "pad_lon": self.pad_lon}
+        given = {key: value for key, value in flat.items() if value}
+        if given and self.padding_conf is None:
+            found.append(
+                f"model has {' and '.join(f'{k}: {v}' for k, v in given.items())} and "
+                "no padding_conf: CREDIT's older programs pad by reflection then, "
+                "its newer ones not at all. For the weights of an older run write "
+                "padding_conf: {activate: true, mode: mirror, pad_lat: "
+                f"{[self.pad_lat or 0] * 2}, pad_lon: {[self.pad_lon or 0] * 2}}}, "
+                "else remove the keys"
+            )
+        if self.post_conf is not None:
+            found.append(
+                f"model.post_conf is active ({', '.join(self.post_conf) or 'empty'}), "
+                "but physics inside the model is not there (CREDIT's gen2 training "
+                "drops it, too, with a warning); set model.post_conf.activate: false"
+            )
+        for index, sizes in enumerate(self.cross_embed_kernel_sizes[:4]):
+            stride = self.cross_embed_strides[index]
+            if any(size < stride for size in sizes):
+                found.append(
+                    f"model.cross_embed_kernel_sizes[{index}] is {list(sizes)} with "
+                    f"stride {stride}; expected kernels of at least the stride"
+                )
+        return found
 
 
 class CrossFormer(EncoderDecoder):

@@ -21,7 +21,8 @@ from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.spec import ParamSpec, ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.params.spec import ParamSpec
 
 # Name of gathered parameters for rematerialization policies.
 GATHERED = "gathered_parameter"

@@ -1,4 +1,4 @@
-"""Parameters declared as data, and the rules that lay them out on a mesh.
+"""Parameters declared as data.
 
 A `ParamSpec` is made once, where the layer is written. Initialization, sharding,
 spectral norm, checkpoints and the bridge read it.
@@ -16,14 +16,11 @@ Dim names:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from credit_jax.parallel.mesh.axes import DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.params.initializers import Initializer, constant
 
 LAYERS = "layers"
@@ -113,70 +110,3 @@ class ParamSpec:
             return self
         out = self.matrix_out and tuple(d - 1 for d in self.matrix_out)
         return replace(self, shape=self.shape[1:], dims=self.dims[1:], matrix_out=out)
-
-
-@dataclass(frozen=True)
-class ShardingRules:
-    """Which mesh axis splits which dim.
-
-    Attributes:
-        tensor: dim names split over tp.
-        shard: whether large parameters are split over dp_shard along one further dim.
-        min_shard_size: parameters with fewer elements (of one block, where blocks are
-            stacked) stay whole, and so do those with no dim that the degree divides.
-    """
-
-    tensor: tuple[str, ...] = TENSOR_DIMS
-    shard: bool = True
-    min_shard_size: int = MIN_SHARD_SIZE
-
-    def shard_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
-        """The dim split over dp_shard: the longest that the degree divides, or None."""
-        if not (self.shard and axes.shard) or axes.num_shard == 1:
-            return None
-        if param_spec.is_minor or param_spec.keep_whole:
-            return None
-        if param_spec.unstack().size < self.min_shard_size:
-            return None
-        fit = [
-            (length, -dim)
-            for dim, (length, name) in enumerate(
-                zip(param_spec.shape, param_spec.dims, strict=True)
-            )
-            if length % axes.num_shard == 0
-            and name != LAYERS
-            and not self._is_tensor(name, axes)
-        ]
-        return -max(fit)[1] if fit else None
-
-    def spec(self, param_spec: ParamSpec, axes: MeshAxes) -> PartitionSpec:
-        """PartitionSpec of the stored parameter."""
-        names: list[str | None] = [
-            TP if self._is_tensor(name, axes) else None for name in param_spec.dims
-        ]
-        dim = self.shard_dim(param_spec, axes)
-        if dim is not None:
-            names[dim] = DP_SHARD
-        return PartitionSpec(*names)
-
-    def specs(
-        self, param_specs: Mapping[str, ParamSpec], axes: MeshAxes
-    ) -> dict[str, PartitionSpec]:
-        """PartitionSpec of every parameter, by path."""
-        return {path: self.spec(d, axes) for path, d in param_specs.items()}
-
-    def _is_tensor(self, name: str | None, axes: MeshAxes) -> bool:
-        return axes.tensor is not None and name in self.tensor
-
-
-def matrix_specs(
-    param_spec: ParamSpec, spec: PartitionSpec
-) -> dict[str, PartitionSpec]:
-    """Specs of a matrix's spectral norm state u (output dims) and v (input dims)."""
-    names = tuple(spec) + (None,) * (len(param_spec.shape) - len(spec))
-    lead = names[:1] if param_spec.is_stacked else ()
-    out = param_spec.matrix_out or ()
-    return {
-        "u": PartitionSpec(*lead, *(names[d] for d in out)),
-        "v": PartitionSpec(*lead, *(names[d] for d in param_spec.matrix_in)),
-    }

@@ -26,7 +26,8 @@ from credit_jax.parallel.mesh.axes import (
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.fsdp import gather
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.spec import ParamSpec, ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.params.spec import ParamSpec
 from tests.parallel.mesh.cases import MODEL
 
 

@@ -16,7 +16,8 @@ from credit_jax.parallel.params.initializers import (
     torch_uniform,
     xavier_normal,
 )
-from credit_jax.parallel.params.spec import ParamSpec, ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.params.spec import ParamSpec
 from tests.support import make_mesh
 
 KEY = jax.random.key(7)
