@@ -20,21 +20,13 @@ from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.batch_norm import no_statistics_error
 from credit_jax.nn.context import BlockCount, Context
-from credit_jax.nn.model_state import (
-    BATCH_STATS,
-    SPECTRAL_NORM,
-    Collection,
-    ModelState,
-)
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.init import initialize
-from credit_jax.parallel.params.spec import (
-    TENSOR_DIMS,
-    ParamSpec,
-)
+from credit_jax.parallel.params.spec import TENSOR_DIMS, ParamSpec
 
 Weights = dict[str, Array]
 

@@ -16,12 +16,7 @@ from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
-from credit_jax.nn.model_state import (
-    BATCH_STATS,
-    SPECTRAL_NORM,
-    Collection,
-    ModelState,
-)
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.mesh.axes import MeshAxes
@@ -29,10 +24,7 @@ from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.params.packing import pack, packed_param_specs, unpack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.remat import Remat
-from credit_jax.parallel.params.sharding import (
-    ShardingRules,
-    matrix_specs,
-)
+from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.params.spec import MIN_SHARD_SIZE
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field, block_layout

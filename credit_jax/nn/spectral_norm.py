@@ -26,10 +26,7 @@ from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.initializers import Initializer
 from credit_jax.parallel.params.sharding import matrix_specs
-from credit_jax.parallel.params.spec import (
-    LAYERS,
-    ParamSpec,
-)
+from credit_jax.parallel.params.spec import LAYERS, ParamSpec
 
 Weights = dict[str, Array]
 

@@ -23,10 +23,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.sharding import (
-    ShardingRules,
-    matrix_specs,
-)
+from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import block_layout

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from credit_jax.config.messages import divisors
-from credit_jax.parallel.domain.padding import check_padding
 
 # Blocks of a stage; far beyond what can be trained, so that a typing error is found.
 MAX_DEPTH = 1000
@@ -65,20 +64,6 @@ def shape_problems(config: Any) -> list[str]:
         if not 0.0 <= rate < 1.0:
             found.append(f"model.{name} is {rate}; expected 0 <= {name} < 1")
     return found
-
-
-def padding_problems(config: Any) -> list[str]:
-    """Padding that the field has not the points for."""
-    pad = config.padding
-    if pad is None:
-        return []
-    try:
-        check_padding(
-            pad.mode, pad.pad_lat, pad.pad_lon, config.image_height, config.image_width
-        )
-    except ValueError as error:
-        return [f"model.{error}"]
-    return []
 
 
 def stage_problems(config: Any) -> list[str]:

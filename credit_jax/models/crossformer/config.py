@@ -6,49 +6,22 @@ Four encoder stages, a decoder that doubles the grid four times, padding around 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, PositiveInt
+from pydantic import PositiveInt
 
-from credit_jax.config.base import StrictModel
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.common.geometry import Geometry, StageGeometry
+from credit_jax.models.common.padding import PaddingConfig, padding_problems, repeated
 from credit_jax.models.crossformer import checks
 from credit_jax.ops.conv import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
 
-
-def _repeated(count: int) -> Any:
-    """One number stands for all of `count`."""
-
-    def repeat(value: Any) -> Any:
-        return (value,) * count if isinstance(value, int) else value
-
-    return BeforeValidator(repeat)
-
-
 Stages = Annotated[
-    tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], _repeated(4)
+    tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], repeated(4)
 ]
-Depths = Annotated[tuple[int, int, int, int], _repeated(4)]
-Ends = Annotated[tuple[int, int], _repeated(2)]
+Depths = Annotated[tuple[int, int, int, int], repeated(4)]
 Kernels = tuple[tuple[PositiveInt, ...], ...]
-
-
-class PaddingConfig(StrictModel):
-    """`padding_conf`: rows beyond the poles and columns around the globe.
-
-    Attributes:
-        activate: whether to pad.
-        mode: "earth" (across the pole) or "mirror" (reflected).
-        pad_lat: rows to add (north, south); one number for both.
-        pad_lon: columns to add (west, east); one number for both.
-    """
-
-    activate: bool = True
-    mode: Literal["earth", "mirror"] = "earth"
-    pad_lat: Ends = (40, 40)
-    pad_lon: Ends = (40, 40)
 
 
 class EncoderConfig(ModelConfig):
@@ -184,7 +157,7 @@ class EncoderConfig(ModelConfig):
             domain: domain-parallel degree; any degree works, some shards may idle.
         """
         return checks.shape_problems(self) or [
-            *checks.padding_problems(self),
+            *padding_problems(self.padding, self.image_height, self.image_width),
             *checks.stage_problems(self),
             *checks.decoder_problems(self),
             *checks.tensor_problems(self, tensor),

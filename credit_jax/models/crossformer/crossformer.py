@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from credit_jax.config.base import Unavailable
+from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
 from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
-from credit_jax.models.crossformer.upsampling import ResidualUpBlock, UpsampleHead
 
 
 def _attention(value: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.models.crossformer.blocks import PatchEmbed
+from credit_jax.models.common.patch_embed import PatchEmbed
 from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.stage import Stage
 from credit_jax.nn.context import Context

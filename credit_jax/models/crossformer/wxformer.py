@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from credit_jax.models.crossformer.blocks import Head, UpBlock
+from credit_jax.models.common.pixel_shuffle import Head, UpBlock
 from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 

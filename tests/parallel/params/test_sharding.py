@@ -13,10 +13,7 @@ from credit_jax.parallel.params.packing import (
     packed_paths,
     unpack,
 )
-from credit_jax.parallel.params.sharding import (
-    ShardingRules,
-    matrix_specs,
-)
+from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.params.spec import ParamSpec
 from tests.support import make_mesh
 from tests.support.gradients import draw

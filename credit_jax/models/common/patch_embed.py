@@ -1,0 +1,50 @@
+"""Embedding of patches of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flax import nnx
+
+from credit_jax.nn.context import Context
+from credit_jax.nn.layers import LayerNorm
+from credit_jax.nn.parameters import parameter
+from credit_jax.ops.affine import add_bias
+from credit_jax.ops.padding import Pair
+from credit_jax.parallel.domain.conv import conv2d_field
+from credit_jax.parallel.params.initializers import torch_uniform
+from credit_jax.parallel.rows.layout import Field
+
+
+class PatchEmbed(nnx.Module):
+    """CREDIT's CubeEmbedding: convolution with stride = kernel = patch, LayerNorm.
+
+    It spans all frames, which the NHWC layout folds into channels.
+    """
+
+    def __init__(
+        self, channel_in: int, channel_out: int, frames: int, patch: Pair
+    ) -> None:
+        self.patch = patch
+        self.proj = _PatchProjection(channel_in, channel_out, (frames, *patch))
+        self.norm = LayerNorm(channel_out)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = self.proj(field, self.patch)
+        return field.like(self.norm(field.data))
+
+
+class _PatchProjection(nnx.Module):
+    """Kernel (time, height, width, in, out); spectral norm leaves Conv3d alone."""
+
+    def __init__(self, channel_in: int, channel_out: int, size: Sequence[int]) -> None:
+        fan_in = channel_in * size[0] * size[1] * size[2]
+        init = torch_uniform(fan_in)
+        shape = (size[0], size[1], size[2], channel_in, channel_out)
+        dims = (None, None, None, "conv_in", "conv_out")
+        self.kernel = parameter(init, shape, dims)
+        self.bias = parameter(init, (channel_out,), ("conv_out",))
+
+    def __call__(self, field: Field, patch: Pair) -> Field:
+        field = conv2d_field(field, self.kernel[...][0], stride=patch)
+        return field.like(add_bias(field.data, self.bias[...]))
