@@ -1,4 +1,4 @@
-"""A model as pure functions on a flat dict of arrays: specs, `init`, `apply`."""
+"""A model as pure functions of a flat dict of arrays: specs, `init`, `apply`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Weights = dict[str, Array]
 
 @dataclass(frozen=True)
 class ModelDef:
-    """A model of the registry, without weights.
+    """Definition of a model: its config and its module, without weights.
 
     Parameters are a flat dict from path ("stages/0/embed/convs/0/kernel") to array;
     blocks of a stage are stacked on a leading dim.
@@ -95,12 +95,12 @@ class ModelDef:
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
-        """What goes into `apply`, by name."""
+        """Specs of the inputs of `apply`, by name."""
         return self.config.inputs
 
     @property
     def output(self) -> FieldSpec:
-        """What comes out of `apply`."""
+        """Spec of the output of `apply`."""
         return self.config.output
 
     @property
@@ -139,12 +139,12 @@ class ModelDef:
         return x
 
     def validate(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """All that keeps the model from running on a mesh, one readable line each."""
+        """Errors of the model on a mesh with these degrees, one line each."""
         found = self.config.problems(tensor, domain)
         return found or self._indivisible(tensor)
 
     def _indivisible(self, tensor: int) -> list[str]:
-        """The dims that tp would split, and cannot."""
+        """Errors of dims that tp splits and the degree does not divide."""
         return [
             f"{path}: {length} {name} are not divisible by tensor {tensor}; would fit: "
             f"{divisors(length)}"
@@ -154,7 +154,7 @@ class ModelDef:
         ]
 
     def unmatched(self) -> list[str]:
-        """The patterns of `keep_whole` that no parameter matches, one line each."""
+        """Errors of patterns of `keep_whole` that match no parameter."""
         return [
             f"keep_whole has {pattern!r}, which matches no parameter; there are "
             f"{', '.join(sorted(self.param_specs)[:3])}, ..."
@@ -164,7 +164,7 @@ class ModelDef:
 
     @cached_property
     def num_blocks(self) -> int:
-        """Blocks of one forward pass, counted by tracing it; nothing is compiled."""
+        """Number of blocks of one forward pass, counted by abstract evaluation."""
         blocks = BlockCount()
         shaped = jax.ShapeDtypeStruct
         inputs = {k: shaped(s.shape(1), jnp.float32) for k, s in self.inputs.items()}
@@ -183,7 +183,7 @@ class ModelDef:
         specs: Mapping[str, PartitionSpec] | None = None,
         degrees: Mapping[str, int] | None = None,
     ) -> Weights:
-        """Fresh parameters: this device's shards inside `shard_map`, else whole.
+        """Initial parameters: local shards inside `shard_map`, whole arrays outside.
 
         Args:
             key: typed PRNG key.
@@ -198,7 +198,7 @@ class ModelDef:
         specs: Mapping[str, PartitionSpec] | None = None,
         degrees: Mapping[str, int] | None = None,
     ) -> ModelState:
-        """Fresh collections of `nn.model_state`; args as for `init`."""
+        """Initial collections of `nn.model_state`; args as for `init`."""
         vectors = spectral_norm.init_spectral_norm(key, self.matrices, specs, degrees)
         return {SPECTRAL_NORM: vectors, BATCH_STATS: self._fresh_batch_stats()}
 
@@ -224,15 +224,15 @@ class ModelDef:
             weights: local shards of all parameters, after spectral norm.
             inputs: those that `inputs` declares: local samples, and of fields local
                 rows, in equal blocks with padding at the end.
-            context: mesh axes, precision, remat; its key decides on dropout.
-            batch_stats: the collection of `nn.model_state`, of models with batch norms.
+            context: mesh axes, precision, remat; training mode if it has a key.
+            batch_stats: that collection of `nn.model_state`; required with batch norms.
 
         Returns:
             Local prediction, (batch, channel, time, rows, lon) in equal blocks.
 
         Raises:
-            ValueError: other inputs than those that are declared; batch norms without
-                running statistics; noise is drawn and the context has none.
+            ValueError: inputs that do not match `inputs`; a model with batch norms and
+                no `batch_stats`; a model that draws noise and a context without it.
         """
         return self.apply_and_update(weights, inputs, context, batch_stats)[0]
 
@@ -243,7 +243,7 @@ class ModelDef:
         context: Context,
         batch_stats: Collection | None = None,
     ) -> tuple[Float[Array, "batch channel_out time_out rows lon"], Collection]:
-        """`apply`, and the running statistics after it; in evaluation they stay."""
+        """`apply` that also returns `batch_stats`, updated in training mode."""
         self.check_inputs(inputs)
         if self.batch_stats and not batch_stats:
             raise no_statistics_error(self._abstract)
@@ -261,7 +261,7 @@ class ModelDef:
         """Checks names, dims and channels of inputs; rows and samples may be local.
 
         Raises:
-            ValueError: what does not fit.
+            ValueError: names or shapes do not match the specs.
         """
         if not isinstance(inputs, Mapping) or inputs.keys() != self.inputs.keys():
             given = (
@@ -287,7 +287,7 @@ class ModelDef:
     def bind(
         self, weights: Mapping[str, Array], batch_stats: Collection | None = None
     ) -> Any:
-        """The module with these weights, by path; its parts can be called alone."""
+        """The NNX module with these arrays; frozen parameters have no gradient."""
         graph, params, stats = self._split
         stored = {
             f"{path}/{name}": array

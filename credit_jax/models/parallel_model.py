@@ -1,4 +1,4 @@
-"""A model on a mesh: `build_parallel_model` applies everything in the right order."""
+"""A model on a mesh, made by `build_parallel_model`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ NOISE = 1_852_798_835
 
 @dataclass(frozen=True, eq=False)
 class ParallelModel:
-    """A model and the way it runs on a mesh; it holds no weights.
+    """A model definition with its mesh, sharding, precision and rematerialization.
 
     `init`, `apply` and `fuse_spectral_norm` are functions of global arrays, which
     compose with `jax.jit`, `jax.grad`, `jax.vmap`, `lax.scan` and `jax.checkpoint`.
-    Methods named `local_*` are those of one device, for the body of a `shard_map`.
+    Methods named `local_*` take local shards, inside a `shard_map`.
 
-    Weights are as in a training state: by path, split as `packed_specs` says, the small
-    ones packed into one vector (`parallel.params.packing`).
+    Weights are a dict from path to array, sharded by `packed_specs`; small parameters
+    are packed into one vector (`parallel.params.packing`).
 
     Attributes:
         model_def: the model.
@@ -106,7 +106,7 @@ class ParallelModel:
         return FieldReducer(rows, self.axes)
 
     def init(self, key: Array) -> tuple[Weights, ModelState]:
-        """Fresh weights and state; every device makes its own shards, nothing else.
+        """Initial weights and state; each device computes only its own shards.
 
         Args:
             key: typed PRNG key; the same key gives the same weights on every mesh.
@@ -122,8 +122,7 @@ class ParallelModel:
     ) -> Array:
         """One forward pass in evaluation mode.
 
-        Compiled at the first call; inside another program it is part of that. For many
-        forwards with the same weights, call `fuse_spectral_norm` first.
+        Jitted. For many forwards with equal weights, call `fuse_spectral_norm` first.
 
         Args:
             params: weights, global arrays.
@@ -136,8 +135,8 @@ class ParallelModel:
             (batch, channel_out, time_out, lat, lon), rows padded alike.
 
         Raises:
-            ValueError: other inputs than those that are declared; noise is drawn and
-                none was given.
+            ValueError: inputs that do not match `model_def.inputs`; the model draws
+                noise and none is given.
         """
         self.model_def.check_inputs(inputs)
         return self._apply(params, model_state, (dict(inputs), noise))
@@ -145,16 +144,16 @@ class ParallelModel:
     def fuse_spectral_norm(
         self, params: Weights, model_state: ModelState
     ) -> tuple[Weights, ModelState]:
-        """Weights and state of the same forward without spectral norm in it.
+        """Divides each matrix by its spectral norm, for repeated evaluation.
 
-        Every matrix is divided by its sigma here, once, instead of in each forward: for
-        evaluation, where weights and state stay.
+        A forward with the result equals one with the arguments and does not compute
+        spectral norm.
 
         Args:
             params, model_state: as for `apply`.
 
         Returns:
-            The weights, divided, and the state with no spectral norm vectors.
+            The divided weights, and the state with an empty spectral norm collection.
         """
         if not model_state[SPECTRAL_NORM]:
             return params, model_state
@@ -164,10 +163,10 @@ class ParallelModel:
     def shard_map(
         self, body: Callable[..., Any], *, batch_specs: Any, out_specs: Any
     ) -> Callable[..., Any]:
-        """A function of global arrays from one of local shards, jitted.
+        """`jax.jit` of `jax.shard_map` of a function of weights, state and a batch.
 
         Args:
-            body: (params, model_state, batch) -> outputs, of one device.
+            body: (params, model_state, batch) -> outputs, of local shards.
             batch_specs, out_specs: PartitionSpecs of the batch and of the outputs.
         """
 
@@ -217,7 +216,7 @@ class ParallelModel:
         return lambda params, model_state: fuse(params, model_state, None)
 
     def local_init(self, key: Array) -> tuple[Weights, ModelState, Array]:
-        """This device's shards of fresh weights and state, and a key for dropout."""
+        """Local shards of initial weights and state, and a key for dropout."""
         degrees = dict(self.mesh.shape)
         weights_key, state_key, dropout_key = jax.random.split(key, 3)
         params = self.model_def.init(weights_key, self.specs, degrees)
@@ -238,7 +237,7 @@ class ParallelModel:
 
         Args:
             params: weights, local shards.
-            model_state: local shards, as they are to be used.
+            model_state: local shards; used as it is, without a power iteration.
             inputs, noise: see `apply`.
             interleaved: how samples are numbered for noise. True: sample i of data-
                 parallel rank r is number i * num_data + r, the order in which the
@@ -263,7 +262,7 @@ class ParallelModel:
         inputs: Mapping[str, Array],
         key: Array,
     ) -> tuple[Array, ModelState]:
-        """Prediction in training mode, and the state with the batch norms' next one.
+        """Prediction in training mode, and the state with updated `batch_stats`.
 
         Args:
             params, model_state, inputs: as for `local_forward`; samples are numbered
@@ -279,12 +278,12 @@ class ParallelModel:
     def local_iterate(
         self, params: Weights, model_state: ModelState, *, index: int = 0
     ) -> ModelState:
-        """The state after one power iteration of spectral norm.
+        """Runs one power iteration of spectral norm.
 
         Args:
             params, model_state: as for `local_forward`.
-            index: number of the iteration in its forward. Number 0 is done before the
-                forward pass, those up to `power_iterations` after it.
+            index: of the iteration in its training forward. Iteration 0 runs before the
+                forward pass, the others up to `power_iterations` after it.
         """
         vectors = spectral_norm.iterate(
             unpack(params, self.model_def.param_specs),
@@ -297,7 +296,7 @@ class ParallelModel:
 
     @property
     def power_iterations(self) -> int:
-        """The most power iterations that a matrix makes in one training forward."""
+        """Largest number of power iterations of a matrix in one training forward."""
         specs = self.model_def.matrices.values()
         return max((spec.power_iterations for spec in specs), default=0)
 
@@ -329,7 +328,7 @@ class ParallelModel:
         )
 
     def _normalized(self, params: Weights, model_state: ModelState) -> Weights:
-        """Local shards of all parameters, matrices divided by their spectral norm."""
+        """Local shards of all parameters, after spectral norm."""
         return spectral_norm.normalize(
             unpack(params, self.model_def.param_specs),
             model_state[SPECTRAL_NORM],
@@ -357,19 +356,18 @@ def build_parallel_model(
 ) -> ParallelModel:
     """A model with all parallelism applied, ready for training.
 
-    The order in which things are applied cannot be changed from outside, since each
-    step relies on those before it:
+    The order is fixed, since each step depends on those before it:
 
     1. Tensor parallelism: `tp_plan` of a block renames dims of parameter specs.
        Layouts, spectral norm and initial values all read them.
     2. Layout: each parameter's dims are mapped to mesh axes, tp first; FSDP splits the
        longest dim that is left.
-    3. Spectral norm divides the stored float32 shards, once a forward, outside of every
-       block: no rematerialization can make it iterate twice, no cast comes before it.
-    4. Inside a block's `jax.checkpoint`: weights are cast, then gathered, so that the
-       backward pass gathers again and its transpose scatters the gradient; the
-       checkpoint of attention lies within.
-    5. Weights are made sharded, by one `shard_map` over the whole mesh.
+    3. Spectral norm divides the stored float32 shards, once per forward, outside of the
+       blocks: rematerialization does not repeat it, and no cast precedes it.
+    4. Inside each block's `jax.checkpoint`, weights are cast, then gathered: the
+       backward pass gathers again, and the transpose reduce-scatters the gradient. The
+       checkpoint of attention is nested in it.
+    5. One `shard_map` over the whole mesh initializes the weights, already sharded.
 
     Args:
         model: the `model:` section of a config, or a model definition.
@@ -377,12 +375,12 @@ def build_parallel_model(
         ac_mode: activation checkpointing: "none", "full", or "selective" (attention).
         mp_policy: dtypes, `default_mp_policy()` for bfloat16; None is float32.
         reshard_after_forward: True frees gathered parameters after the forward, False
-            keeps them, a number keeps those of so many blocks at most.
+            keeps them, a number keeps those of at most that many blocks.
         min_shard_size: parameters with fewer elements stay whole.
         keep_whole: patterns of paths that stay whole, "stages/0/embed/*".
 
     Raises:
-        ValueError: the model does not parse or does not fit the mesh; all of it.
+        ValueError: the model does not parse or does not fit the mesh; lists all errors.
     """
     model_def = model if isinstance(model, ModelDef) else build(model)
     if keep_whole:

@@ -1,4 +1,4 @@
-"""The models by CREDIT's `model.type`."""
+"""The registered models, by CREDIT's `model.type`."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def parse_model(section: Mapping[str, Any]) -> Any:
     """The validated config of a `model:` section.
 
     Args:
-        section: the mapping as it stands in the YAML.
+        section: the mapping in the YAML.
 
     Returns:
-        Frozen config class of that model.
+        The frozen config of that model.
 
     Raises:
-        ValueError: unknown type or key, or a value that does not fit; all at once.
+        ValueError: unknown type or key, or an invalid value; lists all errors.
     """
     name = section.get("type")
     if name not in MODELS:
@@ -54,10 +54,10 @@ def parse_model(section: Mapping[str, Any]) -> Any:
 
 
 def build(section: Mapping[str, Any]) -> ModelDef:
-    """The architecture of a `model:` section.
+    """The model definition of a `model:` section.
 
     Raises:
-        ValueError: all that does not parse, or the sizes that do not fit together.
+        ValueError: the section does not parse, or sizes are inconsistent; lists all.
     """
     config = parse_model(section)
     problems = config.problems()
@@ -67,5 +67,5 @@ def build(section: Mapping[str, Any]) -> ModelDef:
 
 
 def define_model(config: Any) -> ModelDef:
-    """The model of a validated config whose sizes fit together."""
+    """The model definition of a config without `problems`."""
     return ModelDef(config, MODELS[config.type].module)

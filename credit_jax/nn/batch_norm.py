@@ -3,7 +3,7 @@
 The statistics are `nnx.BatchStat` variables. `ModelDef` reads them from the collection
 "batch_stats" of the model's state, `Context.run` and `Context.scan` carry those of all
 norms below a block in and out of it, and `ModelDef.apply_and_update` returns the
-collection after the forward pass. A block calls its norms and does nothing else.
+collection after the forward pass. A block only calls its norms.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class BatchNorm(nnx.Module):
 
 
 def _as_invarying(x: Array) -> Array:
-    """An array that is equal on all devices, with the type that says so.
+    """Casts an array with equal values on all devices to unvarying.
 
-    Weights vary over the mesh by type in a training step, and with them what is
-    computed from all rows and samples on every device.
+    In a training step weights have a varying type, and so have statistics that are
+    computed with them although their values are equal.
     """
     axes = tuple(sorted(varying_axes(x)))
     return lax.pmax(x, axes) if axes else x

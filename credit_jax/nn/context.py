@@ -1,4 +1,4 @@
-"""What a forward pass is given besides weights and inputs; how its blocks run."""
+"""The context of a forward pass, and how its blocks run."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ class BlockCount:
     counted: int = 0
 
     def add(self, num: int) -> int:
-        """Counts `num` blocks; the number of the first of them."""
+        """Adds `num` blocks; returns the number of the first of them."""
         self.counted += num
         return self.counted - num
 
 
 @dataclass(frozen=True)
 class Context:
-    """The surroundings of one forward pass.
+    """Everything but weights and inputs that a forward pass depends on.
 
     Attributes:
         axes: mesh axes inside `shard_map`; `MeshAxes()` on one device.
-        rules: how parameters are laid out.
+        rules: sharding of parameters.
         precision: dtypes of the forward and of gradient sums.
-        remat: what a block keeps for the backward pass.
+        remat: the rematerialization policy of blocks.
         blocks: numbers the blocks, where the policy depends on it.
         capture_intermediates: if given, receives each block's output, in order.
         key: dropout key of this forward, equal on all devices; None in evaluation.
-        noise: of models that draw noise, in training and in evaluation.
-        first_sample, sample_stride: the local samples are number first_sample,
-            first_sample + sample_stride, ... of the global batch as sampled.
-        num_members: members of an ensemble of each sample, side by side on the batch
-            dim: sample 0 member 0, sample 0 member 1, ...
+        noise: source of normal noise, in training and in evaluation.
+        first_sample, sample_stride: the local samples have the global numbers
+            first_sample, first_sample + sample_stride, ...
+        num_members: ensemble members per sample, consecutive along the batch dim:
+            sample 0 member 0, sample 0 member 1, ...
     """
 
     axes: MeshAxes = field(default_factory=MeshAxes)
@@ -73,7 +73,7 @@ class Context:
 
     @property
     def training(self) -> bool:
-        """Whether this forward is one of training."""
+        """Whether this forward runs in training mode."""
         return self.key is not None
 
     def samples(self, batch: int) -> Array:
@@ -97,12 +97,12 @@ class Context:
         """N(0, 1) noise at every sample and point of a field, float32.
 
         Args:
-            name: of the place; two places in a block have different names.
+            name: of the call site; unique within a block.
             field: its samples, rows and columns.
-            channels: of the noise; default those of the field.
+            channels: of the noise; by default those of the field.
 
         Raises:
-            ValueError: the forward pass was given no noise.
+            ValueError: the forward pass has no noise.
         """
         batch, _, columns, width = field.data.shape
         return self._noise(name).normal_field(
@@ -112,10 +112,10 @@ class Context:
     def normal_vector(
         self, name: str, batch: int, size: int
     ) -> Float[Array, "batch size"]:
-        """N(0, 1) noise of each of `batch` local samples, float32.
+        """A vector of N(0, 1) noise for each of `batch` local samples, float32.
 
         Raises:
-            ValueError: the forward pass was given no noise.
+            ValueError: the forward pass has no noise.
         """
         return self._noise(name).normal_vector(name, self.samples(batch), size)
 
@@ -132,7 +132,7 @@ class Context:
         return block_layout(size, self.axes.num_domain, self.axes.domain, dim)
 
     def run(self, block: nnx.Module, *args: Any, **static: Any) -> Any:
-        """`block(*args, context, **static)`, weights gathered and rematerialized.
+        """Runs `block(*args, context, **static)` with gathered weights, rematerialized.
 
         Running statistics of batch norms below the block are updated.
         """
@@ -151,15 +151,14 @@ class Context:
         return self._captured(output)
 
     def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
-        """Run `num` stacked blocks one after the other: carry = block(carry, context).
+        """Runs `num` stacked blocks in sequence: carry = block(carry, context).
 
-        They are one loop, which compiles once for all of them, wherever the backend
-        runs loops with collectives correctly. Running statistics of batch norms below
-        the blocks are updated.
+        One `lax.scan`, unrolled on platforms where loops cannot hold collectives.
+        Running statistics of batch norms below the blocks are updated.
 
         Args:
             blocks: made by `nn.parameters.stack_blocks`.
-            carry: goes in and comes out with the same structure and layout.
+            carry: the blocks keep its structure and layout.
             num: number of blocks.
         """
         graph, *states = nnx.split(blocks, Parameter, nnx.BatchStat)
@@ -197,14 +196,14 @@ class Context:
         return output
 
     def _num_kept_gathered(self, num: int) -> int:
-        """How many of the next `num` blocks gather nothing in the backward pass."""
+        """How many of the next `num` blocks keep gathered parameters."""
         first = self.blocks.add(num) if self.blocks else 0
         if not self.rules.shard or self.axes.num_shard == 1:
             return num
         return self.remat.kept_of(first, num, self.blocks.total if self.blocks else 0)
 
     def _gathered(self, params: Any) -> Any:
-        """Parameters of one block whole over dp_shard and in the compute dtype."""
+        """Parameters of one block, gathered over dp_shard, in the compute dtype."""
 
         def gathered(variable: nnx.Variable) -> nnx.Variable:
             param_spec = param_spec_of(variable).unstack()
@@ -219,7 +218,7 @@ class Context:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Trees of stacked arrays as one, along the stacked dim."""
+    """Concatenates trees of stacked arrays along the stacked dim."""
     if len(parts) == 1:
         return parts[0]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)

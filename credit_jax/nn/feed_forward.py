@@ -1,4 +1,4 @@
-"""The pointwise two-layer network of a transformer block, split over tp."""
+"""The feed-forward network of a transformer block, split over tp."""
 
 from __future__ import annotations
 

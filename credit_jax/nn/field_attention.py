@@ -30,7 +30,7 @@ SPATIAL_KERNEL = 7
 
 
 class ChannelAttention(nnx.Module):
-    """CREDIT's ECABlock; spectral norm leaves its 1-D convolution alone."""
+    """CREDIT's ECABlock; its 1-D convolution has no spectral norm."""
 
     def __init__(self, channels: int) -> None:
         num_taps = neighbor_taps(channels)
@@ -57,7 +57,7 @@ class SpatialAttention(nnx.Module):
 
 
 class MixedAttention(nnx.Module):
-    """CREDIT's EfficientMixedAttention: of channels, then of points."""
+    """CREDIT's EfficientMixedAttention: channel attention, then spatial attention."""
 
     def __init__(self, channels: int) -> None:
         self.channels = ChannelAttention(channels)
@@ -68,11 +68,11 @@ class MixedAttention(nnx.Module):
 
 
 class SCSE(nnx.Module):
-    """CREDIT's SCSEAttention: gates of channels and of points, added.
+    """CREDIT's SCSEAttention: the sum of channel and spatial gates.
 
     Args of the constructor:
         channels: of the field.
-        depthwise: whether the gate of points weights each channel once more.
+        depthwise: whether the spatial gate also scales each channel.
     """
 
     def __init__(self, channels: int, *, depthwise: bool) -> None:
@@ -95,10 +95,7 @@ class SCSE(nnx.Module):
 
 
 class CoordinateAttention(nnx.Module):
-    """CREDIT's CoordinateAttention: gates of rows and of columns, with a batch norm.
-
-    In training the norm takes the statistics of the global batch, on every mesh.
-    """
+    """CREDIT's CoordinateAttention: gates of rows and of columns, with a batch norm."""
 
     def __init__(self, channels: int) -> None:
         hidden = max(8, channels // REDUCTION)
@@ -130,7 +127,7 @@ class CoordinateAttention(nnx.Module):
 
 
 def _matrix(channel_in: int, channel_out: int) -> Parameter:
-    """Kernel of a convolution of one grid point, under spectral norm."""
+    """Kernel of a 1 x 1 convolution, under spectral norm."""
     return parameter(
         torch_uniform(channel_in),
         (channel_in, channel_out),

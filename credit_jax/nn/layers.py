@@ -1,4 +1,4 @@
-"""Layers: parameters bound to the array and field functions they are used with."""
+"""Layers: modules that hold parameters of array and field operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Split = Literal["column", "row"] | None
 
 
 class LayerNorm(nnx.Module):
-    """Normalization over channels; biased variance, epsilon inside the root."""
+    """torch.nn.LayerNorm over channels."""
 
     def __init__(self, channels: int) -> None:
         self.scale = parameter(constant(1.0), (channels,), ("embed",))
@@ -37,7 +37,7 @@ class LayerNorm(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-    """torch.nn.GroupNorm on fields, statistics over all shards."""
+    """torch.nn.GroupNorm on fields; statistics are over all shards."""
 
     def __init__(self, num_groups: int, channels: int) -> None:
         self.num_groups = num_groups
@@ -51,10 +51,10 @@ class GroupNorm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x @ kernel + bias over the last dim; the same on every device, or split over tp.
+    """x @ kernel + bias over the last dim; replicated, or split over tp.
 
-    `nn.tensor_parallel` sets `split`: "column", and each tp device makes its own
-    outputs; "row", and each takes its own inputs: one `psum`, then the bias, once.
+    `nn.tensor_parallel` sets `split`. "column": each tp device computes its output
+    channels. "row": each takes its input channels; one `psum`, then the bias.
     """
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
@@ -68,7 +68,7 @@ class Linear(nnx.Module):
     def __call__(
         self, x: Float[Array, "*batch channel_in"], context: Context | None = None
     ) -> Float[Array, "*batch channel_out"]:
-        """Apply; a layer that is split by rows needs the context, others ignore it."""
+        """Applies the layer; one that is split by rows needs the context."""
         if self.split == "row":
             whole = sum_over_tensor(x, self.kernel[...], context)
             return add_bias(whole, self.bias[...])
@@ -80,7 +80,7 @@ def sum_over_tensor(
     kernel: Float[Array, "channel_in channel_out"],
     context: Context | None,
 ) -> Float[Array, "*batch channel_out"]:
-    """`x @ kernel`, each tp device with its own rows of the kernel, summed over them.
+    """`x @ kernel` with the rows of the kernel split over tp: one `psum`.
 
     The sum is in float32 or wider.
     """
@@ -92,7 +92,7 @@ def sum_over_tensor(
 class Conv(nnx.Module):
     """Two-dimensional convolution of a field, NHWC, with bias.
 
-    One of kernel 1 may be split over tp, as `Linear` may.
+    A 1 x 1 convolution can be split over tp, as `Linear` can.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Conv(nnx.Module):
         out: Layout | None = None,
         context: Context | None = None,
     ) -> Field:
-        """Convolve; a layer that is split by rows needs the context."""
+        """Convolves; a layer that is split by rows needs the context."""
         bias = self.bias[...]
         if self.split == "row":
             kernel = self.kernel[...][0, 0]

@@ -1,11 +1,11 @@
-"""The state of a model beside its parameters, in named collections.
+"""The state of a model besides its parameters, in named collections.
 
 A collection maps the path of a parameter or layer to its arrays:
 
     {"spectral_norm": {path of a matrix: {"u", "v"}},
      "batch_stats": {path of a batch norm: {"mean", "variance", "count"}}}
 
-Both collections are always there; one that a model has no use for is empty.
+Both collections are always present; one that a model does not need is empty.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Normal noise inside a model, in training and in evaluation.
 
-A draw depends on the key, the name of the place where it is drawn, and the position
-(sample, row, column, channel) alone: it is the same on every mesh. Members of an
-ensemble differ by the key, or, side by side on the batch dim, by their sample number.
+A draw is a function of the key, the name of the call site and the global position
+(sample, row, column, channel), so it is the same on every mesh. Ensemble members have
+different keys, or different numbers along the batch dim.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from credit_jax.parallel.rows.layout import Layout
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Noise:
-    """Where the noise of a forward pass comes from.
+    """The source of the noise of a forward pass.
 
     Attributes:
         key: typed PRNG key, equal on all devices.
-        given: whole arrays that are taken instead of draws, by name of the place:
-            fields (samples, lat, lon, channel) or vectors (samples, size). For
-            comparisons with a model that drew them elsewhere.
+        given: whole arrays that replace draws, by name of the call site: fields
+            (samples, lat, lon, channel) or vectors (samples, size). For comparisons
+            with other implementations.
     """
 
     key: Array
     given: Mapping[str, Array] = field(default_factory=dict)
 
     def fold_in(self, data: Array | int) -> Noise:
-        """Noise of another place, such as another block of a stack."""
+        """Noise with a key folded with `data`, such as the number of a block."""
         return Noise(jax.random.fold_in(self.key, data), self.given)
 
     def normal_field(
@@ -44,7 +44,7 @@ class Noise:
         """N(0, 1) on the local samples and rows of a field, float32.
 
         Args:
-            name: of the place; two places of a model have different names.
+            name: of the call site.
             samples: (batch,) number of each local sample, see `Context.samples`.
             layout: of the rows.
             columns, channels: of the field.

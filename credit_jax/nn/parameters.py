@@ -1,7 +1,7 @@
-"""Variables of NNX modules: one parameter spec each, and stacks of equal blocks.
+"""Variables of NNX modules with parameter specs, and stacks of equal blocks.
 
-Modules are built without values: a variable holds its shape and dtype and its spec.
-`parallel.params.init.initialize` draws the values, shard by shard.
+Modules are built without values: a variable holds a `jax.ShapeDtypeStruct` and, as
+metadata, its `ParamSpec`. `parallel.params.init.initialize` draws the values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def parameter(
     power_iterations: int = 1,
     frozen: bool = False,
 ) -> Parameter:
-    """Declare one parameter; see `ParamSpec` for the arguments."""
+    """Declares a parameter; see `ParamSpec` for the arguments."""
     param_spec = ParamSpec(
         shape,
         dims,
@@ -49,7 +49,7 @@ def parameter(
 def batch_stat(
     init: Initializer, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 ) -> nnx.BatchStat:
-    """Declare an array of running statistics, the same on all devices."""
+    """Declares an array of running statistics, replicated on all devices."""
     dims = (None,) * len(shape)
     return from_param_spec(ParamSpec(shape, dims, init, dtype=dtype), nnx.BatchStat)
 
@@ -83,6 +83,6 @@ def stack_blocks(make: Callable[[], Block], num: int) -> Block:
 def named_variables(
     module: nnx.Module, kind: type[Variable]
 ) -> Iterator[tuple[str, Variable]]:
-    """("stages/0/embed/...", variable) of every variable of a kind, sorted by path."""
+    """Yields (path, variable) of every variable of a kind, sorted by path."""
     for path, variable in nnx.to_flat_state(nnx.state(module, kind)):
         yield "/".join(map(str, path)), variable

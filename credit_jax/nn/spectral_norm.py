@@ -1,12 +1,11 @@
-"""Spectral normalization as a function of the parameter dict, once a forward.
+"""Spectral normalization as a function of the parameter dict, once per forward.
 
 torch.nn.utils.spectral_norm divides a weight matrix W by sigma = u' W v, where the
-vectors u and v come from one power iteration a *training* forward and count as
-constants of the gradient; evaluation takes the stored vectors. Here u and v are the
-collection "spectral_norm" of the model's state: `iterate` gives the next ones,
-`normalize` the weights a forward runs with. Layers know nothing of it, so
-rematerialization cannot run a second power iteration, and sharded matrices need only a
-`psum` over the axes that split them.
+vectors u and v come from one power iteration per *training* forward and are constants
+of the gradient; evaluation uses the stored vectors. Here u and v are the collection
+"spectral_norm" of the model's state: `iterate` updates them, `normalize` divides the
+weights. Both run outside of the layers, so rematerialization does not repeat the power
+iteration, and sharded matrices need only a `psum` over the axes that split them.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def init_spectral_norm(
     specs: Mapping[str, PartitionSpec] | None = None,
     degrees: Mapping[str, int] | None = None,
 ) -> Collection:
-    """Random unit vectors for every matrix, as torch draws them: the local shards.
+    """Local shards of random unit vectors for every matrix, distributed as torch's.
 
     Args:
         key: typed PRNG key.
@@ -100,8 +99,8 @@ def iterate(
         vectors: local shards of u and v of every normalized matrix.
         param_specs: of the normalized matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
-        index: number of this iteration in its forward; matrices whose
-            `ParamSpec.power_iterations` are not more keep their u and v.
+        index: of this iteration in its forward; only matrices with
+            `ParamSpec.power_iterations` > index are iterated.
     """
     matrices = _matrices(vectors, param_specs, index)
     groups = _groups(matrices, specs)
@@ -122,9 +121,9 @@ def normalize(
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Weights:
-    """All weights, each matrix that has vectors divided by its sigma = u' W v.
+    """Divides each matrix that has vectors by sigma = u' W v; returns all weights.
 
-    A matrix whose `ParamSpec.power_iterations` are 0 is not divided.
+    A matrix with `ParamSpec.power_iterations` 0 is not divided.
 
     Args: as for `iterate`.
     """
@@ -146,14 +145,14 @@ def normalize(
 def _matrices(
     vectors: Collection, param_specs: Mapping[str, ParamSpec], iterations: int = 0
 ) -> dict[str, ParamSpec]:
-    """Specs of the matrices with vectors and more than so many iterations a forward."""
+    """Specs of the matrices with vectors and power_iterations > `iterations`."""
     found = {path: param_specs[path] for path in vectors}
     return {p: spec for p, spec in found.items() if spec.power_iterations > iterations}
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Matrices of one shape, split alike, as one array (count, inputs, outputs).
+    """Matrices of one shape and sharding as one array (count, inputs, outputs).
 
     Attributes:
         paths: the parameters.
@@ -171,7 +170,7 @@ class _Group:
         return self.axes_in if side == "v" else self.axes_out
 
     def matrix(self, weights: Weights) -> Float[Array, "count inputs outputs"]:
-        """All matrices; a parameter's input dims stand before its output dims."""
+        """All matrices; the input dims of a parameter precede its output dims."""
         flat = []
         for path, param_spec in zip(self.paths, self.param_specs, strict=True):
             weight = weights[path]
@@ -180,7 +179,7 @@ class _Group:
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
     def stack(self, vectors: Collection, side: str) -> Float[Array, "count length"]:
-        """The vectors of one side of all matrices, one a row."""
+        """The vectors of one side of all matrices, one per row."""
         rows = [
             vectors[path][side].reshape(_count(param_spec), -1)
             for path, param_spec in zip(self.paths, self.param_specs, strict=True)
@@ -197,7 +196,7 @@ class _Group:
         return out
 
     def parts(self, rows: Array) -> Iterator[tuple[str, Array]]:
-        """(path, its rows); without the leading dim where the parameter has none."""
+        """Yields (path, its rows), without the leading dim if it is not stacked."""
         counts = [_count(param_spec) for param_spec in self.param_specs]
         pieces = [rows] if len(counts) == 1 else lax.split(rows, counts)
         for path, param_spec, piece in zip(
@@ -236,7 +235,7 @@ def _groups(
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
 ) -> list[_Group]:
-    """Matrices by shape and sharding; large ones alone, so that none is copied."""
+    """Groups matrices by shape and sharding; large ones alone, to avoid copies."""
     found: dict[tuple, list[str]] = {}
     for path, param_spec in param_specs.items():
         spec = specs[path] if specs else None

@@ -1,15 +1,15 @@
-"""Tensor parallelism of any block that names its pairs of layers.
+"""Tensor parallelism of blocks that declare pairs of layers.
 
 A block declares `tp_plan`, pairs of dotted paths below itself:
 
     class MyBlock(nnx.Module):
         tp_plan = (("proj_up", "proj_out"), ("layers.0", "layers.2"))
 
-The first layer of a pair is split by columns: each tp device makes its own channels,
-and what stands between the two acts on each channel alone. The second is split by rows:
-each device takes its own channels, one `psum` makes the sum whole, and then the bias is
-added, once. A layer is a `Linear`, or a `Conv` of one grid point. Gradients need
-nothing: under `shard_map` a parameter that is whole on all tp devices gets the sum.
+The first layer of a pair is split by columns: each tp device computes its own channels.
+Operations between the two layers must act on each channel separately. The second is
+split by rows: each device takes its own channels, one `psum` sums the products, then
+the bias is added. A layer is a `Linear` or a 1 x 1 `Conv`. Gradients need no further
+code: the transpose under `shard_map` sums those of replicated parameters.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ HIDDEN = "mlp"
 
 
 def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
-    """Declare the layers that the blocks of a module name as split over tp.
+    """Splits the layers in the `tp_plan` of the blocks of a module over tp.
 
-    To be called before anything is laid out. Nothing changes on a mesh without tp.
+    It renames dims of parameter specs, so it is called before they are read. It has no
+    effect on a mesh without tp.
 
     Args:
         module: without values; changed in place.
@@ -38,7 +39,7 @@ def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
         The same module.
 
     Raises:
-        ValueError: a `tp_plan` names what is not there or cannot be split.
+        ValueError: a `tp_plan` names a layer that is missing or cannot be split.
     """
     for _, block in nnx.iter_modules(module):
         for pair in getattr(block, "tp_plan", ()):
@@ -91,7 +92,7 @@ def _children(module: Any) -> dict[str, Any]:
 
 
 def _why_not(layer: Any) -> str | None:
-    """Why a layer cannot be split, or None."""
+    """The reason why a layer cannot be split, or None."""
     if not isinstance(layer, Linear | Conv):
         return f"which is a {type(layer).__name__}"
     if layer.split:

@@ -36,10 +36,10 @@ class FieldSpec:
 
 @dataclass(frozen=True)
 class VectorSpec:
-    """An array (batch, size): numbers of each sample, without a place on the globe.
+    """An array (batch, size): a vector per sample, not located on the grid.
 
     Attributes:
-        size: how many numbers a sample has.
+        size: length of the vector.
     """
 
     size: int

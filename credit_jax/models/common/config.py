@@ -1,4 +1,4 @@
-"""The base of every model's config: what the rest of the program reads from it."""
+"""Base class of model configs: the attributes that other packages read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from credit_jax.models.common.geometry import Geometry
 class ModelConfig(StrictModel):
     """A `model:` section.
 
-    A model's config has the keys of CREDIT's constructor as fields, and says:
+    A subclass has the keys of CREDIT's constructor as fields, and defines:
 
-    - `inputs` and `output`, the arrays that go in and come out; by default one field
+    - `inputs` and `output`, specs of the arrays; by default one field
       "x" and a field on its grid, from `input_channels`, `frames`, `output_channels`,
       `output_frames`, `image_height` and `image_width`;
-    - `problems`, everything that keeps the model from running;
+    - `problems`, the errors of its sizes;
     - `geometry`, the sizes of its stages, for notes on a mesh, the stage table and the
       memory estimate of `credit_jax.check`; None for a model without stages.
 
@@ -33,20 +33,20 @@ class ModelConfig(StrictModel):
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
-        """The inputs by name; "y" is the target's name and cannot be one."""
+        """Specs of the inputs by name; "y" is reserved for the target."""
         keys: Any = self
         grid = keys.image_height, keys.image_width
         return {"x": FieldSpec(keys.input_channels, keys.frames, *grid)}
 
     @property
     def output(self) -> FieldSpec:
-        """The prediction."""
+        """Spec of the prediction."""
         keys: Any = self
         grid = keys.image_height, keys.image_width
         return FieldSpec(keys.output_channels, keys.output_frames, *grid)
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Sizes that do not fit, one readable line each.
+        """Errors of the sizes, one line each.
 
         Args:
             tensor: tensor-parallel degree.
@@ -56,5 +56,5 @@ class ModelConfig(StrictModel):
         return []
 
     def geometry(self) -> Geometry | None:
-        """Sizes of the stages; None for a model without such stages."""
+        """Sizes of the stages; None for a model without stages."""
         return None

@@ -30,14 +30,14 @@ class StageGeometry:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes on the way through a model, (lat, lon) each.
+    """Grid sizes along the layers of a model, (lat, lon) each.
 
     Attributes:
         grid: of the input.
-        padded: with the rows and columns that pad it.
-        patched: in patches.
+        padded: after padding.
+        patched: after the patch embedding.
         stages: of the encoder.
-        decoded: behind the decoder.
+        decoded: after the decoder.
         output: of the prediction.
     """
 

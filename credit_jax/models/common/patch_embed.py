@@ -19,7 +19,7 @@ from credit_jax.parallel.rows.layout import Field
 class PatchEmbed(nnx.Module):
     """CREDIT's CubeEmbedding: convolution with stride = kernel = patch, LayerNorm.
 
-    It spans all frames, which the NHWC layout folds into channels.
+    The kernel spans all frames, which are folded into the channels.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class PatchEmbed(nnx.Module):
 
 
 class _PatchProjection(nnx.Module):
-    """Kernel (time, height, width, in, out); spectral norm leaves Conv3d alone."""
+    """Kernel (time, height, width, in, out), without spectral norm (a Conv3d)."""
 
     def __init__(self, channel_in: int, channel_out: int, size: Sequence[int]) -> None:
         fan_in = channel_in * size[0] * size[1] * size[2]

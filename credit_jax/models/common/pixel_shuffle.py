@@ -13,7 +13,7 @@ from credit_jax.parallel.rows.layout import Field
 
 
 class UpBlock(nnx.Module):
-    """Convolution, pixel shuffle to twice the rows, sharpening, two residual layers."""
+    """Convolution, pixel shuffle to twice the grid, sharpening, two residual layers."""
 
     scale = 2
 
@@ -50,7 +50,7 @@ class UpBlock(nnx.Module):
 
 
 class Head(nnx.Module):
-    """The last upsampling: convolution, pixel shuffle, convolution to the output."""
+    """Final upsampling: convolution, pixel shuffle, convolution to the output."""
 
     scale = 2
 

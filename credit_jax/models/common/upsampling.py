@@ -1,4 +1,4 @@
-"""Decoder blocks of CREDIT's `crossformer`: transposed convolutions or bilinear."""
+"""Upsampling by transposed convolution, or interpolation and convolution."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ConvTranspose(nnx.Module):
 
 
 class ResizeConv(nnx.Module):
-    """Bilinear interpolation to twice the grid, then a convolution of 3 x 3."""
+    """Bilinear interpolation to twice the grid, then a 3 x 3 convolution."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
         self.conv = Conv(channel_in, channel_out, 3, padding=1)
@@ -73,7 +73,7 @@ def doubling(
     kernel_size: int = 2,
     padding: int = 0,
 ) -> ResizeConv | ConvTranspose:
-    """What doubles the grid: `interpolate` decides which of the two.
+    """`ResizeConv` if `interpolate`, else `ConvTranspose`: a layer that doubles the grid.
 
     Args:
         channel_in, channel_out: channels.
@@ -88,7 +88,7 @@ def doubling(
 
 
 class ResidualUpBlock(nnx.Module):
-    """Twice the grid, two residual layers of convolution and norm, and attention.
+    """Doubles the grid; two residual layers of convolution and norm; attention.
 
     Args of the constructor:
         channel_in, channel_out: channels.
@@ -126,7 +126,7 @@ class ResidualUpBlock(nnx.Module):
 
 
 class UpsampleHead(nnx.Module):
-    """The last doubling, to the channels of the output."""
+    """Doubles the grid, to the channels of the output."""
 
     def __init__(
         self, channel_in: int, channel_out: int, *, interpolate: bool = False

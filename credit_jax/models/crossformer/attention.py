@@ -68,7 +68,7 @@ class QueryKeyValue(nnx.Module):
     def values(
         self, x: Float[Array, "batch windows tokens channel"]
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
-        """The third of them alone, v."""
+        """The values v alone."""
         return jnp.swapaxes(dense(x, self.kernel[...][:, 2]), 2, 3)
 
 
@@ -130,14 +130,14 @@ class WindowAttention(nnx.Module):
         self.position_bias = PositionBias(channels // 4)
 
     def layout(self, layout: Layout) -> Layout:
-        """The rows this attention needs on each shard; any do for windows of one."""
+        """Row layout of this attention; the given one for windows of one token."""
         if self.window == 1:
             return layout
         whole = window_layout if self.kind == "short" else group_layout
         return whole(layout, layout.size, self.window)
 
     def __call__(self, field: Field, context: Context) -> Field:
-        """Attend within the windows of a field that lies on `self.layout`."""
+        """Attends within the windows of a field with the layout `self.layout`."""
 
         def attend(data: Array) -> Array:
             return self._attend(field.like(data), context).data
@@ -155,7 +155,7 @@ class WindowAttention(nnx.Module):
         field: Field,
         context: Context,
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
-        """Every token's values, weighted; a token alone in its window has weight 1."""
+        """Weighted sum of values; a token alone in its window has weight 1."""
         if self.window == 1:
             v = self.to_qkv.values(x)
             return self._drop(jnp.ones_like(v[..., :1]), field, context) * v

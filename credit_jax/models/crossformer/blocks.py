@@ -20,8 +20,8 @@ from credit_jax.parallel.rows.reshard import WINDOWS, reshard
 class CrossEmbed(nnx.Module):
     """Convolutions of several kernel sizes and one stride, joined along channels.
 
-    Each kernel pads as `parallel.domain.conv.scale_padding` says; the i-th smallest
-    makes channel_out / 2**(i + 1) channels and the largest the rest.
+    Padding is that of `parallel.domain.conv.scale_padding`. The i-th smallest kernel
+    has channel_out / 2**(i + 1) output channels, the largest the remaining ones.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CrossEmbed(nnx.Module):
         )
 
     def __call__(self, field: Field, context: Context, *, window: int) -> Field:
-        """Embed; the output rows lie as short windows of `window` rows need them."""
+        """Embeds; the output has the layout of short windows of `window` rows."""
         kernels = [conv.kernel[...] for conv in self.convs]
         size = kernels[-1].shape[0]
         pad = scale_padding(size, self.stride, symmetric=self.symmetric)
@@ -62,8 +62,8 @@ class CrossEmbed(nnx.Module):
 class TransformerBlock(nnx.Module):
     """Short attention, feed-forward, long attention, feed-forward, each with residual.
 
-    The field comes and goes on the layout of short windows; long attention and what
-    follows it run on the layout of long windows, so a block moves rows twice.
+    Input and output have the layout of short windows. Long attention and the layer
+    after it run in the layout of long windows, so a block reshards twice.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""What keeps a model of the CrossFormer family from running: sizes that do not fit.
+"""Checks of the sizes of models of the CrossFormer family.
 
-Each function takes an `EncoderConfig` and returns one readable line a problem.
+Each function takes an `EncoderConfig` and returns one line per error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_DEPTH = 1000
 
 
 def shape_problems(config: Any) -> list[str]:
-    """Keys that are wrong whatever the grid."""
+    """Errors of keys that do not depend on the grid."""
     found = []
     if len(config.cross_embed_kernel_sizes) != 4:
         found.append(
@@ -67,7 +67,7 @@ def shape_problems(config: Any) -> list[str]:
 
 
 def stage_problems(config: Any) -> list[str]:
-    """Kernels that fit no field or no channels, windows that divide no stage."""
+    """Errors of embedding kernels, their channels, and window sizes."""
     found = []
     geometry = config.geometry()
     above = geometry.patched
@@ -80,7 +80,7 @@ def stage_problems(config: Any) -> list[str]:
 
 
 def _window_problems(config: Any, index: int, stage: Any) -> list[str]:
-    """Windows that do not divide the height or width of a stage."""
+    """Errors of windows that do not divide the height or width of a stage."""
     return [
         f"model.{kind}_window_size[{index}] is {window}, which does not divide the "
         f"{name} {size} of stage {index} ({_trail(config, name, index)}); would fit: "
@@ -93,7 +93,7 @@ def _window_problems(config: Any, index: int, stage: Any) -> list[str]:
 
 
 def _embed_problems(config: Any, index: int, above: tuple[int, int]) -> list[str]:
-    """Kernels that do not fit into the padded field of the stage above."""
+    """Errors of kernels larger than the padded field of the previous stage."""
     found = []
     kernels = sorted(config.cross_embed_kernel_sizes[index])
     stride = config.cross_embed_strides[index]
@@ -122,7 +122,7 @@ def _embed_problems(config: Any, index: int, above: tuple[int, int]) -> list[str
 
 
 def decoder_problems(config: Any) -> list[str]:
-    """Skip connections, groups and cropping that do not fit."""
+    """Errors of skip connections, groups and cropping."""
     found = []
     stages = config.geometry().stages
     for index in (1, 2, 3):
@@ -156,7 +156,7 @@ def decoder_problems(config: Any) -> list[str]:
 
 
 def tensor_problems(config: Any, tensor: int) -> list[str]:
-    """Heads and hidden units that the tensor axis cannot split."""
+    """Errors of heads and hidden units that the tensor degree does not divide."""
     found = []
     for index, channels in enumerate(config.dim):
         heads, hidden = channels // config.dim_head, 4 * channels
@@ -175,7 +175,7 @@ def tensor_problems(config: Any, tensor: int) -> list[str]:
 
 
 def _trail(config: Any, name: str, index: int) -> str:
-    """How a stage comes to its size: "45 + 19 padding, / 2 / 2"."""
+    """The arithmetic behind the size of a stage: "45 + 19 padding, / 2 / 2"."""
     size = config.image_height if name == "height" else config.image_width
     pad = config.padding
     added = sum(pad.pad_lat if name == "height" else pad.pad_lon) if pad else 0

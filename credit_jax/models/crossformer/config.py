@@ -1,6 +1,6 @@
-"""What the models of the CrossFormer family share in their `model:` sections.
+"""Config keys shared by the models of the CrossFormer family.
 
-Four encoder stages, a decoder that doubles the grid four times, padding around it.
+Four encoder stages, a decoder that doubles the grid four times, padding.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Kernels = tuple[tuple[PositiveInt, ...], ...]
 
 
 class EncoderConfig(ModelConfig):
-    """The keys of every model of the family, with CREDIT's defaults.
+    """Keys shared by the models of the family, with CREDIT's defaults.
 
     Attributes:
         image_height, image_width: grid of input and output.
         patch_height, patch_width: points of a patch; 1 x 1 is no patch embedding.
         frames, output_frames: time steps in and out.
         channels: number of 3D variables; levels: of each.
-        surface_channels, input_only_channels, output_only_channels: 2D variables that
-            go in and out, only in, only out.
+        surface_channels, input_only_channels, output_only_channels: 2D variables of
+            input and output, of the input only, of the output only.
         dim, depth: channels and number of transformer blocks of each stage.
         dim_head: channels of an attention head.
         global_window_size, local_window_size: of long and short attention, for each
@@ -78,7 +78,7 @@ class EncoderConfig(ModelConfig):
 
     @property
     def padding(self) -> PaddingConfig | None:
-        """The padding, None where it is absent or not active."""
+        """The active padding, or None."""
         conf = self.padding_conf
         return conf if conf is not None and conf.activate else None
 
@@ -95,7 +95,7 @@ class EncoderConfig(ModelConfig):
         return variables + self.output_only_channels
 
     def channel_sum(self, direction: str) -> str:
-        """The sum behind `input_channels` or `output_channels`, for errors.
+        """The arithmetic of `input_channels` or `output_channels`, for errors.
 
         Args:
             direction: "input" or "output".
@@ -113,7 +113,7 @@ class EncoderConfig(ModelConfig):
         return (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
 
     def scale_sizes(self, index: int, size: int) -> list[int]:
-        """Points that each kernel of a stage's embedding makes of `size` points."""
+        """Output size of each kernel of a stage's embedding for `size` input points."""
         stride = self.cross_embed_strides[index]
         sizes = []
         for kernel in sorted(self.cross_embed_kernel_sizes[index]):
@@ -122,7 +122,7 @@ class EncoderConfig(ModelConfig):
         return sizes
 
     def geometry(self) -> Geometry:
-        """Sizes on the way through the model; meaningful if `problems()` is empty."""
+        """Grid sizes along the layers; valid only if `problems()` is empty."""
         lat, lon = self.pads
         padded = self.image_height + sum(lat), self.image_width + sum(lon)
         patched = padded[0] // self.patch_height, padded[1] // self.patch_width
@@ -150,7 +150,7 @@ class EncoderConfig(ModelConfig):
             )
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """All that keeps the model from running, with arithmetic and what would fit.
+        """Errors of the sizes, with the arithmetic and the values that would fit.
 
         Args:
             tensor: tensor-parallel degree.

@@ -19,7 +19,7 @@ from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 
 
 def _attention(value: Any) -> Any:
-    """CREDIT reads the name in any case, and "none" as nothing."""
+    """Lower case as in CREDIT; "none" is None."""
     value = value.lower() if isinstance(value, str) else value
     return None if value == "none" else value
 
@@ -50,8 +50,8 @@ class CrossFormerConfig(EncoderConfig):
             "none" for none.
         upsample_v_conv: the decoder interpolates and convolves, instead of transposed
             convolutions.
-        post_conf: may not be active; names of the blocks that are.
-        pad_lat, pad_lon: of old configs; `padding_conf` must say what they mean.
+        post_conf: names of its active blocks; an error if it is active.
+        pad_lat, pad_lon: of old configs; an error without `padding_conf`.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -76,7 +76,7 @@ class CrossFormerConfig(EncoderConfig):
     pad_lon: int | None = None
 
     def without_effect(self) -> dict[str, str]:
-        """The flat padding keys beside `padding_conf`, which is what counts."""
+        """Flat padding keys, which `padding_conf` overrides."""
         if self.padding_conf is None:
             return {}
         keys = ("pad_lat", "pad_lon")

@@ -25,13 +25,13 @@ from credit_jax.parallel.rows.reshard import reshard
 
 
 class EncoderDecoder(nnx.Module):
-    """The whole model but for what its decoder is made of.
+    """A model of the family, given the blocks of its decoder.
 
     Args of the constructor:
         config: see `EncoderConfig` for its keys.
         make_up: (channels in, channels out, groups of its norms) -> block that doubles
             the grid.
-        make_head: (channels in, channels out) -> the last one.
+        make_head: (channels in, channels out) -> the last block.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class EncoderDecoder(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predict from the input "x"; rows are in equal blocks over the domain axis.
+        """Predicts from the input "x"; rows are in block layout over the domain axis.
 
         Differs from CREDIT: nothing; frames fold channel-major (channel * time).
         """
@@ -83,7 +83,7 @@ class EncoderDecoder(nnx.Module):
     def _enter(
         self, x: Float[Array, "batch channel time rows lon"], context: Context
     ) -> Field:
-        """To padded NHWC, frames folded into channels."""
+        """Folds frames into channels, NHWC, and pads."""
         batch, channels, time, rows, lon = x.shape
         data = x.transpose(0, 3, 4, 1, 2).reshape(batch, rows, lon, channels * time)
         field = Field(data, context.rows(self.config.image_height))
@@ -95,7 +95,7 @@ class EncoderDecoder(nnx.Module):
     def _leave(
         self, field: Field, context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Crop the padding, interpolate to the grid, unfold frames."""
+        """Crops the padding, interpolates to the grid, unfolds frames."""
         config, pad = self.config, self.config.padding
         if pad is not None:
             field = crop_globe(field, lat=pad.pad_lat, lon=pad.pad_lon)

@@ -16,7 +16,7 @@ class Stage(nnx.Module):
     """Embedding and `depth` transformer blocks, which `lax.scan` runs.
 
     Args of the constructor:
-        channel_in, channels: of the field that comes, and of those of the stage.
+        channel_in, channels: of the input, and of the stage.
         depth: number of transformer blocks.
         kernel_sizes, stride, symmetric: of the embedding, see `CrossEmbed`.
         local_window, global_window: tokens along each side of a window.

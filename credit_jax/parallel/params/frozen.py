@@ -1,4 +1,4 @@
-"""Which parameters are trained, and which are frozen."""
+"""Splits parameters into trainable and frozen ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from credit_jax.parallel.params.spec import ParamSpec
 def split_frozen(
     params: Mapping[str, Any], param_specs: Mapping[str, ParamSpec]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(trainable, frozen) of a dict by path; `trainable | frozen` puts it together.
+    """(trainable, frozen) parts of a dict by path; their union is the dict.
 
     Args:
         params: arrays, specs or anything else by path, packed or not.
@@ -25,5 +25,5 @@ def split_frozen(
 def trainable(
     params: Mapping[str, Any], param_specs: Mapping[str, ParamSpec]
 ) -> dict[str, Any]:
-    """What the optimizer sees of a dict by path, see `split_frozen`."""
+    """The trainable part, which the optimizer updates; see `split_frozen`."""
     return split_frozen(params, param_specs)[0]

@@ -1,6 +1,6 @@
-"""FSDP: parameters are stored split over dp_shard and gathered where their block runs.
+"""FSDP: parameters are stored split over dp_shard and gathered in each block.
 
-The gather stands inside the block's `jax.checkpoint`, so that the backward pass gathers
+The gather is inside the block's `jax.checkpoint`, so that the backward pass gathers
 again; its transpose is the reduce-scatter of the gradient. Different compute and reduce
 dtypes need a custom VJP: gather in the compute dtype, reduce-scatter in the reduce
 dtype.
@@ -35,12 +35,12 @@ def gather(
     axes: MeshAxes,
     precision: Precision,
 ) -> Array:
-    """The parameter whole over dp_shard and in the compute dtype.
+    """Gathers a parameter over dp_shard, in the compute dtype.
 
     Args:
         weight: local shard of a parameter of one block.
         param_spec: of that parameter, not stacked.
-        rules: the rules it was laid out by.
+        rules: its sharding rules.
         axes: mesh axes.
         precision: dtypes of the forward and of the gradient's sum.
     """

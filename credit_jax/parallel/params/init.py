@@ -1,9 +1,8 @@
-"""Initial values drawn from global positions: the same on every mesh.
+"""Initial values as a function of global positions: the same on every mesh.
 
 Every element is a pure function of (key, parameter, global position), hashed by
-Threefry-2x32 in counter mode, so a device makes exactly its own shards and no array
-ever lives whole anywhere. All parameters of a model are drawn in one call: one small
-program to compile.
+Threefry-2x32 in counter mode, so each device computes only its own shards. All
+parameters of a model are drawn in one call, which compiles to one small program.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def initialize(
     specs: Mapping[str, PartitionSpec] | None = None,
     degrees: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """The local shards of fresh parameters.
+    """Local shards of initial parameters.
 
     Args:
         param_specs: of all parameters, by path.
@@ -66,10 +65,10 @@ def _draw(
     inits: Sequence[Initializer],
     positions: Sequence[UInt[Array, " _"]],
 ) -> Float[Array, " total"]:
-    """The values of all parameters, end to end, from one hash of all positions.
+    """The values of all parameters, concatenated, from one hash of all positions.
 
-    A loop over chunks bounds the temporaries and keeps XLA from repeating the hash in
-    every slice that reads it.
+    A loop over chunks bounds the temporaries and keeps XLA from recomputing the hash in
+    every slice of it.
     """
     low = jnp.concatenate(positions)
     ends = np.cumsum([position.size for position in positions])
@@ -112,10 +111,10 @@ def _local_shape(
 def _positions(
     param_spec: ParamSpec, spec: PartitionSpec, degrees: Mapping[str, int]
 ) -> UInt[Array, " local"]:
-    """Row-major global position of every local element, end to end.
+    """Row-major global position of every local element, concatenated.
 
-    A split dim and the whole ones that follow it lie in one piece and are counted at
-    once, so that most parameters take a single iota.
+    A split dim and the whole dims after it are contiguous and take one iota, so that
+    most parameters need a single iota.
     """
     assert param_spec.size < 2**32, f"{param_spec.shape} is too large to count"
     shape, repeat = param_spec.shape, param_spec.init.repeat

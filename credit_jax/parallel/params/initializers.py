@@ -1,7 +1,4 @@
-"""Distributions of initial values, as data.
-
-What draws from them is `parallel.params.init`.
-"""
+"""Distributions of initial values, as data; `parallel.params.init` draws from them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ class Initializer:
     Attributes:
         kind: "constant" (scale), "uniform" (-scale to scale) or "normal" (std scale).
         scale: see `kind`.
-        repeat: this many neighbors along the last dim share one draw.
+        repeat: number of neighbors along the last dim that share a draw.
     """
 
     kind: Literal["constant", "uniform", "normal"]
@@ -31,7 +28,7 @@ def constant(value: float) -> Initializer:
 
 
 def torch_uniform(fan_in: int) -> Initializer:
-    """U(-1, 1) / sqrt(fan_in): torch's default for conv and linear, biases too."""
+    """U(-1, 1) / sqrt(fan_in): torch's default for weights and biases."""
     return Initializer("uniform", 1.0 / math.sqrt(fan_in))
 
 
@@ -41,9 +38,10 @@ def xavier_normal(fan_in: int, fan_out: int) -> Initializer:
 
 
 def icnr(fan_in: int, scale: int) -> Initializer:
-    """A HWIO kernel before pixel shuffle whose output starts without checkerboard.
+    """ICNR initialization of an HWIO kernel before pixel shuffle.
 
-    The scale**2 kernels that feed one output channel are copies of one drawn from
-    N(0, 2 / fan_in) (Aitken et al. 2017, https://arxiv.org/abs/1707.02937).
+    The scale**2 kernels of one output channel are copies of one drawn from
+    N(0, 2 / fan_in), which avoids checkerboard artifacts (Aitken et al. 2017,
+    https://arxiv.org/abs/1707.02937).
     """
     return Initializer("normal", math.sqrt(2.0 / fan_in), repeat=scale**2)

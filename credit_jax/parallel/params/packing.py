@@ -1,9 +1,9 @@
-"""Small parameters as one vector: fewer arrays to update, to reduce and to compile for.
+"""Packs small parameters into one vector.
 
-A WXFormer has hundreds of biases and scales and a few dozen large kernels. Kept apart,
-each small array costs a kernel for every operation of the optimizer, of the average and
-of the gradient sum. In the training state they are one vector, in the order of their
-paths; every mesh packs the same, so a state moves from mesh to mesh as it is.
+A WXFormer has hundreds of biases and scales and a few dozen large kernels. As separate
+arrays each of them costs a kernel for every operation of the optimizer, the average and
+the gradient sum. In the training state they are one vector, in the order of their
+paths. The packing does not depend on the mesh.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PACKED = "packed"
 
 
 def packed_paths(param_specs: Mapping[str, ParamSpec]) -> list[str]:
-    """The parameters that go into the vector, in its order."""
+    """Paths of the packed parameters, in the order of the vector."""
     return sorted(path for path, d in param_specs.items() if d.is_small)
 
 
 def pack(
     params: Mapping[str, Array], param_specs: Mapping[str, ParamSpec]
 ) -> dict[str, Array]:
-    """Large parameters by path, and the small ones as one vector under `PACKED`."""
+    """Replaces small parameters by one vector under `PACKED`."""
     paths = packed_paths(param_specs)
     out = {path: value for path, value in params.items() if path not in set(paths)}
     if paths:
@@ -54,7 +54,7 @@ def unpack(
 def packed_param_specs(
     param_specs: Mapping[str, ParamSpec],
 ) -> dict[str, ParamSpec]:
-    """Parameter specs of what `pack` returns."""
+    """Parameter specs of the result of `pack`."""
     paths = packed_paths(param_specs)
     out = {path: d for path, d in param_specs.items() if not d.is_small}
     if paths:

@@ -1,4 +1,4 @@
-"""Compute precision: the dtype of the forward; parameters and reductions stay wide."""
+"""Mixed precision: dtypes of the forward, of reductions and of the output."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ REDUCE = ("float32", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtypes of a step; parameters are stored in float32 (float64 where that computes).
+    """Dtypes of a step; parameters are stored in float32, or float64 to compute in it.
 
-    Inputs of the model are cast to `compute`, and so is every weight, before it is
-    gathered. Statistics, softmax, losses and sums over tensor-parallel devices are in
-    float32 or wider whatever is chosen.
+    Inputs of the model are cast to `compute`, and weights before they are gathered.
+    Statistics, softmax, losses and sums over tensor-parallel devices are always in
+    float32 or wider.
 
     Attributes:
-        compute: dtype of activations and of the weights that meet them.
+        compute: dtype of activations and weights in the forward.
         reduce: dtype in which gradients are summed over devices.
-        output: dtype that the model's output is rounded to; None leaves it.
+        output: dtype that the model's output is rounded to; None for no rounding.
     """
 
     compute: Any = FLOAT32
@@ -33,7 +33,7 @@ class Precision:
 
     @classmethod
     def of(cls, name: str) -> Precision:
-        """From "float32", "bfloat16", "float16" or "float64"; the last reduces in it.
+        """From "float32", "bfloat16", "float16" or "float64", which also reduces in it.
 
         Raises:
             ValueError: another name.
@@ -43,12 +43,12 @@ class Precision:
 
     @property
     def wide(self) -> Any:
-        """Dtype of sums inside the model: float32, or wider if that computes."""
+        """Dtype of sums inside the model: float32 or, if wider, the compute dtype."""
         return jnp.promote_types(self.compute, jnp.float32)
 
     @property
     def needs_scaling(self) -> bool:
-        """Whether gradients underflow without loss scaling: in float16 they do."""
+        """Whether training needs loss scaling: only in float16."""
         return self.compute == jnp.float16
 
     def cast(self, x: Array) -> Array:
@@ -71,7 +71,7 @@ def default_mp_policy(
     Args:
         param_dtype: dtype that weights and inputs are cast to.
         reduce_dtype: dtype in which gradients are summed over devices.
-        output_dtype: dtype that the output is rounded to; None leaves it.
+        output_dtype: dtype that the output is rounded to; None for no rounding.
 
     Raises:
         ValueError: another dtype.

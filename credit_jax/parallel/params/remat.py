@@ -1,4 +1,4 @@
-"""Rematerialization: what a block keeps of its forward pass for the backward pass."""
+"""Rematerialization of blocks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ACTIVATIONS = ("none", "full", "selective")
 
 @dataclass(frozen=True)
 class Remat:
-    """The policy of every block.
+    """The rematerialization policy of every block.
 
-    Spectral norm runs before the first block, once: no policy makes it run again.
+    Spectral norm runs before the first block and is never recomputed.
 
     Attributes:
-        activations: "none" keeps the activations of a block; "full" computes all of
-            them again in the backward pass; "selective" only those of attention, whose
-            weights take the most memory for the least work. CREDIT's
+        activations: "none" keeps the activations of a block; "full" recomputes all of
+            them in the backward pass; "selective" only those of attention, whose
+            weights take the most memory for the least compute. CREDIT's
             `trainer.activation_checkpoint`.
         reshard_after_forward: of parameters split by FSDP. True gathers them again in
             the backward pass; False keeps the gathered copies; a number keeps those of
-            so many blocks at most, the last ones of the forward, which the backward
-            needs first.
+            at most that many blocks, the last of the forward, which the backward pass
+            uses first.
     """
 
     activations: str = "none"
@@ -47,14 +47,14 @@ class Remat:
 
     @property
     def counts_blocks(self) -> bool:
-        """Whether it matters which block is which."""
+        """Whether the policy depends on the number of a block."""
         return not isinstance(self.reshard_after_forward, bool)
 
     def kept_of(self, first: int, num: int, total: int) -> int:
-        """How many of `num` blocks from number `first` on stay gathered: the last ones.
+        """How many of `num` blocks, the last of them, keep gathered parameters.
 
         Args:
-            first: number of blocks before them.
+            first: number of blocks before these.
             num: how many there are.
             total: blocks of the whole model.
         """
@@ -75,8 +75,8 @@ class Remat:
         Args:
             body: the block as a function of its stored parameters and inputs.
             keep: whether gathered parameters are kept, or there are none.
-            in_loop: whether a loop of several turns parts forward and backward;
-                elsewhere XLA must be kept from merging the two gathers.
+            in_loop: whether the block is in a loop of several iterations; outside of
+                one, XLA must be kept from merging the gathers of forward and backward.
         """
         if self.activations == "full":
             names = [GATHERED] if keep else []
@@ -88,7 +88,7 @@ class Remat:
         return jax.checkpoint(body, policy=policy, prevent_cse=not in_loop)
 
     def attention(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """`body`, an attention inside a block, computed again if that is selected."""
+        """`body`, an attention inside a block, rematerialized if "selective"."""
         return jax.checkpoint(body) if self.activations == "selective" else body
 
 
@@ -107,7 +107,7 @@ _REARRANGING = {
 
 
 def _save_all_but_parameters(primitive: Any, *_: Any, **params: Any) -> bool:
-    """A policy of `jax.checkpoint`: keep results, but no gathered parameter."""
+    """A policy of `jax.checkpoint`: saves everything but gathered parameters."""
     if primitive.name == "name":
         return params["name"] != GATHERED
     return primitive.name not in _REARRANGING

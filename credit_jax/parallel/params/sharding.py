@@ -18,13 +18,13 @@ from credit_jax.parallel.params.spec import (
 
 @dataclass(frozen=True)
 class ShardingRules:
-    """Which mesh axis splits which dim.
+    """Assigns dims of parameters to mesh axes.
 
     Attributes:
         tensor: dim names split over tp.
-        shard: whether large parameters are split over dp_shard along one further dim.
-        min_shard_size: parameters with fewer elements (of one block, where blocks are
-            stacked) stay whole, and so do those with no dim that the degree divides.
+        shard: whether large parameters are split over dp_shard along another dim.
+        min_shard_size: parameters with fewer elements (per block, if stacked) are not
+            split over dp_shard, nor are those with no dim that the degree divides.
     """
 
     tensor: tuple[str, ...] = TENSOR_DIMS

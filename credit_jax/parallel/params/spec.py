@@ -42,12 +42,13 @@ class ParamSpec:
         shape: global shape.
         dims: a dim name (see the module's legend) or None for every dim.
         init: distribution of the initial values.
-        matrix_out: dims that form the rows of the matrix whose largest singular value
-            spectral norm divides by; None for what is no such matrix (biases, scales).
+        matrix_out: output dims of the matrix that spectral norm divides by its largest
+            singular value; None for parameters without it (biases, scales).
         dtype: storage dtype.
         keep_whole: never split over dp_shard, whatever its size.
-        power_iterations: of spectral norm in a training forward, which uses the sigma
-            after the first. 0: the matrix has u and v, which stay, and is not divided.
+        power_iterations: of spectral norm per training forward, which uses the sigma
+            after the first. 0: u and v exist but are constant, and the matrix is not
+            divided.
         frozen: not trained: no gradient, no optimizer state, no weight decay.
     """
 
@@ -82,8 +83,8 @@ class ParamSpec:
     def is_minor(self) -> bool:
         """Whether the parameter is never split over dp_shard.
 
-        Biases and scales are minor, and matrices of few elements. What counts is one
-        block, which is what gets gathered, however many are stacked.
+        Biases, scales and small matrices are minor. The size is that of one block,
+        which is the unit of a gather.
         """
         block = self.unstack()
         return len(block.shape) <= 1 or block.size < MIN_SHARD_SIZE
