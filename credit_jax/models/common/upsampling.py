@@ -73,7 +73,7 @@ def doubling(
     kernel_size: int = 2,
     padding: int = 0,
 ) -> ResizeConv | ConvTranspose:
-    """`ResizeConv` if `interpolate`, else `ConvTranspose`: a layer that doubles the grid.
+    """A layer that doubles the grid: `interpolate` picks `ResizeConv`.
 
     Args:
         channel_in, channel_out: channels.
