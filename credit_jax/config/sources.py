@@ -353,6 +353,35 @@ class GfsConfig(DownloadedConfig):
         return self
 
 
+class HrrrConfig(DownloadedConfig):
+    """HRRR's GRIB files with their inventories (.idx).
+
+    Attributes:
+        product: "wrfprs" (pressure levels), "wrfnat" (hybrid levels), or "wrfsubh"
+            (2-D variables every 15 minutes).
+        base_path: folder that holds those of the days.
+        forecast_hour: lead time.
+        extent: west, east, south, north; null takes the whole grid.
+    """
+
+    downloader: ClassVar[str] = "hrrr_download"
+
+    product: Literal["wrfprs", "wrfnat", "wrfsubh"] = "wrfprs"
+    base_path: str | None = None
+    forecast_hour: int = Field(default=0, ge=0)
+    extent: Extent | None = None
+
+    ignored: ClassVar = {"num_decompress_workers": "the threads that read decode"}
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> "HrrrConfig":
+        if self.base_path is None:
+            raise ValueError("base_path: missing; it is the folder of the days")
+        if self.product == "wrfsubh" and self.variables.has_levels:
+            raise ValueError("wrfsubh has no levels: remove vars_3D")
+        return self
+
+
 # dataset_type -> the class of its section.
 SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "local": LocalConfig,
@@ -362,6 +391,9 @@ SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "mrms": MrmsConfig,
     "goes": GoesConfig,
     "gfs": GfsConfig,
+    "hrrr": HrrrConfig,
+    "hrrr_nat": HrrrConfig,
+    "hrrr_subh": HrrrConfig,
 }
 
 
@@ -377,6 +409,9 @@ def parse_source(value: Any) -> Any:
     text = str(not_available("dataset type", kind, SOURCE_CONFIGS))
     text += {
         "base": "; CREDIT's base reads nothing: its fields are constants for tests",
+        "gefs": "; its cube-sphere tiles have a dim of members before the levels, which "
+        "CREDIT's concat cannot join either: write a member to files on a grid, and "
+        "take local",
     }.get(
         str(kind),
         "; classes that CREDIT registers by custom_objects are torch datasets",

@@ -6,6 +6,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.data.sources.era5 import open_arco, open_weatherbench
 from credit_jax.data.sources.gfs import open_gfs
 from credit_jax.data.sources.goes import open_goes
+from credit_jax.data.sources.hrrr import open_hrrr
 from credit_jax.data.sources.local import open_local
 from credit_jax.data.sources.mrms import open_mrms
 from credit_jax.data.sources.source import Source
@@ -21,6 +22,9 @@ SOURCES: dict[str, Callable[[str, DataConfig, OpenFiles | None], Source]] = {
     "mrms": open_mrms,
     "goes": open_goes,
     "gfs": open_gfs,
+    "hrrr": open_hrrr,
+    "hrrr_nat": open_hrrr,
+    "hrrr_subh": open_hrrr,
 }
 
 

@@ -1,0 +1,111 @@
+"""GRIB messages, by the inventory (.idx) that lies beside a file."""
+
+import dataclasses
+import functools
+import importlib
+import os
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+# Inventories that are kept.
+_KEPT = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One line of an inventory.
+
+    Attributes:
+        variable, level, step: as they are written there.
+        start: of the message in the file, bytes.
+        size: bytes; -1 up to the end of the file.
+    """
+
+    variable: str
+    level: str
+    step: str
+    start: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GribField:
+    """A decoded message.
+
+    Attributes:
+        values: rows as they are stored; NaN where none is.
+        latitude, longitude: degrees.
+    """
+
+    values: Float[np.ndarray, "y x"]
+    message: Any
+
+    @property
+    def latitude(self) -> Float[np.ndarray, "y x"]:
+        """Of each point."""
+        return self.message.latlons()[0]
+
+    @property
+    def longitude(self) -> Float[np.ndarray, "y x"]:
+        """Of each point."""
+        return self.message.latlons()[1]
+
+
+def read_inventory(path: str, where: str) -> tuple[Message, ...]:
+    """The messages of a file.
+
+    Args:
+        path: of the GRIB file.
+        where: dotted path of the config, for errors.
+
+    Raises:
+        ValueError: if the file or its inventory is missing or cannot be read.
+    """
+    for needed in (path, f"{path}.idx"):
+        if not os.path.exists(needed):
+            raise ValueError(f"{where}: {needed!r} does not exist")
+    try:
+        return _inventory(f"{path}.idx")
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path}.idx: no inventory of a GRIB file ({error})") from None
+
+
+@functools.lru_cache(_KEPT)
+def _inventory(path: str) -> tuple[Message, ...]:
+    with open(path) as file:
+        lines = [line.strip().split(":") for line in file if line.strip()]
+    parts = [line for line in lines if len(line) > 5]
+    starts = [int(line[1]) for line in parts]
+    ends = [*starts[1:], starts[-1] - 1]
+    return tuple(
+        Message(line[3].strip(), line[4].strip(), line[5].strip(), start, end - start)
+        for line, start, end in zip(parts, starts, ends, strict=True)
+    )
+
+
+def decode(path: str, message: Message) -> GribField:
+    """Read and decode a message.
+
+    Raises:
+        ValueError: if there is no decoder, or the message is damaged.
+    """
+    try:
+        pygrib: Any = importlib.import_module("pygrib")
+    except ImportError:
+        raise ValueError(
+            f"{path}: GRIB needs pygrib: pip install credit-jax[grib]"
+        ) from None
+    with open(path, "rb") as file:
+        file.seek(message.start)
+        content = file.read(message.size)
+    try:
+        decoded = pygrib.fromstring(content)
+        values = np.ma.filled(decoded.values, np.nan).astype(np.float32)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: the message of {message.variable} ({message.level}) at byte "
+            f"{message.start} cannot be decoded ({error}); fetch the file again"
+        ) from error
+    return GribField(values, decoded)

@@ -1,0 +1,279 @@
+"""The `hrrr` source: GRIB messages of HRRR, found by the inventories of its files."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from credit_jax.config.data import DataConfig
+from credit_jax.config.sources import HrrrConfig
+from credit_jax.data.clock import probe_times
+from credit_jax.data.sources.grib import Message, decode, read_inventory
+from credit_jax.data.sources.source import Fields, Grid, field_key, variables_of
+from credit_jax.io.open_files import OpenFiles
+
+# From this day on the files lie in a folder of their region.
+_REGIONS = pd.Timestamp("2018-07-12")
+_LEVELS = {"wrfprs": " mb", "wrfnat": " hybrid level"}
+# Largest distance of a pressure level from the one asked for, hPa.
+_SAME_LEVEL = 0.5
+# Files that are looked at before a run.
+_MANY_FILES = 200
+
+# CREDIT's names of variables -> name and level in the inventory; None: on levels.
+VARIABLES: dict[str, tuple[str, str | None]] = {
+    "T": ("TMP", None),
+    "U": ("UGRD", None),
+    "V": ("VGRD", None),
+    "W": ("VVEL", None),
+    "GH": ("HGT", None),
+    "ABSV": ("ABSV", None),
+    "P": ("PRES", None),
+    "Q": ("SPFH", None),
+    "RH": ("RH", None),
+    "DPT": ("DPT", None),
+    "CLWMR": ("CLWMR", None),
+    "ICMR": ("ICMR", None),
+    "RWMR": ("RWMR", None),
+    "SNMR": ("SNMR", None),
+    "GRLE": ("GRLE", None),
+    "t2m": ("TMP", "2 m above ground"),
+    "d2m": ("DPT", "2 m above ground"),
+    "rh2m": ("RH", "2 m above ground"),
+    "u10m": ("UGRD", "10 m above ground"),
+    "v10m": ("VGRD", "10 m above ground"),
+    "u80m": ("UGRD", "80 m above ground"),
+    "v80m": ("VGRD", "80 m above ground"),
+    "sp": ("PRES", "surface"),
+    "mslp": ("MSLMA", "mean sea level"),
+    "orog": ("HGT", "surface"),
+    "gust": ("GUST", "surface"),
+    "fricv": ("FRICV", "surface"),
+    "prate": ("PRATE", "surface"),
+    "tp": ("APCP", "surface"),
+    "refc": ("REFC", "entire atmosphere"),
+    "cape": ("CAPE", "surface"),
+    "cin": ("CIN", "surface"),
+    "hpbl": ("HPBL", "surface"),
+    "vis": ("VIS", "surface"),
+    "dswrf": ("DSWRF", "surface"),
+    "uswrf": ("USWRF", "surface"),
+    "dlwrf": ("DLWRF", "surface"),
+    "ulwrf": ("ULWRF", "surface"),
+    "shtfl": ("SHTFL", "surface"),
+    "lhtfl": ("LHTFL", "surface"),
+    "snowd": ("SNOD", "surface"),
+    "weasd": ("WEASD", "surface"),
+    "snowc": ("SNOWC", "surface"),
+    "landmask": ("LAND", "surface"),
+    "goes11bt3": ("SBT113", "top of atmosphere"),
+    "goes11bt4": ("SBT114", "top of atmosphere"),
+    "goes12bt3": ("SBT123", "top of atmosphere"),
+    "goes12bt4": ("SBT124", "top of atmosphere"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class HrrrSource:
+    """Fields of HRRR on its Lambert grid; see `Source`.
+
+    Attributes:
+        name: of the source.
+        config: its section.
+        first_time: a time that has a file.
+        rows, columns: of the grid that are taken.
+        shape: of the part that is taken.
+        num_levels: levels of its 3-D variables (0 without any).
+        calendar: of its times.
+    """
+
+    name: str
+    config: HrrrConfig
+    first_time: np.datetime64
+    rows: slice
+    columns: slice
+    shape: tuple[int, ...] = ()
+    num_levels: int = 0
+    calendar: str = "standard"
+
+    def read(
+        self, field_type: str, times: np.ndarray, rows: slice | None = None
+    ) -> Fields:
+        """See `Source.read`."""
+        if field_type == "static":
+            fields = self._read_one(field_type, times[-1], rows)
+            return {k: np.repeat(f[:, None], len(times), 1) for k, f in fields.items()}
+        steps = [self._read_one(field_type, time, rows) for time in times]
+        return {key: np.stack([s[key] for s in steps], axis=1) for key in steps[0]}
+
+    def grids(self) -> Iterator[Grid]:
+        """See `Source.grids`."""
+        where = f"data.source.{self.name}: {self.config.product}"
+        yield Grid(where, self.shape, None, None)
+
+    def coverage(self) -> None:
+        """A file has one time."""
+
+    def available(self, times: np.ndarray) -> np.ndarray:
+        """All times: a missing file is an error."""
+        return np.ones(times.shape, dtype=bool)
+
+    def check(self, field_type: str, times: np.ndarray) -> None:
+        """See `Source.check`."""
+        for time in times[:: -(-len(times) // _MANY_FILES)] if len(times) else ():
+            self.messages(field_type, time)
+
+    def messages(
+        self, field_type: str, time: np.datetime64
+    ) -> dict[str, tuple[str, list[Message]]]:
+        """Key -> file and messages, one a level.
+
+        Raises:
+            ValueError: if the file, a variable or a level is missing.
+        """
+        path, minutes = path_of(self.config, time)
+        where = f"data.source.{self.name}.variables.{field_type}"
+        inventory = read_inventory(path, where)
+        found = {}
+        for dims, name in variables_of(self.config, field_type):
+            if name not in VARIABLES:
+                raise ValueError(f"{where}: {name!r} is none of {', '.join(VARIABLES)}")
+            short, level = VARIABLES[name]
+            same = [m for m in inventory if m.variable == short]
+            if dims == "3d":
+                chosen = self._on_levels(same, f"{path}: {name}")
+            else:
+                chosen = [m for m in same if m.level == level][:1]
+            if minutes is not None:
+                step = f"{minutes} min fcst"
+                chosen = [m for m in same if (m.level, m.step) == (level, step)][:1]
+            if not chosen:
+                raise ValueError(
+                    f"{path}.idx: no message of {name} ({short}, {level}); {where}"
+                )
+            key = field_key(self.name, field_type, dims, name)
+            found[key] = (path, chosen)
+        return found
+
+    def _on_levels(self, messages: list[Message], where: str) -> list[Message]:
+        """The messages of the levels of the config; of all levels without any."""
+        unit = _LEVELS[self.config.product]
+        there: dict[float, Message] = {}
+        for message in messages:
+            text = message.level.removesuffix(unit)
+            if text != message.level and text.replace(".", "", 1).isdigit():
+                there[float(text)] = message
+        wanted = self.config.levels
+        if wanted is None:
+            down = self.config.product == "wrfprs"
+            return [there[level] for level in sorted(there, reverse=down)]
+        limit = _SAME_LEVEL if self.config.product == "wrfprs" else 1e-6
+        chosen, lost = [], []
+        for level in wanted:
+            near = [own for own in sorted(there) if abs(own - level) < limit]
+            chosen += near[:1]
+            lost += [] if near else [level]
+        if lost:
+            raise ValueError(
+                f"{where}: no level{unit} {lost}; it has {sorted(there)}. Change "
+                f"data.source.{self.name}.levels"
+            )
+        return [there[level] for level in chosen]
+
+    def _read_one(
+        self, field_type: str, time: np.datetime64, rows: slice | None
+    ) -> dict[str, Float[np.ndarray, "level y x"]]:
+        """All variables of a field type at one time."""
+        fields = {}
+        for key, (path, messages) in self.messages(field_type, time).items():
+            levels = []
+            for message in messages:
+                values = decode(path, message).values
+                part = values[self.rows, self.columns]
+                levels.append(part if rows is None else part[rows])
+            fields[key] = np.stack(levels)
+        return fields
+
+
+def path_of(config: HrrrConfig, time: np.datetime64) -> tuple[str, int | None]:
+    """The file of a time; of `wrfsubh` also the minutes since its run began.
+
+    >>> path_of(config, np.datetime64("2024-01-02T03:15"))
+    (".../hrrr.20240102/conus/hrrr.t03z.wrfsubhf01.grib2", 15)
+    """
+    run: Any = pd.Timestamp(time)
+    hour, minutes = config.forecast_hour, None
+    if config.product == "wrfsubh":
+        # A full hour is the last step of the run of the hour before.
+        minutes = (run.minute - 1) % 60 + 1
+        run, hour = run - pd.Timedelta(minutes=minutes), 1
+    base = os.path.expanduser(str(config.base_path))
+    folder = os.path.join(base, f"hrrr.{run:%Y%m%d}")
+    folder = os.path.join(folder, "conus") if run >= _REGIONS else folder
+    name = f"hrrr.t{run:%H}z.{config.product}f{hour:02d}.grib2"
+    return os.path.join(folder, name), minutes
+
+
+def open_hrrr(
+    name: str, data: DataConfig, open_files: OpenFiles | None = None
+) -> HrrrSource:
+    """The files of CREDIT's hrrr_download: hrrr.<date>/conus/<run>.grib2 and .idx.
+
+    Args:
+        name: of the source.
+        data: the data section that it is in.
+        open_files: files that are open already.
+
+    Raises:
+        FileNotFoundError: if no time has a file.
+        ValueError: if there is no GRIB decoder; if a variable or a level is missing.
+    """
+    config = data.source[name]
+    assert isinstance(config, HrrrConfig)
+    times = probe_times(data, config)
+    there = [t for t in times[:_MANY_FILES] if os.path.exists(path_of(config, t)[0])]
+    if not there:
+        path = path_of(config, times[0])[0]
+        raise FileNotFoundError(f"data.source.{name}.base_path: no file {path!r}")
+    whole = slice(None)
+    source = HrrrSource(name, config, there[0], whole, whole)
+    counts: dict[str, int] = {}
+    first: tuple[str, Message] | None = None
+    for kind in config.variables.given:
+        for key, (path, messages) in source.messages(kind, there[0]).items():
+            first = first or (path, messages[0])
+            counts |= {key: len(messages)} if "/3d/" in key else {}
+    assert first is not None
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"data.source.{name}: 3-D variables have different numbers of levels: "
+            f"{counts}; name those to take in levels"
+        )
+    field = decode(*first)
+    rows, columns = _part(config, field.latitude, field.longitude)
+    shape = field.values[rows, columns].shape
+    levels = max(counts.values(), default=0)
+    return HrrrSource(name, config, there[0], rows, columns, shape, levels)
+
+
+def _part(
+    config: HrrrConfig,
+    latitude: Float[np.ndarray, "y x"],
+    longitude: Float[np.ndarray, "y x"],
+) -> tuple[slice, slice]:
+    """The smallest part of the grid that holds all points of the extent."""
+    if config.extent is None:
+        return slice(None), slice(None)
+    west, east, south, north = config.extent
+    around = [(lon + 180.0) % 360.0 - 180.0 for lon in (longitude, west, east)]
+    inside = (latitude >= south) & (latitude <= north)
+    inside &= (around[0] >= around[1]) & (around[0] <= around[2])
+    parts = [np.flatnonzero(inside.any(axis=axis)) for axis in (1, 0)]
+    if not parts[0].size:
+        raise ValueError(f"no point of HRRR's grid lies in extent {config.extent}")
+    rows, columns = (slice(int(p[0]), int(p[-1]) + 1) for p in parts)
+    return rows, columns

@@ -1,0 +1,63 @@
+"""GRIB2 messages on a small Lambert grid, for tests: simple packing in 16 bits."""
+
+import struct
+
+import numpy as np
+
+NY, NX = 6, 8
+
+
+def message(values, level_type=1, level=0, discipline=0, category=0, number=0):
+    """One message of (NY, NX) values, rows from south to north; NaN is missing."""
+    sections = [
+        _identification(discipline),
+        _grid(),
+        _product(category, number, level_type, level),
+        *_data(np.asarray(values, np.float64)),
+    ]
+    body = b"".join(sections) + b"7777"
+    head = b"GRIB" + bytes([0, 0, discipline, 2]) + struct.pack(">Q", 16 + len(body))
+    return head + body
+
+
+def _section(number, content):
+    return struct.pack(">IB", len(content) + 5, number) + content
+
+
+def _identification(discipline):
+    date = struct.pack(">HBBBBB", 2024, 1, 1, 0, 0, 0)
+    return _section(1, struct.pack(">HHBBB", 7, 0, 2, 1, 1) + date + bytes([0, 1]))
+
+
+def _grid():
+    """Template 3.30 with the numbers of HRRR, few and far points."""
+    shape = struct.pack(">B", 6) + bytes(15)
+    first = struct.pack(">iI", 25_000_000, 240_000_000)
+    lambert = struct.pack(
+        ">BiIII", 8, 38_500_000, 262_500_000, 300_000_000, 300_000_000
+    )
+    scan = bytes([0, 0b0100_0000])
+    cone = struct.pack(">iiiI", 38_500_000, 38_500_000, -90_000_000, 0)
+    template = shape + struct.pack(">II", NX, NY) + first + lambert + scan + cone
+    return _section(3, struct.pack(">BIBBH", 0, NX * NY, 0, 0, 30) + template)
+
+
+def _product(category, number, level_type, level):
+    surface = struct.pack(">BbI", level_type, 0, level) + bytes([255, 0]) + bytes(4)
+    when = struct.pack(">HBBI", 0, 0, 1, 0)
+    first = struct.pack(">BBBBB", category, number, 2, 0, 83)
+    return _section(4, struct.pack(">HH", 0, 0) + first + when + surface)
+
+
+def _data(values):
+    there = np.isfinite(values).ravel()
+    kept = values.ravel()[there]
+    low = np.float32(kept.min())
+    scale = int(np.ceil(np.log2(max(float(kept.max() - low), 1e-9) / 65535)))
+    packed = np.round((kept - low) / 2.0**scale).astype(">u2").tobytes()
+    exponent = abs(scale) | (0x8000 if scale < 0 else 0)
+    head = struct.pack(">IHfHHBB", kept.size, 0, low, exponent, 0, 16, 0)
+    bitmap = bytes([255])
+    if not there.all():
+        bitmap = bytes([0]) + np.packbits(there).tobytes()
+    return _section(5, head), _section(6, bitmap), _section(7, packed)
