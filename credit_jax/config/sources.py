@@ -409,7 +409,7 @@ def parse_source(value: Any) -> Any:
     text = str(not_available("dataset type", kind, SOURCE_CONFIGS))
     text += {
         "base": "; CREDIT's base reads nothing: its fields are constants for tests",
-        "gefs": "; its cube-sphere tiles have a dim of members before the levels, which "
+        "gefs": "; its cube-sphere tiles have a dim of members before levels, which "
         "CREDIT's concat cannot join either: write a member to files on a grid, and "
         "take local",
     }.get(
