@@ -65,8 +65,8 @@ def _start() -> tuple[Any, Any]:
     return jax.tree.map(jnp.asarray, start)
 
 
-def _mse(y: jax.Array, target: jax.Array, context: FieldContext) -> jax.Array:
-    return context.mean(jnp.square(y - target))
+def _mse(tree: Any, context: FieldContext) -> jax.Array:
+    return context.mean(jnp.square(tree["y_pred"] - tree["y"]))
 
 
 def _train(mesh: str, optimizer: Any, steps: int) -> tuple[TrainState, list[float]]:
