@@ -16,13 +16,16 @@ from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms import (
+    PREBLOCKS,
     FieldTree,
     Grid,
+    Phase,
     Pipeline,
     Units,
     build_pipeline,
     channel_units,
     fields_of_rollout,
+    newest,
     without_input,
 )
 
@@ -148,7 +151,10 @@ class Loader:
             ValueError: if a value is NaN or infinite, or a file lacks a time.
         """
         first = self.pipeline.initial(self._step(indices, 0))
-        later = [self._step(indices, k) for k in range(1, self.dataset.num_steps)]
+        later = [
+            self.pipeline.renamed(self._step(indices, k), *PREBLOCKS)
+            for k in range(1, self.dataset.num_steps)
+        ]
         done = self.pipeline.before_step(first)
         targets = [done["y"]]
         targets += [self.pipeline.before_step(without_input(s))["y"] for s in later]
@@ -156,10 +162,11 @@ class Loader:
         times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
         check_finite(done["x"], y, first["input_times"], self.schema)
         fields = {}
+        physical = self.pipeline.renamed(first, Phase.BEFORE_STEP)["input"]
         if self.pipeline.needs("x_physical"):
-            fields["x_physical"] = first["input"]
+            fields["x_physical"] = newest(physical)
         if later:
-            fields |= fields_of_rollout(first["input"], [s["input"] for s in later])
+            fields |= fields_of_rollout(physical, [s["input"] for s in later])
         return Batch(done["x"], y, first["input_times"], times, fields)
 
     def _step(self, indices: Any, step: int) -> dict[str, Any]:

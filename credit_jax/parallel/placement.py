@@ -36,17 +36,17 @@ def vector_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
 
 
 def place_batch(
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Any],
     mesh: Mesh,
     *,
     local_dp_ranks: Sequence[int] | None = None,
-) -> dict[str, Array]:
+) -> dict[str, Any]:
     """Split arrays over the mesh; rows are padded to equal blocks with the last row.
 
     Args:
         arrays: fields (batch, channel, time, lat, lon) and vectors (batch, size), or
-            with micro-batches stacked in front; the samples of this process's dp ranks,
-            rank after rank.
+            with micro-batches stacked in front, or trees of such; the samples of this
+            process's dp ranks, rank after rank.
         mesh: the device mesh.
         local_dp_ranks: the dp ranks this process loads samples for; default all.
 
@@ -54,22 +54,24 @@ def place_batch(
         ValueError: an array of other dims, or the number of samples is no multiple of
             the number of ranks.
     """
-    placed = {}
-    for name, x in arrays.items():
+
+    def place(path: Any, x: np.ndarray) -> Array:
         if x.ndim not in (2, 3, 5, 6):
+            name = jax.tree_util.keystr(path, simple=True, separator=": ")
             raise ValueError(
                 f"{name} has shape {x.shape}; expected a field (batch, channel, time, "
                 "lat, lon) or a vector (batch, size), perhaps with micro-batches "
                 "stacked in front"
             )
-        placed[name] = place_samples(
+        return place_samples(
             x,
             mesh,
             sample_dim=1 if x.ndim in (3, 6) else 0,
             row_dim=ROW_DIM if x.ndim >= 5 else None,
             local_dp_ranks=local_dp_ranks,
         )
-    return placed
+
+    return jax.tree_util.tree_map_with_path(place, dict(arrays))
 
 
 def shard_tensor(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from credit_jax.plan.named_fields import (
     metrics_notes,
     scores_are_physical,
 )
-from credit_jax.transforms import Pipeline, Postprocess
+from credit_jax.transforms import ONE_STEP, Advance, Pipeline, Rollout
 
 Latitude = Float[np.ndarray, " lat"]
 # (tree, context) -> numbers by name, inside `shard_map`.
@@ -48,13 +48,15 @@ class Objective:
         evaluate: validation loss and metrics by name; None with `skip_validation`. Its
             first trace, that of the first validation, reads the climatology.
         measured: the keys of what `evaluate` returns.
-        postprocess: the transforms between the model and both; None without any.
+        rollout: the forecast whose losses are minimized.
+        valid_rollout: the forecast whose last step is evaluated.
     """
 
     loss: Callable[..., Any]
     evaluate: Evaluate | None
     measured: tuple[str, ...] = ()
-    postprocess: Postprocess | None = None
+    rollout: Rollout = ONE_STEP
+    valid_rollout: Rollout = ONE_STEP
 
 
 def plan_objective(
@@ -105,13 +107,44 @@ def plan_objective(
         evaluate = _together(valid_loss, scores)
         measured = ["loss", *_names(config, schema)]
     found.problems += _training_metric_problems(config, measured)
-    postprocess = None
-    if pipeline is not None:
-        channels = schema.input_slices(), schema.target_slices()
-        postprocess = found.attempt(lambda: pipeline.postprocess(*channels))
-    if loss is None or len(found.problems) > before:
+    rollouts = found.attempt(lambda: plan_rollouts(config, schema, pipeline))
+    if loss is None or rollouts is None or len(found.problems) > before:
         return None
-    return Objective(loss, evaluate, tuple(measured), postprocess)
+    return Objective(loss, evaluate, tuple(measured), *rollouts)
+
+
+def plan_rollouts(
+    config: Config, schema: ChannelSchema, pipeline: Pipeline | None
+) -> tuple[Rollout, Rollout] | None:
+    """The forecasts of training and of validation; None if the transforms are wrong.
+
+    Raises:
+        ValueError: a transform cannot run within a step, or none makes named fields to
+            feed back.
+    """
+    if pipeline is None:
+        return None
+    channels = schema.input_slices(), schema.target_slices()
+    full = config.trainer.backprop == "full"
+    pipeline = pipeline.with_gradients() if full else pipeline
+    postprocess = pipeline.postprocess(*channels)
+    steps = config.data.forecast_len, config.validation_data.forecast_len
+    advance = Advance(pipeline, *channels) if max(steps) > 1 else None
+    train, valid = (
+        Rollout(
+            num_steps=count,
+            postprocess=postprocess,
+            advance=advance if count > 1 else None,
+            clamp=config.data.data_clamp,
+        )
+        for count in steps
+    )
+    train = replace(
+        train,
+        backprop_on=config.backprop_on_timestep,
+        backprop=config.trainer.backprop,
+    )
+    return train, valid
 
 
 def _metrics(config: Config, schema: ChannelSchema, latitudes: Latitudes) -> Evaluate:

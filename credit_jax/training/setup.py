@@ -105,14 +105,14 @@ class Setup:
             schedule=rate,
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
-            postprocess=self.objective.postprocess,
+            rollout=self.objective.rollout,
         )
         evaluate = None
         if self.objective.evaluate is not None:
             eval_step = make_eval_step(
                 self.model,
                 self.objective.evaluate,
-                postprocess=self.objective.postprocess,
+                rollout=self.objective.valid_rollout,
             )
             evaluate = compile_program(eval_step, self.mesh)
         schedule = jax.jit(rate)
@@ -125,20 +125,18 @@ class Setup:
             learning_rate=lambda step: float(schedule(jnp.int32(step))),
         )
 
-    def place_train(self, group: Sequence[Batch]) -> dict[str, jax.Array]:
+    def place_train(self, group: Sequence[Batch]) -> dict[str, Any]:
         """Micro-batches of one update, stacked, on the mesh."""
-        return self._placed(
-            np.stack([batch.x for batch in group]),
-            np.stack([batch.y for batch in group]),
-        )
+        arrays = [batch.arrays for batch in group]
+        return self._placed(jax.tree.map(lambda *leaves: np.stack(leaves), *arrays))
 
-    def place_valid(self, batch: Batch) -> dict[str, jax.Array]:
+    def place_valid(self, batch: Batch) -> dict[str, Any]:
         """One batch on the mesh."""
-        return self._placed(batch.x, batch.y)
+        return self._placed(batch.arrays)
 
-    def _placed(self, x: np.ndarray, y: np.ndarray) -> dict[str, jax.Array]:
+    def _placed(self, arrays: dict[str, Any]) -> dict[str, Any]:
         ranks = local_dp_ranks(self.mesh)
-        return place_batch({"x": x, "y": y}, self.mesh, local_dp_ranks=ranks)
+        return place_batch(arrays, self.mesh, local_dp_ranks=ranks)
 
     def fresh_state(self) -> TrainState:
         """New weights, from `seed`."""

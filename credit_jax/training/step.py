@@ -8,6 +8,7 @@ compose them with `jax.jit`, `lax.scan` and the like. Our own loop compiles them
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import jax
@@ -22,17 +23,17 @@ from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
 from credit_jax.nn.noise import Noise
-from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.params.frozen import split_frozen
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import keep_if, loss_factor, unscale
 from credit_jax.training.optimizer import global_norm
 from credit_jax.training.optimizer_state import check_updates
+from credit_jax.training.rollout import ForecastLoss, evaluate_forecast, zeros_like
 from credit_jax.training.state import TrainState, state_specs
-from credit_jax.transforms import Postprocess
+from credit_jax.transforms import ONE_STEP, Rollout
 
-Batch = Mapping[str, Array]
+Batch = Mapping[str, Any]
 Scalar = Float[Array, ""]
 Metrics = Callable[[FieldTree, FieldContext], dict[str, Scalar]]
 
@@ -45,12 +46,12 @@ def make_train_step(
     schedule: optax.Schedule | None = None,
     accumulate: int = 1,
     ema_decay: float | None = None,
-    postprocess: Postprocess | None = None,
+    rollout: Rollout = ONE_STEP,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
     """The training step: one optimizer update from k micro-batches.
 
-    Spectral norm makes one power iteration a micro-batch. Gradients add up locally; the
-    transpose of casting the parameters to vary over dp and domain sums them once.
+    Spectral norm makes one power iteration a forward pass. Gradients add up locally;
+    the transpose of casting the parameters to vary over dp and domain sums them once.
     Frozen parameters stay as they are; the optimizer does not see them.
     In float16 an update whose gradient overflowed is left out (`training.loss_scale`).
 
@@ -59,19 +60,20 @@ def make_train_step(
         optimizer: any transformation with elementwise state, which is split like the
             parameters. Its `update` gets the extra arguments `grad_norm` (the global
             norm of the gradient) and `learning_rate`, if it takes extra arguments.
-        loss: of the fields after `postprocess`, and a `FieldContext` for global means.
+        loss: of the fields after a step of `rollout`, and a `FieldContext` for global
+            means.
         schedule: micro-batches seen -> learning rate; None for an optimizer that has
             its own.
         accumulate: what each micro-batch's loss is divided by (CREDIT's
             grad_accum_every, also where the last group of an epoch is shorter).
         ema_decay: of the averaged parameters; None keeps none.
-        postprocess: transforms between the model and the loss, see
-            `Pipeline.postprocess`.
+        rollout: steps of a forecast, transforms after each, and which losses count.
 
     Returns:
-        `step(state, {"x": (k, b, c, t, lat, lon), "y": ...}) -> (state, info)`; info
-        has "loss" (k,), "grad_norm", with a schedule "learning_rate", and in float16
-        "loss_scale" and "skipped".
+        `step(state, {"x": (k, b, c, t, lat, lon), "y": (k, b, c, step, lat, lon), ...})
+        -> (state, info)`; info has "loss" (k,), the sum over the steps that count,
+        "grad_norm", with a schedule "learning_rate", and in float16 "loss_scale" and
+        "skipped".
     """
     update = optax.with_extra_args_support(optimizer).update
     specs = state_specs(model, optimizer, ema=ema_decay is not None)
@@ -81,7 +83,7 @@ def make_train_step(
         state: TrainState, batch: Batch
     ) -> tuple[TrainState, dict[str, Array]]:
         grads, model_state, losses = _accumulate(
-            state, batch, model, loss, accumulate, postprocess
+            state, batch, model, loss, accumulate, rollout
         )
         micro_step = state.micro_step + batch["y"].shape[0]
         norm = global_norm(grads)
@@ -119,47 +121,46 @@ def make_train_step(
         )
         return new, info
 
-    sharded = jax.shard_map(
-        train_step,
-        mesh=model.mesh,
-        in_specs=(specs, model.batch_specs(stacked=True)),
-        out_specs=(specs, PartitionSpec()),
-    )
-    return jax.jit(sharded)
+    @jax.jit
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+        sharded = jax.shard_map(
+            train_step,
+            mesh=model.mesh,
+            in_specs=(specs, _batch_specs(model, tuple(batch), stacked=True)),
+            out_specs=(specs, PartitionSpec()),
+        )
+        return sharded(state, dict(batch))
+
+    return step
 
 
 def make_eval_step(
-    model: ParallelModel, metrics: Metrics, *, postprocess: Postprocess | None = None
+    model: ParallelModel, metrics: Metrics, *, rollout: Rollout = ONE_STEP
 ) -> Callable[..., dict[str, Scalar]]:
     """The evaluation step: metrics of one batch with stored spectral norm state.
 
     Args:
         model: on its mesh.
-        metrics: of the same as a loss; include the validation loss here.
-        postprocess: transforms between the model and the metrics, see
-            `Pipeline.postprocess`.
+        metrics: of the fields after the last step of `rollout`; include the validation
+            loss here.
+        rollout: steps of a forecast, and transforms after each.
 
     Returns:
-        `evaluate(params, model_state, {"x": (b, c, t, lat, lon), "y": ...},
-        noise=None) -> scalars`; `noise` is for models that draw noise.
+        `evaluate(params, model_state, {"x": (b, c, t, lat, lon), "y": (b, c, step, lat,
+        lon), ...}, noise=None) -> scalars`; `noise` is for models that draw noise.
     """
 
     def eval_step(
         params: Weights, model_state: ModelState, given: tuple[Batch, Noise | None]
     ) -> dict[str, Scalar]:
-        batch, noise = given
-        prediction = model.local_forward(
-            params, model_state, _inputs(batch), noise, interleaved=True
-        )
-        context = FieldContext(model.reducer)
-        tree = _postprocessed(postprocess, batch, prediction, context)
-        return metrics(tree, context)
+        return evaluate_forecast(model, rollout, metrics, params, model_state, *given)
 
-    run = model.shard_map(
-        eval_step,
-        batch_specs=(model.batch_specs(), PartitionSpec()),
-        out_specs=PartitionSpec(),
-    )
+    @cache
+    def run_on(names: tuple[str, ...]) -> Callable[..., dict[str, Scalar]]:
+        batch_specs = (_batch_specs(model, names), PartitionSpec())
+        return model.shard_map(
+            eval_step, batch_specs=batch_specs, out_specs=PartitionSpec()
+        )
 
     def evaluate(
         params: Weights,
@@ -167,25 +168,18 @@ def make_eval_step(
         batch: Batch,
         noise: Noise | None = None,
     ) -> dict[str, Scalar]:
-        return run(params, model_state, (batch, noise))
+        run = run_on(tuple(batch))
+        return run(params, model_state, (dict(batch), noise))
 
     return evaluate
 
 
-def _inputs(batch: Batch) -> dict[str, Array]:
-    """What of a batch goes into the model."""
-    return {name: array for name, array in batch.items() if name != "y"}
-
-
-def _postprocessed(
-    postprocess: Postprocess | None,
-    batch: Batch,
-    prediction: Array,
-    context: FieldContext,
-) -> FieldTree:
-    """The fields of a step, with "y_pred" and "y", after its transforms."""
-    tree = {**batch, "y_pred": prediction}
-    return tree if postprocess is None else postprocess(tree, context)
+def _batch_specs(
+    model: ParallelModel, names: tuple[str, ...], *, stacked: bool = False
+) -> dict[str, PartitionSpec]:
+    """Specs of a batch; what is no input and no target is a tree of fields."""
+    known = model.batch_specs(stacked=stacked)
+    return {name: known.get(name, known["y"]) for name in names}
 
 
 def _accumulate(
@@ -194,7 +188,7 @@ def _accumulate(
     model: ParallelModel,
     loss: Loss,
     accumulate: int,
-    postprocess: Postprocess | None,
+    rollout: Rollout,
 ) -> tuple[Weights, ModelState, Array]:
     """Summed gradient, new vectors and the loss of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
@@ -203,48 +197,33 @@ def _accumulate(
     frozen = pvary_params(frozen, axes, precision)
     factor = loss_factor(state.loss_scale)
 
-    def micro(model_state: ModelState, index: Array, batch: Batch) -> Any:
-        model_state = model.local_iterate(state.params, model_state)
-        key = jax.random.fold_in(state.key, state.micro_step + index)
+    def scale(value: Scalar) -> Scalar:
+        return value * factor / accumulate
 
-        def objective(
-            weights: Weights,
-        ) -> tuple[Scalar, tuple[Scalar, ModelState]]:
-            prediction, after = model.local_training_forward(
-                {**weights, **frozen}, model_state, _inputs(batch), key
-            )
-            context = FieldContext(model.reducer)
-            tree = _postprocessed(postprocess, batch, prediction, context)
-            value = loss(tree, context)
-            return value * factor / accumulate, (value, after)
-
-        grads, (value, after) = jax.grad(objective, has_aux=True)(weights)
-        for further in range(1, model.power_iterations):
-            after = model.local_iterate(state.params, after, index=further)
-        return after, grads, value
+    forecast = ForecastLoss(model, rollout, loss, state.params, frozen, scale)
 
     def summed(grads: Weights) -> Weights:
         return unscale(pullback(grads)[0], state.loss_scale)
 
+    def micro(model_state: ModelState, index: Array, batch: Batch) -> Any:
+        key = jax.random.fold_in(state.key, state.micro_step + index)
+        return forecast.gradient(weights, model_state, batch, key)
+
     count = batch["y"].shape[0]
     if count == 1:
-        model_state, grads, value = micro(
+        grads, model_state, value = micro(
             state.model_state,
             jnp.zeros((), jnp.int32),
-            {name: array[0] for name, array in batch.items()},
+            jax.tree.map(lambda leaf: leaf[0], dict(batch)),
         )
         return summed(grads), model_state, value[None]
 
     def body(carry: tuple[ModelState, Weights], inputs: Any) -> Any:
-        model_state, grads, value = micro(carry[0], *inputs)
+        grads, model_state, value = micro(carry[0], *inputs)
         return (model_state, jax.tree.map(jnp.add, carry[1], grads)), value
 
-    zeros = {
-        path: pvary(jnp.zeros_like(p), sorted(varying_axes(p)))
-        for path, p in weights.items()
-    }
     inputs = (jnp.arange(count), dict(batch))
     (model_state, grads), losses = jax.lax.scan(
-        body, (state.model_state, zeros), inputs
+        body, (state.model_state, zeros_like(weights)), inputs
     )
     return summed(grads), model_state, losses

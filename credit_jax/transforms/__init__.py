@@ -1,6 +1,7 @@
 """Transforms, CREDIT's preblocks and postblocks: around the model, by phase."""
 
 from credit_jax.transforms.base import (
+    PREBLOCKS,
     FieldTree,
     Grid,
     Layout,
@@ -13,13 +14,18 @@ from credit_jax.transforms.pipeline import Pipeline, Postprocess, build_pipeline
 from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 from credit_jax.transforms.rollout import (
+    ONE_STEP,
     Advance,
+    Rollout,
     fields_of_rollout,
+    newest,
     without_input,
 )
 from credit_jax.transforms.units import Units, channel_units
 
 __all__ = [
+    "ONE_STEP",
+    "PREBLOCKS",
     "TRANSFORMS",
     "Advance",
     "FieldTree",
@@ -29,6 +35,7 @@ __all__ = [
     "Phase",
     "Pipeline",
     "Postprocess",
+    "Rollout",
     "Transform",
     "TransformEntry",
     "Units",
@@ -36,6 +43,7 @@ __all__ = [
     "build_pipeline",
     "channel_units",
     "fields_of_rollout",
+    "newest",
     "transform_types",
     "without_input",
 ]

@@ -17,7 +17,7 @@ two phases on the host, and the step runs the third, traced (`Pipeline.postproce
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_jax.config.base import ConfigError, not_available, parse
@@ -40,6 +40,8 @@ from credit_jax.transforms.base import (
     Transform,
     Where,
 )
+from credit_jax.transforms.post.reconstruct import Reconstruct
+from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 
 # A traced phase: (tree, context) -> tree.
@@ -106,6 +108,29 @@ class Pipeline:
     ) -> dict[str, Any]:
         """Run `postblocks.post_rollout` after the last step; see `initial`."""
         return self._run(Phase.AFTER_ROLLOUT, tree, context)
+
+    def with_gradients(self) -> Pipeline:
+        """The same without the constants that `reconstruct` makes of predictions."""
+
+        def attached(each: Placed) -> Placed:
+            if not isinstance(each.transform, Reconstruct):
+                return each
+            args = each.transform.args.model_copy(update={"detach": False})
+            return replace(each, transform=Reconstruct(args))
+
+        return Pipeline(tuple(attached(each) for each in self.transforms))
+
+    def renamed(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
+        """Run the renames of some phases alone, on the host.
+
+        In a forecast of several steps they have to be done before the fields of steps
+        meet: the later steps have not gone through the phase of the initial state.
+        """
+        new = dict(tree)
+        for each in self.transforms:
+            if each.phase in phases and isinstance(each.transform, Rename):
+                new = each.transform(new)
+        return new
 
     def postprocess(
         self, input_channels: Mapping[str, slice], target_channels: Mapping[str, slice]

@@ -8,19 +8,24 @@ an input of several times the oldest is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from credit_jax.fields import FieldContext
 from credit_jax.transforms.base import FieldTree, Phase, Where
-from credit_jax.transforms.pipeline import Pipeline
+from credit_jax.transforms.pipeline import Pipeline, Postprocess
 
-PROGNOSTIC, FORCING = "prognostic", "dynamic_forcing"
+PROGNOSTIC, DYNAMIC_FORCING = "prognostic", "dynamic_forcing"
+# Entries of a batch that later steps take their input from.
+FORCING, STATIC = "forcing", "static"
+# Entries of a step that the step before makes.
+_FED_BACK = ("x", "x_physical")
 
 
 def field_type_of(var_key: str) -> str:
@@ -35,6 +40,16 @@ def field_type_of(var_key: str) -> str:
 def without_input(tree: FieldTree) -> dict[str, Any]:
     """A tree that has no input fields: that of a target alone."""
     return {key: value for key, value in tree.items() if key != "input"}
+
+
+def newest(
+    fields: Mapping[str, Mapping[str, np.ndarray]],
+) -> dict[str, dict[str, np.ndarray]]:
+    """Fields at their last time alone, (batch, level, 1, lat, lon)."""
+    return {
+        source: {key: field[:, :, -1:] for key, field in own.items()}
+        for source, own in fields.items()
+    }
 
 
 def fields_of_rollout(
@@ -61,13 +76,13 @@ def fields_of_rollout(
     }
     static = {
         source: {
-            key: field[:, :, -1:]
+            key: field
             for key, field in own.items()
-            if field_type_of(key) not in (PROGNOSTIC, FORCING)
+            if field_type_of(key) not in (PROGNOSTIC, DYNAMIC_FORCING)
         }
-        for source, own in first.items()
+        for source, own in newest(first).items()
     }
-    return {"forcing": forcing, "static": static}
+    return {FORCING: forcing, STATIC: static}
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,7 @@ class Advance:
             if field_type_of(key) == PROGNOSTIC:
                 own[key] = _predicted(tree, source, key)
             else:
-                part = forcing if field_type_of(key) == FORCING else static
+                part = forcing if field_type_of(key) == DYNAMIC_FORCING else static
                 own[key] = context.repeat_members(part[source][key])
         maps = {
             "input_channel_map": dict(self.input_channels),
@@ -143,3 +158,105 @@ def _predicted(tree: FieldTree, source: str, key: str) -> Array:
             f"{', '.join(sorted(predicted)) or 'nothing'}"
         )
     return predicted[key]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """How a forecast runs.
+
+    Attributes:
+        num_steps: steps of the forecast.
+        backprop_on: steps whose loss counts, from 1; None is all of them.
+        backprop: "truncated" or "full", see the module.
+        postprocess: transforms after every step; None has none.
+        advance: makes the input of the next step; needed by several steps.
+        clamp: smallest and largest value of x and y; None clamps nothing.
+        num_members: members of an ensemble, side by side on the batch dim.
+    """
+
+    num_steps: int = 1
+    backprop_on: tuple[int, ...] | None = None
+    backprop: str = "truncated"
+    postprocess: Postprocess | None = None
+    advance: Advance | None = None
+    clamp: tuple[float, float] | None = None
+    num_members: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_steps > 1 and self.advance is None:
+            raise ValueError(
+                f"a forecast of {self.num_steps} steps needs `advance`, which makes "
+                "the input of the next step"
+            )
+
+    @property
+    def counts(self) -> tuple[bool, ...]:
+        """Whether the loss of each step counts."""
+        steps = range(1, self.num_steps + 1)
+        return tuple(self.backprop_on is None or t in self.backprop_on for t in steps)
+
+    def start(self, batch: FieldTree, context: FieldContext) -> dict[str, Any]:
+        """What the first step is given: the entries that later steps feed back."""
+        given = {name: batch[name] for name in _FED_BACK if name in batch}
+        return jax.tree.map(context.repeat_members, given)
+
+    def inputs(
+        self, names: Iterable[str], batch: FieldTree, fields: FieldTree
+    ) -> dict[str, Array]:
+        """Inputs of the model in one step: x and other ones, which stay."""
+        given = {**batch, "x": self._clamped(fields["x"])}
+        return {name: given[name] for name in names}
+
+    def after(
+        self,
+        batch: FieldTree,
+        fields: FieldTree,
+        target: Array,
+        prediction: Array,
+        context: FieldContext,
+    ) -> FieldTree:
+        """The fields of a step, with "y_pred" and "y", after its transforms."""
+        tree = {
+            **{name: batch[name] for name in batch if name not in (FORCING, STATIC)},
+            **fields,
+            "x": self._clamped(fields["x"]),
+            "y": self._clamped(target),
+            "y_pred": prediction,
+        }
+        return tree if self.postprocess is None else self.postprocess(tree, context)
+
+    def next(
+        self,
+        batch: FieldTree,
+        fields: FieldTree,
+        tree: FieldTree,
+        forcing: Any,
+        context: Any,
+    ) -> dict[str, Any]:
+        """What the next step is given; the same fields after the last one."""
+        if self.advance is None:
+            return dict(fields)
+        tree = {**tree, "x": fields["x"]}
+        static = jax.tree.map(context.repeat_members, batch[STATIC])
+        return self.advance(tree, forcing, static, context)
+
+    def per_step(self, batch: FieldTree) -> tuple[Array, Any]:
+        """Targets and the forcing of the next step, stacked over steps.
+
+        After the last step its forcing is repeated, so that all steps are alike.
+        """
+        targets = jnp.moveaxis(batch["y"], 2, 0)[:, :, :, None]
+        if self.num_steps == 1:
+            return targets, {}
+
+        def stacked(field: Array) -> Array:
+            steps = jnp.moveaxis(field, 2, 0)[:, :, :, None]
+            return jnp.concatenate([steps, steps[-1:]])
+
+        return targets, jax.tree.map(stacked, batch[FORCING])
+
+    def _clamped(self, x: Array) -> Array:
+        return x if self.clamp is None else jnp.clip(x, *self.clamp)
+
+
+ONE_STEP = Rollout()

@@ -1,0 +1,229 @@
+"""A forecast of one or several steps within a training or an evaluation step.
+
+One turn for each step: the model, the transforms after it, the loss if it counts, and
+the input of the next step. With the gradient "truncated", as CREDIT has it, what is fed
+back is constant: the gradient of each loss goes through its own step, and the gradients
+add up. With "full" it goes through all steps; only what is fed back is kept in memory,
+and each step is computed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from credit_jax.fields import FieldContext
+from credit_jax.losses import Loss
+from credit_jax.models.model_def import Weights
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.model_state import ModelState
+from credit_jax.nn.noise import Noise
+from credit_jax.ops.vma import pvary, varying_axes
+from credit_jax.transforms import FieldTree, Rollout
+
+Batch = Mapping[str, Any]
+Scalar = Float[Array, ""]
+
+
+@dataclass(frozen=True)
+class ForecastLoss:
+    """The loss of a forecast in training mode, and its gradient; local shards.
+
+    Attributes:
+        model: on its mesh.
+        rollout: the forecast.
+        loss: of the fields after a step.
+        params: weights of the training state, whose matrices spectral norm iterates on.
+        frozen: those that are not trained, ready for the forward pass.
+        scale: of every loss before the gradient, value -> value.
+    """
+
+    model: ParallelModel
+    rollout: Rollout
+    loss: Loss
+    params: Weights
+    frozen: Weights
+    scale: Callable[[Scalar], Scalar]
+
+    def gradient(
+        self, weights: Weights, model_state: ModelState, batch: Batch, key: Array
+    ) -> tuple[Weights, ModelState, Scalar]:
+        """Gradient, the state after the forecast, and the sum of the losses.
+
+        Args:
+            weights: those that are trained, ready for the forward pass.
+            model_state: before the forecast.
+            batch: local shards of one micro-batch.
+            key: of dropout and noise, equal on all devices.
+        """
+        if self.rollout.backprop == "full":
+            return self._full(weights, model_state, batch, key)
+        return self._truncated(weights, model_state, batch, key)
+
+    def _truncated(
+        self, weights: Weights, model_state: ModelState, batch: Batch, key: Array
+    ) -> tuple[Weights, ModelState, Scalar]:
+        context = self._context
+        carry = (model_state, zeros_like(weights), self.rollout.start(batch, context))
+        values = []
+
+        def turn(counts: bool, carry: Any, inputs: Any) -> Any:
+            model_state, grads, fields = carry
+            step = partial(self._step, batch, fields, model_state, inputs, key)
+            if counts:
+                own, aux = jax.grad(step, has_aux=True)(weights)
+                grads = jax.tree.map(jnp.add, grads, own)
+            else:
+                _, aux = step(weights)
+            after, fields, value = lax.stop_gradient(aux)
+            return (after, grads, fields), value
+
+        inputs = (jnp.arange(self.rollout.num_steps), *self.rollout.per_step(batch))
+        for counts, first, stop in _runs(self.rollout.counts):
+            mine = jax.tree.map(lambda leaf, a=first, b=stop: leaf[a:b], inputs)
+            carry, value = _turns(partial(turn, counts), carry, mine)
+            if counts:
+                values.append(value.sum())
+        model_state, grads, _ = carry
+        return grads, model_state, sum(values[1:], values[0])
+
+    def _full(
+        self, weights: Weights, model_state: ModelState, batch: Batch, key: Array
+    ) -> tuple[Weights, ModelState, Scalar]:
+        fields = self.rollout.start(batch, self._context)
+        factors = jnp.array(self.rollout.counts, jnp.float32)
+        steps = jnp.arange(self.rollout.num_steps)
+        inputs = (factors, (steps, *self.rollout.per_step(batch)))
+
+        def forecast(weights: Weights) -> tuple[Scalar, Any]:
+            @jax.checkpoint
+            def turn(carry: Any, inputs: Any) -> Any:
+                (model_state, fields), (factor, mine) = carry, inputs
+                scaled, aux = self._step(batch, fields, model_state, mine, key, weights)
+                after, fields, value = aux
+                after = lax.stop_gradient(after)
+                return (after, fields), (scaled * factor, value * factor)
+
+            carry, (scaled, values) = _turns(turn, (model_state, fields), inputs)
+            return scaled.sum(), (carry[0], values.sum())
+
+        grads, (after, value) = jax.grad(forecast, has_aux=True)(weights)
+        return grads, after, value
+
+    def _step(
+        self,
+        batch: Batch,
+        fields: Batch,
+        model_state: ModelState,
+        inputs: Any,
+        key: Array,
+        weights: Weights,
+    ) -> tuple[Scalar, tuple[ModelState, Batch, Scalar]]:
+        """The loss of one step times the factor, and what comes after the step."""
+        index, target, forcing = inputs
+        rollout, model, context = self.rollout, self.model, self._context
+        if rollout.num_steps > 1:
+            key = jax.random.fold_in(key, index)
+        model_state = model.local_iterate(self.params, model_state)
+        prediction, after = model.local_training_forward(
+            {**weights, **self.frozen},
+            model_state,
+            rollout.inputs(model.model_def.inputs, batch, fields),
+            key,
+        )
+        for further in range(1, model.power_iterations):
+            after = model.local_iterate(self.params, after, index=further)
+        tree = rollout.after(batch, fields, target, prediction, context)
+        value = self.loss(tree, context)
+        fed_back = rollout.next(batch, fields, tree, forcing, context)
+        return self.scale(value), (after, fed_back, value)
+
+    @property
+    def _context(self) -> FieldContext:
+        return FieldContext(self.model.reducer, num_members=self.rollout.num_members)
+
+
+def evaluate_forecast(
+    model: ParallelModel,
+    rollout: Rollout,
+    metrics: Callable[[FieldTree, FieldContext], dict[str, Scalar]],
+    params: Weights,
+    model_state: ModelState,
+    batch: Batch,
+    noise: Noise | None = None,
+) -> dict[str, Scalar]:
+    """Metrics of the last step of a forecast in evaluation mode; local shards.
+
+    Args:
+        model: on its mesh.
+        rollout: the forecast.
+        metrics: of the fields after the last step.
+        params, model_state: as for `ParallelModel.local_forward`.
+        batch: local shards.
+        noise: of models that draw noise.
+    """
+    context = FieldContext(model.reducer, num_members=rollout.num_members)
+
+    def step(fields: Batch, inputs: Any) -> FieldTree:
+        index, target, _ = inputs
+        own = noise
+        if noise is not None and rollout.num_steps > 1:
+            own = noise.fold_in(index)
+        prediction = model.local_forward(
+            params,
+            model_state,
+            rollout.inputs(model.model_def.inputs, batch, fields),
+            own,
+            interleaved=True,
+        )
+        return rollout.after(batch, fields, target, prediction, context)
+
+    def turn(fields: Batch, inputs: Any) -> tuple[Batch, None]:
+        tree = step(fields, inputs)
+        return rollout.next(batch, fields, tree, inputs[2], context), None
+
+    inputs = (jnp.arange(rollout.num_steps), *rollout.per_step(batch))
+    fields: Batch = rollout.start(batch, context)
+    if rollout.num_steps > 1:
+        before = jax.tree.map(lambda leaf: leaf[:-1], inputs)
+        fields, _ = _turns(turn, fields, before)
+    last = jax.tree.map(lambda leaf: leaf[-1], inputs)
+    return metrics(step(fields, last), context)
+
+
+def _turns(turn: Callable[..., Any], carry: Any, inputs: Any) -> Any:
+    """`lax.scan`; a single turn is no loop."""
+    if len(jax.tree.leaves(inputs)[0]) > 1:
+        return lax.scan(turn, carry, inputs)
+    carry, output = turn(carry, jax.tree.map(lambda leaf: leaf[0], inputs))
+    return carry, jax.tree.map(lambda leaf: leaf[None], output)
+
+
+def _runs(counts: tuple[bool, ...]) -> list[tuple[bool, int, int]]:
+    """(value, first, stop) of each run of equal values.
+
+    >>> _runs((False, False, True))
+    [(False, 0, 2), (True, 2, 3)]
+    """
+    runs, start = [], 0
+    for value, group in itertools.groupby(counts):
+        stop = start + len(list(group))
+        runs.append((value, start, stop))
+        start = stop
+    return runs
+
+
+def zeros_like(weights: Weights) -> Weights:
+    """Zeros that vary over the same mesh axes."""
+    return {
+        path: pvary(jnp.zeros_like(weight), sorted(varying_axes(weight)))
+        for path, weight in weights.items()
+    }

@@ -1,0 +1,165 @@
+"""Training on forecasts of several steps beside CREDIT's own trainer."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+
+from credit_jax.config import load_config
+from credit_jax.plan import plan_run
+from credit_jax.training.setup import Setup, prepare
+from credit_jax.training.state import place_state, state_of, state_specs
+from tests.reference.training import GEN2_CONFIG
+from tests.support import assert_close
+
+NUM_UPDATES = 6
+# Ten times what is seen.
+LOSS, NORM, VALIDATION, CHANGE = 1e-6, 3e-6, 1e-6, 1e-2
+SCALED = {
+    "T": "ERA5/prognostic/3d/T",
+    "U": "ERA5/prognostic/3d/U",
+    "SP": "ERA5/prognostic/2d/SP",
+    "TP": "ERA5/diagnostic/2d/TP",
+}
+CASES = {
+    "two steps": {"forecast_len": 2},
+    "the second of two steps": {"forecast_len": 2, "backprop_on_timestep": [2]},
+    "three steps, two frames": {"forecast_len": 3, "history_len": 2},
+}
+ONE_DEVICE = {"data": "none", "tensor": 1, "domain": 1}
+MESH = {"data": "fsdp2", "tensor": 2, "domain": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(credit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data and a file of their scalers."""
+    folder = tmp_path_factory.mktemp("rollout")
+    credit.write_dataset(folder)
+    write_scalers(folder)
+    return folder
+
+
+def write_scalers(folder: Path) -> None:
+    """bridgescaler's own file: a standard scaler of each variable."""
+    import torch
+    from bridgescaler import save_scaler_dict
+    from bridgescaler.distributed_tensor import DStandardScalerTensor
+
+    data = xr.open_dataset(folder / "d_2000.nc")
+    fitted: dict[str, dict[str, Any]] = {"input": {}, "target": {}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, key in SCALED.items():
+            values = data[name].to_numpy()
+            values = values if "/3d/" in key else values[:, None]
+            scaler = DStandardScalerTensor(channels_last=False)
+            scaler.fit(torch.from_numpy(values[:, :, None]))
+            fitted["target"][key] = scaler
+            if "prognostic" in key:
+                fitted["input"][key] = scaler
+    scalers = {part: {"ERA5": own} for part, own in fitted.items()}
+    save_scaler_dict(scalers, str(folder / "scaler.json"))
+
+
+def write_config(folder: Path, data: dict[str, Any]) -> Path:
+    """CREDIT's YAML of a case; the scaler goes in before and out after each step."""
+    raw = yaml.safe_load(GEN2_CONFIG.read_text())
+    raw["data"] |= data
+    raw["model"]["frames"] = raw["data"]["history_len"]
+    raw["trainer"] |= {"batches_per_epoch": NUM_UPDATES}
+    args = {"scaler_path": "./scaler.json", "variables": [*SCALED.values()]}
+    scaler = {"type": "bridgescaler_transform", "args": args | {"method": "transform"}}
+    inverse = {
+        "type": "bridgescaler_transform",
+        "args": args | {"method": "inverse_transform"},
+    }
+    raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
+    twin = raw["postblocks"]["per_step"].pop("reconstruct_target")
+    key = {"key": "y_target_processed"}
+    raw["postblocks"]["per_step"] |= {
+        "scaler": inverse,
+        "twin": twin,
+        "scaler_twin": {**inverse, "args": inverse["args"] | key},
+    }
+    path = folder / "case.yml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_credit(
+    credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from credit_torch_bridge.checkpoint.state_dict import from_state_dict
+
+    monkeypatch.chdir(folder)
+    path = write_config(folder, CASES[name])
+    run = credit.credit_train(path, folder)
+    ways = {"one device": ONE_DEVICE}
+    if name == "two steps":
+        ways["dp 2 x tp 2 x domain 2"] = MESH
+    for where, degrees in ways.items():
+        setup = prepare_on(path, degrees)
+        start = from_state_dict(setup.model_def, run.initial)
+        losses, norms, valid, params = train(setup, start, run)
+        what = f"{name}, {where}"
+        assert_close(losses, run.loss, LOSS, f"{what}: losses")
+        assert_close(norms, run.gradient_norm, NORM, f"{what}: gradient norms")
+        assert_close(valid, run.valid_loss[0], VALIDATION, f"{what}: validation")
+        final, _ = from_state_dict(setup.model_def, run.final)
+        moved, should = (_change(end, start[0]) for end in (params, final))
+        assert_close(moved, should, CHANGE, f"{what}: change of the parameters")
+
+
+def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
+    """The setup of a config on a mesh; the global batch is the same on all."""
+    samples = 1 if degrees["data"] == "fsdp2" else 2
+    overrides = [f"trainer.parallelism.{key}={value}" for key, value in degrees.items()]
+    overrides += [f"trainer.{kind}_batch_size={samples}" for kind in ("train", "valid")]
+    num_devices = 8 if samples == 1 else 1
+    plan = plan_run(load_config(path, overrides), num_devices=num_devices)
+    return prepare(plan, jax.devices()[:num_devices])
+
+
+def train(setup: Setup, start: Any, run: Any) -> Any:
+    """Losses, gradient norms, the first validation loss, and the last parameters."""
+    from credit_jax.parallel.params.packing import pack, unpack
+
+    specs = setup.model_def.param_specs
+    params, model_state = jax.device_put(start)
+    key = jax.random.key(0)
+    state = state_of(
+        setup.model, pack(params, specs), model_state, setup.optimizer, key, ema=True
+    )
+    state = place_state(
+        state, state_specs(setup.model, setup.optimizer, ema=True), setup.mesh
+    )
+    steps, losses, norms = setup.steps(), [], []
+    batches = setup.train_loader.epoch(0)
+    num_steps = setup.objective.rollout.num_steps
+    for index in range(NUM_UPDATES):
+        batch = next(batches)
+        theirs = run.y[index * num_steps : (index + 1) * num_steps]
+        assert np.array_equal(batch.x, run.x[index * num_steps])
+        assert np.array_equal(batch.y, np.concatenate([*theirs], axis=2))
+        state, info = steps.train(state, steps.place_train([batch]))
+        losses.append(float(info["loss"][0]))
+        norms.append(float(info["grad_norm"]))
+    assert setup.valid_loader is not None
+    assert steps.evaluate is not None
+    batch = steps.place_valid(next(iter(setup.valid_loader.epoch(0))))
+    scores = steps.evaluate(state.ema, state.model_state, batch)
+    params = jax.device_get(unpack(state.params, specs))
+    return np.array(losses), np.array(norms), float(scores["loss"]), params
+
+
+def _change(end: dict[str, Any], start: dict[str, Any]) -> np.ndarray:
+    paths = sorted(start)
+    return np.concatenate([np.ravel(end[path] - start[path]) for path in paths])
