@@ -48,7 +48,7 @@ class Steps:
 
     train: Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
     fuse: Callable[[Any, Any], tuple[Any, Any]]
-    evaluate: Callable[[Any, Any, Any, Noise], dict[str, Any]] | None
+    evaluate: Callable[..., dict[str, Any]] | None
     place_train: Callable[[Sequence[Batch]], Any]
     place_valid: Callable[[Batch], Any]
     learning_rate: Callable[[int], float]

@@ -1,0 +1,147 @@
+"""`trainer.backprop: full`: the gradient through a whole forecast, and its memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.parallel.params.packing import unpack
+from credit_jax.parallel.placement import place_batch
+from credit_jax.training.state import init_state
+from credit_jax.training.step import make_train_step
+from credit_jax.transforms import Advance, Rollout, build_pipeline
+from tests.support import assert_close, assert_trees_close
+from tests.training.tiny import Tiny
+from tests.training.toy_runs import BATCH, CONFIG, HEIGHT, WIDTH, mse, toy_model
+
+VALUE, GRADIENT = 1e-6, 2e-6
+PLAIN = ModelDef(CONFIG.model_copy(update={"use_spectral_norm": False}), Tiny)
+PREDICTED = {"T": slice(0, 2), "U": slice(2, 4), "SP": slice(4, 5)}
+INPUT = {
+    **{f"S/prognostic/2d/{name}": place for name, place in PREDICTED.items()},
+    "S/static/2d/LSM": slice(5, 6),
+    "S/dynamic_forcing/2d/tsi": slice(6, 7),
+}
+TARGET = {
+    **{f"S/prognostic/2d/{name}": place for name, place in PREDICTED.items()},
+    "S/diagnostic/2d/TP": slice(5, 6),
+}
+BLOCKS = (
+    PreblocksConfig.model_validate({"per_step": {"concat": {"type": "concat"}}}),
+    PostblocksConfig.model_validate({"per_step": {"named": {"type": "reconstruct"}}}),
+)
+
+
+def rollout_of(num_steps: int, **settings: Any) -> Rollout:
+    pipeline = build_pipeline(*BLOCKS).with_gradients()
+    return Rollout(
+        num_steps=num_steps,
+        postprocess=pipeline.postprocess(INPUT, TARGET),
+        advance=Advance(pipeline, INPUT, TARGET),
+        **settings,
+    )
+
+
+@cache
+def batch_of(num_steps: int) -> dict[str, Any]:
+    """One micro-batch, on the host."""
+    rng = np.random.default_rng(0)
+
+    def field(channels: int, times: int) -> np.ndarray:
+        shape = (1, BATCH, channels, times, HEIGHT, WIDTH)
+        return rng.normal(size=shape).astype(np.float32)
+
+    x = field(7, 1)
+    return {
+        "x": x,
+        "y": field(6, num_steps),
+        "static": {"S": {"S/static/2d/LSM": x[:, :, 5:6]}},
+        "forcing": {"S": {"S/dynamic_forcing/2d/tsi": field(1, num_steps - 1)}},
+    }
+
+
+def gradient_of(num_steps: int, rollout: Rollout, **degrees: int) -> tuple[Any, Any]:
+    """The loss and the gradient that the training step takes."""
+    model = toy_model(model_def=PLAIN, **degrees)
+    step = make_train_step(model, optax.trace(0.0), mse, rollout=rollout)
+    state = init_state(model, optax.trace(0.0), jax.random.key(0))
+    new, info = step(state, place_batch(batch_of(num_steps), model.mesh))
+    grads = unpack(new.opt_state.trace, PLAIN.param_specs)
+    return float(info["loss"][0]), jax.device_get(grads)
+
+
+@cache
+def expected(num_steps: int, counts: tuple[int, ...]) -> tuple[Any, Any]:
+    """The same by `jax.grad` of a forecast that is written out, on one device."""
+    model: ParallelModel = toy_model(model_def=PLAIN)
+    batch = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batch_of(num_steps))
+    params, model_state = model.init(jax.random.key(0))
+
+    def total(params: Any) -> Any:
+        x, value = batch["x"], jnp.zeros(())
+        for t in range(num_steps):
+            y = model.apply(params, model_state, {"x": x})
+            if t + 1 in counts:
+                value += jnp.mean((y - batch["y"][:, :, t : t + 1]) ** 2)
+            forcing = batch["forcing"]["S"]["S/dynamic_forcing/2d/tsi"]
+            later = forcing[:, :, min(t, num_steps - 2)][:, :, None]
+            x = jnp.concatenate([y[:, :5], batch["x"][:, 5:6], later], axis=1)
+        return value
+
+    value, grads = jax.value_and_grad(total)(params)
+    return float(value), jax.device_get(unpack(grads, PLAIN.param_specs))
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 3), (3,), (1, 3)])
+def test_is_that_of_the_forecast_written_out(counts: tuple[int, ...]) -> None:
+    settings = {"backprop": "full", "backprop_on": counts}
+    value, grads = gradient_of(3, rollout_of(3, **settings))
+    loss, gradient = expected(3, counts)
+    assert_close(value, loss, VALUE, f"loss of steps {counts}")
+    assert_trees_close(grads, gradient, GRADIENT, f"gradient of steps {counts}")
+
+
+@pytest.mark.parametrize("degrees", [{"domain": 2}, {"dp": 2, "tp": 2, "domain": 2}])
+@pytest.mark.parametrize("backprop", ["full", "truncated"])
+def test_is_the_same_on_meshes(degrees: dict[str, int], backprop: str) -> None:
+    rollout = rollout_of(3, backprop=backprop)
+    loss, gradient = gradient_of(3, rollout)
+    value, grads = gradient_of(3, rollout, **degrees)
+    what = f"{backprop}, {degrees}"
+    assert_close(value, loss, VALUE, f"{what}: loss")
+    assert_trees_close(grads, gradient, GRADIENT, f"{what}: gradient")
+
+
+def test_truncated_is_another_gradient() -> None:
+    """It leaves out what a step's loss says of the steps before."""
+    full = gradient_of(2, rollout_of(2, backprop="full", backprop_on=(2,)))[1]
+    truncated = gradient_of(2, rollout_of(2, backprop_on=(2,)))[1]
+    path = "dense/up"
+    assert np.abs(full[path] - truncated[path]).max() > 1e-3
+
+
+def test_memory_grows_by_what_is_fed_back() -> None:
+    """Each further step keeps its input, and nothing of the model's inside."""
+    model = toy_model(model_def=PLAIN)
+    state = init_state(model, optax.trace(0.0), jax.random.key(0))
+    used = {}
+    for steps in (4, 8, 16):
+        rollout = rollout_of(steps, backprop="full")
+        step = make_train_step(model, optax.trace(0.0), mse, rollout=rollout)
+        batch = place_batch(batch_of(steps), model.mesh)
+        memory = step.lower(state, batch).compile().memory_analysis()
+        used[steps] = memory.temp_size_in_bytes
+    points = BATCH * HEIGHT * WIDTH * np.dtype(np.float32).itemsize
+    each = [(used[n] - used[n // 2]) / (n // 2) / points for n in (8, 16)]
+    inside = CONFIG.hidden
+    print(f"temporary memory {used}; channels a further step: {each}; inside: {inside}")
+    assert max(each) < inside / 4
