@@ -127,12 +127,13 @@ class Advance:
         """
         fields: dict[str, dict[str, Array]] = {}
         for key in self.input_channels:
-            source, own = key.split("/")[0], fields.setdefault(key.split("/")[0], {})
             if field_type_of(key) == PROGNOSTIC:
-                own[key] = _predicted(tree, source, key)
-            else:
-                part = forcing if field_type_of(key) == DYNAMIC_FORCING else static
-                own[key] = context.repeat_members(part[source][key])
+                source = key.split("/")[0]
+                fields.setdefault(source, {})[key] = _predicted(tree, source, key)
+        # These have the names of the data: preblocks may rename them.
+        for source, own in (*forcing.items(), *static.items()):
+            repeated = {key: context.repeat_members(x) for key, x in own.items()}
+            fields.setdefault(source, {}).update(repeated)
         maps = {
             "input_channel_map": dict(self.input_channels),
             "channel_map": dict(self.target_channels),

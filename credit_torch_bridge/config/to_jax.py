@@ -18,10 +18,6 @@ from credit_torch_bridge.config.from_gen1 import active_physics
 from credit_torch_bridge.config.to_gen2 import trainer_of_gen1
 
 _UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")
-_INSTEAD = {
-    "bridgescaler_transform": "; write mean and standard deviation of each variable to "
-    "two NetCDF files, and use era5_normalizer in preblocks",
-}
 _UNSET = re.compile(r"^save_loc: .* environment variable")
 # Sections whose unknown keys CREDIT refuses, too, or passes to a constructor.
 _STRICT = ("preblocks", "postblocks", "metrics", "demo")
@@ -133,8 +129,7 @@ def _block(editor: ConfigEditor, path: str, block: dict[str, Any]) -> None:
     known = transform_types(section)
     if not isinstance(kind, str) or kind not in known:
         error = not_available(f"{section[:-1]} type", kind, known)
-        hint = _INSTEAD.get(str(kind), "")
-        editor.problem(f"{path}.type", f"{error}{hint}")
+        editor.problem(f"{path}.type", str(error))
         return
     arguments: type[StrictModel] = TRANSFORMS[section][kind].args
     try:

@@ -34,8 +34,8 @@ KINDS = {
 }
 # Slopes of the distribution function jump at centroids, and near the ends ndtri is
 # steep: a last bit of the share is more of the value.
-TOLERANCES = {"standard": (1e-6, 1e-5), "minmax": (1e-6, 1e-5), "columns": (1e-6, 1e-5)}
-QUANTILE = (2e-5, 2e-4)
+TOLERANCES = dict.fromkeys(("standard", "minmax", "columns"), (1e-6, 2e-6))
+QUANTILE = (1e-5, 2e-4)
 SHARDS = (1, 2, 3, 4, 8)
 
 
