@@ -40,7 +40,7 @@ def calendar_of(times: np.ndarray, where: str) -> str:
     name = getattr(times[0], "calendar", None) if times.size else STANDARD
     if name is None:
         raise ValueError(
-            f"{where}: the time coordinate holds {times.dtype} ({times[0]!r}, ...) and "
+            f"{where}: the time coordinate holds {times.dtype} ({times[0]}, ...) and "
             "no dates; give it units such as 'hours since 1979-01-01'"
         )
     if name not in CALENDARS:

@@ -7,6 +7,12 @@ from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.dataset import Dataset
 from credit_jax.data.sources.source import Grid
 
+# What files write where there is no value, and do not always declare as _FillValue.
+FILL_NUMBERS = (-9999.0, -999.0, -99999.0, 9999.0, -32768.0, -32767.0)
+# Share of a field's points that has such a number, from which on it is no chance.
+FILL_SHARE = 1e-3
+# No field in physical units is that large; NetCDF's own fill value is 1e37.
+LARGEST = 1e15
 # Largest difference of two files' coordinates, in degrees.
 SAME_DEGREES = 1e-2
 
@@ -25,6 +31,47 @@ def check_dataset(dataset: Dataset, grid: tuple[int, int] | None = None) -> None
     for name, source in dataset.sources.items():
         for kind in source.config.variables.given:
             source.check(kind, np.unique(dataset.window(name, kind)))
+    check_fill_values(dataset)
+
+
+def check_fill_values(dataset: Dataset) -> None:
+    """Check that no field of the first sample holds a fill value as a number.
+
+    Raises:
+        ValueError: with the variable, the time, the number and how often it occurs.
+    """
+    sample = dataset[0]
+    for fields, time in (
+        (sample.input, sample.input_time),
+        (sample.target, sample.target_time),
+    ):
+        for own in fields.values():
+            for key, field in own.items():
+                _check_fill_value(key, field, time)
+
+
+def _check_fill_value(
+    key: str, field: Shaped[np.ndarray, "level time *space"], time: np.datetime64
+) -> None:
+    if not np.isfinite(field).any():
+        return
+    large = np.nanmax(np.abs(field), initial=0.0)
+    number = float(large) if large >= LARGEST else None
+    count = int((np.abs(field) >= LARGEST).sum())
+    if number is None:
+        # Only the extremes of a field can be far outside of its range.
+        ends = {float(np.nanmin(field, initial=np.inf)), float(np.nanmax(field))}
+        for end in sorted(ends.intersection(FILL_NUMBERS)):
+            count = int((field == end).sum())
+            number = end if FILL_SHARE * field.size < count else number
+    if number is not None:
+        source, _, _, variable = key.split("/")
+        raise ValueError(
+            f"data.source.{source}: {variable} at {str(time)[:16]} has {count} of "
+            f"{field.size} values that are {number:g}, a fill value read as a number; "
+            "declare it in the file as the attribute _FillValue of the variable, or "
+            "repair the data"
+        )
 
 
 def check_grid(dataset: Dataset, grid: tuple[int, int] | None = None) -> None:

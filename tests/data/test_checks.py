@@ -8,7 +8,9 @@ from tests.data.damaged import load, refused, rewrite
 from tests.data.world import (
     FLAT,
     GRID,
+    raw_config,
     save,
+    write_world,
 )
 
 
@@ -70,3 +72,101 @@ def test_nan_later_is_found_when_it_is_read(folder):
     loader = load(folder, trainer__thread_workers=2)
     with pytest.raises(ValueError, match=r"TP of the target.*has 60 of 60 values"):
         list(loader.epoch(0))
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (9.96921e36, "SP at 1999-12-28T00:00 has 6 of 60 values that are 9.96921e+36"),
+        (-9999.0, "SP at 1999-12-28T00:00 has 6 of 60 values that are -9999, a fill"),
+    ],
+)
+def test_fill_value_read_as_a_number(folder, number, text):
+    def damage(dataset):
+        dataset["SP"][12, 2:4, :3] = number
+        dataset["SP"].encoding["_FillValue"] = None
+        return dataset
+
+    rewrite(folder / "w_1999.nc", damage)
+    refused(folder, f"data.source.ERA5: {text}")
+
+
+def test_declared_fill_values_are_nan(folder):
+    def damage(dataset):
+        dataset["SP"][12, 2:4, :3] = np.nan
+        dataset["SP"].encoding["_FillValue"] = -9999.0
+        return dataset
+
+    rewrite(folder / "w_1999.nc", damage)
+    refused(folder, "SP of the input", "has 6 of 60 values that are NaN")
+
+
+def test_units_of_two_files(folder):
+    for year, unit in ((1999, "Pa"), (2000, "hPa")):
+        change = {"units": unit}
+        rewrite(
+            folder / f"w_{year}.nc",
+            lambda d, change=change: d.assign(SP=d["SP"].assign_attrs(change)),
+        )
+    refused(folder, "'SP' has units 'hPa', but in", "'Pa'; bring all files to one")
+
+
+@pytest.mark.parametrize(
+    ("years", "text"),
+    [
+        (3000 - 1999, "w_1999.nc: has times in the year 3000, outside of 1678 to 2261"),
+        (100 - 1999, "w_1999.nc: has times in the year 100, outside of 1678 to 2261"),
+    ],
+)
+def test_times_outside_of_datetime64(folder, years, text):
+    def move(dataset):
+        start = f"{1999 + years:04d}-12-25"
+        count = dataset.sizes["time"]
+        times = xr.date_range(start, periods=count, freq="6h", use_cftime=True)
+        return dataset.assign_coords(time=times)
+
+    rewrite(folder / "w_1999.nc", move)
+    refused(folder, text)
+
+
+def test_times_without_a_unit(folder):
+    def move(dataset):
+        count = dataset.sizes["time"]
+        return dataset.assign_coords(time=np.arange(count, dtype=np.int64))
+
+    rewrite(folder / "w_1999.nc", move)
+    refused(folder, "the time coordinate holds int64 (0, ...) and no dates")
+
+
+def test_360_day_calendar(folder):
+    def move(dataset):
+        times = xr.date_range(
+            "1999-12-25",
+            periods=dataset.sizes["time"],
+            freq="6h",
+            calendar="360_day",
+            use_cftime=True,
+        )
+        return dataset.assign_coords(time=times)
+
+    rewrite(folder / "w_1999.nc", move)
+    refused(folder, "calendar '360_day', which is not available", "30 February")
+
+
+def test_truncated_chunk(tmp_path):
+    write_world(tmp_path, kind="zarr")
+    chunk = sorted((tmp_path / "w_1999.zarr" / "SP").glob("[0-9]*"))[0]
+    chunk.write_bytes(chunk.read_bytes()[:-20])
+    raw = raw_config(tmp_path, "zarr")
+    refused(
+        tmp_path,
+        "w_1999.zarr: variable 'SP' at 1999-12-28",
+        "cannot be read",
+        raw=raw,
+    )
+
+
+def test_truncated_file(folder):
+    path = folder / "w_1999.nc"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    refused(folder, "w_1999.nc: cannot be opened", "is it complete?")

@@ -1,0 +1,65 @@
+"""A part of the rows: the same numbers, and only the chunks that hold them."""
+
+import numpy as np
+import pytest
+import zarr
+
+from credit_jax.data import open_dataset
+from tests.data.world import make_fields, parsed, raw_config, write_world
+
+
+@pytest.fixture
+def chunked(tmp_path):
+    """The data set in chunks of two rows."""
+    write_world(tmp_path)
+    for year in (1999, 2000):
+        fields = make_fields().sel(time=str(year))
+        encoding = {
+            name: {"chunks": (1, *field.shape[1:-2], 2, 10), "compressors": None}
+            for name, field in fields.data_vars.items()
+        }
+        fields.to_zarr(
+            tmp_path / f"w_{year}.zarr",
+            zarr_format=2,
+            consolidated=True,
+            encoding=encoding,
+        )
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["nc", "zarr"])
+@pytest.mark.parametrize("rows", [slice(0, 2), slice(2, 5), slice(5, 6)])
+def test_rows_are_those_of_the_field(chunked, kind, rows):
+    dataset = open_dataset(parsed(raw_config(chunked, kind)).data)
+    source, times = dataset.sources["ERA5"], dataset.starts[:2]
+    for field_type in ("prognostic", "static", "dynamic_forcing"):
+        whole = source.read(field_type, times)
+        part = source.read(field_type, times, rows)
+        for key, field in whole.items():
+            assert part[key].tobytes() == field[..., rows, :].tobytes(), key
+
+
+def test_bytes_that_are_read(chunked, monkeypatch):
+    seen = []
+    get = zarr.storage.LocalStore.get
+
+    async def counted(self, key, *args, **kwargs):
+        found = await get(self, key, *args, **kwargs)
+        if found is not None and key.split("/")[-1][:1].isdigit():
+            seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(zarr.storage.LocalStore, "get", counted)
+
+    def read(rows):
+        dataset = open_dataset(parsed(raw_config(chunked, "zarr")).data)
+        seen.clear()
+        dataset.sources["ERA5"].read("prognostic", dataset.starts[:1], rows)
+        return sum(seen)
+
+    whole = read(None)
+    # U and T in float64 on three levels, SP in float32.
+    assert whole == 2 * 3 * 60 * 8 + 60 * 4
+    print(f"{whole} bytes; 2 of 6 rows {read(slice(2, 4))}")
+    assert read(slice(2, 4)) * 3 == whole
+    assert np.isclose(read(slice(1, 3)) * 3, 2 * whole)
