@@ -1,0 +1,214 @@
+"""One semi-Lagrangian step: tracers come from where their air was.
+
+Trajectories are in grid indices; the metric of the sphere enters the velocities once.
+Values between grid points are trilinear: periodic in longitude, held constant beyond
+the first and last row and level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.fields import FieldContext
+from credit_jax.physics.arrays import by_level, clip, namespace
+from credit_jax.physics.constants import EARTH_RADIUS
+from credit_jax.physics.rows import all_rows, num_rows, row_numbers
+
+Values = Float[Any, "batch level time lat lon"]
+
+
+class Wind(NamedTuple):
+    """What moves the air, with levels from the top down.
+
+    Attributes:
+        u, v: m / s.
+        surface_pressure: (batch, 1, time, lat, lon) Pa.
+        omega: dp/dt in Pa / s; None derives it from continuity.
+    """
+
+    u: Values
+    v: Values
+    surface_pressure: Values
+    omega: Values | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Advection:
+    """A step of given length on a grid.
+
+    Attributes:
+        latitude: (lat,) degrees north, of all rows.
+        longitude: (lon,) degrees east, equally spaced around the globe.
+        half_levels: (a in Pa, b) of the level + 1 interfaces, from the top down.
+        seconds: length of the step.
+        iterations: of the midpoint of the trajectory.
+        coslat_floor: smallest cos(latitude) in a divisor.
+        dp_floor: Pa, smallest change of pressure from level to level in a divisor.
+    """
+
+    latitude: Float[np.ndarray, " lat"]
+    longitude: Float[np.ndarray, " lon"]
+    half_levels: tuple[np.ndarray, np.ndarray]
+    seconds: float
+    iterations: int = 2
+    coslat_floor: float = 1e-4
+    dp_floor: float = 1.0
+
+    def __call__(
+        self, tracers: Sequence[Values], wind: Wind, context: FieldContext | None
+    ) -> list[Values]:
+        """Each tracer at the departure points of the own rows.
+
+        Every shard gathers the winds and the tracers of all rows: how far air travels
+        in a step has no bound. The trajectories are those of the own rows.
+
+        Raises:
+            ValueError: the number of interfaces is not that of the levels + 1.
+        """
+        levels = wind.u.shape[1]
+        if len(self.half_levels[0]) != levels + 1:
+            raise ValueError(
+                f"the coefficients have {len(self.half_levels[0])} interfaces, but the "
+                f"winds {levels} levels, which need one more; give `levels`, counted "
+                "from 1"
+            )
+        whole = Wind(*(x if x is None else all_rows(x, context) for x in wind))
+        velocity = self._velocity(whole)
+        start = _arrival(wind.u, context)
+        moved = None
+        for _ in range(self.iterations):
+            places = (
+                start
+                if moved is None
+                else [x - 0.5 * d for x, d in zip(start, moved, strict=True)]
+            )
+            moved = [self.seconds * v for v in sample(velocity, places)]
+        assert moved is not None, "there is an iteration"
+        places = [x - d for x, d in zip(start, moved, strict=True)]
+        return sample([all_rows(x, context) for x in tracers], places)
+
+    def _velocity(self, wind: Wind) -> list[Values]:
+        """Levels, rows and columns of the grid per second."""
+        latitude = np.deg2rad(np.asarray(self.latitude, np.float64))
+        per_row = lambda x: x.astype(wind.u.dtype)[:, None]  # noqa: E731
+        cosine = per_row(np.maximum(np.cos(latitude), self.coslat_floor))
+        columns = wind.u / (EARTH_RADIUS * cosine) / wind.u.dtype.type(self._d_lambda)
+        rows = wind.v / EARTH_RADIUS / per_row(np.gradient(latitude))
+        return [self._level_velocity(wind, latitude), rows, columns]
+
+    @property
+    def _d_lambda(self) -> float:
+        """Spacing of the columns, radians."""
+        return float(np.deg2rad(float(self.longitude[1]) - float(self.longitude[0])))
+
+    def _level_velocity(self, wind: Wind, latitude: np.ndarray) -> Values:
+        """Of omega / (dp per level); 0 where there is one level."""
+        xp = namespace(wind.u)
+        if wind.u.shape[1] == 1:
+            return xp.zeros_like(wind.u)
+        a, b = (by_level(x, wind.u) for x in self.half_levels)
+        interfaces = a + b * wind.surface_pressure
+        omega = wind.omega
+        if omega is None:
+            omega = self._omega(wind, interfaces[:, 1:] - interfaces[:, :-1], latitude)
+        center = 0.5 * (interfaces[:, :-1] + interfaces[:, 1:])
+        return omega / clip(_difference(center, axis=1), self.dp_floor)
+
+    def _omega(self, wind: Wind, thickness: Values, latitude: np.ndarray) -> Values:
+        """- integral of the divergence from the top, at the centers of levels."""
+        xp, dtype = namespace(wind.u), wind.u.dtype
+        cosine = np.cos(latitude)
+        per_row = lambda x: x.astype(dtype)[:, None]  # noqa: E731
+        zonal = xp.roll(wind.u, -1, axis=-1) - xp.roll(wind.u, 1, axis=-1)
+        zonal = zonal / dtype.type(2.0 * self._d_lambda)
+        meridional = _derivative(wind.v * per_row(cosine), latitude)
+        radius = EARTH_RADIUS * np.maximum(cosine, self.coslat_floor)
+        flux = (zonal + meridional) / per_row(radius) * thickness
+        below = xp.cumsum(flux, axis=1)
+        above = xp.concatenate([xp.zeros_like(below[:, :1]), below[:, :-1]], axis=1)
+        return -0.5 * (above + below)
+
+
+def sample(volumes: Sequence[Values], places: Sequence[Any]) -> list[Values]:
+    """Trilinear values at fractional grid indices.
+
+    Args:
+        volumes: fields on the whole grid.
+        places: level, row and column of every wanted point, each (batch, level, time,
+            rows, lon).
+    """
+    xp = namespace(*volumes, *places)
+    sizes = [volumes[0].shape[axis] for axis in (1, 3, 4)]
+    level, row = (
+        _held(place, size) for place, size in zip(places[:2], sizes[:2], strict=True)
+    )
+    ends = [level, row, _wrapped(places[2], sizes[2])]
+    batch, _, time = xp.meshgrid(
+        xp.arange(volumes[0].shape[0]), 0, xp.arange(volumes[0].shape[2]), indexing="ij"
+    )
+    batch, time = batch[..., None, None], time[..., None, None]
+    out: list[Any] = [0.0] * len(volumes)
+    for corner in product((0, 1), repeat=3):
+        (z, wz), (y, wy), (x, wx) = (ends[dim][side] for dim, side in enumerate(corner))
+        weight = reduce(lambda p, q: p * q, (wz, wy, wx))
+        for i, volume in enumerate(volumes):
+            out[i] = out[i] + weight * volume[batch, z, time, y, x]
+    return out
+
+
+def _held(place: Any, size: int) -> list[tuple[Any, Any]]:
+    """The two nearest indices and their weights; constant beyond the ends."""
+    xp = namespace(place)
+    place = clip(place, 0.0, size - 1.0)
+    low = clip(_floor(place), high=max(size - 2.0, 0.0))
+    part = place - low
+    first = low.astype(np.int32)
+    second = xp.minimum(first + 1, size - 1)
+    return [(first, 1 - part), (second, part)]
+
+
+def _wrapped(place: Any, size: int) -> list[tuple[Any, Any]]:
+    """The two nearest indices of a periodic dim, and their weights."""
+    low = _floor(place)
+    part = place - low
+    first = low.astype(np.int32) % size
+    return [(first, 1 - part), ((first + 1) % size, part)]
+
+
+def _floor(x: Any) -> Any:
+    floor = namespace(x).floor(x)
+    return jax.lax.stop_gradient(floor) if isinstance(x, jax.Array) else floor
+
+
+def _arrival(like: Values, context: FieldContext | None) -> list[Any]:
+    """Level, row and column of the own grid points."""
+    xp, dtype = namespace(like), like.dtype
+    rows = row_numbers(like, context)
+    rows = clip(rows, 0, num_rows(like, context) - 1).astype(dtype)
+    columns = xp.arange(like.shape[-1]).astype(dtype)
+    levels = xp.arange(like.shape[1]).astype(dtype).reshape(-1, 1, 1, 1)
+    return [xp.broadcast_to(x, like.shape) for x in (levels, rows[:, None], columns)]
+
+
+def _difference(x: Any, axis: int) -> Any:
+    """Half the step between neighbors, one-sided at the ends: unit spacing."""
+    return namespace(x).gradient(x, axis=axis)
+
+
+def _derivative(x: Values, latitude: np.ndarray) -> Values:
+    """Derivative by latitude: second order on uneven rows, one-sided at the ends."""
+    xp, dtype = namespace(x), x.dtype
+    step = np.diff(latitude)
+    slope = (x[:, :, :, 1:] - x[:, :, :, :-1]) / step.astype(dtype)[:, None]
+    low, high = step[:-1], step[1:]
+    share = (low / (low + high)).astype(dtype)[:, None]
+    inner = (1 - share) * slope[:, :, :, :-1] + share * slope[:, :, :, 1:]
+    return xp.concatenate([slope[:, :, :, :1], inner, slope[:, :, :, -1:]], axis=3)

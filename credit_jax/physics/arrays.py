@@ -1,0 +1,43 @@
+"""Operations that numpy and JAX arrays share, with torch's gradients."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
+
+def namespace(*arrays: Any) -> ModuleType:
+    """`jax.numpy` if any of the arrays is JAX's, else `numpy`."""
+    return jnp if any(isinstance(x, jax.Array) for x in arrays) else np
+
+
+def clip(x: Any, low: float | None = None, high: float | None = None) -> Any:
+    """Limit values to [low, high]; a value on a bound keeps its gradient.
+
+    `jnp.clip` halves it there; torch's `clamp` does not.
+    """
+    xp = namespace(x)
+    if low is not None:
+        x = xp.where(x < low, xp.asarray(low, x.dtype), x)
+    if high is not None:
+        x = xp.where(x > high, xp.asarray(high, x.dtype), x)
+    return x
+
+
+def by_level(values: Any, like: Any) -> Any:
+    """(level,) -> (1, level, 1, 1, 1), in the dtype and namespace of a field."""
+    xp = namespace(like)
+    return xp.asarray(values, like.dtype).reshape(1, -1, 1, 1, 1)
+
+
+def take_levels(
+    x: Shaped[Any, "batch level time lat lon"],
+    index: Shaped[Any, "batch chosen time lat lon"],
+) -> Shaped[Any, "batch chosen time lat lon"]:
+    """Values at levels that differ from column to column."""
+    return namespace(x).take_along_axis(x, index, axis=1)

@@ -1,0 +1,167 @@
+"""Files of constants: grids, level coefficients, fields of the surface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import TypeAlias
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from credit_jax.io.open_files import reading_engine
+from credit_jax.physics.columns import Levels
+from credit_jax.physics.conservation import PhysicsGrid
+from credit_jax.physics.grid import area_weights
+
+# a in Pa and b of hybrid levels.
+Coefficients: TypeAlias = tuple[np.ndarray, np.ndarray]
+
+
+def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
+    """Variables or coordinates of a file, float64.
+
+    Args:
+        path: NetCDF file or Zarr store, `$VARIABLES` replaced. A name without a folder
+            is that of a file of this package, such as "ERA5_Lev_Info.nc", if there is
+            no such file in the working directory.
+        names: what to read.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a variable is missing or has values that are not finite.
+    """
+    found = _find(os.path.expandvars(path))
+    with xr.open_dataset(found, engine=reading_engine(found)) as dataset:
+        missing = [name for name in names if name not in dataset.variables]
+        if missing:
+            there = ", ".join(map(str, dataset.variables))
+            raise ValueError(
+                f"{found}: no variable {', '.join(missing)}; there are: {there}"
+            )
+        arrays = [np.asarray(dataset[name].values, np.float64) for name in names]
+    for name, array in zip(names, arrays, strict=True):
+        if not np.isfinite(array).all():
+            raise ValueError(f"{found}: {name} has values that are not finite")
+    return arrays
+
+
+def read_grid(
+    path: str, names: Sequence[str], *, hybrid: bool, midpoint: bool
+) -> PhysicsGrid:
+    """Areas and levels of the grid of conservation.
+
+    Args:
+        path: see `read_arrays`.
+        names: of longitude, latitude, then a and b of hybrid levels, or pressure.
+        hybrid: whether levels are hybrid.
+        midpoint: see `Levels`.
+
+    Raises:
+        ValueError: another number of names, or arrays of other dims.
+    """
+    if len(names) != (4 if hybrid else 3):
+        wanted = "longitude, latitude, a, b" if hybrid else "longitude, latitude, p"
+        raise ValueError(f"lon_lat_level_name is {list(names)}; expected {wanted}")
+    lon, lat, *levels = read_arrays(path, names)
+    if lon.ndim == lat.ndim == 1:
+        lon, lat = np.meshgrid(lon, lat)
+    if lon.ndim != 2 or lat.shape != lon.shape or any(x.ndim != 1 for x in levels):
+        shapes = ", ".join(map(str, (lon.shape, lat.shape, *(x.shape for x in levels))))
+        raise ValueError(
+            f"{path}: {', '.join(names)} have shapes {shapes}; expected (lat, lon) "
+            "twice, then (level,)"
+        )
+    a, b = levels if hybrid else (levels[0], np.zeros_like(levels[0]))
+    return PhysicsGrid(Levels(a, b, midpoint), area_weights(lon, lat))
+
+
+def read_surface(path: str, name: str) -> Float[np.ndarray, "lat lon"]:
+    """A field of the surface; dims of length 1 in front are dropped.
+
+    Raises:
+        ValueError: it is not a (lat, lon) field.
+    """
+    (field,) = read_arrays(path, [name])
+    while field.ndim > 2 and field.shape[0] == 1:
+        field = field[0]
+    if field.ndim != 2:
+        raise ValueError(f"{path}: {name} has shape {field.shape}; expected (lat, lon)")
+    return field
+
+
+def read_coefficients(
+    path: str,
+    a: str,
+    b: str,
+    levels: Sequence[int] | None = None,
+    *,
+    interfaces: bool = False,
+) -> Coefficients:
+    """Coefficients of hybrid levels, float64.
+
+    Args:
+        path: see `read_arrays`.
+        a, b: names. One name for both is a variable with a and b as its first rows.
+        levels: to take, counted from 1; None takes all.
+        interfaces: take the interfaces of these levels: one in front of each, and the
+            last one's lower one.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    first, second = read_arrays(path, [a, b])
+    if first.ndim == 2 and a == b:
+        first, second = first[0], second[1]
+    if levels is not None and interfaces:
+        levels = [*levels, levels[-1] + 1]
+    return _chosen(path, a, (first, second), levels)
+
+
+def centers(
+    path: str,
+    a: str,
+    b: str,
+    levels: Sequence[int] | None = None,
+    *,
+    on_interfaces: bool = True,
+) -> Coefficients:
+    """Coefficients of levels' centers: means of the interfaces, if they are of those.
+
+    Args:
+        path, a, b: see `read_coefficients`.
+        levels: to take, counted from 1; None takes all.
+        on_interfaces: whether the file's are of interfaces.
+    """
+    first, second = read_coefficients(path, a, b)
+    if on_interfaces:
+        first, second = (0.5 * (x[:-1] + x[1:]) for x in (first, second))
+    return _chosen(path, a, (first, second), levels)
+
+
+def _chosen(
+    path: str, name: str, values: Coefficients, levels: Sequence[int] | None
+) -> Coefficients:
+    """Those of some levels, counted from 1."""
+    if levels is None:
+        return values
+    count = len(values[0])
+    if min(levels) < 1 or max(levels) > count:
+        raise ValueError(
+            f"{path}: {name} is of levels 1 to {count}, but `levels` (counted from 1) "
+            f"asks for {list(levels)}"
+        )
+    index = [level - 1 for level in levels]
+    return values[0][index], values[1][index]
+
+
+def _find(path: str) -> str:
+    if os.path.exists(path):
+        return path
+    packaged = files("credit_jax.physics").joinpath("level_info")
+    if not os.path.dirname(path) and packaged.joinpath(path).is_file():
+        return str(packaged.joinpath(path))
+    names = ", ".join(sorted(p.name for p in packaged.iterdir() if p.is_file()))
+    raise FileNotFoundError(f"no file {path!r}; files that come with it: {names}")

@@ -1,0 +1,65 @@
+"""Geopotential of model levels, by the hydrostatic equation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.physics.arrays import by_level, namespace
+from credit_jax.physics.interpolation import SMALLEST_PRESSURE
+
+# Of CREDIT's geopotential.py, not those of `physics.constants`.
+_DRY, _VAPOR = 287.06, 461.51  # J / kg / K
+
+Columns = Float[Any, "batch level time lat lon"]
+
+
+def geopotential(
+    surface_geopotential: Columns,
+    surface_pressure: Columns,
+    temperature: Columns,
+    humidity: Columns,
+    half_levels: tuple[np.ndarray, np.ndarray],
+    *,
+    flip_vertical: bool = True,
+) -> Columns:
+    """m^2 / s^2 at the centers of hybrid levels.
+
+    The sum of R T_v d(log p) from the ground up to the level's lower interface, less
+    the part from there to its center (Simmons and Burridge, 1981).
+
+    Args:
+        surface_geopotential: (batch, 1, time, lat, lon) m^2 / s^2.
+        surface_pressure: (batch, 1, time, lat, lon) Pa.
+        temperature: K.
+        humidity: kg / kg.
+        half_levels: (a in Pa, b) of the level + 1 interfaces.
+        flip_vertical: sum from the last level; True for levels from the top down.
+
+    Raises:
+        ValueError: the number of interfaces is not that of the levels + 1.
+    """
+    _check_interfaces(temperature, half_levels)
+    xp, turn = namespace(temperature), slice(None, None, -1 if flip_vertical else 1)
+    a, b = (by_level(values, surface_pressure) for values in half_levels)
+    interfaces = a + b * surface_pressure
+    interfaces = xp.where(
+        interfaces > 0, interfaces, xp.asarray(SMALLEST_PRESSURE, interfaces.dtype)
+    )
+    upper, lower = interfaces[:, :-1][:, turn], interfaces[:, 1:][:, turn]
+    thickness = xp.log(lower / upper)
+    alpha = 1.0 - (upper / (lower - upper)) * thickness
+    heat = _DRY * (temperature * (1.0 + (_VAPOR / _DRY - 1.0) * humidity))[:, turn]
+    below = surface_geopotential + xp.cumsum(heat * thickness, axis=1)
+    return (below - heat * alpha)[:, turn]
+
+
+def _check_interfaces(field: Columns, half_levels: tuple[Any, Any]) -> None:
+    if len(half_levels[0]) != field.shape[1] + 1:
+        raise ValueError(
+            f"the coefficients have {len(half_levels[0])} interfaces, but the fields "
+            f"{field.shape[1]} levels, which need one more; give `levels`, counted "
+            "from 1"
+        )

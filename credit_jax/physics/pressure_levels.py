@@ -1,0 +1,115 @@
+"""From hybrid levels to pressure levels, also below the ground (Trenberth, 1993)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.physics.arrays import by_level, clip, namespace, take_levels
+from credit_jax.physics.constants import DRY_GAS_CONSTANT, GRAVITY, LAPSE_RATE
+from credit_jax.physics.interpolation import interpolate_columns
+
+_ALPHA = LAPSE_RATE * DRY_GAS_CONSTANT / GRAVITY
+_PLATEAU = 298.0  # K, largest temperature at sea level under high ground
+
+Columns = Float[Any, "batch level time lat lon"]
+Surface = Float[Any, "batch 1 time lat lon"]
+
+
+class ColumnState(NamedTuple):
+    """Hybrid levels from the top down, and the ground.
+
+    Attributes:
+        temperature: K.
+        geopotential: m^2 / s^2.
+        surface_pressure: Pa.
+        surface_geopotential: m^2 / s^2.
+    """
+
+    temperature: Columns
+    geopotential: Columns
+    surface_pressure: Surface
+    surface_geopotential: Surface
+
+
+def to_pressure_levels(
+    fields: Sequence[Columns],
+    state: ColumnState,
+    levels: tuple[np.ndarray, np.ndarray],
+    pressures: Float[np.ndarray, " plev"],
+    *,
+    temp_height: float = 150.0,
+) -> list[Columns]:
+    """Fields, then temperature and geopotential, on pressure levels.
+
+    Linear in log(p), constant above the top level. Below the ground fields keep their
+    lowest value; temperature and geopotential follow Eqs. 16 and 15 of Trenberth.
+
+    Args:
+        fields: any quantities on the levels.
+        state: of the same columns.
+        levels: (a in Pa, b) of the levels' centers, from the top down.
+        pressures: Pa.
+        temp_height: m above the ground, of the level that the surface temperature
+            follows from.
+
+    Raises:
+        ValueError: another number of levels.
+    """
+    ps = state.surface_pressure
+    if len(levels[0]) != state.temperature.shape[1]:
+        raise ValueError(
+            f"the coefficients are of {len(levels[0])} levels, the fields have "
+            f"{state.temperature.shape[1]}; give `levels`, counted from 1"
+        )
+    xp, wanted = namespace(ps), by_level(pressures, ps)
+    pressure = by_level(levels[0], ps) + by_level(levels[1], ps) * ps
+    known, points = xp.log(pressure), xp.log(wanted)
+    *out, t, z = (
+        interpolate_columns(x, known, points)
+        for x in (*fields, state.temperature, state.geopotential)
+    )
+    t_below, z_below = _below_ground(state, pressure, wanted, temp_height)
+    below = wanted > ps
+    return [*out, xp.where(below, t_below, t), xp.where(below, z_below, z)]
+
+
+def _below_ground(
+    state: ColumnState, pressure: Columns, wanted: Columns, temp_height: float
+) -> tuple[Columns, Columns]:
+    """T* (1 + y + y^2/2 + y^3/6), Phi* - R T* log(p/ps) (1 + y/2 + y^2/6)."""
+    xp, ps = namespace(pressure), state.surface_pressure
+    t_surface = _surface_temperature(state, pressure, temp_height)
+    log_ratio = xp.log(wanted / ps)
+    rate = _lapse_rate(t_surface, state.surface_geopotential)
+    y = rate * DRY_GAS_CONSTANT / GRAVITY * log_ratio
+    t = t_surface * (1.0 + y + 0.5 * y**2 + y**3 / 6.0)
+    depth = DRY_GAS_CONSTANT * t_surface * log_ratio * (1.0 + 0.5 * y + y**2 / 6.0)
+    return t, state.surface_geopotential - depth
+
+
+def _surface_temperature(
+    state: ColumnState, pressure: Columns, temp_height: float
+) -> Surface:
+    """From the level nearest to `temp_height` above the ground."""
+    height = (state.geopotential - state.surface_geopotential) / GRAVITY
+    xp = namespace(height)
+    nearest = xp.argmin(xp.abs(height - temp_height), axis=1, keepdims=True)
+    t, p = take_levels(state.temperature, nearest), take_levels(pressure, nearest)
+    return t + _ALPHA * t * (state.surface_pressure / p - 1.0)
+
+
+def _lapse_rate(t_surface: Surface, surface_geopotential: Surface) -> Surface:
+    """0.0065 K / m; less from 2000 m on, and zero or more above 2500 m."""
+    xp, height = namespace(t_surface), surface_geopotential / GRAVITY
+    t_sea = t_surface + LAPSE_RATE * height
+    t_plateau = clip(t_sea, high=_PLATEAU)
+    scale = GRAVITY / clip(surface_geopotential, 1.0)
+    blended = 0.002 * ((2500.0 - height) * t_sea + (height - 2000.0) * t_plateau)
+    standard = xp.full_like(t_surface, LAPSE_RATE)
+    middle = xp.where(height >= 2000.0, scale * (blended - t_surface), standard)
+    high = scale * clip(t_plateau - t_surface, 0.0)
+    return xp.where(height > 2500.0, high, middle)

@@ -1,0 +1,108 @@
+"""Fields whole or split by rows: one set of operations for both.
+
+`context` is None for whole numpy or JAX arrays, and the `FieldContext` of a step for
+local rows inside `shard_map`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
+from credit_jax.fields import FieldContext
+from credit_jax.parallel.domain.halo_exchange import halo_exchange
+from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.physics.arrays import namespace
+
+Array5 = Shaped[Any, "batch level time rows lon"]
+
+
+def own_rows(
+    per_row: np.ndarray, like: Array5, context: FieldContext | None
+) -> Shaped[Any, "rows ..."]:
+    """The rows of a (lat, ...) constant that `like` holds, in its dtype.
+
+    Args:
+        per_row: values of every global row.
+        like: field whose rows and dtype are wanted.
+        context: see the module.
+
+    Returns:
+        The values by local row; padding rows get 0.
+
+    Raises:
+        ValueError: the field has another number of rows.
+    """
+    lat = like.shape[-2] if context is None else context.reducer.rows.size
+    if per_row.shape[0] != lat:
+        raise ValueError(
+            f"a constant by row has {per_row.shape[0]} rows, the fields have {lat}; "
+            "give the file of the fields' own grid"
+        )
+    if context is None:
+        return namespace(like).asarray(per_row, like.dtype)
+    return context.local_rows(jnp.asarray(per_row, like.dtype))
+
+
+def row_numbers(like: Array5, context: FieldContext | None) -> Shaped[Any, " rows"]:
+    """Global row of each row of a field; -1 for padding rows."""
+    if context is None:
+        return namespace(like).arange(like.shape[-2])
+    return context.reducer.rows.global_rows()
+
+
+def fill_padding(x: Array5, value: float, context: FieldContext | None) -> Array5:
+    """The field with a finite, plausible value in padding rows.
+
+    Whatever padding rows hold has no effect then, not even as 0 times infinity in a
+    gradient.
+    """
+    if context is None or not context.reducer.rows.has_padding:
+        return x
+    real = context.reducer.rows.real_rows()[:, None]
+    return jnp.where(real, x, jnp.asarray(value, x.dtype))
+
+
+def global_mean(
+    values: Array5,
+    weights: np.ndarray | None,
+    context: FieldContext | None,
+) -> Shaped[Any, "batch level time 1 1"]:
+    """Weighted mean over the grid of each sample, level and time: one psum.
+
+    Args:
+        values: any field; padding rows must be finite.
+        weights: (lat, lon) with mean 1; None is 1 everywhere.
+        context: see the module.
+    """
+    if weights is not None:
+        values = values * own_rows(weights, values, context)
+    if context is None:
+        return values.mean(axis=(-2, -1), keepdims=True)
+    return context.reducer.sample_mean(values)[..., None, None]
+
+
+def with_halo(x: Array5, width: int, context: FieldContext | None) -> Array5:
+    """The rows with `width` neighbors on both sides; beyond the poles zeros."""
+    if context is None:
+        xp = namespace(x)
+        return xp.pad(x, [(0, 0)] * 3 + [(width, width), (0, 0)])
+    return halo_exchange(Field(x, _rows_of(x, context)), width)
+
+
+def all_rows(x: Array5, context: FieldContext | None) -> Array5:
+    """The field on all latitudes, the same on all shards."""
+    return x if context is None else context.gather_rows(x)
+
+
+def num_rows(x: Array5, context: FieldContext | None) -> int:
+    """Number of latitudes of the whole grid."""
+    return x.shape[-2] if context is None else context.reducer.rows.size
+
+
+def _rows_of(x: Array5, context: FieldContext) -> Layout:
+    return dataclasses.replace(context.reducer.rows, dim=x.ndim - 2)
