@@ -36,7 +36,7 @@ class Wind(NamedTuple):
 
     u: Values
     v: Values
-    surface_pressure: Values
+    surface_pressure: Float[Any, "batch 1 time lat lon"]
     omega: Values | None = None
 
 
@@ -98,10 +98,9 @@ class Advection:
     def _velocity(self, wind: Wind) -> list[Values]:
         """Levels, rows and columns of the grid per second."""
         latitude = np.deg2rad(np.asarray(self.latitude, np.float64))
-        per_row = lambda x: x.astype(wind.u.dtype)[:, None]  # noqa: E731
-        cosine = per_row(np.maximum(np.cos(latitude), self.coslat_floor))
+        cosine = _by_row(np.maximum(np.cos(latitude), self.coslat_floor), wind.u)
         columns = wind.u / (EARTH_RADIUS * cosine) / wind.u.dtype.type(self._d_lambda)
-        rows = wind.v / EARTH_RADIUS / per_row(np.gradient(latitude))
+        rows = wind.v / EARTH_RADIUS / _by_row(np.gradient(latitude), wind.u)
         return [self._level_velocity(wind, latitude), rows, columns]
 
     @property
@@ -126,18 +125,17 @@ class Advection:
         """- integral of the divergence from the top, at the centers of levels."""
         xp, dtype = namespace(wind.u), wind.u.dtype
         cosine = np.cos(latitude)
-        per_row = lambda x: x.astype(dtype)[:, None]  # noqa: E731
         zonal = xp.roll(wind.u, -1, axis=-1) - xp.roll(wind.u, 1, axis=-1)
         zonal = zonal / dtype.type(2.0 * self._d_lambda)
-        meridional = _derivative(wind.v * per_row(cosine), latitude)
+        meridional = _derivative(wind.v * _by_row(cosine, wind.v), latitude)
         radius = EARTH_RADIUS * np.maximum(cosine, self.coslat_floor)
-        flux = (zonal + meridional) / per_row(radius) * thickness
+        flux = (zonal + meridional) / _by_row(radius, wind.u) * thickness
         below = xp.cumsum(flux, axis=1)
         above = xp.concatenate([xp.zeros_like(below[:, :1]), below[:, :-1]], axis=1)
         return -0.5 * (above + below)
 
 
-def sample(volumes: Sequence[Values], places: Sequence[Any]) -> list[Values]:
+def sample(volumes: Sequence[Values], places: Sequence[Any]) -> list[Any]:
     """Trilinear values at fractional grid indices.
 
     Args:
@@ -151,10 +149,8 @@ def sample(volumes: Sequence[Values], places: Sequence[Any]) -> list[Values]:
         _held(place, size) for place, size in zip(places[:2], sizes[:2], strict=True)
     )
     ends = [level, row, _wrapped(places[2], sizes[2])]
-    batch, _, time = xp.meshgrid(
-        xp.arange(volumes[0].shape[0]), 0, xp.arange(volumes[0].shape[2]), indexing="ij"
-    )
-    batch, time = batch[..., None, None], time[..., None, None]
+    batch = xp.arange(volumes[0].shape[0]).reshape(-1, 1, 1, 1, 1)
+    time = xp.arange(volumes[0].shape[2]).reshape(1, 1, -1, 1, 1)
     out: list[Any] = [0.0] * len(volumes)
     for corner in product((0, 1), repeat=3):
         (z, wz), (y, wy), (x, wx) = (ends[dim][side] for dim, side in enumerate(corner))
@@ -203,12 +199,16 @@ def _difference(x: Any, axis: int) -> Any:
     return namespace(x).gradient(x, axis=axis)
 
 
+def _by_row(values: np.ndarray, like: Any) -> np.ndarray:
+    """(lat,) constants to multiply a field on all rows with, in its dtype."""
+    return values.astype(like.dtype).reshape(1, 1, 1, -1, 1)
+
+
 def _derivative(x: Values, latitude: np.ndarray) -> Values:
     """Derivative by latitude: second order on uneven rows, one-sided at the ends."""
-    xp, dtype = namespace(x), x.dtype
-    step = np.diff(latitude)
-    slope = (x[:, :, :, 1:] - x[:, :, :, :-1]) / step.astype(dtype)[:, None]
+    xp, step = namespace(x), np.diff(latitude)
+    slope = (x[:, :, :, 1:] - x[:, :, :, :-1]) / _by_row(step, x)
     low, high = step[:-1], step[1:]
-    share = (low / (low + high)).astype(dtype)[:, None]
+    share = _by_row(low / (low + high), x)
     inner = (1 - share) * slope[:, :, :, :-1] + share * slope[:, :, :, 1:]
     return xp.concatenate([slope[:, :, :, :1], inner, slope[:, :, :, -1:]], axis=3)

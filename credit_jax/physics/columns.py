@@ -11,6 +11,7 @@ from jaxtyping import Float
 from credit_jax.physics.arrays import by_level
 
 Values = Float[Any, "batch level time lat lon"]
+Layers = Float[Any, "batch layer time lat lon"]
 Surface = Float[Any, "batch 1 time lat lon"]
 
 
@@ -34,7 +35,7 @@ class Levels:
         """Levels of a field."""
         return len(self.a) - 1 if self.midpoint else len(self.a)
 
-    def thickness(self, surface_pressure: Surface) -> Values:
+    def thickness(self, surface_pressure: Surface) -> Layers:
         """Pa, of each of the n - 1 layers.
 
         Differs from CREDIT: da + db ps, not the difference of two rounded pressures.
@@ -71,7 +72,7 @@ class Levels:
 
     def _layers(
         self, values: Values, start: int, stop: int | None
-    ) -> tuple[Values, slice]:
+    ) -> tuple[Layers, slice]:
         """Means of the layers between levels, and which layers they are."""
         if values.shape[1] != self.num_levels:
             raise ValueError(

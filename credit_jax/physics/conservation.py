@@ -38,7 +38,7 @@ class PhysicsGrid:
     levels: Levels
     weights: Float[np.ndarray, "lat lon"]
 
-    def mean(self, values: Values, context: FieldContext | None) -> Any:
+    def mean(self, values: Any, context: FieldContext | None) -> Any:
         """Area-weighted global mean of each sample, (batch, level, time, 1, 1)."""
         return global_mean(values, self.weights, context)
 

@@ -14,11 +14,12 @@ from credit_jax.physics.interpolation import SMALLEST_PRESSURE
 _DRY, _VAPOR = 287.06, 461.51  # J / kg / K
 
 Columns = Float[Any, "batch level time lat lon"]
+Surface = Float[Any, "batch 1 time lat lon"]
 
 
 def geopotential(
-    surface_geopotential: Columns,
-    surface_pressure: Columns,
+    surface_geopotential: Float[Any, "batch 1 1 lat lon"],
+    surface_pressure: Surface,
     temperature: Columns,
     humidity: Columns,
     half_levels: tuple[np.ndarray, np.ndarray],
@@ -31,7 +32,7 @@ def geopotential(
     the part from there to its center (Simmons and Burridge, 1981).
 
     Args:
-        surface_geopotential: (batch, 1, time, lat, lon) m^2 / s^2.
+        surface_geopotential: (batch, 1, 1, lat, lon) m^2 / s^2.
         surface_pressure: (batch, 1, time, lat, lon) Pa.
         temperature: K.
         humidity: kg / kg.

@@ -12,9 +12,13 @@ from credit_jax.physics.arrays import by_level, clip, namespace, take_levels
 SMALLEST_PRESSURE = 0.57  # Pa, before a logarithm: CREDIT's top of the model
 
 Columns = Float[Any, "batch level time lat lon"]
+# Of some batch, time, lat and lon, or the same for all.
+Points = Float[Any, "#batch point #time #lat #lon"]
 
 
-def interpolate_columns(values: Columns, x: Columns, points: Columns) -> Columns:
+def interpolate_columns(
+    values: Columns, x: Columns, points: Points
+) -> Float[Any, "batch point time lat lon"]:
     """Linear in x, constant outside its range: `numpy.interp` of every column.
 
     Args:
@@ -26,10 +30,8 @@ def interpolate_columns(values: Columns, x: Columns, points: Columns) -> Columns
         Values at the points.
     """
     xp = namespace(values, x, points)
-    shape = np.broadcast_shapes(
-        (x.shape[0], 1, *x.shape[2:]), (points.shape[0], 1, *points.shape[2:])
-    )
-    points = xp.broadcast_to(points, (shape[0], points.shape[1], *shape[2:]))
+    shape = (x.shape[0], points.shape[1], *x.shape[2:])
+    points = xp.broadcast_to(points, shape)
     upper = clip(_count_up_to(x, points), 1, x.shape[1] - 1)
     x_low, x_high = take_levels(x, upper - 1), take_levels(x, upper)
     weight = clip((points - x_low) / (x_high - x_low), 0.0, 1.0)
@@ -37,7 +39,9 @@ def interpolate_columns(values: Columns, x: Columns, points: Columns) -> Columns
     return low + weight * (high - low)
 
 
-def log_pressure(a: Any, b: Any, surface_pressure: Columns) -> Columns:
+def log_pressure(
+    a: Any, b: Any, surface_pressure: Float[Any, "batch 1 time lat lon"]
+) -> Columns:
     """log(a + b ps) of hybrid levels, of at least 0.57 Pa."""
     p = by_level(a, surface_pressure) + by_level(b, surface_pressure) * surface_pressure
     return namespace(p).log(clip(p, SMALLEST_PRESSURE))
@@ -45,10 +49,10 @@ def log_pressure(a: Any, b: Any, surface_pressure: Columns) -> Columns:
 
 def hybrid_to_hybrid(
     values: Columns,
-    surface_pressure: Columns,
+    surface_pressure: Float[Any, "batch 1 time lat lon"],
     source: tuple[np.ndarray, np.ndarray],
     dest: tuple[np.ndarray, np.ndarray],
-) -> Columns:
+) -> Float[Any, "batch point time lat lon"]:
     """From one set of hybrid levels to another, with one surface pressure.
 
     Args:
@@ -70,7 +74,7 @@ def rises(a: np.ndarray, b: np.ndarray) -> bool:
     return not pressure[0] > pressure[-1]
 
 
-def _count_up_to(x: Columns, points: Columns) -> Int[Any, "batch level time lat lon"]:
+def _count_up_to(x: Columns, points: Points) -> Int[Any, "batch point time lat lon"]:
     """Number of levels with x <= point, by bisection."""
     xp, size = namespace(x, points), x.shape[1]
     count = xp.zeros(points.shape, np.int32)

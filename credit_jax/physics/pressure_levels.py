@@ -17,6 +17,7 @@ _PLATEAU = 298.0  # K, largest temperature at sea level under high ground
 
 Columns = Float[Any, "batch level time lat lon"]
 Surface = Float[Any, "batch 1 time lat lon"]
+OnPressure = Float[Any, "batch plev time lat lon"]
 
 
 class ColumnState(NamedTuple):
@@ -32,7 +33,7 @@ class ColumnState(NamedTuple):
     temperature: Columns
     geopotential: Columns
     surface_pressure: Surface
-    surface_geopotential: Surface
+    surface_geopotential: Float[Any, "batch 1 1 lat lon"]
 
 
 def to_pressure_levels(
@@ -42,7 +43,7 @@ def to_pressure_levels(
     pressures: Float[np.ndarray, " plev"],
     *,
     temp_height: float = 150.0,
-) -> list[Columns]:
+) -> list[OnPressure]:
     """Fields, then temperature and geopotential, on pressure levels.
 
     Linear in log(p), constant above the top level. Below the ground fields keep their
@@ -78,8 +79,8 @@ def to_pressure_levels(
 
 
 def _below_ground(
-    state: ColumnState, pressure: Columns, wanted: Columns, temp_height: float
-) -> tuple[Columns, Columns]:
+    state: ColumnState, pressure: Columns, wanted: Any, temp_height: float
+) -> tuple[OnPressure, OnPressure]:
     """T* (1 + y + y^2/2 + y^3/6), Phi* - R T* log(p/ps) (1 + y/2 + y^2/6)."""
     xp, ps = namespace(pressure), state.surface_pressure
     t_surface = _surface_temperature(state, pressure, temp_height)
@@ -102,7 +103,7 @@ def _surface_temperature(
     return t + _ALPHA * t * (state.surface_pressure / p - 1.0)
 
 
-def _lapse_rate(t_surface: Surface, surface_geopotential: Surface) -> Surface:
+def _lapse_rate(t_surface: Surface, surface_geopotential: Any) -> Surface:
     """0.0065 K / m; less from 2000 m on, and zero or more above 2500 m."""
     xp, height = namespace(t_surface), surface_geopotential / GRAVITY
     t_sea = t_surface + LAPSE_RATE * height

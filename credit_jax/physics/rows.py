@@ -22,12 +22,14 @@ Array5 = Shaped[Any, "batch level time rows lon"]
 
 
 def own_rows(
-    per_row: np.ndarray, like: Array5, context: FieldContext | None
-) -> Shaped[Any, "rows ..."]:
-    """The rows of a (lat, ...) constant that `like` holds, in its dtype.
+    per_row: Shaped[np.ndarray, "lat columns"],
+    like: Array5,
+    context: FieldContext | None,
+) -> Shaped[Any, "1 1 1 rows columns"]:
+    """The rows of a constant that `like` holds, in its dtype.
 
     Args:
-        per_row: values of every global row.
+        per_row: values of every global row; columns are the longitudes or 1.
         like: field whose rows and dtype are wanted.
         context: see the module.
 
@@ -44,8 +46,10 @@ def own_rows(
             "give the file of the fields' own grid"
         )
     if context is None:
-        return namespace(like).asarray(per_row, like.dtype)
-    return context.local_rows(jnp.asarray(per_row, like.dtype))
+        own = namespace(like).asarray(per_row, like.dtype)
+    else:
+        own = context.local_rows(jnp.asarray(per_row, like.dtype))
+    return own[None, None, None]
 
 
 def row_numbers(like: Array5, context: FieldContext | None) -> Shaped[Any, " rows"]:
@@ -63,7 +67,7 @@ def fill_padding(x: Array5, value: float, context: FieldContext | None) -> Array
     """
     if context is None or not context.reducer.rows.has_padding:
         return x
-    real = context.reducer.rows.real_rows()[:, None]
+    real = context.reducer.rows.real_rows().reshape(1, 1, 1, -1, 1)
     return jnp.where(real, x, jnp.asarray(value, x.dtype))
 
 
@@ -86,7 +90,9 @@ def global_mean(
     return context.reducer.sample_mean(values)[..., None, None]
 
 
-def with_halo(x: Array5, width: int, context: FieldContext | None) -> Array5:
+def with_halo(
+    x: Array5, width: int, context: FieldContext | None
+) -> Shaped[Any, "batch level time wider lon"]:
     """The rows with `width` neighbors on both sides; beyond the poles zeros."""
     if context is None:
         xp = namespace(x)
@@ -94,7 +100,9 @@ def with_halo(x: Array5, width: int, context: FieldContext | None) -> Array5:
     return halo_exchange(Field(x, _rows_of(x, context)), width)
 
 
-def all_rows(x: Array5, context: FieldContext | None) -> Array5:
+def all_rows(
+    x: Array5, context: FieldContext | None
+) -> Shaped[Any, "batch level time lat lon"]:
     """The field on all latitudes, the same on all shards."""
     return x if context is None else context.gather_rows(x)
 

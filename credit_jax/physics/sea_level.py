@@ -16,7 +16,9 @@ Surface = Float[Any, "batch 1 time lat lon"]
 
 
 def mean_sea_level_pressure(
-    surface_pressure: Surface, temperature: Surface, surface_geopotential: Surface
+    surface_pressure: Surface,
+    temperature: Surface,
+    surface_geopotential: Float[Any, "batch 1 1 lat lon"],
 ) -> Surface:
     """`ps exp(x (1 - alpha x / 2 + (alpha x)^2 / 3))`, x = Phi / (R T).
 

@@ -13,6 +13,7 @@ from credit_jax.physics.arrays import clip, namespace
 from credit_jax.physics.rows import fill_padding, global_mean, num_rows, with_halo
 
 Values = Float[Any, "batch level time rows lon"]
+Mask = Float[Any, "batch 1 time rows lon"]
 
 _LARGEST_FACTOR = 4.0
 
@@ -39,24 +40,24 @@ class Kernel:
 
 
 def gaussian(sigma: float, reach: float) -> Float[np.ndarray, " n"]:
-    """Weights exp(-(i / sigma)^2 / 2), sum 1, of CREDIT's width for a reach in sigmas.
+    """Weights exp(-(i / sigma)^2 / 2), sum 1, of about 2 reach grid points, odd.
 
     >>> len(gaussian(1.0, 3))
     7
     """
-    size = int(2 * reach) | 1
+    size = int(2 * reach + 1) | 1
     weights = np.exp(-0.5 * ((np.arange(size) - size // 2) / sigma) ** 2)
     return weights / weights.sum()
 
 
 def strong_wind_mask(
-    u: Values,
-    v: Values,
+    u: Mask,
+    v: Mask,
     threshold: float,
     dilation: Kernel,
     falloff: Kernel,
     context: FieldContext | None,
-) -> Values:
+) -> Mask:
     """0 far from winds above a threshold, 1 among them, smooth between.
 
     Args:
@@ -73,7 +74,7 @@ def strong_wind_mask(
 
 def blend_smoothed(
     field: Values,
-    mask: Values,
+    mask: Mask,
     smoothing: Kernel,
     context: FieldContext | None,
     *,
@@ -96,7 +97,7 @@ def blend_smoothed(
 
 
 def _factor(
-    field: Values, smoothed: Values, mask: Values, context: FieldContext | None
+    field: Values, smoothed: Values, mask: Mask, context: FieldContext | None
 ) -> Any:
     """min(sqrt(sum(mask field^2) / (sum(mask smoothed^2) + 1e-12)), 4).
 
@@ -114,7 +115,7 @@ def _factor(
     return clip(xp.where(some, root, xp.zeros_like(root)), high=_LARGEST_FACTOR)
 
 
-def _weighted_slices(x: Values, weights: np.ndarray, size: int, axis: int) -> Values:
+def _weighted_slices(x: Any, weights: np.ndarray, size: int, axis: int) -> Any:
     """sum_i weights[i] x[i : i + size] along a dim."""
     before = (slice(None),) * axis
     total = x[(*before, slice(0, size))] * x.dtype.type(weights[0])

@@ -12,6 +12,8 @@ take and return a `FieldTree`, a nested dict with these entries:
     y_pred                 (batch, channel, time, lat, lon): the model's output
     x_physical             like input: the state before the step, in physical units, one
                            time or more; the batch has it if a transform needs it
+    ic_raw                 like input: the static fields of the first step as they are in
+                           the files; the batch has it if a transform needs it
     y_processed            like target: what `reconstruct` makes of y_pred
     y_target_processed     the same of y, where the config asks for it
     input_channel_map,     {key: slice} of the channels of x, of y and y_pred
@@ -79,7 +81,7 @@ class TransformEntry:
         where: where it can run.
         files: names of the arguments that are paths of files that must be there.
         needs: entries of the tree that are there only for transforms that need them,
-            such as "x_physical".
+            "x_physical" or "ic_raw".
     """
 
     args: type[StrictModel]

@@ -1,10 +1,21 @@
 """The transforms by section of the config and CREDIT's type names: one line each."""
 
+from collections.abc import Callable
+from typing import Any
+
+from credit_jax.transforms import advection, levels
 from credit_jax.transforms.base import POSTBLOCKS, PREBLOCKS, TransformEntry, Where
-from credit_jax.transforms.post import flatten, reconstruct, wet_mask
+from credit_jax.transforms.post import (
+    conservation,
+    diagnostics,
+    flatten,
+    reconstruct,
+    wet_mask,
+)
 from credit_jax.transforms.post import scaler as post_scaler
 from credit_jax.transforms.post.exp import ExpArgs, ExpTransform
 from credit_jax.transforms.post.square import SquareArgs, SquareTransform
+from credit_jax.transforms.post.wind_filter import WindFilter, WindFilterArgs
 from credit_jax.transforms.pre import normalize, regrid, rename
 from credit_jax.transforms.pre import scaler as pre_scaler
 from credit_jax.transforms.pre.concat import Concat, ConcatArgs, ToDevice, ToDeviceArgs
@@ -13,6 +24,18 @@ from credit_jax.transforms.pre.log import LogArgs, LogTransform
 from credit_jax.transforms.pre.sqrt import SqrtArgs, SqrtTransform
 
 _BOTH = Where.BOTH
+
+
+def _fixer(args: type[Any], build: Callable[[Any], Any]) -> TransformEntry:
+    """Reads the file of its grid and the state before the step."""
+    files, needs = ("save_loc_physics",), ("x_physical",)
+    return TransformEntry(args, build, POSTBLOCKS, _BOTH, files, needs)
+
+
+def _diagnostic(args: type[Any], build: Callable[[Any], Any]) -> TransformEntry:
+    """Reads static fields."""
+    return TransformEntry(args, build, POSTBLOCKS, _BOTH, needs=("ic_raw",))
+
 
 _PREBLOCKS: dict[str, TransformEntry] = {
     "concat": TransformEntry(ConcatArgs, Concat, PREBLOCKS, _BOTH),
@@ -48,6 +71,12 @@ _PREBLOCKS: dict[str, TransformEntry] = {
         _BOTH,
         files=("scaler_path",),
     ),
+    "hybrid_level_interp": TransformEntry(
+        levels.LevelInterpPreArgs, levels.build_level_interp_pre, PREBLOCKS, _BOTH
+    ),
+    "semilagrangian_advection": TransformEntry(
+        advection.AdvectionPreArgs, advection.build_advection_pre, PREBLOCKS, _BOTH
+    ),
 }
 
 _POSTBLOCKS: dict[str, TransformEntry] = {
@@ -72,6 +101,39 @@ _POSTBLOCKS: dict[str, TransformEntry] = {
     "square_transform": TransformEntry(SquareArgs, SquareTransform, POSTBLOCKS, _BOTH),
     "wet_mask_samudra": TransformEntry(
         wet_mask.WetMaskArgs, wet_mask.build_wet_mask, POSTBLOCKS, _BOTH
+    ),
+    "tracer_fixer": TransformEntry(
+        conservation.TracerFixerArgs, conservation.build_tracer_fixer, POSTBLOCKS, _BOTH
+    ),
+    "global_mass_fixer": _fixer(
+        conservation.MassFixerArgs, conservation.build_mass_fixer
+    ),
+    "global_water_fixer": _fixer(
+        conservation.WaterFixerArgs, conservation.build_water_fixer
+    ),
+    "global_energy_fixer": _fixer(
+        conservation.EnergyFixerArgs, conservation.build_energy_fixer
+    ),
+    "global_energy_fixer_updown": _fixer(
+        conservation.EnergyFixerArgs, conservation.build_energy_fixer
+    ),
+    "mslp_diagnostic": _diagnostic(
+        diagnostics.SeaLevelArgs, diagnostics.SeaLevelPressure
+    ),
+    "geopotential_diagnostic": _diagnostic(
+        diagnostics.GeopotentialArgs, diagnostics.build_geopotential
+    ),
+    "pressure_interp_diagnostic": _diagnostic(
+        diagnostics.PressureInterpArgs, diagnostics.build_pressure_interp
+    ),
+    "hybrid_level_interp": TransformEntry(
+        levels.LevelInterpPostArgs, levels.build_level_interp_post, POSTBLOCKS, _BOTH
+    ),
+    "semilagrangian_advection": TransformEntry(
+        advection.AdvectionPostArgs, advection.build_advection_post, POSTBLOCKS, _BOTH
+    ),
+    "wind_artifact_filter": TransformEntry(
+        WindFilterArgs, WindFilter, POSTBLOCKS, _BOTH
     ),
 }
 

@@ -1,0 +1,180 @@
+"""`semilagrangian_advection`, before and after the model: moves tracers by the wind."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import PositiveInt
+
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
+from credit_jax.physics.advection import Advection, Wind
+from credit_jax.physics.files import Coefficients, read_arrays, read_coefficients
+from credit_jax.physics.rows import num_rows
+from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.named import get_field, with_fields
+
+
+class AdvectionArgs(StrictModel):
+    """What both blocks share.
+
+    Attributes:
+        tracer_vars: variables to move.
+        u_var, v_var: wind, m / s.
+        surface_pressure_var: Pa.
+        timestep_seconds: length of the step.
+        n_iterations: of the midpoint of the trajectory.
+        omega_var: vertical velocity, Pa / s; null derives it from continuity.
+        level_info_file: with the coefficients of the interfaces; a name without a
+            folder is that of a file that comes with this package.
+        model_a_half_var, model_b_half_var: their names; Pa, and no unit.
+        levels: of the data, counted from 1; null takes all.
+        level_order: of the data.
+        grid_info_file: with latitude and longitude; null takes `level_info_file`. If it
+            is of another grid, an even one from 90 to -90 degrees is assumed, with a
+            warning.
+        latitude_var, longitude_var: their names.
+        coslat_floor: smallest cos(latitude) in a divisor.
+        dp_dlevel_floor: Pa, smallest change of pressure from level to level.
+        lon_halo: accepted; longitude is periodic without one.
+    """
+
+    tracer_vars: tuple[str, ...] = ("ERA5/prognostic/3d/specific_humidity",)
+    u_var: str = "ERA5/prognostic/3d/u_component_of_wind"
+    v_var: str = "ERA5/prognostic/3d/v_component_of_wind"
+    surface_pressure_var: str = "ERA5/prognostic/2d/surface_pressure"
+    timestep_seconds: float = 21600.0
+    n_iterations: PositiveInt = 2
+    omega_var: str | None = None
+    level_info_file: str = "ERA5_Lev_Info.nc"
+    model_a_half_var: str = "a_half"
+    model_b_half_var: str = "b_half"
+    levels: tuple[int, ...] | None = None
+    level_order: Literal["top_to_surface", "surface_to_top"] = "top_to_surface"
+    grid_info_file: str | None = None
+    latitude_var: str = "latitude"
+    longitude_var: str = "longitude"
+    coslat_floor: float = 1e-4
+    dp_dlevel_floor: float = 1.0
+    lon_halo: int = 1
+
+
+class AdvectionPreArgs(AdvectionArgs):
+    """Arguments of the preblock.
+
+    Attributes:
+        data_types: entries to move; those that a batch lacks are passed over.
+    """
+
+    data_types: tuple[Literal["input", "target"], ...] = ("input", "target")
+
+
+class AdvectionPostArgs(AdvectionArgs):
+    """Arguments of the postblock.
+
+    Attributes:
+        key: entry to move.
+    """
+
+    key: str = "y_processed"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdvectTracers:
+    """Replaces tracers by their values where the air came from.
+
+    Attributes:
+        args: see `AdvectionArgs`.
+        parts: entries of the tree; all must be there if `required`.
+        required: whether a missing entry is an error.
+        half_levels: coefficients of the interfaces.
+        latitude: (lat,) degrees north of the grid file.
+        longitude: (lon,) degrees east.
+    """
+
+    args: AdvectionArgs
+    parts: tuple[str, ...]
+    required: bool
+    half_levels: Coefficients
+    latitude: np.ndarray
+    longitude: np.ndarray
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Replace the tracers of every entry."""
+        new = dict(tree)
+        for part in self.parts:
+            if part in new or self.required:
+                new = with_fields(new, part, self._moved(new, part, context))
+        return new
+
+    def _moved(
+        self, tree: FieldTree, part: str, context: FieldContext | None
+    ) -> dict[str, Any]:
+        args = self.args
+        down = slice(None, None, 1 if args.level_order == "top_to_surface" else -1)
+
+        def field(key: str) -> Any:
+            return get_field(tree, part, key)[:, down]
+
+        wind = Wind(
+            field(args.u_var),
+            field(args.v_var),
+            field(args.surface_pressure_var),
+            None if args.omega_var is None else field(args.omega_var),
+        )
+        step = self._step(num_rows(wind.u, context), wind.u.shape[-1])
+        moved = step([field(key) for key in args.tracer_vars], wind, context)
+        moved = [tracer[:, down] for tracer in moved]
+        return dict(zip(args.tracer_vars, moved, strict=True))
+
+    def _step(self, lat: int, lon: int) -> Advection:
+        """The step on a grid of this size."""
+        args, latitude, longitude = self.args, self.latitude, self.longitude
+        if (len(latitude), len(longitude)) != (lat, lon):
+            warnings.warn(
+                "semilagrangian_advection: the grid file has "
+                f"{len(latitude)} x {len(longitude)} points, the fields {lat} x {lon}; "
+                "an even grid from 90 to -90 degrees is assumed (grid_info_file)",
+                stacklevel=2,
+            )
+            latitude = np.linspace(90.0, -90.0, lat)
+            longitude = np.arange(lon) * (360.0 / lon)
+        return Advection(
+            latitude,
+            longitude,
+            self.half_levels,
+            args.timestep_seconds,
+            args.n_iterations,
+            args.coslat_floor,
+            args.dp_dlevel_floor,
+        )
+
+
+def build_advection_pre(args: AdvectionPreArgs) -> AdvectTracers:
+    """The preblock; reads the coefficients and the grid."""
+    return AdvectTracers(args, args.data_types, False, *_constants(args))
+
+
+def build_advection_post(args: AdvectionPostArgs) -> AdvectTracers:
+    """The postblock; reads the coefficients and the grid."""
+    return AdvectTracers(args, (args.key,), True, *_constants(args))
+
+
+def _constants(args: AdvectionArgs) -> tuple[Coefficients, np.ndarray, np.ndarray]:
+    half_levels = read_coefficients(
+        args.level_info_file,
+        args.model_a_half_var,
+        args.model_b_half_var,
+        args.levels,
+        interfaces=True,
+    )
+    latitude, longitude = read_arrays(
+        args.grid_info_file or args.level_info_file,
+        (args.latitude_var, args.longitude_var),
+    )
+    return half_levels, latitude, longitude

@@ -1,0 +1,153 @@
+"""`hybrid_level_interp`, before and after the model: to other hybrid levels."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
+from credit_jax.physics.files import Coefficients, centers
+from credit_jax.physics.interpolation import hybrid_to_hybrid
+from credit_jax.physics.rows import fill_padding
+from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.named import get_field, source_of, with_fields
+
+
+class LevelInterpArgs(StrictModel):
+    """What both blocks share.
+
+    Attributes:
+        variables: keys of 3-D variables; those that an entry lacks are passed over.
+        surface_pressure_var: Pa.
+        source_level_info_file: with the levels of the data; a name without a folder is
+            that of a file that comes with this package.
+        dest_level_info_file: with the levels to interpolate to, alike.
+        source_a_var, source_b_var: names of the coefficients, Pa and no unit. One name
+            for both is a variable with a and b as its first rows.
+        source_on_interfaces: coefficients are of interfaces; their means are taken.
+        source_levels: to take, counted from 1; null takes all.
+        dest_a_var, dest_b_var, dest_on_interfaces, dest_levels: alike.
+        chunk_size: accepted; all columns are computed at once.
+    """
+
+    variables: tuple[str, ...]
+    surface_pressure_var: str
+    source_level_info_file: str
+    dest_level_info_file: str = "ERA5_Lev_Info.nc"
+    source_a_var: str = "a_half"
+    source_b_var: str = "b_half"
+    source_on_interfaces: bool = True
+    source_levels: tuple[int, ...] | None = None
+    dest_a_var: str = "a_half"
+    dest_b_var: str = "b_half"
+    dest_on_interfaces: bool = True
+    dest_levels: tuple[int, ...] | None = None
+    chunk_size: int = 1000
+
+
+class LevelInterpPreArgs(LevelInterpArgs):
+    """Arguments of the preblock.
+
+    Attributes:
+        data_types: entries to interpolate; those that a batch lacks are passed over.
+    """
+
+    data_types: tuple[Literal["input", "target"], ...] = ("input", "target")
+
+
+class LevelInterpPostArgs(LevelInterpArgs):
+    """Arguments of the postblock.
+
+    Attributes:
+        key: entry to interpolate.
+    """
+
+    key: str = "y_processed"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LevelInterp:
+    """Moves variables to other hybrid levels, linear in log(pressure).
+
+    Attributes:
+        args: see `LevelInterpArgs`.
+        parts: entries of the tree.
+        required: whether a missing entry is an error.
+        source, dest: coefficients of the levels' centers.
+    """
+
+    args: LevelInterpArgs
+    parts: tuple[str, ...]
+    required: bool
+    source: Coefficients
+    dest: Coefficients
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Replace the variables of every entry.
+
+        Raises:
+            ValueError: a variable is not on the levels of the source.
+        """
+        new = dict(tree)
+        for part in self.parts:
+            if part in new or self.required:
+                new = with_fields(new, part, self._moved(new, part, context))
+        return new
+
+    def _moved(
+        self, tree: FieldTree, part: str, context: FieldContext | None
+    ) -> dict[str, Any]:
+        if part not in tree:
+            raise ValueError(
+                f"hybrid_level_interp: the batch has no {part!r}; it has: "
+                f"{', '.join(sorted(tree))}"
+            )
+        fields = tree[part]
+        there = [k for k in self.args.variables if k in fields.get(source_of(k), {})]
+        if not there:
+            return {}
+        pressure = get_field(tree, part, self.args.surface_pressure_var)
+        pressure = fill_padding(pressure, 1e5, context)
+        return {key: self._move(tree, part, key, pressure) for key in there}
+
+    def _move(self, tree: FieldTree, part: str, key: str, pressure: Any) -> Any:
+        field, count = get_field(tree, part, key), len(self.source[0])
+        if field.shape[1] != count:
+            raise ValueError(
+                f"hybrid_level_interp: {key} of {part} has {field.shape[1]} levels, "
+                f"the source coefficients are of {count}; give source_levels, counted "
+                "from 1"
+            )
+        return hybrid_to_hybrid(field, pressure, self.source, self.dest)
+
+
+def build_level_interp_pre(args: LevelInterpPreArgs) -> LevelInterp:
+    """The preblock; reads the coefficients."""
+    return LevelInterp(args, args.data_types, False, *_coefficients(args))
+
+
+def build_level_interp_post(args: LevelInterpPostArgs) -> LevelInterp:
+    """The postblock; reads the coefficients."""
+    return LevelInterp(args, (args.key,), True, *_coefficients(args))
+
+
+def _coefficients(args: LevelInterpArgs) -> tuple[Coefficients, Coefficients]:
+    """Of the source and of the destination."""
+    source = centers(
+        args.source_level_info_file,
+        args.source_a_var,
+        args.source_b_var,
+        args.source_levels,
+        on_interfaces=args.source_on_interfaces,
+    )
+    dest = centers(
+        args.dest_level_info_file,
+        args.dest_a_var,
+        args.dest_b_var,
+        args.dest_levels,
+        on_interfaces=args.dest_on_interfaces,
+    )
+    return source, dest

@@ -1,0 +1,52 @@
+"""Named fields of a tree: one by its key, and a new tree with some replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from credit_jax.transforms.base import FieldTree
+
+
+def source_of(var_key: str) -> str:
+    """Name of the source of a key: its first part.
+
+    >>> source_of("ERA5/prognostic/3d/T")
+    'ERA5'
+    """
+    return var_key.split("/")[0]
+
+
+def get_field(tree: FieldTree, part: str, key: str) -> Any:
+    """A field of an entry, (batch, level, time, lat, lon).
+
+    Args:
+        tree: see `credit_jax.transforms.base`.
+        part: such as "y_processed".
+        key: of the variable.
+
+    Raises:
+        ValueError: there is no such entry or variable.
+    """
+    if part not in tree:
+        raise ValueError(
+            f"the batch has no {part!r}, which {key} is read from; it has: "
+            f"{', '.join(sorted(tree))}. `reconstruct` makes y_processed"
+        )
+    fields = tree[part].get(source_of(key), {})
+    if key not in fields:
+        there = [name for own in tree[part].values() for name in own]
+        raise ValueError(
+            f"{part} has no variable {key!r}; it has: {', '.join(sorted(there))}"
+        )
+    return fields[key]
+
+
+def with_fields(
+    tree: FieldTree, part: str, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A new tree with some fields of an entry replaced or added."""
+    sources = {source: dict(own) for source, own in tree.get(part, {}).items()}
+    for key, field in fields.items():
+        sources.setdefault(source_of(key), {})[key] = field
+    return {**tree, part: sources}

@@ -1,0 +1,307 @@
+"""The conservation fixers: `tracer_fixer` and global dry mass, water, energy.
+
+They read and write `y_processed` in physical units, between an inverse scaling and the
+scaling that rebuilds y_pred. The state before the step is `x_physical`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import field_validator
+
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
+from credit_jax.physics import conservation as physics
+from credit_jax.physics.arrays import clip
+from credit_jax.physics.constants import SECONDS_PER_HOUR
+from credit_jax.physics.files import read_grid, read_surface
+from credit_jax.physics.rows import fill_padding
+from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.named import get_field, with_fields
+
+OUTPUT = "y_processed"
+
+
+class TracerFixerArgs(StrictModel):
+    """Arguments of `tracer_fixer`.
+
+    Attributes:
+        tracer_vars: keys of the variables to limit.
+        tracer_thres: smallest value, one for all or one each.
+        tracer_thres_max: largest value, alike; null sets none.
+    """
+
+    tracer_vars: tuple[str, ...]
+    tracer_thres: float | tuple[float, ...]
+    tracer_thres_max: float | tuple[float | None, ...] | None = None
+
+
+class PhysicsArgs(StrictModel):
+    """What the global fixers share.
+
+    Attributes:
+        save_loc_physics: NetCDF file or Zarr store with the grid.
+        lon_lat_level_name: its names of longitude, latitude, and of a and b at the
+            interfaces of hybrid levels, or of pressure in Pa.
+        grid_type: levels are hybrid ("sigma") or of constant pressure ("pressure").
+        midpoint: fields are means of layers; otherwise values at `lon_lat_level_name`'s
+            levels, and integrals are trapezoidal.
+        input_source_key: entry with the state before the step.
+    """
+
+    save_loc_physics: str
+    lon_lat_level_name: tuple[str, ...]
+    grid_type: Literal["sigma", "pressure"] = "sigma"
+    midpoint: bool = False
+    input_source_key: str = "x_physical"
+
+
+class MassFixerArgs(PhysicsArgs):
+    """Arguments of `global_mass_fixer`.
+
+    Attributes:
+        q_var: specific total water.
+        sp_var: surface pressure, which is corrected; so levels must be hybrid.
+    """
+
+    q_var: str
+    sp_var: str
+
+    @field_validator("grid_type")
+    @classmethod
+    def _hybrid(cls, value: str) -> str:
+        if value != "sigma":
+            raise ValueError("expected sigma: the mass is corrected by sp_var")
+        return value
+
+
+class WaterFixerArgs(PhysicsArgs):
+    """Arguments of `global_water_fixer`.
+
+    Attributes:
+        q_var: specific total water.
+        sp_var: surface pressure.
+        precip_var: precipitation, m in the step, which is corrected.
+        evapor_var: evaporation, m in the step, in CREDIT's sign.
+        lead_time_periods: length of the step in hours.
+    """
+
+    q_var: str
+    sp_var: str
+    precip_var: str
+    evapor_var: str
+    lead_time_periods: int
+
+
+class EnergyFixerArgs(PhysicsArgs):
+    """Arguments of `global_energy_fixer`, which has fluxes up and down apart.
+
+    Attributes:
+        T_var: temperature, which is corrected.
+        q_var, U_var, V_var, sp_var: the rest of the state of the air.
+        surface_geopotential_name: variable of `save_loc_physics`; of a list the first.
+        toa_down_solar_input_var: solar flux into the top, W / m^2, of the input.
+        toa_up_solar_var, toa_up_olr_var: fluxes out of the top, W / m^2.
+        surf_down_solar_var, surf_up_solar_var, surf_down_lw_var, surf_up_lw_var: of
+            radiation at the surface, J / m^2 in the step.
+        surf_sh_var, surf_lh_var: sensible and latent heat, J / m^2 in the step.
+        lead_time_periods: length of the step in hours.
+    """
+
+    T_var: str
+    q_var: str
+    U_var: str
+    V_var: str
+    sp_var: str
+    surface_geopotential_name: str | tuple[str, ...]
+    toa_down_solar_input_var: str
+    toa_up_solar_var: str
+    toa_up_olr_var: str
+    surf_down_solar_var: str
+    surf_up_solar_var: str
+    surf_down_lw_var: str
+    surf_up_lw_var: str
+    surf_sh_var: str
+    surf_lh_var: str
+    lead_time_periods: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TracerFixer:
+    """Limits variables of the output.
+
+    Attributes:
+        limits: key -> smallest and largest value.
+    """
+
+    limits: dict[str, tuple[float | None, float | None]]
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Replace the fields by limited ones."""
+        fixed = {
+            key: clip(get_field(tree, OUTPUT, key), *bounds)
+            for key, bounds in self.limits.items()
+        }
+        return with_fields(tree, OUTPUT, fixed)
+
+
+@dataclasses.dataclass(frozen=True)
+class MassFixer:
+    """Surface pressure that keeps the mass of dry air.
+
+    Attributes:
+        args: see `MassFixerArgs`.
+        grid: of global integrals.
+    """
+
+    args: MassFixerArgs
+    grid: physics.PhysicsGrid
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Replace surface pressure."""
+        states = [
+            physics.Moisture(
+                *(read(key) for key in (self.args.q_var, self.args.sp_var))
+            )
+            for read in _readers(tree, self.args, context)
+        ]
+        fixed = physics.fix_dry_mass(self.grid, states[0], states[1], context)
+        return with_fields(tree, OUTPUT, {self.args.sp_var: fixed})
+
+
+@dataclasses.dataclass(frozen=True)
+class WaterFixer:
+    """Precipitation that closes the budget of water.
+
+    Attributes:
+        args: see `WaterFixerArgs`.
+        grid: of global integrals.
+    """
+
+    args: WaterFixerArgs
+    grid: physics.PhysicsGrid
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Replace precipitation."""
+        args = self.args
+        before, after = _readers(tree, args, context)
+        fixed = physics.fix_precipitation(
+            self.grid,
+            physics.Moisture(before(args.q_var), before(args.sp_var)),
+            physics.Moisture(after(args.q_var), after(args.sp_var)),
+            after(args.precip_var),
+            after(args.evapor_var),
+            args.lead_time_periods * SECONDS_PER_HOUR,
+            context,
+        )
+        return with_fields(tree, OUTPUT, {args.precip_var: fixed})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EnergyFixer:
+    """Temperature that closes the budget of energy.
+
+    Attributes:
+        args: see `EnergyFixerArgs`.
+        grid: of global integrals.
+        surface_geopotential: (lat, lon) m^2 / s^2.
+    """
+
+    args: EnergyFixerArgs
+    grid: physics.PhysicsGrid
+    surface_geopotential: np.ndarray
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Replace temperature."""
+        args = self.args
+        keys = (args.T_var, args.q_var, args.U_var, args.V_var, args.sp_var)
+        before, after = _readers(tree, args, context)
+        seconds = args.lead_time_periods * SECONDS_PER_HOUR
+        top = before(args.toa_down_solar_input_var) - after(args.toa_up_solar_var)
+        top = top - after(args.toa_up_olr_var)
+        down = after(args.surf_down_solar_var) + after(args.surf_down_lw_var)
+        up = after(args.surf_up_solar_var) + after(args.surf_up_lw_var)
+        surface = down - up + after(args.surf_sh_var) + after(args.surf_lh_var)
+        fixed = physics.fix_energy(
+            self.grid,
+            physics.Air(*map(before, keys)),
+            physics.Air(*map(after, keys)),
+            self.surface_geopotential,
+            top - surface / seconds,
+            seconds,
+            context,
+        )
+        return with_fields(tree, OUTPUT, {args.T_var: fixed})
+
+
+def build_tracer_fixer(args: TracerFixerArgs) -> TracerFixer:
+    """The block.
+
+    Raises:
+        ValueError: the thresholds are not one for all or one for each variable.
+    """
+    low = _for_each(args.tracer_thres, args, "tracer_thres")
+    high = _for_each(args.tracer_thres_max, args, "tracer_thres_max")
+    limits = zip(low, high, strict=True)
+    return TracerFixer(dict(zip(args.tracer_vars, limits, strict=True)))
+
+
+def build_mass_fixer(args: MassFixerArgs) -> MassFixer:
+    """The block; reads its grid."""
+    return MassFixer(args, _grid(args))
+
+
+def build_water_fixer(args: WaterFixerArgs) -> WaterFixer:
+    """The block; reads its grid."""
+    return WaterFixer(args, _grid(args))
+
+
+def build_energy_fixer(args: EnergyFixerArgs) -> EnergyFixer:
+    """The block; reads its grid and the surface geopotential."""
+    name = args.surface_geopotential_name
+    name = name if isinstance(name, str) else name[0]
+    return EnergyFixer(args, _grid(args), read_surface(args.save_loc_physics, name))
+
+
+def _grid(args: PhysicsArgs) -> physics.PhysicsGrid:
+    return read_grid(
+        args.save_loc_physics,
+        args.lon_lat_level_name,
+        hybrid=args.grid_type == "sigma",
+        midpoint=args.midpoint,
+    )
+
+
+def _readers(tree: FieldTree, args: PhysicsArgs, context: FieldContext | None) -> Any:
+    """Key -> field of the newest time before, and of the first one after the step."""
+
+    def reader(part: str, time: slice) -> Any:
+        # Padding rows: any value that leaves integrals finite.
+        return lambda key: fill_padding(
+            get_field(tree, part, key)[:, :, time], 1.0, context
+        )
+
+    return reader(args.input_source_key, slice(-1, None)), reader(OUTPUT, slice(0, 1))
+
+
+def _for_each(values: Any, args: TracerFixerArgs, name: str) -> tuple[Any, ...]:
+    count = len(args.tracer_vars)
+    if not isinstance(values, tuple):
+        return (values,) * count
+    if len(values) != count:
+        raise ValueError(
+            f"tracer_fixer: {name} has {len(values)} values for {count} variables; "
+            "give one for all or one each"
+        )
+    return values

@@ -1,0 +1,256 @@
+"""Fields that follow from others: geopotential, sea level pressure, pressure levels.
+
+They read `y_processed` and the static surface geopotential of `ic_raw`, in physical
+units, and add their fields to `y_processed`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from credit_jax.config.base import StrictModel
+from credit_jax.fields import FieldContext
+from credit_jax.physics.files import Coefficients, read_coefficients
+from credit_jax.physics.geopotential import geopotential
+from credit_jax.physics.interpolation import rises
+from credit_jax.physics.pressure_levels import ColumnState, to_pressure_levels
+from credit_jax.physics.rows import fill_padding
+from credit_jax.physics.sea_level import mean_sea_level_pressure
+from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.named import get_field, with_fields
+
+# What padding rows are filled with: finite in every formula here.
+_KELVIN, _PASCAL = 280.0, 1e5
+
+
+class SeaLevelArgs(StrictModel):
+    """Arguments of `mslp_diagnostic`.
+
+    Attributes:
+        output_name: key of the result.
+        surface_pressure_var: Pa.
+        temperature_var: near the surface, K.
+        surface_geopotential_var: m^2 / s^2, of `static_source_key`.
+        key: entry that is read and extended.
+        static_source_key: entry with static fields.
+    """
+
+    output_name: str = "ARCO_ERA5/derived_diagnostic/2d/mean_sea_level_pressure"
+    surface_pressure_var: str = "ARCO_ERA5/prognostic/2d/surface_pressure"
+    temperature_var: str = "ARCO_ERA5/prognostic/2d/2m_temperature"
+    surface_geopotential_var: str = "ARCO_ERA5/static/2d/geopotential_at_surface"
+    key: str = "y_processed"
+    static_source_key: str = "ic_raw"
+
+
+class GeopotentialArgs(StrictModel):
+    """Arguments of `geopotential_diagnostic`.
+
+    Attributes:
+        output_name: key of the result.
+        chunk_size: accepted; all columns are computed at once.
+        surface_geopotential_var: m^2 / s^2, of `static_source_key`.
+        surface_pressure_var: Pa.
+        temperature_var: K.
+        specific_humidity_var: kg / kg.
+        flip_vertical: levels are from the top down.
+        level_info_file: with the coefficients of the interfaces; a name without a
+            folder is that of a file that comes with this package.
+        model_a_half_var, model_b_half_var: their names; Pa, and no unit.
+        key: entry that is read and extended.
+        static_source_key: entry with static fields.
+        levels: of the data, counted from 1; null takes all.
+    """
+
+    output_name: str = "ARCO_ERA5/derived_diagnostic/3d/geopotential"
+    chunk_size: int = 1000
+    surface_geopotential_var: str = "ARCO_ERA5/static/2d/geopotential_at_surface"
+    surface_pressure_var: str = "ARCO_ERA5/prognostic/2d/surface_pressure"
+    temperature_var: str = "ARCO_ERA5/prognostic/3d/temperature"
+    specific_humidity_var: str = "ARCO_ERA5/prognostic/3d/specific_humidity"
+    flip_vertical: bool = True
+    level_info_file: str = "ERA5_Lev_Info.nc"
+    model_a_half_var: str = "a_half"
+    model_b_half_var: str = "b_half"
+    key: str = "y_processed"
+    static_source_key: str = "ic_raw"
+    levels: tuple[int, ...] | None = None
+
+
+class PressureInterpArgs(StrictModel):
+    """Arguments of `pressure_interp_diagnostic`.
+
+    Attributes:
+        pressure_levels: hPa.
+        interp_variables: keys of 3-D variables that keep their lowest value below the
+            ground.
+        temperature_var: K.
+        geopotential_var: m^2 / s^2, such as of `geopotential_diagnostic`.
+        surface_pressure_var: Pa.
+        surface_geopotential_var: m^2 / s^2, of `static_source_key`.
+        output_suffix: of the names of the results.
+        temp_height: m above the ground, of the level that the surface temperature
+            follows from.
+        chunk_size: accepted; all columns are computed at once.
+        level_info_file: with the coefficients of the levels' centers; a name without a
+            folder is that of a file that comes with this package.
+        model_a_var, model_b_var: their names; Pa, and no unit.
+        key: entry that is read and extended.
+        static_source_key: entry with static fields.
+        levels: of the data, counted from 1; null takes all.
+    """
+
+    pressure_levels: tuple[float, ...] = (500.0, 850.0)
+    interp_variables: tuple[str, ...] = (
+        "ARCO_ERA5/prognostic/3d/u_component_of_wind",
+        "ARCO_ERA5/prognostic/3d/v_component_of_wind",
+        "ARCO_ERA5/prognostic/3d/specific_humidity",
+    )
+    temperature_var: str = "ARCO_ERA5/prognostic/3d/temperature"
+    geopotential_var: str = "ARCO_ERA5/derived_diagnostic/3d/geopotential"
+    surface_pressure_var: str = "ARCO_ERA5/prognostic/2d/surface_pressure"
+    surface_geopotential_var: str = "ARCO_ERA5/static/2d/geopotential_at_surface"
+    output_suffix: str = "_PRES"
+    temp_height: float = 150.0
+    chunk_size: int = 1000
+    level_info_file: str = "ERA5_Lev_Info.nc"
+    model_a_var: str = "a_model"
+    model_b_var: str = "b_model"
+    key: str = "y_processed"
+    static_source_key: str = "ic_raw"
+    levels: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SeaLevelPressure:
+    """Adds the pressure at mean sea level.
+
+    Attributes:
+        args: see `SeaLevelArgs`.
+    """
+
+    args: SeaLevelArgs
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Add `output_name`, (batch, 1, time, lat, lon) in Pa."""
+        args = self.args
+        pressure = mean_sea_level_pressure(
+            _read(tree, args.key, args.surface_pressure_var, context, _PASCAL),
+            _read(tree, args.key, args.temperature_var, context, _KELVIN),
+            _ground(tree, args, context),
+        )
+        return with_fields(tree, args.key, {args.output_name: pressure})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Geopotential:
+    """Adds the geopotential of the model's levels.
+
+    Attributes:
+        args: see `GeopotentialArgs`.
+        half_levels: a and b of the interfaces.
+    """
+
+    args: GeopotentialArgs
+    half_levels: Coefficients
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Add `output_name`, (batch, level, time, lat, lon) in m^2 / s^2."""
+        args = self.args
+        heights = geopotential(
+            _ground(tree, args, context),
+            _read(tree, args.key, args.surface_pressure_var, context, _PASCAL),
+            _read(tree, args.key, args.temperature_var, context, _KELVIN),
+            _read(tree, args.key, args.specific_humidity_var, context, 0.0),
+            self.half_levels,
+            flip_vertical=args.flip_vertical,
+        )
+        return with_fields(tree, args.key, {args.output_name: heights})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PressureInterp:
+    """Adds variables on pressure levels.
+
+    Attributes:
+        args: see `PressureInterpArgs`.
+        levels: a and b of the levels' centers, in the order of the data.
+    """
+
+    args: PressureInterpArgs
+    levels: Coefficients
+
+    def __call__(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Add one (batch, pressure, time, lat, lon) field for each variable."""
+        args = self.args
+        down = slice(None, None, 1 if rises(*self.levels) else -1)
+
+        def column(key: str, fill: float) -> Any:
+            return _read(tree, args.key, key, context, fill)[:, down]
+
+        keys = (*args.interp_variables, args.temperature_var, args.geopotential_var)
+        state = ColumnState(
+            column(args.temperature_var, _KELVIN),
+            column(args.geopotential_var, 0.0),
+            _read(tree, args.key, args.surface_pressure_var, context, _PASCAL),
+            _ground(tree, args, context),
+        )
+        out = to_pressure_levels(
+            [column(key, 0.0) for key in args.interp_variables],
+            state,
+            (self.levels[0][down], self.levels[1][down]),
+            np.asarray(args.pressure_levels) * 100.0,
+            temp_height=args.temp_height,
+        )
+        names = [derived_key(key, args.output_suffix) for key in keys]
+        return with_fields(tree, args.key, dict(zip(names, out, strict=True)))
+
+
+def derived_key(var_key: str, suffix: str) -> str:
+    """Key of a variable on pressure levels.
+
+    >>> derived_key("ERA5/prognostic/3d/T", "_PRES")
+    'ERA5/derived_diagnostic/3d/T_PRES'
+    """
+    source, _, dims, name = var_key.split("/")[:4]
+    return f"{source}/derived_diagnostic/{dims}/{name}{suffix}"
+
+
+def build_geopotential(args: GeopotentialArgs) -> Geopotential:
+    """The block; reads the coefficients."""
+    half_levels = read_coefficients(
+        args.level_info_file,
+        args.model_a_half_var,
+        args.model_b_half_var,
+        args.levels,
+        interfaces=True,
+    )
+    return Geopotential(args, half_levels)
+
+
+def build_pressure_interp(args: PressureInterpArgs) -> PressureInterp:
+    """The block; reads the coefficients."""
+    names = (args.model_a_var, args.model_b_var)
+    levels = read_coefficients(args.level_info_file, *names, args.levels)
+    return PressureInterp(args, levels)
+
+
+def _read(
+    tree: FieldTree, part: str, key: str, context: FieldContext | None, fill: float
+) -> Any:
+    return fill_padding(get_field(tree, part, key), fill, context)
+
+
+def _ground(tree: FieldTree, args: Any, context: FieldContext | None) -> Any:
+    """Surface geopotential of the first time, as it does not change."""
+    key = args.surface_geopotential_var
+    return _read(tree, args.static_source_key, key, context, 0.0)[:, :, :1]

@@ -1,0 +1,100 @@
+"""Every block of physics: as CREDIT's, on the host as traced, and on every mesh."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+from tests.physics import world
+from tests.physics.runs import build, changed, run_blocks, run_credit
+from tests.support import assert_close, make_mesh
+
+LAT = 13
+NAMES = tuple(world.blocks({"physics": "", "levels": ""}))
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory):
+    """Rows -> the blocks on a grid with that many."""
+
+    @cache
+    def make(lat):
+        paths = world.write_files(tmp_path_factory.mktemp(f"grid{lat}"), lat)
+        return world.blocks(paths)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def single(specs):
+    """All blocks in float32 on one device."""
+    return run_blocks(specs(LAT), world.tree(LAT))
+
+
+@pytest.fixture(scope="module")
+def double(specs):
+    """Rows -> all blocks in float64 on one device."""
+
+    @cache
+    def run(lat):
+        with jax.enable_x64(True):
+            return run_blocks(specs(lat), world.tree(lat, np.float64))
+
+    return run
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", NAMES)
+def test_as_credit(name, credit, specs, single):
+    expected = run_credit(*specs(LAT)[name], world.tree(LAT))
+    values, gradients = single[name]
+    assert values.keys() == expected[0].keys()
+    for key, value in expected[0].items():
+        assert values[key].dtype == np.float32
+        assert_close(values[key], value, 1e-6, f"{name}: {key}")
+    for key, gradient in expected[1].items():
+        if np.any(gradient):
+            assert_close(gradients[key], gradient, 1e-5, f"{name}: gradient by {key}")
+        else:
+            assert not gradients[key].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_the_host_as_traced(name, specs, single):
+    tree = world.tree(LAT)
+    after = build(*specs(LAT)[name])(tree, None)
+    for key, field in changed(tree, after).items():
+        assert isinstance(field, np.ndarray), key
+        assert field.dtype == np.float32, key
+        assert_close(field, single[name][0][key], 1e-6, f"{name}: {key} on the host")
+
+
+@pytest.mark.parametrize(
+    ("lat", "shape"),
+    [
+        (13, {"domain": 2}),
+        (13, {"domain": 3}),
+        (12, {"domain": 4}),
+        (13, {"dp": 2, "domain": 4}),
+        (13, {"domain": 8}),
+    ],
+)
+def test_same_on_every_mesh(lat, shape, specs, double):
+    serial = double(lat)
+    with jax.enable_x64(True):
+        tree = world.tree(lat, np.float64)
+        sharded = run_blocks(specs(lat), tree, make_mesh(**shape))
+    for name, (values, gradients) in serial.items():
+        for what, own, other in (
+            ("value of", values, sharded[name][0]),
+            ("gradient by", gradients, sharded[name][1]),
+        ):
+            assert own.keys() == other.keys()
+            for key in own:
+                text = f"{name}: {what} {key} on {shape}"
+                assert own[key].dtype == other[key].dtype == np.float64
+                if np.any(own[key]):
+                    assert_close(other[key], own[key], 1e-12, text)
+                else:
+                    assert not other[key].any(), text
