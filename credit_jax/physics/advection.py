@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -151,13 +150,13 @@ def sample(volumes: Sequence[Values], places: Sequence[Any]) -> list[Any]:
     ends = [level, row, _wrapped(places[2], sizes[2])]
     batch = xp.arange(volumes[0].shape[0]).reshape(-1, 1, 1, 1, 1)
     time = xp.arange(volumes[0].shape[2]).reshape(1, 1, -1, 1, 1)
-    out: list[Any] = [0.0] * len(volumes)
+    # One gather a corner: all volumes at a point lie together.
+    together = xp.stack(volumes, axis=-1)
+    out: Any = 0.0
     for corner in product((0, 1), repeat=3):
         (z, wz), (y, wy), (x, wx) = (ends[dim][side] for dim, side in enumerate(corner))
-        weight = reduce(lambda p, q: p * q, (wz, wy, wx))
-        for i, volume in enumerate(volumes):
-            out[i] = out[i] + weight * volume[batch, z, time, y, x]
-    return out
+        out = out + (wz * wy * wx)[..., None] * together[batch, z, time, y, x]
+    return [out[..., i] for i in range(len(volumes))]
 
 
 def _held(place: Any, size: int) -> list[tuple[Any, Any]]:

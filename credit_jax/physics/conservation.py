@@ -164,7 +164,7 @@ def fix_energy(
     grid: PhysicsGrid,
     before: Air,
     after: Air,
-    surface_geopotential: Float[np.ndarray, "lat lon"],
+    surface_geopotential: Float[np.ndarray, "global_lat lon"],
     net_flux: Surface,
     seconds: float,
     context: FieldContext | None,

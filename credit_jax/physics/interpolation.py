@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from credit_jax.physics.arrays import by_level, clip, namespace, take_levels
+from credit_jax.physics.constants import STANDARD_PRESSURE
 
-SMALLEST_PRESSURE = 0.57  # Pa, before a logarithm: CREDIT's top of the model
+SMALLEST_PRESSURE = 0.57  # Pa, of a level: CREDIT's top of the model
 
 Columns = Float[Any, "batch level time lat lon"]
 # Of some batch, time, lat and lon, or the same for all.
@@ -17,34 +18,36 @@ Points = Float[Any, "#batch point #time #lat #lon"]
 
 
 def interpolate_columns(
-    values: Columns, x: Columns, points: Points
+    values: Columns, pressure: Columns, points: Points
 ) -> Float[Any, "batch point time lat lon"]:
-    """Linear in x, constant outside its range: `numpy.interp` of every column.
+    """Linear in log(pressure), constant outside its range.
 
     Args:
-        values: on the levels of x.
-        x: rising with the level.
-        points: where to interpolate, in any order; one column or all of them.
+        values: on the levels.
+        pressure: of the levels, positive, rising with their number.
+        points: pressures to interpolate to, in any order; one column or all of them.
 
     Returns:
         Values at the points.
+
+    Differs from CREDIT in rounding: the weight is log(p / p_low) / log(p_high / p_low),
+    which does not cancel where levels are close.
     """
-    xp = namespace(values, x, points)
-    shape = (x.shape[0], points.shape[1], *x.shape[2:])
-    points = xp.broadcast_to(points, shape)
-    upper = clip(_count_up_to(x, points), 1, x.shape[1] - 1)
-    x_low, x_high = take_levels(x, upper - 1), take_levels(x, upper)
-    weight = clip((points - x_low) / (x_high - x_low), 0.0, 1.0)
+    xp, p = namespace(values, pressure, points), pressure
+    points = xp.broadcast_to(points, (p.shape[0], points.shape[1], *p.shape[2:]))
+    upper = clip(_count_up_to(p, points), 1, p.shape[1] - 1)
+    p_low, p_high = take_levels(p, upper - 1), take_levels(p, upper)
+    weight = clip(xp.log(points / p_low) / xp.log(p_high / p_low), 0.0, 1.0)
     low, high = take_levels(values, upper - 1), take_levels(values, upper)
     return low + weight * (high - low)
 
 
-def log_pressure(
+def hybrid_pressure(
     a: Any, b: Any, surface_pressure: Float[Any, "batch 1 time lat lon"]
 ) -> Columns:
-    """log(a + b ps) of hybrid levels, of at least 0.57 Pa."""
+    """Pressure a + b ps of hybrid levels, at least 0.57 Pa."""
     p = by_level(a, surface_pressure) + by_level(b, surface_pressure) * surface_pressure
-    return namespace(p).log(clip(p, SMALLEST_PRESSURE))
+    return clip(p, SMALLEST_PRESSURE)
 
 
 def hybrid_to_hybrid(
@@ -64,13 +67,13 @@ def hybrid_to_hybrid(
     a, b = source
     if not rises(a, b):
         a, b, values = a[::-1], b[::-1], values[:, ::-1]
-    known = log_pressure(a, b, surface_pressure)
-    return interpolate_columns(values, known, log_pressure(*dest, surface_pressure))
+    known = hybrid_pressure(a, b, surface_pressure)
+    return interpolate_columns(values, known, hybrid_pressure(*dest, surface_pressure))
 
 
 def rises(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether the pressure of hybrid levels rises with their number."""
-    pressure = np.asarray(a) + np.asarray(b) * 101325.0
+    pressure = np.asarray(a) + np.asarray(b) * STANDARD_PRESSURE
     return not pressure[0] > pressure[-1]
 
 

@@ -68,9 +68,8 @@ def to_pressure_levels(
         )
     xp, wanted = namespace(ps), by_level(pressures, ps)
     pressure = by_level(levels[0], ps) + by_level(levels[1], ps) * ps
-    known, points = xp.log(pressure), xp.log(wanted)
     *out, t, z = (
-        interpolate_columns(x, known, points)
+        interpolate_columns(x, pressure, wanted)
         for x in (*fields, state.temperature, state.geopotential)
     )
     t_below, z_below = _below_ground(state, pressure, wanted, temp_height)

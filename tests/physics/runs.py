@@ -1,6 +1,7 @@
 """Blocks on a tree: their outputs, and gradients by the fields of `y_processed`."""
 
 import importlib
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +101,9 @@ def run_credit(kind, args, tree):
 
     registry = CREDIT("credit.postblock")._POSTBLOCK_REGISTRY
     module, name = registry[kind]
-    block = getattr(CREDIT(module), name)(**args)
+    with warnings.catch_warnings():  # of torch, about arrays read by xarray
+        warnings.simplefilter("ignore")
+        block = getattr(CREDIT(module), name)(**args)
     batch = {
         part: {"S": {key: torch.from_numpy(x.copy()) for key, x in own["S"].items()}}
         for part, own in tree.items()

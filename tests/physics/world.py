@@ -38,7 +38,7 @@ def state(lat, seed, dtype):
         return {key: (mean + spread * values).astype(dtype)}
 
     profile = np.linspace(215.0, 285.0, LEVELS).reshape(1, -1, 1, 1, 1)
-    moist = np.geomspace(1e-5, 1e-2, LEVELS).reshape(1, -1, 1, 1, 1)
+    moist = np.linspace(1e-3, 1e-2, LEVELS).reshape(1, -1, 1, 1, 1)
     heights = np.linspace(150000.0, 3000.0, LEVELS).reshape(1, -1, 1, 1, 1)
     fields = field(T, LEVELS, profile, 6.0, 0)
     fields |= field(U, LEVELS, 10.0, 8.0, 1) | field(V, LEVELS, 0.0, 5.0, 2)
