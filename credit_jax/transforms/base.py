@@ -12,8 +12,8 @@ take and return a `FieldTree`, a nested dict with these entries:
     y_pred                 (batch, channel, time, lat, lon): the model's output
     x_physical             like input: the state before the step, in physical units, one
                            time or more; the batch has it if a transform needs it
-    ic_raw                 like input: the static fields of the first step as they are in
-                           the files; the batch has it if a transform needs it
+    ic_raw                 like input: the static fields before any transform; the batch
+                           has it if a transform needs it
     y_processed            like target: what `reconstruct` makes of y_pred
     y_target_processed     the same of y, where the config asks for it
     input_channel_map,     {key: slice} of the channels of x, of y and y_pred

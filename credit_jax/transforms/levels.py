@@ -10,7 +10,7 @@ from credit_jax.fields import FieldContext
 from credit_jax.physics.files import Coefficients, centers
 from credit_jax.physics.interpolation import hybrid_to_hybrid
 from credit_jax.physics.rows import fill_padding
-from credit_jax.transforms.base import FieldTree
+from credit_jax.transforms.base import FieldTree, Layout
 from credit_jax.transforms.named import get_field, source_of, with_fields
 
 
@@ -97,6 +97,29 @@ class LevelInterp:
                 new = with_fields(new, part, self._moved(new, part, context))
         return new
 
+    def check(self, layout: Layout) -> None:
+        """Check that variables of the data are on the levels of the source.
+
+        Raises:
+            ValueError: they are not.
+        """
+        for part in filter(layout.__contains__, self.parts):
+            for group in layout[part]:
+                if group.var_key in self.args.variables:
+                    self._check_levels(part, group.var_key, group.n_levels)
+
+    def layout(self, layout: Layout) -> Layout:
+        """The variables with their new numbers of levels."""
+        found, count = dict(layout), len(self.dest[0])
+        for part in filter(layout.__contains__, self.parts):
+            found[part] = [
+                dataclasses.replace(group, n_levels=count)  # type: ignore[type-var]
+                if group.var_key in self.args.variables
+                else group
+                for group in layout[part]
+            ]
+        return found
+
     def _moved(
         self, tree: FieldTree, part: str, context: FieldContext | None
     ) -> dict[str, Any]:
@@ -114,14 +137,17 @@ class LevelInterp:
         return {key: self._move(tree, part, key, pressure) for key in there}
 
     def _move(self, tree: FieldTree, part: str, key: str, pressure: Any) -> Any:
-        field, count = get_field(tree, part, key), len(self.source[0])
-        if field.shape[1] != count:
-            raise ValueError(
-                f"hybrid_level_interp: {key} of {part} has {field.shape[1]} levels, "
-                f"the source coefficients are of {count}; give source_levels, counted "
-                "from 1"
-            )
+        field = get_field(tree, part, key)
+        self._check_levels(part, key, field.shape[1])
         return hybrid_to_hybrid(field, pressure, self.source, self.dest)
+
+    def _check_levels(self, part: str, key: str, levels: int) -> None:
+        count = len(self.source[0])
+        if levels != count:
+            raise ValueError(
+                f"hybrid_level_interp: {key} of {part} has {levels} levels, the source "
+                f"coefficients are of {count}; give source_levels, counted from 1"
+            )
 
 
 def build_level_interp_pre(args: LevelInterpPreArgs) -> LevelInterp:
