@@ -26,6 +26,7 @@ from credit_jax.transforms import (
     channel_units,
     fields_of_rollout,
     newest,
+    static_fields,
     without_input,
 )
 
@@ -44,8 +45,9 @@ class Batch:
         target_times: (b, step) datetime64[ns].
         fields: named fields in physical units that the steps need besides,
             {source: {key: (b, level, time, lat, lon)}} each: "x_physical", the input of
-            the first step; "forcing", that of the later steps, and "static", what of
-            the input stays, in forecasts of several steps.
+            the first step; "ic_raw", its static fields before any preblock; "forcing",
+            that of the later steps, and "static", what of the input stays, in forecasts
+            of several steps.
     """
 
     x: Float[np.ndarray, "b channel time lat lon"]
@@ -150,7 +152,8 @@ class Loader:
         Raises:
             ValueError: if a value is NaN or infinite, or a file lacks a time.
         """
-        first = self.pipeline.initial(self._step(indices, 0))
+        raw = self._step(indices, 0)
+        first = self.pipeline.initial(raw)
         later = [
             self.pipeline.renamed(self._step(indices, k), *PREBLOCKS)
             for k in range(1, self.dataset.num_steps)
@@ -165,6 +168,8 @@ class Loader:
         physical = self.pipeline.renamed(first, Phase.BEFORE_STEP)["input"]
         if self.pipeline.needs("x_physical"):
             fields["x_physical"] = newest(physical)
+        if self.pipeline.needs("ic_raw"):
+            fields["ic_raw"] = newest(static_fields(raw["input"]))
         if later:
             fields |= fields_of_rollout(physical, [s["input"] for s in later])
         return Batch(done["x"], y, first["input_times"], times, fields)

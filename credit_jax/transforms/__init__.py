@@ -19,6 +19,7 @@ from credit_jax.transforms.rollout import (
     Rollout,
     fields_of_rollout,
     newest,
+    static_fields,
     without_input,
 )
 from credit_jax.transforms.units import Units, channel_units
@@ -44,6 +45,7 @@ __all__ = [
     "channel_units",
     "fields_of_rollout",
     "newest",
+    "static_fields",
     "transform_types",
     "without_input",
 ]

@@ -42,6 +42,16 @@ def without_input(tree: FieldTree) -> dict[str, Any]:
     return {key: value for key, value in tree.items() if key != "input"}
 
 
+def static_fields(
+    fields: Mapping[str, Mapping[str, np.ndarray]],
+) -> dict[str, dict[str, np.ndarray]]:
+    """The fields of type static."""
+    return {
+        source: {key: x for key, x in own.items() if field_type_of(key) == STATIC}
+        for source, own in fields.items()
+    }
+
+
 def newest(
     fields: Mapping[str, Mapping[str, np.ndarray]],
 ) -> dict[str, dict[str, np.ndarray]]:

@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,10 +96,11 @@ def _checked(gradient, real):
     return jnp.where(stray, jnp.nan, gradient)
 
 
-def run_credit(kind, args, tree):
+def run_credit(spec, tree):
     """({key: output}, {key: gradient}) of CREDIT's block."""
     import torch
 
+    kind, args = spec
     registry = CREDIT("credit.postblock")._POSTBLOCK_REGISTRY
     module, name = registry[kind]
     with warnings.catch_warnings():  # of torch, about arrays read by xarray
@@ -114,7 +116,7 @@ def run_credit(kind, args, tree):
     out = {
         key: x for key, x in done.items() if key not in leaves or x is not leaves[key]
     }
-    total = sum(
+    total: Any = sum(
         (x * torch.from_numpy(cotangent(x.shape, x.detach().numpy().dtype))).sum()
         for x in out.values()
     )

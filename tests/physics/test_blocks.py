@@ -51,7 +51,7 @@ def double(specs):
 @pytest.mark.reference
 @pytest.mark.parametrize("name", NAMES)
 def test_as_credit(name, credit, specs, single):
-    expected = run_credit(*specs(LAT)[name], world.tree(LAT))
+    expected = run_credit(specs(LAT)[name], world.tree(LAT))
     values, gradients = single[name]
     assert values.keys() == expected[0].keys()
     for key, value in expected[0].items():

@@ -1,5 +1,7 @@
 """A small atmosphere: its fields, the files of its grid, and blocks on it."""
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 
@@ -29,7 +31,7 @@ def longitude():
     return np.arange(LON) * 360.0 / LON
 
 
-def state(lat, seed, dtype):
+def state(lat, seed, dtype: Any):
     """Key -> field (batch, level, 1, lat, lon) of one time, in physical units."""
 
     def field(key, levels, mean, spread, number):
@@ -52,14 +54,14 @@ def state(lat, seed, dtype):
     return fields
 
 
-def ground(lat, dtype=np.float64):
+def ground(lat, dtype: Any = np.float64):
     """(lat, lon) m^2 / s^2: sea, hills, and a plateau above 2500 m."""
-    values = np.abs(draw((lat, LON), seed=77, dtype=np.float64)) * 15000
+    values: Any = np.abs(draw((lat, LON), seed=77, dtype=np.float64)) * 15000
     values[: lat // 3] = 0.0
     return values.astype(dtype)
 
 
-def tree(lat, dtype=np.float32):
+def tree(lat, dtype: Any = np.float32):
     """A batch: the output, the state before the step, and the raw static fields."""
     before, after = state(lat, 1, dtype), state(lat, 2, dtype)
     solar = np.abs(draw((BATCH, 1, 1, lat, LON), seed=5)).astype(dtype) * 340

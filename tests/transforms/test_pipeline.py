@@ -81,10 +81,8 @@ def test_all_config_errors_at_once(blocks, texts):
 
 
 def test_unknown_postblock():
-    with pytest.raises(
-        ConfigError, match="'tracer_fixer' is not available; there are:"
-    ):
-        postblocks(fix={"type": "tracer_fixer"})
+    with pytest.raises(ConfigError, match="'tracer_fixr' is not available; there are:"):
+        postblocks(fix={"type": "tracer_fixr"})
 
 
 @pytest.mark.parametrize(

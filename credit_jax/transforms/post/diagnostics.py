@@ -251,6 +251,7 @@ def _read(
 
 
 def _ground(tree: FieldTree, args: Any, context: FieldContext | None) -> Any:
-    """Surface geopotential of the first time, as it does not change."""
+    """Surface geopotential of the first time, repeated for ensemble members."""
     key = args.surface_geopotential_var
-    return _read(tree, args.static_source_key, key, context, 0.0)[:, :, :1]
+    field = _read(tree, args.static_source_key, key, context, 0.0)[:, :, :1]
+    return field if context is None else context.repeat_members(field)
