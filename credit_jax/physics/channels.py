@@ -1,0 +1,267 @@
+"""The fixers on channels: CREDIT's first generation applies them at a model's end.
+
+`x` and `y` are what the model takes and gives, (batch, channel, time, lat, lon),
+perhaps normalized; the prognostic channels of `x` come first, in the order of `y`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.fields import FieldContext
+from credit_jax.physics import conservation as physics
+from credit_jax.physics.arrays import by_level, namespace
+from credit_jax.physics.rows import fill_padding
+
+# (batch, channel, time, lat, lon).
+Channels = Float[Any, "batch _ _ lat lon"]
+# Channels -> their fields before, or after the step, in physical units.
+Read = Callable[[slice], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelUnits:
+    """Physical = normalized * std + mean, for every channel of `y`.
+
+    Attributes:
+        mean, std: (channel,); 0 and 1 where channels are not normalized.
+    """
+
+    mean: Float[np.ndarray, " channel"]
+    std: Float[np.ndarray, " channel"]
+
+    def physical(self, array: Channels, place: slice) -> Channels:
+        """Some channels in physical units."""
+        some = array[:, place]
+        return some * by_level(self.std[place], some) + by_level(self.mean[place], some)
+
+    def normalized(self, values: Channels, place: slice) -> Channels:
+        """The inverse of `physical`."""
+        mean, std = (
+            by_level(self.mean[place], values),
+            by_level(self.std[place], values),
+        )
+        return (values - mean) / std
+
+
+@runtime_checkable
+class ChannelFixer(Protocol):
+    """A correction of some channels."""
+
+    def __call__(
+        self, before: Read, after: Read, context: FieldContext | None
+    ) -> tuple[slice, Any]:
+        """The channels that it corrects, and their values in physical units."""
+        ...
+
+
+@dataclass(frozen=True)
+class TracerLimits:
+    """Limits single channels.
+
+    Attributes:
+        limits: channel -> smallest and largest value; None is no limit.
+    """
+
+    limits: Mapping[int, tuple[float, float | None]]
+
+    def __call__(
+        self, before: Read, after: Read, context: FieldContext | None
+    ) -> tuple[slice, Any]:
+        """All channels from the first to the last limited one."""
+        place = slice(min(self.limits), max(self.limits) + 1)
+        values = after(place)
+        low, high = np.full((2, place.stop - place.start), np.inf)
+        low = -low
+        for channel, (smallest, largest) in self.limits.items():
+            low[channel - place.start] = smallest
+            if largest is not None:
+                high[channel - place.start] = largest
+        xp, (low, high) = namespace(values), (by_level(x, values) for x in (low, high))
+        values = xp.where(values < low, low, values)
+        return place, xp.where(values > high, high, values)
+
+
+@dataclass(frozen=True, eq=False)
+class DryMass:
+    """Keeps the mass of dry air.
+
+    Attributes:
+        grid: areas and levels.
+        humidity: channels of specific total water.
+        pressure: channel of surface pressure; None on pressure levels.
+        num_fixed: levels from the surface whose humidity is corrected there.
+    """
+
+    grid: physics.PhysicsGrid
+    humidity: slice
+    pressure: int | None
+    num_fixed: int
+
+    def __call__(
+        self, before: Read, after: Read, context: FieldContext | None
+    ) -> tuple[slice, Any]:
+        """Surface pressure, or humidity on pressure levels."""
+        if self.pressure is None:
+            humidity = before(self.humidity), after(self.humidity)
+            return self.humidity, physics.fix_dry_mass_by_humidity(
+                self.grid, *humidity, self.num_fixed, context
+            )
+        states = _moisture(before, after, self.humidity, self.pressure)
+        fixed = physics.fix_dry_mass(self.grid, *states, context)
+        return _one(self.pressure), fixed
+
+
+@dataclass(frozen=True, eq=False)
+class Precipitation:
+    """Closes the budget of water.
+
+    Attributes:
+        grid: areas and levels.
+        humidity: channels of specific total water.
+        pressure: channel of surface pressure; None on pressure levels.
+        precipitation, evaporation: channels, m in the step.
+        seconds: length of the step.
+    """
+
+    grid: physics.PhysicsGrid
+    humidity: slice
+    pressure: int | None
+    precipitation: int
+    evaporation: int
+    seconds: int
+
+    def __call__(
+        self, before: Read, after: Read, context: FieldContext | None
+    ) -> tuple[slice, Any]:
+        """Precipitation."""
+        place = _one(self.precipitation)
+        start, end = _moisture(before, after, self.humidity, self.pressure)
+        rain, evaporation = after(place), after(_one(self.evaporation))
+        return place, physics.fix_precipitation(
+            self.grid, start, end, rain, evaporation, self.seconds, context
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Energy:
+    """Closes the budget of energy.
+
+    Attributes:
+        grid: areas and levels.
+        surface_geopotential: (lat, lon) m^2 / s^2.
+        temperature, humidity, u, v: channels.
+        pressure: channel of surface pressure; None on pressure levels.
+        fluxes: channel -> sign with which it counts as energy into the air, J / m^2 in
+            the step.
+        seconds: length of the step.
+    """
+
+    grid: physics.PhysicsGrid
+    surface_geopotential: np.ndarray
+    temperature: slice
+    humidity: slice
+    u: slice
+    v: slice
+    pressure: int | None
+    fluxes: Sequence[tuple[int, float]]
+    seconds: int
+
+    def __call__(
+        self, before: Read, after: Read, context: FieldContext | None
+    ) -> tuple[slice, Any]:
+        """Temperature."""
+        start, end = self._air(before), self._air(after)
+        net = sum(sign * after(_one(channel)) for channel, sign in self.fluxes)
+        return self.temperature, physics.fix_energy(
+            self.grid,
+            start,
+            end,
+            self.surface_geopotential,
+            net / self.seconds,
+            self.seconds,
+            context,
+        )
+
+    def _air(self, read: Read) -> physics.Air:
+        return physics.Air(
+            read(self.temperature),
+            read(self.humidity),
+            read(self.u),
+            read(self.v),
+            _pressure(read, self.pressure, self.u),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelFixers:
+    """Corrections of a model's output, one after the other.
+
+    Attributes:
+        fixers: each with the units of the channels; None takes them as they are.
+    """
+
+    fixers: Sequence[tuple[ChannelFixer, ChannelUnits | None]]
+
+    def __call__(
+        self, x: Channels, y: Channels, context: FieldContext | None = None
+    ) -> Channels:
+        """The corrected output.
+
+        Args:
+            x: input; its newest time is the state before the step, without gradient.
+            y: output of one time.
+            context: see `physics.rows`.
+
+        Differs from CREDIT: channels that no fixer corrects are not scaled to physical
+        units and back, which only rounds them.
+        """
+        before = x[:, :, -1:]
+        if isinstance(x, jax.Array):
+            before = jax.lax.stop_gradient(before)
+        for fixer, units in self.fixers:
+            reads = (_reader(array, units, context) for array in (before, y))
+            place, values = fixer(*reads, context)
+            if units is not None:
+                values = units.normalized(values, place)
+            parts = [y[:, : place.start], values, y[:, place.stop :]]
+            y = namespace(y).concatenate(parts, axis=1)
+        return y
+
+
+def _reader(
+    array: Channels, units: ChannelUnits | None, context: FieldContext | None
+) -> Read:
+    def read(place: slice) -> Any:
+        some = array[:, place] if units is None else units.physical(array, place)
+        return fill_padding(some, 1.0, context)
+
+    return read
+
+
+def _one(channel: int) -> slice:
+    return slice(channel, channel + 1)
+
+
+def _pressure(read: Read, channel: int | None, place: slice) -> Any:
+    """Surface pressure; any values on pressure levels."""
+    if channel is not None:
+        return read(_one(channel))
+    some = read(place)[:, :1]
+    return namespace(some).zeros_like(some)
+
+
+def _moisture(
+    before: Read, after: Read, humidity: slice, pressure: int | None
+) -> tuple[physics.Moisture, physics.Moisture]:
+    start, end = (
+        physics.Moisture(read(humidity), _pressure(read, pressure, humidity))
+        for read in (before, after)
+    )
+    return start, end
