@@ -16,7 +16,7 @@ from tests.support.whole_fields import field_context, field_spec, run_on_mesh
 CREDIT = importlib.import_module
 
 
-def build(kind, args, section="postblocks"):
+def build(kind, args, section="postblocks") -> Any:
     """Our block."""
     entry = TRANSFORMS[section][kind]
     return entry.build(parse(entry.args, args))

@@ -189,7 +189,7 @@ def test_as_credit(credit, case, tmp_path):
         ours, gradient = value_and_gradient(fixers, x, y)
     values = ours, out.detach().numpy()
     if CASES[case].get("denorm"):
-        # CREDIT scales every channel to and fro for each fixer: errors of those units.
+        # CREDIT scales every channel and back for each fixer: errors of those units.
         values = [channel_units().physical(z, slice(None)) for z in values]
     compare(*values, 1e-6, f"{case}: values")
     assert leaf.grad is not None
