@@ -38,12 +38,14 @@ def single(specs):
 
 @pytest.fixture(scope="module")
 def double(specs):
-    """Rows -> all blocks in float64 on one device."""
+    """Rows -> blocks in float64 on one device: all of them, or those across rows."""
 
     @cache
     def run(lat):
+        names = NAMES if lat == LAT else ACROSS_ROWS
+        chosen = {name: specs(lat)[name] for name in names}
         with jax.enable_x64(True):
-            return run_blocks(specs(lat), world.tree(lat, np.float64))
+            return run_blocks(chosen, world.tree(lat, np.float64))
 
     return run
 
