@@ -183,6 +183,7 @@ class ParallelModel:
             )
             return sharded(params, model_state, batch)
 
+        run.__name__ = body.__name__  # the name of the compiled program
         return jax.jit(run)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The epochs of a run: train, validate, write down, save, stop when it is time."""
+"""The epochs of a run: train, validate, log, save, and stop when it is time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FINISHED, EARLY = "finished", "stopped early"
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss or the gradient became NaN or infinite; nothing of it was saved."""
+    """The loss or the gradient is NaN or infinite; the state was not saved."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Steps:
     Attributes:
         train: (state, placed micro-batches) -> (state, {"loss": (k,), "grad_norm",
             "learning_rate"}).
-        fuse: (params, model_state) -> those of forwards that share them.
+        fuse: (params, model_state) -> the same with spectral norm fused into params,
+            for many forwards (`ParallelModel.fuse_spectral_norm`).
         evaluate: (params, model_state, placed batch, noise) -> {"loss", "rmse", ...};
             None where nothing is validated.
         place_train: micro-batches of one update -> arrays on the mesh.
@@ -56,13 +57,13 @@ class Steps:
 
 @dataclass(frozen=True)
 class Loggers:
-    """Where a run goes to.
+    """Everything that a run writes to.
 
     Attributes:
         store: checkpoints of the model.
-        display: progress on the terminal.
+        display: progress on the console.
         log: the CSV file; None in all processes but the first.
-        board: TensorBoard; None if it is not asked for.
+        board: TensorBoard; None if it is not configured.
     """
 
     store: RunStore
@@ -76,8 +77,8 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        state: the last one.
-        progress: where it stands.
+        state: after the last update.
+        progress: its position.
         reason: "finished", "stopped early", or the name of a signal.
     """
 
@@ -93,8 +94,8 @@ class TrainingLoop:
     Attributes:
         trainer: the trainer section.
         steps: compiled functions.
-        train_loader: batches of every epoch.
-        valid_loader: None with `skip_validation`.
+        train_loader: training batches.
+        valid_loader: validation batches; None with `skip_validation`.
         loggers: logs and checkpoints.
         lengths: `train_history_len` and the like, constant columns of the log.
     """
@@ -107,7 +108,7 @@ class TrainingLoop:
     lengths: dict[str, int] = field(default_factory=dict)
 
     def run(self, start: Start) -> Outcome:
-        """Train.
+        """Trains from `start` to the last epoch.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite.
@@ -137,7 +138,7 @@ class TrainingLoop:
     # ------------------------------------------------------------ training
 
     def _train_epoch(self, epoch: int, last: int, requests: StopRequests) -> str | None:
-        """Trains the rest of an epoch; the signal's name if one stopped it."""
+        """Trains the rest of an epoch; returns the signal that stopped it, if any."""
         total = num_batches(self.train_loader, self.trainer.batches_per_epoch)
         done = self._progress.batches
         self.loggers.display.start(
@@ -148,7 +149,7 @@ class TrainingLoop:
         )
         batches = itertools.islice(self.train_loader.epoch(epoch, done), total - done)
         groups = grouped(batches, self.trainer.grad_accum_every)
-        # Simulated devices share the cores: two programs at once wait for each other.
+        # Simulated devices share the cores: two programs at once block each other.
         ahead = 0 if jax.default_backend() == "cpu" else 1
         pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = deque()
         for group in groups:
@@ -157,14 +158,14 @@ class TrainingLoop:
             )
             pending.append((info, group))
             while len(pending) > ahead:
-                self._settle(epoch, *pending.popleft())
+                self._finish_update(epoch, *pending.popleft())
             signal = requests.pending()
             if signal:
                 break
         else:
             signal = None
         while pending:
-            self._settle(epoch, *pending.popleft())
+            self._finish_update(epoch, *pending.popleft())
         if signal and self._progress.batches < total:
             self._progress = dataclasses.replace(
                 self._progress, epoch_losses=tuple(self._losses)
@@ -173,8 +174,10 @@ class TrainingLoop:
             return signal
         return None
 
-    def _settle(self, epoch: int, info: dict[str, Any], group: Sequence[Batch]) -> None:
-        """Waits for an update, checks it, and shows it."""
+    def _finish_update(
+        self, epoch: int, info: dict[str, Any], group: Sequence[Batch]
+    ) -> None:
+        """Waits for an update, checks its numbers, and displays them."""
         losses = np.asarray(info["loss"], np.float64).reshape(-1)
         norm = float(info["grad_norm"])
         skipped = bool(info.get("skipped", False))
@@ -198,15 +201,15 @@ class TrainingLoop:
         )
 
     def _scaling(self, info: dict[str, Any], *, skipped: bool) -> dict[str, float]:
-        """What is shown of float16's loss scaling."""
+        """What is displayed of float16's loss scaling."""
         if "loss_scale" not in info:
             return {}
         scale = float(info["loss_scale"])
         if skipped and scale <= 1:
             self.loggers.display.message(
                 f"The gradient overflowed float16 though the loss scale is {scale:g}; "
-                "the update is left out. bfloat16 (trainer.fsdp2_mp_policy) has "
-                "the range of float32."
+                "the update is skipped. bfloat16 (trainer.fsdp2_mp_policy) has the "
+                "range of float32."
             )
         return {"loss scale": scale}
 
@@ -225,7 +228,7 @@ class TrainingLoop:
         saved = checkpoints.latest_step()
         kept = (
             f"The last good checkpoint is {checkpoints.path(saved)}; --resume "
-            "goes on from it."
+            "continues from it."
             if saved is not None
             else "No checkpoint had been written yet."
         )
@@ -239,12 +242,14 @@ class TrainingLoop:
     # ---------------------------------------------------------- validation
 
     def _validate(self, epoch: int, last: int) -> dict[str, float]:
-        """Mean over batches of loss and metrics, as CREDIT averages them."""
+        """Loss and metrics, averaged over batches as CREDIT does."""
         if self.valid_loader is None or self.steps.evaluate is None:
             return {}
         total = num_batches(self.valid_loader, self.trainer.valid_batches_per_epoch)
         self.loggers.display.start(f"validation {epoch + 1}/{last}", total=total)
-        weights = self.steps.fuse(averaged(self._state), self._state.model_state)
+        weights = self.steps.fuse(
+            self._state.evaluation_params, self._state.model_state
+        )
         found: dict[str, list[float]] = {}
         batches = itertools.islice(self.valid_loader.epoch(epoch), total)
         for index, batch in enumerate(batches):
@@ -259,13 +264,13 @@ class TrainingLoop:
     # -------------------------------------------------------- end of epoch
 
     def _end_epoch(self, epoch: int, last: int) -> str | None:
-        """Validates, writes down and saves; "stopped early" if patience is over."""
+        """Validates, logs and saves; returns "stopped early" if patience is over."""
         began = time.monotonic()
         valid = self._validate(epoch, last)
         row = self._row(epoch, valid)
         measured = row | {f"valid_{name}": value for name, value in valid.items()}
         value = measured.get(self.trainer.training_metric)
-        self._progress, self._losses = self._judged(epoch, value), []
+        self._progress, self._losses = self._progress_after(epoch, value), []
         if self.loggers.log:
             self.loggers.log.append(row)
         if self.loggers.board:
@@ -275,7 +280,7 @@ class TrainingLoop:
         return self._patience_over(epoch)
 
     def _row(self, epoch: int, valid: dict[str, float]) -> Row:
-        """What is written down of an epoch."""
+        """The epoch's row of the log."""
         logged = logged_metrics(valid, self.trainer.save_metric_vars)
         return {
             "epoch": epoch,
@@ -295,7 +300,7 @@ class TrainingLoop:
         )
         return EARLY
 
-    def _judged(self, epoch: int, value: int | float | None) -> Progress:
+    def _progress_after(self, epoch: int, value: int | float | None) -> Progress:
         """The position after an epoch, with the best result so far."""
         after = dataclasses.replace(
             self._progress, epoch=epoch + 1, batches=0, epoch_losses=()
@@ -323,11 +328,6 @@ class TrainingLoop:
             f"epoch {int(row['epoch']) + 1}/{last} done{best}: {'  '.join(shown)}  "
             f"validation {seconds:.1f} s"
         )
-
-
-def averaged(state: TrainState) -> Any:
-    """The parameters that validation and forecasts use: the average if there is one."""
-    return state.params if state.ema is None else state.ema
 
 
 def num_batches(loader: Loader, cap: int) -> int:

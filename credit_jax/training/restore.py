@@ -1,17 +1,15 @@
-"""Between the state of a run and its checkpoints."""
+"""A training state from a checkpoint, and a checkpoint of a training state."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -28,24 +26,21 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
-from credit_jax.parallel.params.packing import PACKED, packed_paths
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.state import TrainState, shardings
+from credit_jax.training.unpacking import pack_tree, unpack_tree, unpacked_targets
 
 _OPTIMIZER_FIELDS = ("opt_state", "micro_step", "update_step", "key")
 
 
 @dataclass(frozen=True)
 class RunStore:
-    """The checkpoints of one model.
-
-    A checkpoint has every parameter under its own path; in a state the small ones are
-    packed into one vector.
+    """Saves and restores the training states of one model.
 
     Attributes:
-        checkpoints: where they are.
-        parameter specs: of the model's parameters.
+        checkpoints: the store of the run.
+        param_specs: of the model's parameters.
     """
 
     checkpoints: CheckpointStore
@@ -56,7 +51,7 @@ class RunStore:
         self.checkpoints.save(step, self.items_of(state), progress)
 
     def items_of(self, state: TrainState) -> dict[str, PyTree]:
-        """What a checkpoint holds of a state; see `credit_jax.checkpoint`."""
+        """The items of a checkpoint (`credit_jax.checkpoint`), nothing packed."""
         items: dict[str, PyTree] = {
             WEIGHTS: {"params": state.params, **state.model_state},
             OPTIMIZER: {name: getattr(state, name) for name in _OPTIMIZER_FIELDS},
@@ -65,10 +60,10 @@ class RunStore:
             items[EMA] = state.ema
         if state.loss_scale is not None:
             items[LOSS_SCALE] = dict(vars(state.loss_scale))
-        return _on_packed(self._spread, items)
+        return unpack_tree(items, self.param_specs)
 
     def check_fits(self, step: int, state: TrainState, *, resume: bool) -> None:
-        """Raises the error that restoring would, without reading arrays.
+        """Raises the errors of restoring without reading arrays.
 
         Args:
             step: which checkpoint.
@@ -83,16 +78,16 @@ class RunStore:
         self.checkpoints.check_fits(step, wanted)
 
     def restore_all(self, step: int, state: TrainState) -> TrainState:
-        """The state at a checkpoint.
+        """The state in a checkpoint.
 
         Args:
-            step: which one.
-            state: a fresh state; its shapes and shardings are those of the result.
+            step: which checkpoint.
+            state: a fresh state, with the shapes and shardings of the result.
         """
         return self._restore(step, state, with_optimizer=True)
 
     def restore_weights(self, step: int, state: TrainState) -> TrainState:
-        """`state` with the weights of a checkpoint, its optimizer as it is."""
+        """`state` with the weights of a checkpoint, and its own optimizer state."""
         return self._restore(step, state, with_optimizer=False)
 
     def restore_model(
@@ -120,9 +115,9 @@ class RunStore:
         like = {WEIGHTS: {"params": params, **model_state}}
         if average:
             like[EMA] = params
-        wanted = _on_packed(self._spread_on_host, like)
-        found = self.checkpoints.restore(step, wanted)
-        packed = _on_packed(self._packed, like, found)
+        targets = unpacked_targets(like, self.param_specs)
+        found = self.checkpoints.restore(step, targets)
+        packed = pack_tree(found, like, self.param_specs)
         weights = packed[WEIGHTS]
         params = packed[EMA] if average else weights["params"]
         return params, {name: weights[name] for name in COLLECTIONS}
@@ -130,68 +125,29 @@ class RunStore:
     def _restore(
         self, step: int, state: TrainState, *, with_optimizer: bool
     ) -> TrainState:
-        wanted = self.items_of(state)
-        there = self.checkpoints.item_names(step)
+        targets = self.items_of(state)
+        stored = self.checkpoints.item_names(step)
         if not with_optimizer:
-            del wanted[OPTIMIZER]
-            wanted.pop(LOSS_SCALE, None)
-        for optional in {EMA, LOSS_SCALE}.difference(there):
-            wanted.pop(optional, None)
-        found = self.checkpoints.restore(step, wanted)
-        average = found.pop(EMA, None)
-        if LOSS_SCALE in found:
-            # A run that begins to scale its loss starts from a fresh scale.
-            state = dataclasses.replace(
-                state, loss_scale=LossScale(**found[LOSS_SCALE])
-            )
+            del targets[OPTIMIZER]
+            targets.pop(LOSS_SCALE, None)
+        for optional in {EMA, LOSS_SCALE}.difference(stored):
+            targets.pop(optional, None)
+        found = self.checkpoints.restore(step, targets)
         weights = found[WEIGHTS]
-        changes: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "params": weights["params"],
             "model_state": {name: weights[name] for name in COLLECTIONS},
             **found.get(OPTIMIZER, {}),
         }
         if state.ema is not None:
-            # A run that begins to average starts from the weights that it has.
-            begin = weights["params"]
-            has_ema = EMA in there
-            changes["ema"] = jax.tree.map(jnp.copy, begin) if not has_ema else average
-        like = {name: getattr(state, name) for name in changes}
-        packed = _on_packed(self._packed, like, changes)
-        return dataclasses.replace(state, **packed)
-
-    def _spread(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Packed parameters by path; those of the vector are host arrays."""
-        spread = {path: value for path, value in params.items() if path != PACKED}
-        paths = packed_paths(self.param_specs)
-        shapes = [self.param_specs[path].shape for path in paths]
-        ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
-        vector = params[PACKED]
-        if isinstance(vector, jax.ShapeDtypeStruct):
-            shaped = jax.ShapeDtypeStruct
-            parts = [shaped(shape, vector.dtype) for shape in shapes]
-            return spread | dict(zip(paths, parts, strict=True))
-        parts = np.split(np.array(vector), ends)
-        for path, shape, part in zip(paths, shapes, parts, strict=True):
-            spread[path] = part.reshape(shape)
-        return spread
-
-    def _spread_on_host(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """`_spread` of shapes; those of the vector become host arrays to be read."""
-        vector = params[PACKED]
-        zeros = np.zeros(vector.shape, vector.dtype)
-        return self._spread({**params, PACKED: zeros})
-
-    def _packed(
-        self, like: Mapping[str, Any], spread: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """The inverse of `_spread`, on the devices of `like`."""
-        paths = packed_paths(self.param_specs)
-        vector = np.concatenate(
-            [np.asarray(spread[path]).reshape(-1) for path in paths]
-        )
-        packed = {path: spread[path] for path in like if path != PACKED}
-        packed[PACKED] = jax.device_put(vector, like[PACKED].sharding)
-        return packed
+            # An average that begins in this run begins with the restored weights.
+            copied = jax.tree.map(jnp.copy, weights["params"])
+            fields["ema"] = found.get(EMA, copied)
+        like = {name: getattr(state, name) for name in fields}
+        fields = pack_tree(fields, like, self.param_specs)
+        if LOSS_SCALE in found:
+            fields["loss_scale"] = LossScale(**found[LOSS_SCALE])
+        return dataclasses.replace(state, **fields)
 
 
 def restore(
@@ -247,26 +203,14 @@ def open_run(folder: str | Path) -> tuple[CheckpointStore, int]:
     return store, newest
 
 
-def _on_packed(change: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
-    """`change` applied to each mapping of packed parameters; the last tree's leaves."""
-
-    def is_packed(node: Any) -> bool:
-        return isinstance(node, Mapping) and PACKED in node
-
-    def visit(node: Any, *rest: Any) -> Any:
-        return change(node, *rest) if is_packed(node) else (node, *rest)[-1]
-
-    return jax.tree.map(visit, tree, *others, is_leaf=is_packed)
-
-
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins.
+    """The beginning of a run.
 
     Attributes:
-        state: weights and optimizer.
-        progress: epoch and batch.
-        step: the checkpoint it comes from; None for fresh weights.
+        state: the training state.
+        progress: position of the run.
+        step: the checkpoint that both come from; None for fresh weights.
     """
 
     state: TrainState
@@ -275,7 +219,7 @@ class Start:
 
     @property
     def micro_step(self) -> int:
-        """Micro-batches seen; does not wait until fresh weights are made."""
+        """Micro-batches seen; does not block on the initialization of fresh weights."""
         return 0 if self.step is None else int(self.state.micro_step)
 
 
@@ -284,7 +228,7 @@ def start_of_run(
 ) -> Start:
     """Fresh weights, or what `--resume` and CREDIT's `load_*` keys ask for.
 
-    `--resume` goes on exactly where the newest checkpoint stands. `load_weights` alone
+    `--resume` continues at the position of the newest checkpoint. `load_weights` alone
     takes its weights, with a fresh optimizer and schedule; together with one of
     `load_optimizer`, `load_scaler`, `load_scheduler` it takes everything. The epoch is
     `start_epoch`, or that of the checkpoint with `reload_epoch`.
@@ -296,7 +240,7 @@ def start_of_run(
         resume: whether `--resume` was given.
 
     Raises:
-        FileNotFoundError: there is no checkpoint to go on from.
+        FileNotFoundError: there is no checkpoint to continue from.
         ValueError: it does not fit the model.
     """
     if not (resume or trainer.load_weights):
@@ -313,7 +257,7 @@ def start_of_run(
 
 
 def asked_by(*, resume: bool) -> str:
-    """What in a user's words needs a checkpoint."""
+    """The option that asks for a checkpoint, for errors."""
     return "--resume" if resume else "trainer.load_weights: true"
 
 

@@ -1,4 +1,4 @@
-"""A run from its first checkpoint to its last picture."""
+"""A whole run: training, and the evaluation of what was trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from credit_jax.training.loop import (
     Loggers,
     Outcome,
     TrainingLoop,
-    averaged,
 )
 from credit_jax.training.restore import (
     RunStore,
@@ -38,13 +37,13 @@ FIGURE_NAME = "forecast.png"
 def train(
     setup: Setup, folder: Path, display: Display, *, resume: bool = False
 ) -> Outcome:
-    """Train to the last epoch, from fresh weights or from the checkpoints of `folder`.
+    """Trains to the last epoch, from fresh weights or the checkpoints of `folder`.
 
     Args:
-        setup: of `prepare`.
+        setup: from `prepare`.
         folder: of the run.
-        display: shows progress.
-        resume: go on from the newest checkpoint.
+        display: of progress.
+        resume: continue from the newest checkpoint.
     """
     trainer = setup.config.trainer
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +117,7 @@ def _lengths(config: Config) -> dict[str, int]:
 def report_skill(
     setup: Setup, folder: Path, outcome: Outcome, display: Display
 ) -> None:
-    """Print the errors of the best weights on held-out samples, and draw a figure."""
+    """Prints the errors of the best weights on held-out samples; draws a figure."""
     state, valid = outcome.state, setup.valid_loader
     assert valid is not None, "asked for by the caller"
     store = CheckpointStore(folder)
@@ -130,7 +129,7 @@ def report_skill(
     log, first_process = folder / LOG_NAME, jax.process_index() == 0
     size = setup.config.trainer.valid_batch_size * data_parallel_coords(setup.mesh)[1]
     report = evaluate(
-        Forecaster(setup.model, averaged(state), state.model_state),
+        Forecaster(setup.model, state.evaluation_params, state.model_state),
         valid,
         build_climatology(setup.train_loader.dataset, by="season"),
         batch_size=size,

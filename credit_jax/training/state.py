@@ -23,9 +23,9 @@ from credit_jax.training.optimizer_state import optimizer_state_specs
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that one step turns into the next.
+    """Everything that a training step updates.
 
-    The leaves are arrays, or the specs, shardings or shapes of arrays.
+    The leaves are arrays, or PartitionSpecs, shardings or shapes of them.
 
     Attributes:
         micro_step: micro-batches seen, int32; the index of per-batch schedules.
@@ -47,6 +47,11 @@ class TrainState:
     ema: Any
     loss_scale: Any
     key: Any
+
+    @property
+    def evaluation_params(self) -> Any:
+        """The parameters for validation and forecasts: the average if there is one."""
+        return self.params if self.ema is None else self.ema
 
 
 def state_specs(

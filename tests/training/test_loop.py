@@ -5,6 +5,7 @@ import io
 import os
 import signal
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from credit_jax.training.loop import (
 from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.run import train
 from credit_jax.training.setup import Setup, prepare
-from tests.support import assert_close
+from tests.support import assert_close, make_mesh
 from tests.training.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -148,6 +149,57 @@ def test_resume_gives_the_very_same_losses(first, second, make, tmp_path):
     theirs = read_log(tmp_path / "straight" / "training_log.csv")[0]
     for name in ("train_loss", "valid_loss", "valid_rmse"):
         assert_close(ours[name], theirs[name], tolerance, name)
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """The compiled functions of a run by name; one that is traced twice raises."""
+    from credit_jax.training import setup as setup_module
+
+    compile_program = setup_module.compile_program
+    compiled = {}
+
+    def compile_once(function, mesh, **options):
+        def program(*args):
+            return function(*args)
+
+        program.__name__ = function.__name__
+        checked = chex.assert_max_traces(program, n=1)
+        compiled[program.__name__] = compile_program(checked, mesh, **options)
+        return compiled[program.__name__]
+
+    monkeypatch.setattr(setup_module, "compile_program", compile_once)
+    chex.clear_trace_counter()
+    yield compiled
+    chex.clear_trace_counter()
+
+
+@pytest.mark.parametrize("mesh", ["one", "dp2_tp2_domain2"])
+def test_steps_are_traced_and_compiled_once(mesh, make, tmp_path, programs):
+    """In three epochs with validation, and again in a run that resumes them."""
+    go(make(mesh, trainer__epochs=3), tmp_path)
+    names = {"train_step", "eval_step", "fuse_spectral_norm"}
+    sizes = {name: program._cache_size() for name, program in programs.items()}
+    assert sizes == dict.fromkeys(names, 1)
+    chex.clear_trace_counter()
+    outcome, _ = go(make(mesh, trainer__epochs=5), tmp_path, resume=True)
+    assert int(outcome.state.micro_step) == 30
+    sizes = {name: program._cache_size() for name, program in programs.items()}
+    assert sizes == dict.fromkeys(names, 1), "of the run that resumes"
+
+
+def test_a_second_trace_is_an_error(programs):
+    """The check itself: another shape of the batch traces a step again."""
+    from credit_jax.training import setup as setup_module
+
+    def double(x):
+        return 2 * x
+
+    mesh = make_mesh()
+    program = setup_module.compile_program(double, mesh)
+    program(np.zeros(2, np.float32))
+    with pytest.raises(AssertionError, match="'double' is traced > 1 times"):
+        program(np.zeros(3, np.float32))
 
 
 def test_resume_at_the_end_of_an_epoch_keeps_the_log(make, tmp_path):
