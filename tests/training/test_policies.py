@@ -30,7 +30,8 @@ from tests.support import assert_close
 BLOCK = {**CASES["earth"], "depth": [0, 1, 2, 0]}
 HSDP = {"dp_replicate": 2, "dp_shard": 2}
 STEPS, BATCH = 20, 4
-LOSS, NORM = 1e-4, 1e-3
+# Ten times what is seen (docs/numerics.md).
+LOSS, NORM = 1e-6, 1e-5
 
 
 def _data(model: Any) -> tuple[np.ndarray, np.ndarray]:
