@@ -1,0 +1,67 @@
+"""Models and training against CREDIT, compiled as `credit_jax.train` compiles them.
+
+The other tests run with XLA's optimizations off (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.reference.training import GEN2_CONFIG
+from tests.support import assert_close
+from tests.training.credit_trajectory import assert_follows
+from tests.training.flags_process import Results, Task
+
+FORWARD, GRADIENT = 1e-5, 1e-4
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("kind", ["wxformer", "crossformer"])
+def test_equals_credit_with_trainings_own_flags(
+    kind: str, credit: Any, tmp_path: Path
+) -> None:
+    """Forward, gradients and 20 training steps on dp 2 x tp 2 x domain 2."""
+    config = yaml.safe_load(GEN2_CONFIG.read_text())
+    config["model"]["type"] = kind
+    path = tmp_path / "model.yml"
+    path.write_text(yaml.safe_dump(config))
+    credit.write_dataset(tmp_path)
+    run = credit.credit_train(path, tmp_path)
+    case = credit.credit_case(config["model"], seed=3)
+    results = _run(Task(path, run, case), tmp_path)
+    assert "disable_loop_unrolling" in results.flags, "the flags of training"
+    assert "optimization_level" not in results.flags, "not those of the tests"
+    assert_close(results.y, case.y, FORWARD, f"{kind}: forward")
+    assert_close(results.loss, case.loss, FORWARD, f"{kind}: loss")
+    ours, theirs = (
+        np.concatenate([gradients[key].ravel() for key in case.gradients])
+        for gradients in (results.gradients, case.gradients)
+    )
+    assert_close(ours, theirs, GRADIENT, f"{kind}: gradient of all parameters")
+    assert_follows(results.trajectory, run, path, kind)
+
+
+def _run(task: Task, folder: Path) -> Results:
+    """The task in a process without the flags of the tests."""
+    given, out = folder / "task.pickle", folder / "results.pickle"
+    given.write_bytes(pickle.dumps(task))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.flags_process", str(given), str(out)],
+        cwd=folder,
+        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return pickle.loads(out.read_bytes())
