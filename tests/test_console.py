@@ -73,21 +73,35 @@ def test_check(override, code, capsys):
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("name", BRIDGE)
-def test_without_torch_the_bridge_says_what_to_install(name):
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from credit_jax.console import main; sys.exit(main())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, name, "--help"], capture_output=True, text=True
-    )
+@pytest.mark.parametrize("name", sorted({*BRIDGE} - {"config"}))
+def test_without_torch_a_command_says_what_to_install(name):
+    done = _without_torch(name, "--help")
     assert done.returncode == USER_ERROR
     assert done.stdout == ""
     assert done.stderr.strip().splitlines() == [
         "error: this command needs torch, which is not installed; install it with: "
         "pip install 'credit-jax[bridge]'"
     ]
+
+
+@pytest.mark.parametrize("target", ["jax", "gen1"])
+def test_config_files_are_converted_without_torch(target, tmp_path):
+    out = tmp_path / "new.yml"
+    given = ROOT / "tests/bridge/config/configs/gen2.yml"
+    done = _without_torch("config", given, "--to", target, "--out", out)
+    assert done.returncode == OK, done.stderr
+    assert f"written: {out}" in done.stdout
+    assert out.stat().st_size > 0
+
+
+def _without_torch(*arguments):
+    """The console command in a process that cannot import torch."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from credit_jax.console import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
