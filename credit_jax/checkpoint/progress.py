@@ -1,4 +1,4 @@
-"""The position of a run in its epochs: what a checkpoint holds besides arrays."""
+"""The position of a run in its epochs: the part of a checkpoint without arrays."""
 
 from __future__ import annotations
 

@@ -235,12 +235,12 @@ def _write_replicas_once() -> None:
 
 
 def set_aside(save_loc: str | Path) -> Path | None:
-    """Rename the checkpoints of an earlier run to `checkpoints_previous`.
+    """Renames the checkpoints of an earlier run to `checkpoints_previous`.
 
-    Those that had that name before are removed.
+    An earlier folder of that name is removed.
 
     Returns:
-        Where they are now; None if there were none.
+        The new folder; None if there were no checkpoints.
     """
     folder = Path(save_loc).resolve() / FOLDER
     if not folder.exists():

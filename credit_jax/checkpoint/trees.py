@@ -1,4 +1,4 @@
-"""Trees of arrays as a checkpoint stores them, and how they differ from others."""
+"""Converts trees of arrays to and from their form in checkpoints, and compares them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_LISTED = 8
 def as_nested_dict(tree: PyTree) -> Any:
     """The leaves of a tree in nested dicts, by path; nodes without leaves drop out.
 
-    So the stages of an optimizer that have no state, as clipping has none, leave no
-    trace in a checkpoint.
+    Stages of an optimizer without state, such as clipping, are therefore not in a
+    checkpoint.
 
     Args:
         tree: of any nodes; keys are those of `jax.tree_util.keystr(simple=True)`.
@@ -69,7 +69,7 @@ def _restore_target(leaf: Any) -> jax.ShapeDtypeStruct | np.ndarray:
 
 
 def with_random_keys(stored: PyTree, wanted: PyTree) -> PyTree:
-    """The inverse of `without_random_keys`; `wanted` tells which leaves are keys."""
+    """The inverse of `without_random_keys`; the keys of `wanted` are keys."""
     return jax.tree.map(
         lambda x, like: jax.random.wrap_key_data(x) if is_key(like) else x,
         stored,

@@ -1,4 +1,4 @@
-"""What functions of whole fields share: channel layout, area weights, global means."""
+"""Channel layouts, area weights and global means for functions of whole fields."""
 
 from credit_jax.fields.area_weights import latitude_weights
 from credit_jax.fields.bridgescaler import read_scalers, target_variances

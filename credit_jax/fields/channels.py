@@ -1,4 +1,4 @@
-"""Which channels of an array belong to which variable."""
+"""The variables of the channels of an array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss, a score or a traced transform knows besides its local arrays.
+"""The context of losses, metrics and traced transforms: global means, channels, rows.
 
 Arrays are local blocks inside `shard_map`, in CREDIT's layout (batch, channel, time,
 rows, lon): some samples, some latitude rows, every channel and every longitude. A
@@ -36,8 +36,8 @@ class FieldContext:
 
     Attributes:
         reducer: global means, and this shard's part of arrays indexed by global row.
-        channels: which channel is which variable; None if the caller does not say.
-        row_weights: (lat,) area weight of every row, mean 1; None weighs all alike.
+        channels: the variables of the channels, or None.
+        row_weights: (lat,) area weight of every row, mean 1; None for equal weights.
         channel_weights: (channel,) factor of every channel in `mean`; None is 1.
         num_members: ensemble members of each sample. The batch dim of a prediction
             holds the members of the first sample, then those of the second, ...

@@ -1,4 +1,4 @@
-"""Named fields of a step: what transforms make, and losses and metrics read."""
+"""Named fields of a step: outputs of transforms, inputs of losses and metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREDICTION, TARGET = "y_processed", "y_target_processed"
 
 
 def has_named_pair(tree: FieldTree) -> bool:
-    """Whether postblocks made named fields of both the prediction and the target."""
+    """Whether postblocks made named fields of prediction and target."""
     return PREDICTION in tree and TARGET in tree
 
 

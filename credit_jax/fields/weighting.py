@@ -1,4 +1,4 @@
-"""Weights of variables, in the mean of a loss or of a metric over all of them."""
+"""Weights of variables in the mean of a loss or metric over all variables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_multipliers(
     *,
     include_computed: bool,
 ) -> None:
-    """Refuse a weight for something that is no variable.
+    """Refuses weights of unknown variables.
 
     Args:
         multipliers: by key.

@@ -21,7 +21,7 @@ class Display:
 
         Args:
             console: where to write; None is stdout.
-            silent: write nothing, as all processes but the first do.
+            silent: write nothing; for all processes but the first.
         """
         self.console = console or Console()
         self._silent = silent
@@ -59,7 +59,7 @@ class Display:
         Args:
             title: such as "epoch 1/3".
             total: batches of the phase.
-            done: batches of it that an earlier run has done.
+            done: batches of it trained by an earlier run.
             left: batches of the run after this phase, for the time left.
         """
         self._title, self._total, self._done, self._left = title, total, done, left
@@ -78,7 +78,7 @@ class Display:
         samples: int,
         numbers: Mapping[str, int | float] | None = None,
     ) -> None:
-        """Adds batches that are done.
+        """Advances by finished batches.
 
         Args:
             batches: how many.
@@ -115,7 +115,7 @@ class Display:
 
 
 class Rate:
-    """Smoothed speed; the first batch, which compiles, is left out."""
+    """Smoothed speed, without the first batch, which compiles."""
 
     def __init__(self) -> None:
         self._before: float | None = None
@@ -123,7 +123,7 @@ class Rate:
         self.samples_per_second = 0.0
 
     def add(self, batches: int, samples: int) -> None:
-        """Notes that batches were done since the last call."""
+        """Adds batches finished since the last call."""
         now = time.monotonic()
         if self._before is not None:
             seconds = max(now - self._before, 1e-9)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 
 def effective_decay(num_updates: Int[Array, ""], decay: float) -> Float[Array, ""]:
-    """`min(decay, (1 + s) / (10 + s))`, so that short runs forget the initial values.
+    """`min(decay, (1 + s) / (10 + s))`: a smaller decay during the first updates.
 
     Args:
         num_updates: s, optimizer updates done, the present one included.

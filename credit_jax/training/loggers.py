@@ -42,7 +42,7 @@ class CsvLog:
     """One row an epoch. Each new row replaces the file with a complete one."""
 
     def __init__(self, path: str | Path, *, keep_before: int = 0) -> None:
-        """Reads the rows of an earlier run that are to be kept.
+        """Reads the rows of an earlier run to keep.
 
         Args:
             path: the file.
@@ -129,7 +129,7 @@ def tag(column: str) -> str:
 def logged_metrics(
     metrics: Mapping[str, Number], chosen: bool | Sequence[str]
 ) -> dict[str, Number]:
-    """The metrics to be logged: those over all variables, and of chosen variables.
+    """The metrics to log: those over all variables, and those of chosen variables.
 
     Args:
         metrics: "rmse" and the like over all variables, "rmse/ERA5/..." of one.

@@ -1,4 +1,4 @@
-"""The epochs of a run: train, validate, log, save, and stop when it is time."""
+"""The epochs of a run: training, validation, logs, checkpoints, early stopping."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class TrainingLoop:
     # -------------------------------------------------------- end of epoch
 
     def _end_epoch(self, epoch: int, last: int) -> str | None:
-        """Validates, logs and saves; returns "stopped early" if patience is over."""
+        """Validates, logs and saves; returns "stopped early" if patience ran out."""
         began = time.monotonic()
         valid = self._validate(epoch, last)
         row = self._row(epoch, valid)
@@ -280,7 +280,7 @@ class TrainingLoop:
         return self._patience_over(epoch)
 
     def _row(self, epoch: int, valid: dict[str, float]) -> Row:
-        """The epoch's row of the log."""
+        """The row of an epoch in the log."""
         logged = logged_metrics(valid, self.trainer.save_metric_vars)
         return {
             "epoch": epoch,

@@ -63,5 +63,5 @@ def unscale(grads: PyTree[Array], state: LossScale | None) -> PyTree[Array]:
 
 
 def keep_if(finite: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """`new` where the gradient was finite, else `old`."""
+    """`new` if the gradient was finite, else `old`."""
     return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)

@@ -1,9 +1,8 @@
-"""AdamW as CREDIT uses it, from optax's parts, on local shards inside `shard_map`.
+"""AdamW with CREDIT's settings, from optax's parts, on shards inside `shard_map`.
 
-AdamW is elementwise: every device updates the shards that it holds. Clipping alone
-needs the whole gradient; its norm counts every shard once. The learning rate is a
-function of the micro-batches seen, not of the updates, so that the training step passes
-it in.
+AdamW is elementwise, so that every device updates its shards. Only clipping needs the
+whole gradient; its norm counts every shard once. The learning rate is a function of the
+micro-batches seen, not of the updates, and is an argument of the update.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 # torch.nn.utils.clip_grad_norm_ divides by the norm plus this.
 CLIP_EPSILON = 1e-6
-# Name of Adam's part in the optimizer's state.
+# Name of Adam's state in the state of the chain.
 ADAM = "adam"
 
 
@@ -63,8 +62,8 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArg
     """`optax.clip_by_global_norm` of a sharded gradient, as torch divides.
 
     `g <- g min(1, max_norm / (norm + 1e-6))`. Its `update` takes the extra argument
-    `grad_norm`, the `global_norm` of the gradient where the caller has it already; in a
-    chain it stands before what changes the gradient.
+    `grad_norm`, the `global_norm` of the gradient if it is already computed. In a chain
+    it must come before transformations that change the gradient.
 
     Args:
         max_norm: largest norm of the gradient.

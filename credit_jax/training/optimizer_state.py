@@ -1,4 +1,4 @@
-"""How the state of an optimizer is split over the mesh, and what cannot be split."""
+"""The sharding of an optimizer's state, and checks that it can be sharded."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def optimizer_state_specs(
 ) -> PyTree[PartitionSpec]:
     """PartitionSpec of every leaf of an optimizer's state.
 
-    A leaf with the path and the shape of a parameter is split like it. Any other leaf
-    is whole on every device; its shape must not depend on how parameters are split.
+    A leaf with the path and the shape of a parameter is sharded like it. Any other leaf
+    is replicated; its shape must not depend on the sharding of the parameters.
 
     Args:
         optimizer: any transformation with elementwise state.
@@ -32,7 +32,7 @@ def optimizer_state_specs(
         mesh: that of `specs`.
 
     Raises:
-        ValueError: a leaf is neither, such as Adafactor's sums over rows.
+        ValueError: a leaf can be neither, such as Adafactor's sums over rows.
     """
     local = {
         path: jax.ShapeDtypeStruct(

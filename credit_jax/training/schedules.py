@@ -22,7 +22,7 @@ from jaxtyping import Array, ArrayLike
 from credit_jax.config.trainer import TrainerConfig
 
 PER_EPOCH = ("cosine-annealing", "lambda")
-# CREDIT's `lambda` schedule has no settings: these numbers are in its code.
+# CREDIT's `lambda` schedule has no settings; these are constants of its code.
 LAMBDA_EPOCHS, LAMBDA_WARMUP_EPOCHS = 100, 10
 
 
@@ -55,7 +55,7 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.S
 
 
 def per_epoch(schedule: optax.Schedule, batches_per_epoch: int) -> optax.Schedule:
-    """A schedule by micro-batch from one by epoch."""
+    """Converts a schedule of epochs to one of micro-batches."""
 
     def by_batch(step: Any) -> ArrayLike:
         return schedule(step // max(batches_per_epoch, 1))
@@ -68,8 +68,8 @@ def with_first_rate_at(
 ) -> optax.Schedule:
     """The schedule with its first rate at one micro-batch; None changes nothing.
 
-    CREDIT builds the schedule after it has loaded the optimizer, and that sets the
-    first rate: the first micro-batch of a run that goes on trains at it.
+    CREDIT builds the schedule after it has loaded the optimizer, which resets the rate:
+    the first micro-batch of a resumed run trains at the first rate.
     """
     if micro_step is None:
         return schedule
@@ -195,7 +195,7 @@ def cosine_annealing_restarts(
 
 
 def _cycles(first: int, factor: float, warmup: int) -> tuple[np.ndarray, np.ndarray]:
-    """Start and length of each cycle; the last length repeats for ever."""
+    """Start and length of each cycle; the last length repeats."""
     starts, lengths = [0], [first]
     while starts[-1] + lengths[-1] < np.iinfo(np.int32).max:
         following = int((lengths[-1] - warmup) * factor) + warmup

@@ -171,10 +171,10 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
 
 
 def check_writable(save_loc: str | Path) -> Path:
-    """Make the folder of the run, and try to write into it.
+    """Creates the folder of the run, and checks that it is writable.
 
     Raises:
-        ValueError: that is not possible.
+        ValueError: it is not.
     """
     folder = Path(os.path.expandvars(str(save_loc))).resolve()
     try:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run after its present step, with a checkpoint."""
+"""SIGTERM and SIGINT end a run after its current step, with a checkpoint."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def init_state(
     *,
     ema: bool = False,
 ) -> TrainState:
-    """A fresh state; every device makes its own shards and nothing else.
+    """A new state; every device initializes only its own shards.
 
     Args:
         model: the model on its mesh.

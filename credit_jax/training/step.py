@@ -64,9 +64,9 @@ def make_train_step(
             means.
         schedule: micro-batches seen -> learning rate; None for an optimizer that has
             its own.
-        accumulate: what each micro-batch's loss is divided by (CREDIT's
-            grad_accum_every, also where the last group of an epoch is shorter).
-        ema_decay: of the averaged parameters; None keeps none.
+        accumulate: divisor of each micro-batch's loss (CREDIT's grad_accum_every, also
+            if the last group of an epoch is shorter).
+        ema_decay: of the averaged parameters; None for no average.
         rollout: steps of a forecast, transforms after each, and which losses count.
 
     Returns:

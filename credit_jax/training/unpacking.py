@@ -1,4 +1,4 @@
-"""Packed parameters by path, on the host: checkpoints know nothing of packing.
+"""Unpacks the parameters of a training state for checkpoints, and packs them again.
 
 In a training state the small parameters, their moments and their averages are one
 vector each (`parallel.params.packing`). A checkpoint has every parameter under its own
@@ -32,7 +32,7 @@ def unpack_tree(tree: PyTree, param_specs: ParamSpecs) -> PyTree:
 
 
 def unpacked_targets(like: PyTree, param_specs: ParamSpecs) -> PyTree:
-    """What to restore for a tree like `like`: see `CheckpointStore.restore`.
+    """Targets of `CheckpointStore.restore` for a tree like `like`.
 
     Args:
         like: `ShapeDtypeStruct`s with shardings. Parts of a packed vector are restored

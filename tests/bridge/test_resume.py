@@ -24,7 +24,7 @@ from credit_torch_bridge.checkpoint.run_config import read_run_config
 
 pytestmark = pytest.mark.reference
 
-LOSS = 1e-3
+LOSS = 1e-5
 NUM_STEPS = 20
 
 
