@@ -1,4 +1,4 @@
-"""Which channel is which variable: CREDIT's channel order, written down once.
+"""The variables of channels, in CREDIT's order.
 
 Input: sources in config order; in a source prognostic, static, dynamic_forcing (not
 diagnostic); 3-D before 2-D; config order. Target: sources in config order; prognostic,
@@ -28,7 +28,7 @@ Direction = Literal["input", "output"]
 
 @runtime_checkable
 class ChannelCounts(Protocol):
-    """What the config of every model says of its channels."""
+    """The channel counts in the config of a model."""
 
     @property
     def input_channels(self) -> int:
@@ -41,7 +41,7 @@ class ChannelCounts(Protocol):
         ...
 
     def channel_sum(self, direction: Direction) -> str:
-        """How the count comes about, such as "channels 4 x levels 8 + ..."."""
+        """The sum as text, such as "channels 4 x levels 8 + ..."."""
         ...
 
 
@@ -91,7 +91,7 @@ class ChannelSchema:
     def from_config(
         cls, data: DataConfig, num_levels: Mapping[str, int]
     ) -> "ChannelSchema":
-        """The layout that a data section asks for.
+        """The layout of the samples of a data section.
 
         Args:
             data: the section.
@@ -170,7 +170,7 @@ class ChannelSchema:
         raise IndexError(f"channel {channel} of {slices[groups[-1].var_key].stop}")
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write CREDIT's channel_schema.yaml; the file appears complete or not."""
+        """Writes CREDIT's channel_schema.yaml atomically."""
         content = {
             "schema_version": SCHEMA_VERSION,
             "input": [dataclasses.asdict(group) for group in self.input],

@@ -22,7 +22,7 @@ def check_dataset(dataset: Dataset, grid: tuple[int, int] | None = None) -> None
 
     Args:
         dataset: opened.
-        grid: (latitudes, longitudes) that the model takes; None does not compare.
+        grid: (latitudes, longitudes) of the model; None skips the comparison.
 
     Raises:
         ValueError: naming the file, what it has, and what was expected.

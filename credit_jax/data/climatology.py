@@ -30,18 +30,18 @@ class Climatology:
     counts: np.ndarray
 
     def at(self, times: np.ndarray) -> Float[np.ndarray, "time channel 1 lat lon"]:
-        """The climatological fields of some times, datetime64."""
+        """The climatological fields of given times, datetime64."""
         return self.mean[_part(times, self.by)]
 
 
 def build_climatology(
     dataset: Dataset, by: By = "all", max_samples: int = 1000
 ) -> Climatology:
-    """Average the targets of a data set over time, at each point.
+    """Averages the targets of a data set over time, at each point.
 
     Args:
         dataset: of the training period.
-        by: parts of the year that are averaged on their own.
+        by: parts of the year that are averaged separately.
         max_samples: beyond it, evenly spaced samples are taken.
     """
     count = min(len(dataset), max_samples)

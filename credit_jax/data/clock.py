@@ -19,7 +19,7 @@ from credit_jax.data.calendars import (
     to_cycle_year,
 )
 
-# Which year a cyclic source has, and its first and last time, where no key says it.
+# Defaults of the year of a cyclic source, and of its first and last time.
 Coverage = tuple[pd.Timestamp, pd.Timestamp]
 
 
@@ -87,7 +87,7 @@ class SourceClock:
         return self._at(starts, range(1, 2))
 
     def keep(self, starts: np.ndarray) -> np.ndarray:
-        """Those of the master clock's starts that this source has fields for."""
+        """The starts of the master clock for which this source has fields."""
         own = self.starts()
         if self.mode == "cyclic":
             return starts
@@ -128,9 +128,9 @@ def source_clock(
     calendar: str,
     coverage: Coverage | None = None,
 ) -> SourceClock:
-    """The clock of one source: its own keys where it has them, else those of `data`.
+    """The clock of one source, from its own keys, or else those of `data`.
 
-    A source's own start_datetime, end_datetime or date_ranges stand for all dates.
+    A source's own start_datetime, end_datetime or date_ranges replace those of `data`.
 
     Args:
         data: the section.
@@ -174,7 +174,7 @@ def probe_times(data: DataConfig, source: SourceConfig) -> tuple[np.datetime64, 
 def master_clock(
     data: DataConfig, clocks: dict[str, SourceClock]
 ) -> tuple[np.ndarray, str]:
-    """Start times that every source has fields for, and the calendar they are in.
+    """Start times for which every source has fields, and their calendar.
 
     Args:
         data: the data section: its own dates, time step and calendar make the clock.

@@ -189,7 +189,7 @@ def _clock_of(data: DataConfig, source: Source, where: str) -> SourceClock:
 
 
 def _available(dataset: Dataset) -> np.ndarray:
-    """The starts whose whole window every source has."""
+    """The starts for which every source has the whole window."""
     keep = np.ones(len(dataset), dtype=bool)
     for name, source in dataset.sources.items():
         for kind in source.config.variables.given:

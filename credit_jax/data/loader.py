@@ -35,7 +35,7 @@ Split = Literal["train", "valid"]
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What one step takes in this process.
+    """The part of a batch that this process feeds to one step.
 
     Attributes:
         x: model input of the first step, CREDIT's layout; b = batch size x local dp
@@ -58,7 +58,7 @@ class Batch:
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """What goes to the devices."""
+        """The arrays that are placed on devices."""
         return {"x": self.x, "y": self.y, **self.fields}
 
 
@@ -68,10 +68,10 @@ class Loader:
 
     Attributes:
         dataset: reads samples.
-        sampler: says which samples are in which batch.
-        pipeline: its preblocks make x and y of samples.
-        num_threads: threads that read ahead; 0 reads when asked.
-        prefetch: batches that may be ready in advance.
+        sampler: the samples of each batch.
+        pipeline: its preblocks make x and y from samples.
+        num_threads: threads that read ahead; 0 reads on demand.
+        prefetch: largest number of batches ready in advance.
     """
 
     dataset: Dataset
@@ -87,7 +87,7 @@ class Loader:
 
     @cached_property
     def schema(self) -> ChannelSchema:
-        """Which channel of x and y is which variable."""
+        """The variables of the channels of x and y."""
         return self.dataset.schema.after(self.pipeline)
 
     @cached_property
@@ -129,8 +129,8 @@ class Loader:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch.
 
-        Which samples they hold depends on the seed, the epoch and the position only,
-        not on where the iteration began or how many threads read.
+        Their samples depend only on the seed, the epoch and the position, not on the
+        start of the iteration or the number of threads.
 
         Args:
             epoch: counts from 0.
@@ -180,7 +180,7 @@ class Loader:
 
 
 def splits(config: Config) -> tuple[Split, ...]:
-    """The splits that a run reads: no held-out one with `skip_validation`."""
+    """The splits that a run reads; without "valid" with `skip_validation`."""
     return ("train",) if config.trainer.skip_validation else get_args(Split)
 
 

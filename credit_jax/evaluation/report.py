@@ -21,12 +21,12 @@ from credit_jax.evaluation.skill import (
 
 @dataclass(frozen=True)
 class Report:
-    """What `evaluate` found.
+    """The result of `evaluate`.
 
     Attributes:
         skill: errors of the forecast and of the baselines.
         table: these errors by variable, to print.
-        figure: the picture that was written, if one was asked for.
+        figure: path of the figure, or None.
     """
 
     skill: Skill
@@ -44,16 +44,16 @@ def evaluate(
     figure: str | Path | None = None,
     rows: Sequence[Row] = (),
 ) -> Report:
-    """Compare forecasts of held-out samples with the baselines.
+    """Compares forecasts of held-out samples with the baselines.
 
     Args:
         forecaster: model input of `batch_size` samples -> prediction, normalized.
         loader: of the held-out period.
         climatology: of the training period.
-        batch_size: samples that `forecaster` takes at once.
+        batch_size: number of samples in a call of `forecaster`.
         lead: time step of the forecast, such as "24h".
-        figure: path of a picture to write; None writes none.
-        rows: of the training log, for the loss curve of the picture.
+        figure: path of a figure to write, or None.
+        rows: of the training log, for the loss curve of the figure.
     """
     skill = measure_skill(forecaster, loader, climatology, batch_size=batch_size)
     written = None

@@ -1,4 +1,4 @@
-"""Error of the forecast beside those of the baselines, persistence and climatology.
+"""Errors of the forecast and of two baselines, persistence and climatology.
 
 On held-out samples, for each variable, with area weights `w` of mean 1 and means over
 samples, levels and grid points: `rmse = sqrt(mean(w (prediction - truth)^2))`, where
@@ -33,7 +33,7 @@ Forecaster = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Example:
-    """One forecast, for a picture.
+    """One forecast, for a figure.
 
     Attributes:
         time: datetime64 of the forecast field.
@@ -56,7 +56,7 @@ class Skill:
             the units of the model's output.
         physical: the same in the variable's own units.
         num_samples: samples that were compared.
-        example: the last one of them.
+        example: the last of these samples.
     """
 
     variables: tuple[str, ...]
@@ -82,13 +82,13 @@ def measure_skill(
     batch_size: int,
     max_samples: int = 256,
 ) -> Skill:
-    """Compare forecasts of held-out samples with persistence and climatology.
+    """Compares forecasts of held-out samples with persistence and climatology.
 
     Args:
         forecaster: model input of `batch_size` samples -> prediction, normalized.
         loader: of the held-out period.
         climatology: of the training period.
-        batch_size: samples that `forecaster` takes at once.
+        batch_size: number of samples in a call of `forecaster`.
         max_samples: beyond it, evenly spaced samples are taken.
 
     Raises:
@@ -150,7 +150,7 @@ def _filled(indices: np.ndarray, size: int) -> np.ndarray:
 
 
 def _truth(loader: Loader, indices: np.ndarray) -> Fields:
-    """The normalized targets of some samples."""
+    """The normalized targets of given samples."""
     fields = [loader.dataset.target_array(int(index))[:, 0] for index in indices]
     return loader.units.normalize(np.stack(fields))
 

@@ -1,4 +1,4 @@
-"""What a loss is: a function of the named fields of a step that gives one number.
+"""The type of losses: functions from the named fields of a step to one number.
 
 Adding a loss takes a function of this type in a module of its own, one line in
 `credit_jax.losses.registry`, and its test.

@@ -59,7 +59,7 @@ def build_loss(
         replace those of the context.
 
     Raises:
-        ValueError: the section asks for something that is not there.
+        ValueError: something that the section needs is missing.
 
     A missing `validation_loss` is `mae` where there are weights, as in CREDIT, and else
     the training loss, where CREDIT raises KeyError. KCRPS with weights is the

@@ -102,7 +102,7 @@ def _by_variable(
 def _groups(
     layout: ChannelLayout, overrides: Mapping[str, Pointwise]
 ) -> list[tuple[list[str], slice]]:
-    """Variables of one loss that stand side by side, and their channels."""
+    """Adjacent variables with the same loss, and their channels."""
     groups: list[tuple[list[str], slice]] = []
     for key, place in layout.slices.items():
         joins = groups and key not in overrides and groups[-1][0][0] not in overrides

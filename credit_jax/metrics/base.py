@@ -1,4 +1,4 @@
-"""What a metric is: a function of a forecast and its target, one number per variable.
+"""The type of metrics: functions of forecast and target, one number per variable.
 
 Adding a metric takes a function of this type in a module of its own, one line in
 `credit_jax.metrics.registry`, and its test.

@@ -124,7 +124,7 @@ def needs_climatology(config: MetricsConfig | None) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shown:
-    """A metric with what its files hold."""
+    """A metric and the contents of its files."""
 
     settings: MetricSettings
     row_weights: Float[np.ndarray, " lat"] | None
@@ -134,7 +134,7 @@ class _Shown:
     def pair(
         self, tree: FieldTree, channels: Mapping[str, int], context: FieldContext
     ) -> Pair:
-        """What the metric scores."""
+        """The forecast and target that the metric scores."""
         own = self.settings
         if has_named_pair(tree):
             prediction, target, layout = named_pair(

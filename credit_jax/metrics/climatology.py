@@ -1,4 +1,4 @@
-"""The mean fields that `acc` and `activity` compare with."""
+"""The mean fields of `acc` and `activity`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transform is: a function from named fields to named fields.
+"""The type of transforms: functions from named fields to named fields.
 
 CREDIT calls transforms preblocks and postblocks. They run in four phases (`Phase`) and
 take and return a `FieldTree`, a nested dict with these entries:
@@ -113,7 +113,7 @@ Layout: TypeAlias = Mapping[str, Sequence[Group]]
 
 @runtime_checkable
 class ChecksLayout(Protocol):
-    """A transform that knows whether it fits the variables that it gets."""
+    """A transform that can check the variables that it gets."""
 
     def check(self, layout: Layout) -> None:
         """Raise a ValueError if it does not."""

@@ -1,4 +1,4 @@
-"""From one step of a forecast to the next: what is fed back, forced and kept.
+"""The input of the next step of a forecast: fields fed back, forced and kept.
 
 The input of a later step holds, in physical units, the prognostic variables that the
 step before has predicted (`y_processed`), the dynamic forcing of the new time, and the
@@ -66,7 +66,7 @@ def fields_of_rollout(
     first: Mapping[str, Mapping[str, np.ndarray]],
     later: Sequence[Mapping[str, Mapping[str, np.ndarray]]],
 ) -> dict[str, FieldTree]:
-    """What the steps after the first one are given.
+    """The fields that later steps need besides the prediction.
 
     Args:
         first: input fields of the first step, after `preblocks.ic_only`.

@@ -1,4 +1,4 @@
-"""Which variables a transform changes: CREDIT's `variables` argument."""
+"""The variables that a transform changes: CREDIT's `variables` argument."""
 
 from __future__ import annotations
 

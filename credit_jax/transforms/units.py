@@ -1,4 +1,4 @@
-"""Between the channels of y and the physical units of the data, for evaluation."""
+"""Converts between channels of y and physical units of the data, for evaluation."""
 
 from __future__ import annotations
 

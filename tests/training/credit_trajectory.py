@@ -76,15 +76,15 @@ def train_as_credit(config_path: Path, mesh: str, run: Any) -> Trajectory:
     assert steps.evaluate is not None
     batch = next(iter(setup.valid_loader.epoch(0)))
     scores = steps.evaluate(state.ema, state.model_state, steps.place_valid(batch))
-    state = jax.device_get(state)
     param_specs = setup.model_def.param_specs
+    norms = jax.device_get(state.model_state[SPECTRAL_NORM])
     return Trajectory(
         loss=np.array([float(info["loss"][0]) for info in infos]),
         learning_rate=np.array([float(info["learning_rate"]) for info in infos]),
         gradient_norm=np.array([float(info["grad_norm"]) for info in infos]),
         params=jax.device_get(unpack(state.params, param_specs)),
         average=jax.device_get(unpack(state.ema, param_specs)),
-        vectors={k: v["u"] for k, v in state.model_state[SPECTRAL_NORM].items()},
+        vectors={path: pair["u"] for path, pair in norms.items()},
         valid_loss=float(scores["loss"]),
     )
 

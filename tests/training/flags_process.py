@@ -1,15 +1,13 @@
-"""A model with training's own compiler settings: python -m tests.training.flags_process
+"""A model with training's own compiler settings, in a process of its own.
 
 Tests switch XLA's optimizations off (tests/conftest.py); users do not. This process has
-the settings of `credit_jax.train`. Arguments: a pickled `Task`, and where to write the
-pickled `Results`. The working folder has the data.
+the settings of `credit_jax.train`. The working folder has the data.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from jax.sharding import NamedSharding
 from credit_jax.config import load_config
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.compiler import compile_program, compile_sooner
-from credit_jax.parallel.mesh.devices import job_devices
+from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.placement import place_batch
 from credit_torch_bridge.checkpoint.state_dict import from_state_dict, to_state_dict
@@ -67,11 +65,16 @@ class Results:
 
 
 def main(task_file: str, out: str) -> None:
-    """Does the task."""
+    """Runs a task.
+
+    Args:
+        task_file: pickled `Task`.
+        out: file to write the pickled `Results` to.
+    """
     compile_sooner()
     task: Task = pickle.loads(Path(task_file).read_bytes())
     config = load_config(task.config_path)
-    job_devices(config.trainer, 8)
+    training_devices(config.trainer.parallelism, 8)
     y, loss, gradients = _forward_and_backward(config.model, task.case)
     trajectory = train_as_credit(task.config_path, MESH, task.run)
     results = Results(os.environ["XLA_FLAGS"], y, loss, gradients, trajectory)
@@ -101,7 +104,3 @@ def _forward_and_backward(block: Any, case: Any) -> tuple[np.ndarray, float, Any
         float(value),
         to_state_dict(model_def, by_path, jax.device_get(model_state)),
     )
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

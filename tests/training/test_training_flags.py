@@ -24,6 +24,10 @@ from tests.training.flags_process import Results, Task
 # Ten times what is seen.
 FORWARD, GRADIENT = 6e-6, 8e-6
 ROOT = Path(__file__).parents[2]
+# Not `python -m`, in which classes of the module are pickled as those of `__main__`.
+PROCESS = (
+    "import sys; from tests.training.flags_process import main; main(*sys.argv[1:])"
+)
 
 
 @pytest.mark.parametrize("kind", ["wxformer", "crossformer"])
@@ -34,7 +38,7 @@ def test_equals_credit_with_trainings_own_flags(
     config = yaml.safe_load(GEN2_CONFIG.read_text())
     config["model"]["type"] = kind
     path = tmp_path / "model.yml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
     credit.write_dataset(tmp_path)
     run = credit.credit_train(path, tmp_path)
     case = credit.credit_case(config["model"], seed=3)
@@ -56,7 +60,7 @@ def _run(task: Task, folder: Path) -> Results:
     given, out = folder / "task.pickle", folder / "results.pickle"
     given.write_bytes(pickle.dumps(task))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.flags_process", str(given), str(out)],
+        [sys.executable, "-c", PROCESS, str(given), str(out)],
         cwd=folder,
         env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
