@@ -183,7 +183,7 @@ def test_steps_are_traced_and_compiled_once(mesh, make, tmp_path, programs, capl
         with jax.log_compiles():
             outcome, _ = go(make(mesh, trainer__epochs=epochs), tmp_path, resume=resume)
         assert int(outcome.state.micro_step) == 6 * epochs
-        assert programs == {"train_step", "evaluate", "fuse_spectral_norm"}
+        assert programs == {"step", "evaluate", "fuse_spectral_norm"}
         logged = [record.getMessage() for record in caplog.records]
         for name in programs:
             compiled = [line for line in logged if f"Compiling jit({name})" in line]
