@@ -190,7 +190,7 @@ def _accumulate(
     accumulate: int,
     rollout: Rollout,
 ) -> tuple[Weights, ModelState, Array]:
-    """Summed gradient, new vectors and the loss of each of k micro-batches."""
+    """Summed gradient, new model state and the loss of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
     trained, frozen = split_frozen(state.params, model.model_def.param_specs)
     weights, pullback = jax.vjp(lambda p: pvary_params(p, axes, precision), trained)
