@@ -12,7 +12,7 @@ import numpy as np
 GEN2_CONFIG = Path(__file__).with_name("gen2.yml")
 
 _ROOT = Path(__file__).parents[2]
-_TIME_LIMIT = 300  # seconds
+_TIME_LIMIT = 600  # seconds
 _TAIL = 3000  # characters of output in an error
 
 
