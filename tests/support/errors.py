@@ -31,11 +31,13 @@ def assert_trees_close(
     tolerance: float,
     what: str,
 ) -> float:
-    """`assert_close` for flat dicts: equal keys, and the worst key within `tolerance`.
+    """`assert_close` for flat dicts: equal keys, and every array within `tolerance`.
 
-    An array is measured against the larger of its own norm and 1e-3 of the largest norm
-    of the dict, so that a gradient that is zero but for rounding is not measured by its
-    rounding.
+    `chex.assert_trees_all_close` compares single elements, of which a gradient has many
+    that are rounding alone; what is equal bit by bit goes to
+    `chex.assert_trees_all_equal`. Here an array is measured against the larger of its
+    own norm and 1e-3 of the largest norm of the dict, so that a gradient that is zero
+    but for rounding is not measured by its rounding.
 
     Returns:
         The largest relative error.

@@ -2,8 +2,8 @@
 
 import shutil
 
+import chex
 import jax
-import numpy as np
 import pytest
 
 from credit_jax.forecast import Forecaster
@@ -55,5 +55,4 @@ def test_the_weights_are_those_that_were_saved(run, folder, make_mesh):
 
     model, params, _ = restore(folder, make_mesh())
     found = unpack(params, model.model_def.param_specs)
-    for path, value in run[3].items():
-        np.testing.assert_array_equal(found[path], value, err_msg=path)
+    chex.assert_trees_all_equal(found, run[3])

@@ -191,7 +191,7 @@ def test_scalers_of_another_grid(scalers):
 
 
 def test_no_file_of_scalers():
-    with pytest.raises(FileNotFoundError, match=r"no file .nowhere\.json.; `credit preprocess`"):
+    with pytest.raises(FileNotFoundError, match=r"no file 'nowhere\.json'; `credit"):
         chain("nowhere.json")
     args = {"scaler_path": "nowhere.json", "variables": []}
     with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):

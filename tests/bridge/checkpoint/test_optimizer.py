@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import chex
 import numpy as np
 import pytest
 import torch
@@ -77,9 +78,7 @@ def test_the_round_trip_is_bitwise(moments, data):
     state = write_moments(moments, PLAN, trainer, 1e-4)
     back, group = read_moments(state, PLAN)
     assert (group["lr"], group["weight_decay"], back.count) == (1e-4, 0.5, 7)
-    for ours, theirs in ((moments.mu, back.mu), (moments.nu, back.nu)):
-        for path, array in ours.items():
-            np.testing.assert_array_equal(array, theirs[path], err_msg=path)
+    chex.assert_trees_all_equal((moments.mu, moments.nu), (back.mu, back.nu))
 
 
 def test_torch_takes_the_state(written):

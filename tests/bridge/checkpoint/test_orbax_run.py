@@ -1,7 +1,6 @@
 """Runs of credit_jax, written and read."""
 
-import jax
-import numpy as np
+import chex
 import pytest
 import torch
 
@@ -18,7 +17,7 @@ def reference(credit_folder, model_config):
 
 
 def same(actual, expected):
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    chex.assert_trees_all_equal(actual, expected)
 
 
 def test_our_checkpoints_come_back_bitwise(reference, model_config, tmp_path):

@@ -1,6 +1,6 @@
 """Every format of CREDIT gives the same checkpoint, and comes back bit for bit."""
 
-import jax
+import chex
 import numpy as np
 import pytest
 import torch
@@ -53,7 +53,7 @@ def assert_equal(actual, expected, what="content"):
 
 
 def same(actual, expected):
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    chex.assert_trees_all_equal(actual, expected)
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -1,6 +1,6 @@
 """The key table of crossformer against CREDIT's own state dicts, bit for bit."""
 
-import numpy as np
+import chex
 import pytest
 import torch
 import yaml
@@ -45,9 +45,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
         assert found == spectral_norm_shapes(param_spec), path
     back = to_state_dict(model_def, params, model_state)
     assert list(back) == list(state), "the keys, or their order, differ"
-    for key, value in state.items():
-        np.testing.assert_array_equal(back[key], value, err_msg=key)
-        assert back[key].dtype == value.dtype, key
+    chex.assert_trees_all_equal(back, state, strict=True)
     model.load_state_dict({key: torch.from_numpy(v) for key, v in back.items()})
 
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import jax
-import numpy as np
+import chex
 import pytest
 import torch
 import yaml
@@ -52,9 +51,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
         assert found == spectral_norm_shapes(param_spec), path
     back = to_state_dict(model_def, params, model_state)
     assert set(back) == set(state)
-    for key, value in state.items():
-        np.testing.assert_array_equal(back[key], value, err_msg=key)
-        assert back[key].dtype == value.dtype, key
+    chex.assert_trees_all_equal(back, state, strict=True)
     model.load_state_dict({key: torch.from_numpy(v) for key, v in back.items()})
 
 
@@ -73,7 +70,7 @@ def test_our_own_parameters_come_back_bitwise(rng):
     model_state = {SPECTRAL_NORM: vectors, BATCH_STATS: {}}
     state = to_state_dict(model_def, params, model_state)
     back = from_state_dict(model_def, state)
-    jax.tree.map(np.testing.assert_array_equal, back, (params, model_state))
+    chex.assert_trees_all_equal(back, (params, model_state))
 
 
 def test_weights_of_another_size_are_refused_with_every_key(credit):
