@@ -250,8 +250,8 @@ MISTAKES = {
     ),
     "schedule": (
         (),
-        {"trainer__scheduler": {"scheduler_type": "plateau"}},
-        "plateau",
+        {"trainer__scheduler": {"scheduler_type": "plato"}},
+        "plato",
     ),
 }
 

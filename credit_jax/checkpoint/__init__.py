@@ -19,7 +19,7 @@ start. A checkpoint converted from elsewhere needs `weights` and `progress` only
 `trainer.load_weights` takes it, and it can be resumed from if it has `optimizer` too.
 """
 
-from credit_jax.checkpoint.progress import Progress
+from credit_jax.checkpoint.progress import PlateauState, Progress
 from credit_jax.checkpoint.store import (
     EMA,
     LOSS_SCALE,
@@ -35,6 +35,7 @@ __all__ = [
     "OPTIMIZER",
     "WEIGHTS",
     "CheckpointStore",
+    "PlateauState",
     "Progress",
     "set_aside",
 ]

@@ -9,6 +9,23 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class PlateauState:
+    """What the schedule `plateau` has seen.
+
+    Attributes:
+        epochs: metrics seen.
+        best: the best of them; None before the first.
+        bad_epochs: epochs since then, or since the rate was reduced.
+        cooldown: epochs to come in which none counts as bad.
+    """
+
+    epochs: int = 0
+    best: float | None = None
+    bad_epochs: int = 0
+    cooldown: int = 0
+
+
+@dataclass(frozen=True)
 class Progress:
     """The position of a run and its best result so far.
 
@@ -21,6 +38,9 @@ class Progress:
         best_step: checkpoint that holds it; None if none is kept.
         first_rate_at: micro-batch that trains at the schedule's first rate, as the
             first one of a run resumed by CREDIT does; None for our own runs.
+        learning_rate: of the next update, where it is no function of the micro-batches
+            (a constant one, and that of `plateau`); None otherwise.
+        plateau: the state of the schedule `plateau`; None for others.
     """
 
     epoch: int = 0
@@ -30,6 +50,8 @@ class Progress:
     best_epoch: int | None = None
     best_step: int | None = None
     first_rate_at: int | None = None
+    learning_rate: float | None = None
+    plateau: PlateauState | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -40,5 +62,7 @@ class Progress:
         """The inverse of `to_json`; keys of later versions are left out."""
         known = {field.name for field in dataclasses.fields(cls)}
         kept = {key: value for key, value in values.items() if key in known}
-        losses = tuple(map(float, kept.pop("epoch_losses", ())))
-        return cls(epoch_losses=losses, **kept)
+        kept["epoch_losses"] = tuple(map(float, kept.get("epoch_losses", ())))
+        if kept.get("plateau") is not None:
+            kept["plateau"] = PlateauState(**kept["plateau"])
+        return cls(**kept)

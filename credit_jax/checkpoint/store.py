@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
@@ -188,6 +189,23 @@ class CheckpointStore:
             name: with_random_keys(from_nested_dict(found[name], tree), tree)
             for name, tree in targets.items()
         }
+
+    def read_array(self, step: int, item: str, name: str) -> np.ndarray:
+        """One whole array of an item, on the host.
+
+        Args:
+            step: which checkpoint.
+            item: of `ITEMS`.
+            name: of the array at the top of the item.
+        """
+        self._manager_with(step)
+        args = ocp.args.PyTreeRestore(
+            item={name: 0},
+            restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
+            partial_restore=True,
+        )
+        with ocp.PyTreeCheckpointer() as reader:
+            return reader.restore(self.path(step) / item, args=args)[name]
 
     def _manager_with(self, step: int) -> ocp.CheckpointManager:
         if self._manager is None or step not in self.steps():

@@ -1,10 +1,16 @@
 """The `trainer.scheduler:` section: one class per learning rate schedule."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from credit_jax.config.base import StrictModel
+
+
+def _only(value: Any) -> Any:
+    """The number of a list with one, which PyTorch takes for one parameter group."""
+    return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+
 
 _COUNTED = {"last_epoch": "the checkpoint knows where the schedule stands"}
 
@@ -80,9 +86,40 @@ class LambdaConfig(StrictModel):
     scheduler_type: Literal["lambda"]
 
 
+class PlateauConfig(StrictModel):
+    """Multiplies the rate by `factor` where a metric stays as it was; per epoch.
+
+    The metric is `trainer.training_metric`, at the end of each epoch; see
+    `training.plateau`.
+
+    Attributes:
+        mode: "min" where smaller is better, else "max".
+        factor: of the learning rate, less than 1.
+        patience: epochs without a better metric that change nothing.
+        threshold: by how much a metric must be better to count.
+        threshold_mode: "rel": by a fraction of the best one; "abs": by `threshold`.
+        cooldown: epochs after a reduction in which none counts as bad.
+        min_lr: the lowest learning rate.
+        eps: a reduction by less than this is left out.
+    """
+
+    scheduler_type: Literal["plateau"]
+    mode: Literal["min", "max"] = "min"
+    factor: float = Field(0.1, lt=1)
+    patience: int = Field(10, ge=0)
+    threshold: float = 1e-4
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    cooldown: int = Field(0, ge=0)
+    min_lr: Annotated[float, BeforeValidator(_only)] = Field(0.0, ge=0)
+    eps: float = Field(1e-8, ge=0)
+
+    ignored: ClassVar = {"verbose": "PyTorch's schedule has no such argument any more"}
+
+
 Schedule = (
     LinearWarmupCosineConfig
     | CosineAnnealingRestartsConfig
     | CosineAnnealingConfig
     | LambdaConfig
+    | PlateauConfig
 )

@@ -56,17 +56,23 @@ class TrainerConfig(StrictModel):
             by that step alone and adds them up, as CREDIT does; "full" takes that of
             all losses through the whole forecast, which CREDIT has not.
         grad_accum_every: micro-batches whose gradients are averaged before an update.
-        grad_max_norm: clip to this global norm; 0 does not clip.
+        grad_max_norm: clip to this global norm; 0 does not clip, and "dynamic" clips
+            to the norm itself.
         use_ema, ema_decay: keep an exponential moving average, used in validation.
         use_scheduler, scheduler: see `credit_jax.config.schedules`.
-        load_weights, load_optimizer, load_scaler, load_scheduler: go on from the last
-            checkpoint of `save_loc`, with its state.
+        load_weights: begin with the weights of the last checkpoint of `save_loc`, and
+            with their average.
+        load_optimizer: and with the state of its optimizer.
+        load_scaler, load_scheduler: and, as with `load_optimizer`, with the positions
+            of its loss scaling and its schedule, unless the first epoch is 0.
         reload_epoch: go on with the epoch after that of the checkpoint.
-        update_learning_rate: take `learning_rate` rather than that of the checkpoint.
+        update_learning_rate: take `learning_rate` rather than that of the checkpoint,
+            where a rate is constant or changed by `plateau`.
         skip_validation: do not validate.
         training_metric, training_metric_direction: what makes a checkpoint the best
             ("valid_loss", or "train_loss" without validation).
-        stopping_patience: end after so many epochs without a better one.
+        stopping_patience: end after so many epochs without a better one; a run without
+            validation goes on.
         save_best_weights, save_backup_weights, save_every_epoch: which checkpoints are
             kept besides the last.
         save_metric_vars: which variables' metrics are logged: true, false, or a list.
@@ -76,7 +82,8 @@ class TrainerConfig(StrictModel):
 
     Differs from CREDIT: `fsdp2_mp_policy` also applies without fsdp2, and by default
     with spectral norm, too; `amp` also works on a CPU. `grad_max_norm: dynamic` never
-    clips in CREDIT; it is accepted with a warning.
+    clips in CREDIT, nor here, with a warning. The settings of a schedule are those of
+    the config; CREDIT takes those of the checkpoint that it goes on from.
     """
 
     type: Literal["gen2", "era5-gen2"]

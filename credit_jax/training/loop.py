@@ -15,9 +15,11 @@ import jax
 import numpy as np
 
 from credit_jax.checkpoint import Progress
+from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.nn.noise import Noise
+from credit_jax.training import plateau
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import CsvLog, Row, TensorBoard, logged_metrics
 from credit_jax.training.restore import RunStore, Start
@@ -36,18 +38,19 @@ class Steps:
     """The compiled functions of a run.
 
     Attributes:
-        train: (state, placed micro-batches) -> (state, {"loss": (k,), "grad_norm",
-            "learning_rate"}).
+        train: (state, placed micro-batches, learning rate or None for that of the
+            schedule) -> (state, {"loss": (k,), "grad_norm", "learning_rate"}).
         fuse: (params, model_state) -> the same with spectral norm fused into params,
             for many forwards (`ParallelModel.fuse_spectral_norm`).
         evaluate: (params, model_state, placed batch, noise) -> {"loss", "rmse", ...};
             None where nothing is validated.
         place_train: micro-batches of one update -> arrays on the mesh.
         place_valid: one batch -> arrays on the mesh.
-        learning_rate: micro-batches seen -> learning rate.
+        learning_rate: micro-batches seen at the end of an epoch -> learning rate that
+            CREDIT logs then.
     """
 
-    train: Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
+    train: Callable[..., tuple[TrainState, dict[str, Any]]]
     fuse: Callable[[Any, Any], tuple[Any, Any]]
     evaluate: Callable[..., dict[str, Any]] | None
     place_train: Callable[[Sequence[Batch]], Any]
@@ -129,6 +132,11 @@ class TrainingLoop:
             self.loggers.store.checkpoints.wait()
         return Outcome(self._state, self._progress, reason or FINISHED)
 
+    @property
+    def _kept_rate(self) -> np.float32 | None:
+        rate = self._progress.learning_rate
+        return None if rate is None else np.float32(rate)
+
     def _last_epoch(self, first: int) -> int:
         if self.trainer.train_one_epoch:
             return first + 1
@@ -154,7 +162,7 @@ class TrainingLoop:
         pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = deque()
         for group in groups:
             self._state, info = self.steps.train(
-                self._state, self.steps.place_train(group)
+                self._state, self.steps.place_train(group), self._kept_rate
             )
             pending.append((info, group))
             while len(pending) > ahead:
@@ -287,12 +295,16 @@ class TrainingLoop:
             **self.lengths,
             "train_loss": float(np.mean(self._losses)) if self._losses else math.nan,
             **{f"valid_{name}": value for name, value in logged.items()},
-            "lr": self.steps.learning_rate(self._micro_step),
+            "lr": self._logged_rate(),
         }
+
+    def _logged_rate(self) -> float:
+        kept = self._progress.learning_rate
+        return self.steps.learning_rate(self._micro_step) if kept is None else kept
 
     def _patience_over(self, epoch: int) -> str | None:
         best, patience = self._progress.best_epoch, self.trainer.stopping_patience
-        if best is None or epoch - best < patience:
+        if best is None or epoch - best < patience or self.trainer.skip_validation:
             return None
         self.loggers.display.message(
             f"No better {self.trainer.training_metric} for {patience} epochs; "
@@ -305,6 +317,7 @@ class TrainingLoop:
         after = dataclasses.replace(
             self._progress, epoch=epoch + 1, batches=0, epoch_losses=()
         )
+        after = self._with_plateau(after, value)
         if value is None or not is_better(
             value, after.best_metric, self.trainer.training_metric_direction
         ):
@@ -313,6 +326,16 @@ class TrainingLoop:
         return dataclasses.replace(
             after, best_metric=value, best_epoch=epoch, best_step=step
         )
+
+    def _with_plateau(self, after: Progress, value: int | float | None) -> Progress:
+        """The position with the state and the rate of the schedule `plateau`."""
+        config, rate = self.trainer.scheduler, after.learning_rate
+        if after.plateau is None or rate is None:
+            return after
+        assert isinstance(config, PlateauConfig), "`start_of_run` sets it for that"
+        found = math.nan if value is None else value
+        state, rate = plateau.after_epoch(config, after.plateau, rate, found)
+        return dataclasses.replace(after, plateau=state, learning_rate=rate)
 
     def _save(self) -> None:
         self.loggers.store.save(self._micro_step, self._state, self._progress)

@@ -30,14 +30,16 @@ def build_optimizer(trainer: TrainerConfig) -> optax.GradientTransformationExtra
     """Clipping by the global norm, then AdamW (betas 0.9, 0.95; all parameters decay).
 
     Args:
-        trainer: `weight_decay` and `grad_max_norm` (0: no clipping; "dynamic": CREDIT
-            clips to the norm that it has just measured, which changes nothing).
+        trainer: `weight_decay` and `grad_max_norm` (0: no clipping; "dynamic": clips to
+            the norm itself, as CREDIT does, which changes next to nothing).
     """
-    return adamw(weight_decay=trainer.weight_decay, max_norm=trainer.clip_norm)
+    dynamic = trainer.grad_max_norm == "dynamic"
+    max_norm = None if dynamic else trainer.clip_norm
+    return adamw(weight_decay=trainer.weight_decay, max_norm=max_norm)
 
 
 def adamw(
-    *, weight_decay: float = 0.0, max_norm: float = 0.0
+    *, weight_decay: float = 0.0, max_norm: float | None = 0.0
 ) -> optax.GradientTransformationExtraArgs:
     """torch.optim.AdamW after clipping to a global norm.
 
@@ -47,9 +49,11 @@ def adamw(
 
     Args:
         weight_decay: factor of the decay, applied to every parameter.
-        max_norm: largest norm of the gradient; 0 for no clipping.
+        max_norm: largest norm of the gradient; 0 for no clipping, None for the norm
+            itself.
     """
-    clipping = clip_by_global_norm(max_norm) if max_norm > 0 else optax.identity()
+    clips = max_norm is None or max_norm > 0
+    clipping = clip_by_global_norm(max_norm) if clips else optax.identity()
     return optax.named_chain(
         ("clip", clipping),
         (ADAM, optax.scale_by_adam(*BETAS, eps=EPSILON)),
@@ -58,7 +62,9 @@ def adamw(
     )
 
 
-def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+def clip_by_global_norm(
+    max_norm: float | None,
+) -> optax.GradientTransformationExtraArgs:
     """`optax.clip_by_global_norm` of a sharded gradient, as torch divides.
 
     `g <- g min(1, max_norm / (norm + 1e-6))`. Its `update` takes the extra argument
@@ -66,7 +72,8 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArg
     it must come before transformations that change the gradient.
 
     Args:
-        max_norm: largest norm of the gradient.
+        max_norm: largest norm of the gradient; None for the norm itself, which leaves
+            the factor norm / (norm + 1e-6).
     """
 
     def update(
@@ -79,7 +86,8 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArg
     ) -> tuple[PyTree[Array], Any]:
         del params, extra_args
         norm = global_norm(updates) if grad_norm is None else grad_norm
-        factor = jnp.minimum(1.0, max_norm / (norm + CLIP_EPSILON))
+        largest = norm if max_norm is None else max_norm
+        factor = jnp.minimum(1.0, largest / (norm + CLIP_EPSILON))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)

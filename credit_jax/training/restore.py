@@ -19,6 +19,7 @@ from credit_jax.checkpoint import (
     OPTIMIZER,
     WEIGHTS,
     CheckpointStore,
+    PlateauState,
     Progress,
 )
 from credit_jax.config.load import read_model_section
@@ -28,9 +29,11 @@ from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.training.loss_scale import LossScale
+from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
 from credit_jax.training.state import TrainState, shardings
 from credit_jax.training.unpacking import pack_tree, unpack_tree, unpacked_targets
 
+FRESH = Progress()
 _OPTIMIZER_FIELDS = ("opt_state", "micro_step", "update_step", "key")
 
 
@@ -84,11 +87,38 @@ class RunStore:
             step: which checkpoint.
             state: a fresh state, with the shapes and shardings of the result.
         """
-        return self._restore(step, state, with_optimizer=True)
+        return self.restore_parts(step, state, optimizer=True, position=True)
 
     def restore_weights(self, step: int, state: TrainState) -> TrainState:
-        """`state` with the weights of a checkpoint, and its own optimizer state."""
-        return self._restore(step, state, with_optimizer=False)
+        """`state` with the weights and the average of a checkpoint."""
+        return self.restore_parts(step, state, optimizer=False, position=False)
+
+    def restore_parts(
+        self, step: int, state: TrainState, *, optimizer: bool, position: bool
+    ) -> TrainState:
+        """`state` with the weights, the average and further parts of a checkpoint.
+
+        Args:
+            step, state: as for `restore_all`.
+            optimizer: whether to take the state of the optimizer.
+            position: whether to take the micro-batches seen and the loss scale.
+        """
+        targets, stored = self.items_of(state), self.checkpoints.item_names(step)
+        if not optimizer:
+            del targets[OPTIMIZER]
+        if not position:
+            targets.pop(LOSS_SCALE, None)
+        for optional in {EMA, LOSS_SCALE}.difference(stored):
+            targets.pop(optional, None)
+        found = self.checkpoints.restore(step, targets)
+        fields = self._fields(state, found)
+        if not position:
+            fields.pop("micro_step", None)
+        elif not optimizer:
+            fields["micro_step"] = self._count(step, "micro_step", state)
+        if EMA in found and not optimizer and OPTIMIZER in stored:
+            fields["update_step"] = self._count(step, "update_step", state)
+        return dataclasses.replace(state, **fields)
 
     def restore_model(
         self, step: int, model: ParallelModel, *, average: bool = False
@@ -122,17 +152,8 @@ class RunStore:
         params = packed[EMA] if average else weights["params"]
         return params, {name: weights[name] for name in COLLECTIONS}
 
-    def _restore(
-        self, step: int, state: TrainState, *, with_optimizer: bool
-    ) -> TrainState:
-        targets = self.items_of(state)
-        stored = self.checkpoints.item_names(step)
-        if not with_optimizer:
-            del targets[OPTIMIZER]
-            targets.pop(LOSS_SCALE, None)
-        for optional in {EMA, LOSS_SCALE}.difference(stored):
-            targets.pop(optional, None)
-        found = self.checkpoints.restore(step, targets)
+    def _fields(self, state: TrainState, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a state from the items of a checkpoint, packed."""
         weights = found[WEIGHTS]
         fields: dict[str, Any] = {
             "params": weights["params"],
@@ -147,7 +168,12 @@ class RunStore:
         fields = pack_tree(fields, like, self.param_specs)
         if LOSS_SCALE in found:
             fields["loss_scale"] = LossScale(**found[LOSS_SCALE])
-        return dataclasses.replace(state, **fields)
+        return fields
+
+    def _count(self, step: int, name: str, state: TrainState) -> jax.Array:
+        """A count beside the state of the optimizer, placed like that of `state`."""
+        count = self.checkpoints.read_array(step, OPTIMIZER, name)
+        return jax.device_put(count, getattr(state, name).sharding)
 
 
 def restore(
@@ -229,9 +255,14 @@ def start_of_run(
     """Fresh weights, or what `--resume` and CREDIT's `load_*` keys ask for.
 
     `--resume` continues at the position of the newest checkpoint. `load_weights` alone
-    takes its weights, with a fresh optimizer and schedule; together with one of
-    `load_optimizer`, `load_scaler`, `load_scheduler` it takes everything. The epoch is
-    `start_epoch`, or that of the checkpoint with `reload_epoch`.
+    takes its weights and their average, with a fresh optimizer and schedule. Together
+    with `load_optimizer` it takes the optimizer, too, and with any of `load_optimizer`,
+    `load_scaler` and `load_scheduler` the positions of schedule and loss scaling,
+    unless the first epoch is 0. The epoch is `start_epoch`, or that of the checkpoint
+    with `reload_epoch`.
+
+    A constant rate, and that of `plateau`, comes with the optimizer, except with
+    `update_learning_rate`.
 
     Args:
         trainer: the trainer section.
@@ -243,17 +274,53 @@ def start_of_run(
         FileNotFoundError: there is no checkpoint to continue from.
         ValueError: it does not fit the model.
     """
+    fresh = Progress(epoch=trainer.start_epoch)
     if not (resume or trainer.load_weights):
-        return Start(state, Progress(epoch=trainer.start_epoch))
+        return Start(state, _with_rate(fresh, trainer))
     step = required_step(store.checkpoints, asked_by(resume=resume))
     saved = store.checkpoints.progress(step)
     if resume:
-        return Start(store.restore_all(step, state), saved, step)
-    everything = trainer.load_optimizer or trainer.load_scaler or trainer.load_scheduler
-    restore = store.restore_all if everything else store.restore_weights
-    fresh = Progress(epoch=trainer.start_epoch)
+        progress = _with_rate(saved, trainer, optimizer=saved, schedule=saved)
+        return Start(store.restore_all(step, state), progress, step)
     progress = saved if trainer.reload_epoch else fresh
-    return Start(restore(step, state), progress, step)
+    everything = trainer.load_optimizer or trainer.load_scaler or trainer.load_scheduler
+    position = everything and progress.epoch > 0
+    progress = _with_rate(
+        progress,
+        trainer,
+        optimizer=saved if trainer.load_optimizer else fresh,
+        schedule=saved if position else fresh,
+    )
+    state = store.restore_parts(
+        step, state, optimizer=trainer.load_optimizer, position=position
+    )
+    return Start(state, progress, step)
+
+
+def _with_rate(
+    progress: Progress,
+    trainer: TrainerConfig,
+    *,
+    optimizer: Progress = FRESH,
+    schedule: Progress = FRESH,
+) -> Progress:
+    """The progress with the rate and the plateau that the run begins with.
+
+    Args:
+        progress: position of the run.
+        trainer: the trainer section.
+        optimizer: of the checkpoint whose optimizer is loaded, and so its rate.
+        schedule: of the checkpoint whose schedule is loaded.
+    """
+    if not keeps_rate(trainer):
+        return dataclasses.replace(progress, learning_rate=None, plateau=None)
+    rate = None if trainer.update_learning_rate else optimizer.learning_rate
+    state = schedule.plateau or PlateauState()
+    return dataclasses.replace(
+        progress,
+        learning_rate=trainer.learning_rate if rate is None else rate,
+        plateau=state if kind_of(trainer) == PLATEAU else None,
+    )
 
 
 def asked_by(*, resume: bool) -> str:

@@ -1,5 +1,7 @@
 """Learning-rate schedules: `optax.Schedule`s of the number of micro-batches seen.
 
+The schedule `plateau` is a function of a metric, and has a module of its own.
+
 CREDIT steps its per-batch schedulers after every micro-batch, whether or not the
 optimizer stepped, and its per-epoch ones at the end of an epoch. Index 0 is the first
 micro-batch. All arithmetic is float32.
@@ -22,8 +24,24 @@ from jaxtyping import Array, ArrayLike
 from credit_jax.config.trainer import TrainerConfig
 
 PER_EPOCH = ("cosine-annealing", "lambda")
+PLATEAU = "plateau"
 # CREDIT's `lambda` schedule has no settings; these are constants of its code.
 LAMBDA_EPOCHS, LAMBDA_WARMUP_EPOCHS = 100, 10
+
+
+def kind_of(trainer: TrainerConfig) -> str | None:
+    """`scheduler_type`, or None for a constant rate."""
+    if not trainer.use_scheduler or trainer.scheduler is None:
+        return None
+    return trainer.scheduler.scheduler_type
+
+
+def keeps_rate(trainer: TrainerConfig) -> bool:
+    """Whether the rate is part of the run's state: a constant one, and `plateau`'s.
+
+    Others are functions of the micro-batches seen.
+    """
+    return kind_of(trainer) in (None, PLATEAU)
 
 
 def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.Schedule:
@@ -34,13 +52,14 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.S
         batches_per_epoch: micro-batches of one epoch, for schedules that step by epoch.
 
     Returns:
-        Micro-batches seen -> learning rate, scalars.
+        Micro-batches seen -> learning rate, scalars. For `plateau` the rate before it
+        is reduced.
 
     Raises:
         ValueError: unknown scheduler or setting.
     """
     base = trainer.learning_rate
-    if not trainer.use_scheduler:
+    if keeps_rate(trainer):
         return optax.constant_schedule(base)
     kind, settings = _split(trainer.scheduler)
     if kind not in _BUILDERS:

@@ -29,7 +29,12 @@ from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.loop import Steps, num_batches
 from credit_jax.training.optimizer import build_optimizer
-from credit_jax.training.schedules import build_schedule, with_first_rate_at
+from credit_jax.training.schedules import (
+    PER_EPOCH,
+    build_schedule,
+    kind_of,
+    with_first_rate_at,
+)
 from credit_jax.training.state import TrainState, init_state
 from credit_jax.training.step import (
     make_eval_step,
@@ -115,14 +120,14 @@ class Setup:
                 rollout=self.objective.valid_rollout,
             )
             evaluate = compile_program(eval_step, self.mesh)
-        schedule = jax.jit(rate)
+        schedule, back = jax.jit(rate), int(kind_of(trainer) in PER_EPOCH)
         return Steps(
             train=compile_program(train_step, self.mesh, donate_argnums=0),
             fuse=compile_program(self.model.fuse_spectral_norm, self.mesh),
             evaluate=evaluate,
             place_train=self.place_train,
             place_valid=self.place_valid,
-            learning_rate=lambda step: float(schedule(jnp.int32(step))),
+            learning_rate=lambda step: float(schedule(jnp.int32(step - back))),
         )
 
     def place_train(self, group: Sequence[Batch]) -> dict[str, Any]:

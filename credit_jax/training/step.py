@@ -47,7 +47,7 @@ def make_train_step(
     accumulate: int = 1,
     ema_decay: float | None = None,
     rollout: Rollout = ONE_STEP,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
+) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     """The training step: one optimizer update from k micro-batches.
 
     Spectral norm makes one power iteration a forward pass. Gradients add up locally;
@@ -70,17 +70,17 @@ def make_train_step(
         rollout: steps of a forecast, transforms after each, and which losses count.
 
     Returns:
-        `step(state, {"x": (k, b, c, t, lat, lon), "y": (k, b, c, step, lat, lon), ...})
-        -> (state, info)`; info has "loss" (k,), the sum over the steps that count,
-        "grad_norm", with a schedule "learning_rate", and in float16 "loss_scale" and
-        "skipped".
+        `step(state, {"x": (k, b, c, t, lat, lon), "y": (k, b, c, step, lat, lon), ...},
+        learning_rate=None) -> (state, info)`; `learning_rate` replaces that of the
+        schedule; info has "loss" (k,), the sum over the steps that count, "grad_norm",
+        with a schedule "learning_rate", and in float16 "loss_scale" and "skipped".
     """
     update = optax.with_extra_args_support(optimizer).update
     specs = state_specs(model, optimizer, ema=ema_decay is not None)
     param_specs = model.model_def.param_specs
 
     def train_step(
-        state: TrainState, batch: Batch
+        state: TrainState, batch: Batch, rate: Scalar | None
     ) -> tuple[TrainState, dict[str, Array]]:
         grads, model_state, losses = _accumulate(
             state, batch, model, loss, accumulate, rollout
@@ -88,8 +88,9 @@ def make_train_step(
         micro_step = state.micro_step + batch["y"].shape[0]
         norm = global_norm(grads)
         extra = {"grad_norm": norm}
-        if schedule is not None:
+        if rate is None and schedule is not None:
             rate = jnp.asarray(schedule(micro_step - 1), jnp.float32)
+        if rate is not None:
             extra["learning_rate"] = rate
         info = {"loss": losses, **extra}
         trained, frozen = split_frozen(state.params, param_specs)
@@ -122,14 +123,17 @@ def make_train_step(
         return new, info
 
     @jax.jit
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+    def step(
+        state: TrainState, batch: Batch, learning_rate: Scalar | None = None
+    ) -> tuple[TrainState, dict[str, Array]]:
+        batch_specs = _batch_specs(model, tuple(batch), stacked=True)
         sharded = jax.shard_map(
             train_step,
             mesh=model.mesh,
-            in_specs=(specs, _batch_specs(model, tuple(batch), stacked=True)),
+            in_specs=(specs, batch_specs, PartitionSpec()),
             out_specs=(specs, PartitionSpec()),
         )
-        return sharded(state, dict(batch))
+        return sharded(state, dict(batch), learning_rate)
 
     return step
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from credit_jax.training.schedules import kind_of
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.key_plan import Allocate
 from credit_torch_bridge.checkpoint.optimizer import write_moments
 from credit_torch_bridge.checkpoint.orbax_run import read_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
-from credit_torch_bridge.checkpoint.schedulers import kind_of, write_position
+from credit_torch_bridge.checkpoint.schedulers import write_position
 from credit_torch_bridge.checkpoint.state_dict import idle_keys
 from credit_torch_bridge.checkpoint.torch_checkpoint import CHECKPOINT
 
@@ -89,7 +90,9 @@ def _state(
     """Optimizer, schedule and loss scaling, as CREDIT saves them."""
     assert checkpoint.moments is not None, "asked for by the caller"
     batches = run_config.batches_per_epoch(batches_per_epoch)
-    scheduler, rate = write_position(run_config.trainer, checkpoint.micro_step, batches)
+    scheduler, rate = write_position(
+        run_config.trainer, checkpoint.micro_step, batches, checkpoint.progress
+    )
     moments = write_moments(
         checkpoint.moments,
         run_config.plan.parameters,

@@ -17,6 +17,7 @@ import torch
 
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.training.optimizer import BETAS, EPSILON
+from credit_jax.training.schedules import keeps_rate
 from credit_torch_bridge.checkpoint.arrays import as_arrays, is_zero, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.key_plan import Allocate, Arrays, KeyPlan
@@ -216,6 +217,6 @@ def _fresh_group(trainer: TrainerConfig) -> dict[str, Any]:
     )
     group = optimizer.state_dict()["param_groups"][0]
     group.pop("params")
-    if trainer.use_scheduler:
+    if not keeps_rate(trainer):
         group["initial_lr"] = trainer.learning_rate
     return group

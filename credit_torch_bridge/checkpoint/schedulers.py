@@ -2,19 +2,26 @@
 
 Here the rate is a function of the micro-batches seen. CREDIT's schedules have counters:
 `linear-warmup-cosine` and `cosine-annealing-restarts` count micro-batches,
-`cosine-annealing` counts epochs, and `lambda` counts twice per epoch.
+`cosine-annealing` counts epochs, and `lambda` counts twice per epoch. `plateau` has the
+best metric and the epochs since then, on both sides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    ReduceLROnPlateau,
+)
 
+from credit_jax.checkpoint import PlateauState, Progress
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.training.schedules import PLATEAU, kind_of
 
 WARMUP, RESTARTS = "linear-warmup-cosine", "cosine-annealing-restarts"
 COSINE, LAMBDA = "cosine-annealing", "lambda"
@@ -30,22 +37,19 @@ _SETTINGS = {
                "warmup_steps": "warmup_steps", "gamma": "gamma"},
     COSINE: {"T_max": "T_max", "eta_min": "eta_min"},
     LAMBDA: {},
+    PLATEAU: {key: key for key in ("mode", "factor", "patience", "threshold",
+                                   "threshold_mode", "cooldown", "eps")},
 }  # fmt: skip
 _COMMON = ("base_lrs", "last_epoch")
+# What torch's ReduceLROnPlateau has instead.
+_PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "min_lrs")
 _LAMBDA_EPOCHS, _LAMBDA_WARMUP = 100, 10
-
-
-def kind_of(trainer: TrainerConfig) -> str | None:
-    """`scheduler_type`, or None for a constant rate."""
-    if not trainer.use_scheduler or trainer.scheduler is None:
-        return None
-    return trainer.scheduler.scheduler_type
 
 
 def read_position(
     state: Mapping[str, Any], kind: str, batches_per_epoch: int | None
 ) -> int:
-    """Micro-batches seen, from the state of a schedule.
+    """Micro-batches seen, from the state of a schedule that counts.
 
     Args:
         state: of CREDIT's scheduler.
@@ -55,15 +59,8 @@ def read_position(
     Raises:
         ValueError: the state is that of another schedule.
     """
-    lacking = [key for key in (*_COMMON, *_SETTINGS[kind]) if key not in state]
-    if kind == LAMBDA and "lr_lambdas" not in state:
-        lacking.append("lr_lambdas")
-    steps = state.get("last_epoch")
-    if lacking or not isinstance(steps, int) or steps < 0:
-        raise ValueError(
-            f"scheduler_state_dict: not the state of {kind!r}, which the config asks "
-            f"for (it lacks {', '.join(lacking) or 'a last_epoch from 0 on'})"
-        )
+    further = ("lr_lambdas",) if kind == LAMBDA else ()
+    steps = _checked_count(state, kind, (*_COMMON, *further))
     if kind not in PER_EPOCH:
         return steps
     if batches_per_epoch is None:
@@ -74,12 +71,42 @@ def read_position(
     return steps // PER_EPOCH[kind] * batches_per_epoch
 
 
+def _checked_count(state: Mapping[str, Any], kind: str, needed: Sequence[str]) -> int:
+    """`last_epoch` of the state of a schedule."""
+    lacking = [key for key in (*needed, *_SETTINGS[kind]) if key not in state]
+    steps = state.get("last_epoch")
+    if lacking or not isinstance(steps, int) or steps < 0:
+        raise ValueError(
+            f"scheduler_state_dict: not the state of {kind!r}, which the config asks "
+            f"for (it lacks {', '.join(lacking) or 'a last_epoch from 0 on'})"
+        )
+    return steps
+
+
+def read_plateau(state: Mapping[str, Any]) -> PlateauState:
+    """The state of `plateau` from that of torch's ReduceLROnPlateau.
+
+    Raises:
+        ValueError: the state is that of another schedule.
+    """
+    epochs = _checked_count(state, PLATEAU, _PLATEAU)
+    best = float(state["best"])
+    return PlateauState(
+        epochs=epochs,
+        best=best if math.isfinite(best) else None,
+        bad_epochs=int(state["num_bad_epochs"]),
+        cooldown=int(state["cooldown_counter"]),
+    )
+
+
 def settings_of(state: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Settings that a resumed run of CREDIT takes from the state, by config key."""
     found = {
         f"trainer.scheduler.{ours}": state[theirs]
         for theirs, ours in _SETTINGS[kind].items()
     }
+    if kind == PLATEAU:
+        return found | {"trainer.scheduler.min_lr": state["min_lrs"][0]}
     rates = state["base_lrs"]
     if kind != RESTARTS and isinstance(rates, list) and rates:
         found["trainer.learning_rate"] = rates[0]
@@ -87,7 +114,10 @@ def settings_of(state: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def write_position(
-    trainer: TrainerConfig, micro_step: int, batches_per_epoch: int | None
+    trainer: TrainerConfig,
+    micro_step: int,
+    batches_per_epoch: int | None,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, Any] | None, float]:
     """CREDIT's scheduler state after `micro_step`, and the rate that it sets.
 
@@ -95,15 +125,21 @@ def write_position(
         trainer: the trainer section.
         micro_step: micro-batches seen.
         batches_per_epoch: of the run here; only for schedules that count epochs.
+        progress: of the run; has the rate where that is no function of `micro_step`.
 
     Returns:
         State dict, None without a schedule, and the learning rate.
     """
     kind = kind_of(trainer)
+    kept = None if progress is None else progress.learning_rate
+    rate = trainer.learning_rate if kept is None else kept
     if kind is None:
-        return None, trainer.learning_rate
+        return None, rate
     settings = trainer.scheduler.model_dump() if trainer.scheduler else {}
     settings.pop("scheduler_type")
+    if kind == PLATEAU:
+        state = None if progress is None else progress.plateau
+        return _plateau(trainer, settings, state or PlateauState(), rate), rate
     if kind in PER_EPOCH:
         if batches_per_epoch is None:
             raise ValueError(
@@ -132,6 +168,23 @@ def _stepped(
     for _ in range(steps):
         schedule.step()
     return schedule.state_dict(), optimizer.param_groups[0]["lr"]
+
+
+def _plateau(
+    trainer: TrainerConfig, settings: dict[str, Any], state: PlateauState, rate: float
+) -> dict[str, Any]:
+    """The state of a ReduceLROnPlateau that has seen what the run here has."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
+    schedule = ReduceLROnPlateau(optimizer, **settings).state_dict()
+    seen = {
+        "last_epoch": state.epochs,
+        "num_bad_epochs": state.bad_epochs,
+        "cooldown_counter": state.cooldown,
+        "_last_lr": [rate],
+    }
+    best = {} if state.best is None else {"best": state.best}
+    return schedule | seen | best
 
 
 def _lambda_factor(index: int) -> float:

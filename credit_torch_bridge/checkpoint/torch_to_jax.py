@@ -15,6 +15,7 @@ from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import is_better
+from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
 from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.key_plan import (
@@ -28,7 +29,7 @@ from credit_torch_bridge.checkpoint.renames import RenamedKey
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import (
     PER_EPOCH,
-    kind_of,
+    read_plateau,
     read_position,
     settings_of,
 )
@@ -169,25 +170,39 @@ def _with_state(
         checkpoint.optimizer, run_config.plan.parameters, allocate
     )
     settings = {"trainer.weight_decay": group.get("weight_decay")}
-    if kind_of(trainer) is None:
-        settings["trainer.learning_rate"] = group.get("lr")
     position, more = _position(run_config, checkpoint, moments.count, batches_per_epoch)
     settings |= more
     if trainer.update_learning_rate:
         settings.pop("trainer.learning_rate", None)
+    progress = replace(
+        _with_kept_rate(jax_checkpoint.progress, trainer, checkpoint, group.get("lr")),
+        first_rate_at=_first_rate_at(trainer, position),
+    )
     average = checkpoint.average
     if average is not None:
         settings["trainer.ema_decay"] = average.decay
     return replace(
         jax_checkpoint,
         moments=moments,
-        progress=replace(
-            jax_checkpoint.progress, first_rate_at=_first_rate_at(trainer, position)
-        ),
+        progress=progress,
         micro_step=position,
         update_step=0 if average is None else average.step,
         loss_scale=dict(checkpoint.scaler or {}),
         settings={k: v for k, v in settings.items() if _differs(run_config, k, v)},
+    )
+
+
+def _with_kept_rate(
+    progress: Progress, trainer: TrainerConfig, checkpoint: TorchCheckpoint, rate: Any
+) -> Progress:
+    """The position with the rate of the checkpoint, where it is no function of it."""
+    if not keeps_rate(trainer):
+        return progress
+    state = checkpoint.scheduler if kind_of(trainer) == PLATEAU else None
+    return replace(
+        progress,
+        learning_rate=None if rate is None else float(rate),
+        plateau=None if state is None else read_plateau(state),
     )
 
 
@@ -197,7 +212,7 @@ def _first_rate_at(trainer: TrainerConfig, position: int) -> int | None:
     None unless the schedule counts micro-batches and each of them is an update.
     """
     kind = kind_of(trainer)
-    counts = kind is not None and kind not in PER_EPOCH
+    counts = not keeps_rate(trainer) and kind not in PER_EPOCH
     return position if counts and trainer.grad_accum_every == 1 else None
 
 
@@ -207,19 +222,22 @@ def _position(
     """Micro-batches seen, and the schedule's settings."""
     kind, state = kind_of(run_config.trainer), checkpoint.scheduler
     batches = run_config.batches_per_epoch(given)
+    settings: dict[str, Any] = {}
     if kind is not None and state is not None:
-        return read_position(state, kind, batches), settings_of(state, kind)
-    if kind is not None:
+        settings = settings_of(state, kind)
+        if not keeps_rate(run_config.trainer):
+            return read_position(state, kind, batches), settings
+    elif kind is not None:
         raise ValueError(
             f"{checkpoint.path}: trainer.use_scheduler is true, but the checkpoint has "
             "no scheduler_state_dict; set use_scheduler: false, or give --weights-only"
         )
-    # A constant rate has no position; the count is the number of the checkpoint.
+    # Such a rate has no position; the count is the number of the checkpoint.
     epochs = (checkpoint.epoch or 0) + 1
     accumulated = run_config.trainer.grad_accum_every
     if accumulated == 1 or batches is None:
-        return updates * accumulated, {}
-    return epochs * batches, {}
+        return updates * accumulated, settings
+    return epochs * batches, settings
 
 
 def _differs(run_config: RunConfig, dotted: str, value: Any) -> bool:

@@ -95,7 +95,7 @@ def test_validation_inherits_what_it_does_not_give():
             "trainer: there is a scheduler section, but use_scheduler is not given",
         ),
         (
-            {"trainer__scheduler": {"scheduler_type": "plateau"}},
+            {"trainer__scheduler": {"scheduler_type": "plato"}},
             "trainer.scheduler: 'scheduler_type' must be one of 'linear-warmup-cosine'",
         ),
         (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from credit_jax.checkpoint import CheckpointStore
+from credit_jax.checkpoint import CheckpointStore, PlateauState
 from credit_jax.config import build_config
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
@@ -46,17 +46,19 @@ class Watched(Setup):
     def of(cls, setup, before_step=None, change_info=None):
         fields = {f.name: getattr(setup, f.name) for f in dataclasses.fields(Setup)}
         watched = cls(**fields)
-        notes = {"losses": [], "before": before_step, "change": change_info}
+        notes = {"losses": [], "rates": []}
+        notes |= {"before": before_step, "change": change_info}
         object.__setattr__(watched, "notes", notes)
         return watched
 
     def steps(self, **keywords):
         steps = super().steps(**keywords)
 
-        def train_step(state, batch):
+        def train_step(state, batch, rate):
             if self.notes["before"]:
                 self.notes["before"](len(self.notes["losses"]))
-            state, info = steps.train(state, batch)
+            state, info = steps.train(state, batch, rate)
+            self.notes["rates"].append(float(info["learning_rate"]))
             self.notes["losses"] += np.asarray(info["loss"]).tolist()
             if self.notes["change"]:
                 info = self.notes["change"](len(self.notes["losses"]), info)
@@ -310,6 +312,77 @@ def test_weights_alone(make, tmp_path):
     start = start_of_run(both.config.trainer, store, both.fresh_state(), resume=False)
     assert int(start.state.micro_step) == 6
     assert start.progress.epoch == 1
+    store.checkpoints.close()
+
+
+PLATEAU = {
+    "trainer__scheduler": {"scheduler_type": "plateau", "patience": 0, "factor": 0.5},
+    # The RMSE falls, so that no epoch after the first is better.
+    "trainer__training_metric": "valid_rmse",
+    "trainer__training_metric_direction": "max",
+    "trainer__learning_rate": 0.01,
+}
+PLATEAU["trainer__scheduler"]["mode"] = "max"
+
+
+def test_a_plateau_lowers_the_rate_after_an_epoch(make, tmp_path):
+    """And goes on with its state and its rate after a signal in mid-epoch."""
+    straight = make(save_loc=str(tmp_path / "a"), trainer__epochs=4, **PLATEAU)
+    go(straight, tmp_path / "a")
+    rows = read_log(tmp_path / "a" / "training_log.csv")
+    assert [row["lr"] for row in rows] == [0.01, 0.01, 0.005, 0.0025]
+    expected = np.repeat([0.01, 0.01, 0.005, 0.0025], 6)
+    assert straight.notes["rates"] == pytest.approx(expected, rel=1e-6)
+    stopped = make("one", terminate_before(14), trainer__epochs=4, **PLATEAU)
+    go(stopped, tmp_path)
+    resumed = make("dp2_tp2_domain2", trainer__epochs=4, **PLATEAU)
+    go(resumed, tmp_path, resume=True)
+    rates = stopped.notes["rates"] + resumed.notes["rates"]
+    assert rates == straight.notes["rates"]
+    losses = stopped.notes["losses"] + resumed.notes["losses"]
+    assert_close(losses, straight.notes["losses"], 1e-6, "losses with plateau")
+
+
+def test_schedules_by_epoch_log_the_rate_of_the_epoch(make, tmp_path):
+    """As CREDIT does, which steps them after it has logged the rate."""
+    scheduler = {"scheduler_type": "cosine-annealing", "T_max": 4}
+    setup = make(trainer__epochs=3, trainer__scheduler=scheduler)
+    go(setup, tmp_path)
+    rows = read_log(tmp_path / "training_log.csv")
+    assert setup.notes["rates"][::6] == pytest.approx([row["lr"] for row in rows])
+    assert rows[0]["lr"] == pytest.approx(setup.config.trainer.learning_rate)
+
+
+def test_what_the_load_keys_take(make, tmp_path):
+    """Optimizer, schedule and average, each as CREDIT resumes with these keys."""
+    constant = {"trainer__use_scheduler": False, "trainer__scheduler": None}
+    trained, _ = go(make(trainer__epochs=1, **constant), tmp_path)
+    store = run_store(make(), tmp_path)
+
+    def begin(**keys):
+        keys = {f"trainer__{key}": value for key, value in keys.items()}
+        setup = make(trainer__load_weights=True, **constant | keys)
+        trainer = setup.config.trainer
+        start = start_of_run(trainer, store, setup.fresh_state(), resume=False)
+        count = int(start.state.opt_state["adam"].count)
+        counts = (count, int(start.state.micro_step), int(start.state.update_step))
+        return counts, start.progress
+
+    other = {"learning_rate": 0.5}
+    counts, progress = begin(**other)
+    assert (counts, progress.learning_rate) == ((0, 0, 6), 0.5), "the average goes on"
+    again = {"reload_epoch": True, **other}
+    counts, progress = begin(load_scheduler=True, **again)
+    assert (counts, progress.learning_rate) == ((0, 6, 6), 0.5), "a fresh optimizer"
+    counts, progress = begin(load_optimizer=True, **again)
+    assert (counts, progress.learning_rate) == ((6, 6, 6), 1e-3), "that rate, too"
+    counts, progress = begin(load_optimizer=True, update_learning_rate=True, **again)
+    assert (counts, progress.learning_rate) == ((6, 6, 6), 0.5)
+    counts, progress = begin(load_optimizer=True, **other)
+    assert (counts, progress.epoch) == ((6, 0, 6), 0), "in epoch 0 no schedule"
+    plateau = {"use_scheduler": True, "scheduler": {"scheduler_type": "plateau"}}
+    assert begin(**plateau)[1].plateau == PlateauState()
+    assert trained.progress.plateau is None
     store.checkpoints.close()
 
 

@@ -47,8 +47,11 @@ def test_equals_torch(max_norm, weight_decay, rng):
         grads, rate = draw(rng, size=0.1 + step), 1e-2 * step
         for name, parameter in theirs.items():
             parameter.grad = torch.tensor(numpy(grads)[name])
-        if max_norm == 1.0:
-            torch.nn.utils.clip_grad_norm_(theirs.values(), max_norm)
+        if max_norm:
+            # CREDIT's "dynamic" is the norm that it has just measured.
+            norm = torch.stack([p.grad.norm() for p in theirs.values()]).norm()
+            largest = norm if max_norm == "dynamic" else max_norm
+            torch.nn.utils.clip_grad_norm_(theirs.values(), largest)
         adamw.param_groups[0]["lr"] = rate
         adamw.step()
         updates, state = update(grads, state, params, learning_rate=jnp.float32(rate))
@@ -101,6 +104,20 @@ def test_norm_of_a_sharded_gradient(case, rng, make_mesh):
 def test_small_gradients_are_not_scaled(rng):
     grads = draw(rng, size=1e-3)
     assert_trees_close(clip(grads, 1.0), grads, 0.0, "gradient")
+
+
+def test_clipping_to_the_norm_itself_equals_torch(rng):
+    """1e-6 is added to the norm, which counts where the gradient is small."""
+    torch = pytest.importorskip("torch")
+    for size in (1e-6, 1e-4, 1.0):
+        grads = draw(rng, size)
+        theirs = {k: torch.zeros(g.shape) for k, g in grads.items()}
+        for name, tensor in theirs.items():
+            tensor.grad = torch.tensor(numpy(grads)[name])
+        norm = torch.nn.utils.get_total_norm([t.grad for t in theirs.values()])
+        torch.nn.utils.clip_grad_norm_(theirs.values(), norm)
+        expected = {k: t.grad.numpy() for k, t in theirs.items()}
+        assert_trees_close(clip(grads, None), expected, 1e-6, f"gradient of {size}")
 
 
 def test_given_norm_is_used(rng):

@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import pytest
 import torch
 
+from credit_jax.checkpoint import Progress
 from credit_jax.training.schedules import build_schedule
 from credit_torch_bridge.checkpoint.schedulers import (
+    read_plateau,
     read_position,
     settings_of,
     write_position,
@@ -120,3 +122,28 @@ def test_another_schedule_and_an_unknown_epoch_are_refused(stepped):
         read_position(state, "cosine-annealing", None)
     with pytest.raises(ValueError, match="give --batches-per-epoch"):
         write_position(config(section), steps, None)
+
+
+def test_the_state_of_a_plateau(credit):
+    """CREDIT's own state there and back, between two reductions and in a cooldown."""
+    section = {"scheduler_type": "plateau", "patience": 1, "cooldown": 2, "factor": 0.5}
+    load = credit_attribute("scheduler", "load_scheduler")
+    trainer = config(section)
+    for values in ([], [3.0, 1.0, 2.0], [1.0, 2.0, 2.0, 2.0], [1.0] + [2.0] * 9):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([parameter], lr=BASE)
+        conf = {"trainer": {"use_scheduler": True, "scheduler": dict(section)}}
+        scheduler = load(optimizer, conf)
+        for value in values:
+            scheduler.step(value)
+        rate = optimizer.param_groups[0]["lr"]
+        state = scheduler.state_dict()
+        plateau = read_plateau(state)
+        assert plateau.epochs == len(values)
+        progress = Progress(learning_rate=rate, plateau=plateau)
+        assert write_position(trainer, 99, None, progress) == (state, rate)
+        found = settings_of(state, "plateau")
+        expected = trainer.scheduler.model_dump(exclude={"scheduler_type"})
+        assert found == {f"trainer.scheduler.{k}": v for k, v in expected.items()}
+    with pytest.raises(ValueError, match="not the state of 'plateau'"):
+        read_plateau({"last_epoch": 3})
