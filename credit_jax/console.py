@@ -17,6 +17,9 @@ DESCRIPTION = "CREDIT's weather models as pure JAX functions, exact on every mes
 MODULES: Mapping[str, Entry] = MappingProxyType(
     {
         "check": Entry("credit_jax.check.__main__", "report on a config, no training"),
+        "preprocess": Entry(
+            "credit_jax.preprocess.__main__", "fit the scalers of a config", "", "cpu"
+        ),
         "train": Entry("credit_jax.train", "train a model"),
         "predict": Entry("credit_jax.predict", "one forward pass of a model"),
         "demo": Entry("credit_jax.demo.__main__", "make the demo data set"),

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from credit_jax.data.channels import ChannelSchema
-from credit_jax.data.dataset import Dataset
+from credit_jax.data.dataset import Dataset, Sample
 from credit_jax.data.sources.source import Grid
 
 # What files write where there is no value, and do not always declare as _FillValue.
@@ -40,7 +40,15 @@ def check_fill_values(dataset: Dataset) -> None:
     Raises:
         ValueError: with the variable, the time, the number and how often it occurs.
     """
-    sample = dataset[0]
+    check_sample(dataset[0])
+
+
+def check_sample(sample: Sample) -> None:
+    """Check that no field of a sample holds a fill value or an infinity.
+
+    Raises:
+        ValueError: with the variable, the time, the number and how often it occurs.
+    """
     for fields, time in (
         (sample.input, sample.input_time),
         (sample.target, sample.target_time),
@@ -53,7 +61,7 @@ def check_fill_values(dataset: Dataset) -> None:
 def _check_fill_value(
     key: str, field: Shaped[np.ndarray, "level time *space"], time: np.datetime64
 ) -> None:
-    if not np.isfinite(field).any():
+    if np.isnan(field).all():
         return
     large = np.nanmax(np.abs(field), initial=0.0)
     number = float(large) if large >= LARGEST else None

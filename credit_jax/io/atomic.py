@@ -6,11 +6,13 @@ with the host and the process, and renamed at the end.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 
@@ -50,6 +52,20 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def move_aside(path: Path) -> Path:
+    """Moves a file to a name with the time in it, and returns the name.
+
+    >>> move_aside(Path("scaler.json"))
+    PosixPath('scaler_20260102_030405.json')
+    """
+    stem = f"{path.stem}_{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    stems = (f"{stem}_{n}" if n else stem for n in itertools.count())
+    names = (path.with_name(f"{own}{path.suffix}") for own in stems)
+    aside = next(own for own in names if not own.exists())
+    os.rename(path, aside)
+    return aside
 
 
 def _partial(target: Path) -> Path:

@@ -53,7 +53,15 @@ class Display:
             self._bar.stop()
             self._bar = None
 
-    def start(self, title: str, *, total: int, done: int = 0, left: int = 0) -> None:
+    def start(
+        self,
+        title: str,
+        *,
+        total: int,
+        done: int = 0,
+        left: int = 0,
+        waiting: str = "compiling",
+    ) -> None:
         """Begins a phase of the run: the training or validation batches of an epoch.
 
         Args:
@@ -61,6 +69,7 @@ class Display:
             total: batches of the phase.
             done: batches of it trained by an earlier run.
             left: batches of the run after this phase, for the time left.
+            waiting: what is shown until the first batch is finished.
         """
         self._title, self._total, self._done, self._left = title, total, done, left
         self._rate = Rate()
@@ -69,7 +78,7 @@ class Display:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
             self._task = self._bar.add_task(
-                title, total=total, completed=done, text="compiling"
+                title, total=total, completed=done, text=waiting
             )
 
     def advance(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from credit_jax.config.base import ConfigError, not_available, parse
@@ -284,13 +285,33 @@ def build_pipeline(
     if problems:
         raise ConfigError(problems)
     _check_concat([(p, c.type) for phase, p, c in wanted if phase in PREBLOCKS])
-    placed = []
-    for phase, path, config in wanted:
-        entry = TRANSFORMS[phase.section][config.type]
-        transform = entry.build(args[path])
-        placed.append(Placed(path, config.type, phase, entry.where, transform))
+    placed = [_build(*each, args[each[1]]) for each in wanted]
     _check_places(placed)
     return Pipeline(tuple(placed))
+
+
+def parse_preblocks(
+    preblocks: PreblocksConfig,
+) -> list[tuple[str, TransformConfig, Any, Callable[[], Placed]]]:
+    """The preblocks of a config one by one, without reading their files.
+
+    Returns:
+        Path, section and validated arguments of each, in the order they run, and a
+        function that builds it, see `build_pipeline`.
+
+    Raises:
+        ConfigError: for unknown types and arguments.
+    """
+    found = []
+    for phase, path, config in _sections(preblocks, PostblocksConfig()):
+        args = _parsed(phase, path, config)
+        found.append((path, config, args, partial(_build, phase, path, config, args)))
+    return found
+
+
+def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Placed:
+    entry = TRANSFORMS[phase.section][config.type]
+    return Placed(path, config.type, phase, entry.where, entry.build(args))
 
 
 def _sections(

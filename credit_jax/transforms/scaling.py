@@ -63,8 +63,8 @@ def open_scalers(path: str) -> dict[str, dict[str, dict[str, Scaler]]]:
     path = os.path.expandvars(path)
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"scaler_path: no file {path!r}; `credit preprocess` of CREDIT fits the "
-            "scalers of a config and writes it"
+            f"scaler_path: no file {path!r}; `credit-jax preprocess --config FILE` "
+            "fits the scalers of a config and writes it"
         )
     return _read(path, os.stat(path).st_mtime_ns)
 

@@ -191,7 +191,9 @@ def test_scalers_of_another_grid(scalers):
 
 
 def test_no_file_of_scalers():
-    with pytest.raises(FileNotFoundError, match=r"no file 'nowhere\.json'; `credit"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no file .nowhere\.json.; `credit-jax preprocess"
+    ):
         chain("nowhere.json")
     args = {"scaler_path": "nowhere.json", "variables": []}
     with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):

@@ -1,0 +1,262 @@
+"""The blocks of a config whose files are fitted: what they collect, and the files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from os.path import expandvars
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import xarray as xr
+from pydantic import Field
+
+from credit_jax.config.base import StrictModel, parse
+from credit_jax.fields.write_scalers import write_scalers
+from credit_jax.preprocess.statistics import Digests, Extremes, Moments, Statistics
+from credit_jax.transforms import FieldTree
+from credit_jax.transforms.base import variable_of
+from credit_jax.transforms.pre.normalize import NormalizerArgs
+from credit_jax.transforms.pre.scaler import ScalerArgs
+from credit_jax.transforms.selection import Selection, Variables
+
+# Statistics by entry of the batch, source and key; or by variable.
+Collected: TypeAlias = Mapping[str, Any]
+
+
+@runtime_checkable
+class Fit(Protocol):
+    """One block whose files are fitted."""
+
+    @property
+    def path(self) -> str:
+        """Of its section, such as "preblocks.per_step.scaler"."""
+        ...
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads, and what is written."""
+        ...
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the order and the size of batches change the numbers."""
+        ...
+
+    @property
+    def variables(self) -> Variables:
+        """The variables that are fitted, as the config has them."""
+        ...
+
+    def collect(self, tree: FieldTree) -> Collected:
+        """The statistics of one batch, as it is before the block.
+
+        Raises:
+            ValueError: a variable cannot be fitted.
+        """
+        ...
+
+    def write(self, collected: Collected, paths: tuple[Path, ...]) -> None:
+        """Writes the files to some paths."""
+        ...
+
+
+class AffineParams(StrictModel):
+    """`scaler_params` of standard and minmax scalers.
+
+    Attributes:
+        channels_last: whether a channel is a longitude, as it is by default in CREDIT,
+            or a level.
+    """
+
+    channels_last: bool = True
+
+
+class QuantileParams(AffineParams):
+    """`scaler_params` of quantile scalers; see bridgescaler's DQuantileScalerTensor.
+
+    Attributes:
+        compression: about the number of centroids of a channel.
+        distribution: of the transformed values.
+        min_val, max_val: smallest and largest quantile.
+        compile: kept for CREDIT, which compiles the transform.
+        fast_transform: whether the transform interpolates between knots.
+        n_knots: how many.
+    """
+
+    compression: int | float = Field(250, gt=0)
+    distribution: Literal["uniform", "normal", "logistic"] = "uniform"
+    min_val: float = 0.0000001
+    max_val: float = 0.9999999
+    compile: bool = False
+    fast_transform: bool = False
+    n_knots: int = Field(256, ge=4)
+
+
+@dataclass(frozen=True)
+class ScalerFit:
+    """Fits the scalers of a `bridgescaler_transform`.
+
+    Attributes:
+        path: see `Fit`.
+        args: of the block.
+    """
+
+    path: str
+    args: ScalerArgs
+
+    @cached_property
+    def params(self) -> AffineParams:
+        """Validated `scaler_params`.
+
+        Raises:
+            ConfigError: they are not those of such a scaler.
+        """
+        kind = QuantileParams if self.in_order else AffineParams
+        where = f"{self.path}.args.scaler_params"
+        return parse(kind, self.args.scaler_params or {}, where)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """See `Fit.files`."""
+        return (Path(expandvars(self.args.scaler_path)),)
+
+    @property
+    def in_order(self) -> bool:
+        """See `Fit.in_order`: t-digests depend on it."""
+        return self.args.scaler_type == "quantile"
+
+    @property
+    def variables(self) -> Variables:
+        """See `Fit.variables`."""
+        return self.args.variables
+
+    def collect(self, tree: FieldTree) -> Collected:
+        """See `Fit.collect`."""
+        selected = Selection(self.args.variables)
+        return {
+            part: {
+                source: {
+                    key: self._of(key, x) for key, x in own.items() if selected(key)
+                }
+                for source, own in tree[part].items()
+            }
+            for part in self.args.data_types or ("input", "target")
+        }
+
+    def _of(self, key: str, x: np.ndarray) -> Statistics:
+        axis = -1 if self.params.channels_last else 1
+        if self.args.spatial_variables and Selection(self.args.spatial_variables)(key):
+            if x.shape[1:3] != (1, 1):
+                raise ValueError(
+                    f"{self.path}.args.spatial_variables: {key} has {x.shape[1]} "
+                    f"levels and {x.shape[2]} times; scaling by grid point takes one "
+                    "of each"
+                )
+            x, axis = x.reshape(len(x), -1), -1
+        if isinstance(self.params, QuantileParams):
+            return Digests.of(x, axis, self.params.compression)
+        kind = Moments if self.args.scaler_type == "standard" else Extremes
+        return kind.of(x, axis)
+
+    def write(self, collected: Collected, paths: tuple[Path, ...]) -> None:
+        """Writes the JSON of bridgescaler."""
+        params = self.params.model_dump()
+
+        def attributes(leaf: Statistics) -> dict[str, Any]:
+            columns = list(range(len(leaf.count)))
+            common = {"x_columns_": columns, "_fit": True, **params}
+            return {**common, **leaf.attributes()}
+
+        write_scalers(paths[0], map_leaves(attributes, collected))
+
+
+@dataclass(frozen=True)
+class NormalizerFit:
+    """Fits the means and standard deviations of an `era5_normalizer`.
+
+    They are those of the input, and of the target for variables that are only there.
+
+    Attributes:
+        path: see `Fit`.
+        args: of the block.
+    """
+
+    path: str
+    args: NormalizerArgs
+
+    in_order = False
+    variables: Variables = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """See `Fit.files`."""
+        own = self.args.mean_path, self.args.std_path
+        return tuple(Path(expandvars(path)) for path in own)
+
+    def collect(self, tree: FieldTree) -> Collected:
+        """See `Fit.collect`."""
+        fields: dict[str, tuple[str, Any]] = {}
+        for part in ("input", "target"):
+            there = [pair for own in tree[part].values() for pair in own.items()]
+            for key, x in there:
+                known, _ = fields.setdefault(variable_of(key), (key, x))
+                if known != key:
+                    raise ValueError(
+                        f"{self.path}: {known} and {key} have one name in "
+                        f"{self.args.mean_path}; rename one of them before this block"
+                    )
+        return {name: Moments.of(x, 1) for name, (_, x) in fields.items()}
+
+    def write(self, collected: Collected, paths: tuple[Path, ...]) -> None:
+        """Writes two NetCDF files; a deviation of 0 is written as 1."""
+        for which, path in zip(("mean", "std"), paths, strict=True):
+            arrays = {
+                name: self._at(name, which, own) for name, own in collected.items()
+            }
+            made = {name: (_dims(x), x) for name, x in arrays.items()}
+            xr.Dataset(made).to_netcdf(path, engine="h5netcdf")
+
+    def _at(self, name: str, which: str, moments: Moments) -> np.ndarray:
+        """The numbers of a variable, at the levels that `levels` names."""
+        values = moments.mean
+        if which == "std":
+            values = np.sqrt(moments.variance)
+            values = np.where(values > 0, values, 1.0)
+        levels = self.args.levels
+        if values.size == 1:
+            return values.reshape(())
+        if levels is None:
+            return values
+        if len(levels) != values.size:
+            raise ValueError(
+                f"{self.path}.args.levels: names {len(levels)} levels, but {name} has "
+                f"{values.size} in the data"
+            )
+        whole = np.full(max(levels), 0.0 if which == "mean" else 1.0)
+        whole[[level - 1 for level in levels]] = values
+        return whole
+
+
+def _dims(x: np.ndarray) -> tuple[str, ...]:
+    """Variables with other numbers of levels have another dim."""
+    return tuple(f"level_{size}" for size in x.shape)
+
+
+def map_leaves(change: Any, nested: Collected) -> dict[str, Any]:
+    """A nested dict with changed leaves."""
+    return {
+        key: map_leaves(change, own) if isinstance(own, Mapping) else change(own)
+        for key, own in nested.items()
+    }
+
+
+def leaves(nested: Collected, *names: str) -> Iterator[tuple[str, Any]]:
+    """The leaves of a nested dict, and their keys joined by a space."""
+    for key, own in nested.items():
+        if isinstance(own, Mapping):
+            yield from leaves(own, *names, key)
+        else:
+            yield " ".join([*names, key]), own

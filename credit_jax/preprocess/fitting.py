@@ -1,0 +1,161 @@
+"""One pass over the training data by several threads, and the files that it makes.
+
+The samples are those of CREDIT's `credit preprocess` in one process: the batches of the
+first epoch of training with one forecast step, at most `trainer.batches_per_epoch`.
+They are read in order of time, so that neighbors come from the same chunks. Only
+quantile scalers depend on order and size of batches: with one, batches are CREDIT's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from credit_jax.config import Config
+from credit_jax.data import Dataset, open_dataset
+from credit_jax.data.checks import check_dataset, check_sample
+from credit_jax.data.dataset import Sample, collate
+from credit_jax.data.sampler import Sampler
+from credit_jax.io.atomic import move_aside, new_file
+from credit_jax.preprocess.fits import Collected, leaves
+from credit_jax.preprocess.planning import FitPlan
+from credit_jax.preprocess.statistics import Statistics, merge_trees
+from credit_jax.training.display import Display
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples that scalers are fitted to.
+
+    Attributes:
+        dataset: with one forecast step.
+        batches: indices of samples.
+    """
+
+    dataset: Dataset
+    batches: tuple[np.ndarray, ...]
+
+    @property
+    def count(self) -> int:
+        """Samples of all batches."""
+        return sum(map(len, self.batches))
+
+
+def open_samples(config: Config, *, in_order: bool) -> Samples:
+    """Opens and checks the training data.
+
+    Args:
+        config: the whole config; its model section is not read.
+        in_order: take CREDIT's batches; else every sample on its own, in order of time.
+
+    Raises:
+        FileNotFoundError, ValueError: see `open_dataset`, `check_dataset`.
+    """
+    data = config.data.model_copy(update={"forecast_len": 1})
+    dataset = open_dataset(data)
+    check_dataset(dataset)
+    sampler = Sampler(
+        num_samples=len(dataset),
+        batch_size=config.trainer.train_batch_size,
+        local_dp_ranks=(0,),
+        dp_size=1,
+        seed=config.seed,
+        shuffle=True,
+        keep_partial=True,
+    )
+    batches = sampler.batches(0)[: config.trainer.batches_per_epoch or None]
+    if not in_order:
+        batches = [np.array([index]) for index in np.sort(np.concatenate(batches))]
+    return Samples(dataset, tuple(batches))
+
+
+def fit_samples(
+    plan: FitPlan, samples: Samples, display: Display, *, num_threads: int
+) -> dict[str, Collected]:
+    """The statistics of all samples, by the path of the block.
+
+    In memory are at most two batches a thread.
+
+    Raises:
+        ValueError: a field is damaged, see `check_sample`; a variable has no value.
+    """
+
+    def collect(indices: np.ndarray) -> tuple[int, dict[str, Collected]]:
+        read = [_read(samples.dataset, int(index)) for index in indices]
+        return len(read), plan.collect(collate(read))
+
+    display.start("fitting", total=samples.count, waiting="reading")
+    total: dict[str, Collected] = {}
+    for count, own in in_threads(collect, samples.batches, num_threads):
+        total = merge_trees(total, own) if total else own
+        display.advance(count, count)
+    lost = [name for _, name, own in results(plan, total) if not own.count.any()]
+    if lost:
+        raise ValueError(
+            f"{', '.join(lost)}: no value but NaN in {samples.count} samples; leave it "
+            "out, or repair the data"
+        )
+    return total
+
+
+def _read(dataset: Dataset, index: int) -> Sample:
+    sample = dataset[index]
+    check_sample(sample)
+    return sample
+
+
+def in_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], num_threads: int
+) -> Iterator[Result]:
+    """`map` by several threads, each at most one item ahead; results keep their order.
+
+    An exception, also one of the caller, ends it after the items that are running.
+    """
+    rest, num_threads = iter(items), max(1, num_threads)
+    with ThreadPoolExecutor(num_threads) as pool:
+        first = itertools.islice(rest, 2 * num_threads)
+        pending = deque(pool.submit(function, item) for item in first)
+        try:
+            while pending:
+                yield pending.popleft().result()
+                pending += [pool.submit(function, i) for i in itertools.islice(rest, 1)]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def results(
+    plan: FitPlan, collected: dict[str, Collected]
+) -> Iterator[tuple[str, str, Statistics]]:
+    """Path of the block, name and statistics of every variable that was fitted."""
+    for fit in plan.fits:
+        for name, own in leaves(collected[fit.path]):
+            yield fit.path, name, own
+
+
+def write_fits(
+    plan: FitPlan, collected: dict[str, Collected]
+) -> list[tuple[Path, Path]]:
+    """Writes all files, complete or not at all.
+
+    Returns:
+        The files that were there, and the names that they have now.
+    """
+    moved = []
+    with ExitStack() as stack:
+        for fit in plan.fits:
+            paths = [stack.enter_context(new_file(path)) for path in fit.files]
+            fit.write(collected[fit.path], tuple(paths))
+        for fit in plan.fits:
+            moved += [(path, move_aside(path)) for path in fit.files if path.exists()]
+    return moved

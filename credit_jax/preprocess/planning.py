@@ -1,0 +1,140 @@
+"""Which blocks of a config are fitted, and what is done to the fields before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from credit_jax.config.transforms import PreblocksConfig
+from credit_jax.preprocess.fits import Collected, Fit, NormalizerFit, ScalerFit
+from credit_jax.transforms import FieldTree, Layout
+from credit_jax.transforms.base import ChangesLayout
+from credit_jax.transforms.pipeline import Placed, parse_preblocks
+from credit_jax.transforms.pre.normalize import NormalizerArgs
+from credit_jax.transforms.pre.scaler import ScalerArgs
+from credit_jax.transforms.selection import Selection
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """The blocks that are fitted.
+
+    Attributes:
+        chain: the preblocks up to the last that is fitted, in the order they run; a
+            block with scalers that is not fitted is left out.
+        kept: files that are there already.
+    """
+
+    chain: tuple[Fit | Placed, ...]
+    kept: tuple[Path, ...] = ()
+
+    @property
+    def fits(self) -> tuple[Fit, ...]:
+        """The blocks that are fitted."""
+        return tuple(own for own in self.chain if not isinstance(own, Placed))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the order and the size of batches change the numbers."""
+        return any(fit.in_order for fit in self.fits)
+
+    def collect(self, tree: FieldTree) -> dict[str, Collected]:
+        """The statistics of one batch, by the path of the block.
+
+        Each block is fitted to what the blocks before it make, but for those with
+        scalers, which scale other variables.
+        """
+        found = {}
+        for own in self.chain:
+            if isinstance(own, Placed):
+                tree = own.transform(tree, None)
+            else:
+                found[own.path] = own.collect(tree)
+        return found
+
+    def notes(self, layout: Layout) -> list[str]:
+        """What blocks name and the data do not have: it is left out, as in CREDIT.
+
+        Args:
+            layout: variables of "input" and "target" as the data have them.
+        """
+        found = []
+        for own in self.chain:
+            if not isinstance(own, Placed):
+                keys = [group.var_key for part in layout.values() for group in part]
+                lines = Selection(own.variables).unmatched(keys)
+                found += [f"{own.path}.args.variables: {line}" for line in lines]
+            elif isinstance(own.transform, ChangesLayout):
+                layout = own.transform.layout(layout)
+        return found
+
+
+def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan:
+    """Finds the blocks whose files are to be fitted.
+
+    Args:
+        preblocks: the section.
+        overwrite: fit those anew whose files are there.
+
+    Raises:
+        ConfigError: for unknown types and arguments.
+        ValueError: no block has such files, all are there, or two blocks share one.
+        OSError: a file that another block needs cannot be read.
+    """
+    chain: list[Fit | Callable[[], Placed]] = []
+    every: list[Fit] = []
+    kept: list[Path] = []
+    for path, _, args, build in parse_preblocks(preblocks):
+        fit = _fit_of(path, args)
+        if fit is None:
+            chain.append(build)
+            continue
+        every.append(fit)
+        there = [] if overwrite else [own for own in fit.files if own.exists()]
+        if there and len(there) < len(fit.files):
+            raise ValueError(
+                f"{path}: {there[0]} is there, but not the other file of the pair; "
+                "remove it, or fit both anew with --overwrite"
+            )
+        kept += there
+        chain += [] if there else [fit]
+    _check_files(every)
+    if not any(isinstance(own, ScalerFit | NormalizerFit) for own in chain):
+        raise ValueError(
+            f"nothing to fit: {', '.join(map(str, kept))} "
+            f"{'are' if len(kept) > 1 else 'is'} there; --overwrite fits anew and "
+            "moves the old file aside"
+        )
+    while not isinstance(chain[-1], ScalerFit | NormalizerFit):
+        chain.pop()
+    made = [own() if callable(own) else own for own in chain]
+    return FitPlan(tuple(made), tuple(kept))
+
+
+def _fit_of(path: str, args: Any) -> ScalerFit | NormalizerFit | None:
+    if isinstance(args, ScalerArgs):
+        fit = ScalerFit(path, args)
+        _ = fit.params  # checks them
+        return fit
+    return NormalizerFit(path, args) if isinstance(args, NormalizerArgs) else None
+
+
+def _check_files(fits: Sequence[Fit]) -> None:
+    """Check that there are blocks to fit, and that no two share a file."""
+    if not fits:
+        raise ValueError(
+            "preblocks: there is no block of type bridgescaler_transform or "
+            "era5_normalizer, nothing to fit"
+        )
+    seen: dict[Path, str] = {}
+    for fit in fits:
+        for file in fit.files:
+            place = file.expanduser().resolve()
+            if place in seen:
+                raise ValueError(
+                    f"{seen[place]} and {fit.path} name one file, {file}; give each "
+                    "block its own"
+                )
+            seen[place] = fit.path

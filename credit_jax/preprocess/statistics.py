@@ -1,0 +1,263 @@
+"""Statistics of the channels of fields, which are merged over batches.
+
+Every class makes the statistics of one array (`of`), merges two (`merged`), and gives
+the attributes of bridgescaler's scaler of it (`attributes`). NaN is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from numpy.lib.recfunctions import structured_to_unstructured
+
+from credit_jax.fields.write_scalers import Attributes
+
+Channels = Float[np.ndarray, " channel"]
+Values = Shaped[np.ndarray, "..."]
+Own = TypeVar("Own", bound="Statistics")
+
+
+@runtime_checkable
+class Statistics(Protocol):
+    """What is known of the values of each channel of a variable."""
+
+    def merged(self: Own, other: Own) -> Own:
+        """Those of all values of both; `self` may be changed."""
+        ...
+
+    def attributes(self) -> Attributes:
+        """Of bridgescaler's scaler, but for the class and the order of dims."""
+        ...
+
+    @property
+    def count(self) -> Channels:
+        """(channel,) values that are no NaN."""
+        ...
+
+    def summary(self) -> str:
+        """The ranges of the numbers over the channels."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Mean and variance, in double precision.
+
+    Attributes:
+        count: (channel,) values.
+        mean: (channel,); NaN without values.
+        squares: (channel,) sum of squared deviations from the mean.
+    """
+
+    count: Channels
+    mean: Channels
+    squares: Channels
+
+    @classmethod
+    def of(cls, x: Values, axis: int) -> Moments:
+        """Those of an array; `axis` has the channels."""
+        if x.ndim == 5 and axis == 1 and x.shape[1] > 1:
+            # One level after the other, for little memory.
+            parts = [cls.of(x[:, k : k + 1], 1) for k in range(x.shape[1])]
+            names = ("count", "mean", "squares")
+            return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
+        axes = _others(x, axis)
+        valid = ~np.isnan(x)
+        count = valid.sum(axes, dtype=np.float64, keepdims=True)
+        total = x.sum(axes, dtype=np.float64, where=valid, keepdims=True)
+        mean = _divided(total, count)
+        deviation = np.subtract(x, mean, dtype=np.float64)
+        squares = np.square(deviation, out=deviation).sum(axes, where=valid)
+        return cls(count.reshape(-1), mean.reshape(-1), squares.reshape(-1))
+
+    def merged(self, other: Moments) -> Moments:
+        """See `Statistics.merged`."""
+        count = self.count + other.count
+        first, second = (np.where(m.count, m.mean, 0.0) for m in (self, other))
+        mean = _divided(self.count * first + other.count * second, count)
+        between = _divided(self.count * other.count * np.square(first - second), count)
+        squares = self.squares + other.squares + np.where(count, between, 0.0)
+        return Moments(count, mean, squares)
+
+    @property
+    def variance(self) -> Channels:
+        """(channel,) population variance; NaN without values."""
+        return _divided(self.squares, self.count)
+
+    def attributes(self) -> Attributes:
+        """See `Statistics.attributes`."""
+        numbers = {"mean_x_": self.mean, "n_": self.count, "var_x_": self.variance}
+        single = {name: value.astype(np.float32) for name, value in numbers.items()}
+        return {"type": "DStandardScalerTensor", **single}
+
+    def summary(self) -> str:
+        """See `Statistics.summary`."""
+        return f"mean {_range(self.mean)}, std {_range(np.sqrt(self.variance))}"
+
+
+@dataclass(frozen=True, eq=False)
+class Extremes:
+    """Smallest and largest value, in the precision of the data.
+
+    Attributes:
+        count: (channel,) values.
+        low: (channel,); inf without values.
+        high: (channel,); -inf without values.
+    """
+
+    count: Channels
+    low: Channels
+    high: Channels
+
+    @classmethod
+    def of(cls, x: Values, axis: int) -> Extremes:
+        """Those of an array; `axis` has the channels."""
+        axes, valid = _others(x, axis), ~np.isnan(x)
+        return cls(
+            valid.sum(axes, dtype=np.float64),
+            x.min(axes, initial=np.inf, where=valid),
+            x.max(axes, initial=-np.inf, where=valid),
+        )
+
+    def merged(self, other: Extremes) -> Extremes:
+        """See `Statistics.merged`."""
+        return Extremes(
+            self.count + other.count,
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+        )
+
+    def attributes(self) -> Attributes:
+        """See `Statistics.attributes`."""
+        return {
+            "type": "DMinMaxScalerTensor",
+            "min_x_": self.low,
+            "max_x_": self.high,
+        }
+
+    def summary(self) -> str:
+        """See `Statistics.summary`."""
+        return f"min {_range(self.low)}, max {_range(self.high)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Digests:
+    """A t-digest of each channel, by crick, which bridgescaler takes, too.
+
+    Values that are not finite are left out.
+
+    Attributes:
+        digests: crick's objects.
+    """
+
+    digests: Sequence[Any]
+
+    @classmethod
+    def of(cls, x: Values, axis: int, compression: float) -> Digests:
+        """Those of an array; `axis` has the channels.
+
+        Raises:
+            ValueError: crick is not installed.
+        """
+        new = _digest_class()
+        digests = []
+        for channel in range(x.shape[axis]):
+            digest = new(compression)
+            digest.update(x.take(channel, axis).ravel())
+            digest.centroids()  # merges what is buffered, as bridgescaler does
+            digests.append(digest)
+        return cls(digests)
+
+    def merged(self, other: Digests) -> Digests:
+        """See `Statistics.merged`; the order of merging changes the last digits."""
+        for own, more in zip(self.digests, other.digests, strict=True):
+            own.merge(more)
+            own.centroids()
+        return self
+
+    @property
+    def count(self) -> Channels:
+        """(channel,) values."""
+        return np.array([own.size() for own in self.digests])
+
+    def attributes(self) -> Attributes:
+        """See `Statistics.attributes`."""
+        centroids = [structured_to_unstructured(d.centroids()) for d in self.digests]
+        means = [np.ascontiguousarray(own[:, 0]) for own in centroids]
+        weights = [np.ascontiguousarray(own[:, 1]) for own in centroids]
+        low, high = self._ends
+        return {
+            "type": "DQuantileScalerTensor",
+            "centroids_": centroids,
+            "size_": self.count,
+            "min_": low,
+            "max_": high,
+            "min_tensor": low,
+            "max_tensor": high,
+            "centroids_mean_tensor": means,
+            "centroids_weight_tensor": weights,
+            "centroids_mean_stacked": _stacked(means, np.inf),
+            "centroids_weight_stacked": _stacked(weights, 0.0),
+            "centroids_count": np.array([len(own) for own in means]),
+            **dict.fromkeys(("knots_x_", "knots_z_", "knots_m_", "knots_minv_")),
+        }
+
+    @property
+    def _ends(self) -> tuple[Channels, Channels]:
+        low = np.array([own.min() for own in self.digests])
+        return low, np.array([own.max() for own in self.digests])
+
+    def summary(self) -> str:
+        """See `Statistics.summary`."""
+        low, high = self._ends
+        return f"min {_range(low)}, max {_range(high)}"
+
+
+def merge_trees(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two nested dicts of statistics with the same keys, merged leaf by leaf."""
+    return {
+        key: merge_trees(own, second[key])
+        if isinstance(own, Mapping)
+        else own.merged(second[key])
+        for key, own in first.items()
+    }
+
+
+def _digest_class() -> Any:
+    try:
+        return importlib.import_module("crick").TDigest
+    except ImportError:
+        raise ValueError(
+            "scaler_type: quantile needs crick: pip install 'credit-jax[preprocess]'"
+        ) from None
+
+
+def _others(x: Values, axis: int) -> tuple[int, ...]:
+    """All axes but that of the channels."""
+    return tuple(own for own in range(x.ndim) if own != axis % x.ndim)
+
+
+def _divided(values: np.ndarray, count: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return values / np.where(count, count, np.nan)
+
+
+def _stacked(rows: Sequence[np.ndarray], fill: float) -> np.ndarray:
+    """Rows of different lengths as one array."""
+    stacked = np.full((len(rows), max(map(len, rows), default=0)), fill)
+    for place, row in zip(stacked, rows, strict=True):
+        place[: len(row)] = row
+    return stacked
+
+
+def _range(values: np.ndarray) -> str:
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return "unknown"
+    low, high = known.min(), known.max()
+    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"

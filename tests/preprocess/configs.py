@@ -1,0 +1,55 @@
+"""Configs whose scalers are fitted."""
+
+from tests.data.world import parsed, raw_config
+
+DEEP = ["ERA5/prognostic/3d"]
+FIRST = {"channels_last": False}
+
+
+def scaler(path, kind="standard", variables=(), params=FIRST, **args):
+    """A block of scalers."""
+    return {
+        "type": "bridgescaler_transform",
+        "args": {
+            "scaler_path": str(path),
+            "variables": list(variables),
+            "scaler_type": kind,
+            "scaler_params": params,
+            **args,
+        },
+    }
+
+
+def raw(world, blocks, **changes):
+    """A config with some preblocks of every step before `concat`."""
+    made = raw_config(world, **changes)
+    made["preblocks"]["per_step"] = {**blocks, "concat": {"type": "concat"}}
+    return made
+
+
+def config(world, blocks, **changes):
+    """The same, parsed."""
+    return parsed(raw(world, blocks, **changes))
+
+
+def all_kinds(folder):
+    """Blocks of every kind, log before one of them."""
+    log = {"variables": ["ERA5/prognostic/2d/SP"]}
+    point = "ERA5/dynamic_forcing/2d/tsi"
+    return {
+        "deep": scaler(folder / "deep.json", variables=DEEP),
+        "log": {"type": "log_transform", "args": log},
+        "flat": scaler(
+            folder / "flat.json", "minmax", ["ERA5/prognostic/2d"], data_types=["input"]
+        ),
+        "points": scaler(
+            folder / "points.json", variables=[point], spatial_variables=[point]
+        ),
+        "columns": scaler(folder / "columns.json", "minmax", ["ERA5/static"], None),
+        "rain": scaler(
+            folder / "rain.json",
+            "quantile",
+            ["ERA5/diagnostic", "ERA5/prognostic/3d/T"],
+            {**FIRST, "compression": 40, "distribution": "normal"},
+        ),
+    }

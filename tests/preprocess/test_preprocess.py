@@ -1,0 +1,285 @@
+"""The command: files, options, interruption, damaged data."""
+
+import io
+import re
+import signal
+
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+from rich.console import Console
+
+from credit_jax.commands import INTERRUPTED, OK, USER_ERROR
+from credit_jax.config.base import ConfigError
+from credit_jax.data import open_dataset
+from credit_jax.data.dataset import collate
+from credit_jax.fields.bridgescaler import read_scalers
+from credit_jax.preprocess import fitting
+from credit_jax.preprocess.__main__ import main, preprocess
+from credit_jax.preprocess.fits import ScalerFit
+from credit_jax.transforms import build_pipeline
+from tests.data.damaged import rewrite
+from tests.preprocess.configs import DEEP, FIRST, config, raw, scaler
+
+T, SP, TP = (
+    f"ERA5/{n}" for n in ("prognostic/3d/T", "prognostic/2d/SP", "diagnostic/2d/TP")
+)
+
+
+def fit(world, blocks, *, overwrite=False, threads=2, **changes):
+    """The lines that are printed."""
+    out = Console(file=io.StringIO(), width=200)
+    own = config(world, blocks, **changes)
+    preprocess(own, num_threads=threads, overwrite=overwrite, console=out)
+    return out.file.getvalue()
+
+
+def written(world, blocks, folder, *options, **changes):
+    """A config file."""
+    path = folder / "config.yml"
+    path.write_text(yaml.safe_dump(raw(world, blocks, **changes), sort_keys=False))
+    return ["--config", str(path), *options]
+
+
+def samples(world, key, part="input", **changes):
+    """All samples of a variable, (sample, level, time, lat, lon)."""
+    own = config(world, {}, **changes)
+    dataset = open_dataset(own.data)
+    read = [getattr(dataset[i], part)["ERA5"][key] for i in range(len(dataset))]
+    return np.stack(read).astype(np.float64)
+
+
+def test_every_sample_counts_once(world, tmp_path):
+    path = tmp_path / "new" / "scaler.json"
+    shown = fit(world, {"scale": scaler(path)}, trainer__train_batch_size=4)
+    for part in ("input", "target"):
+        own = read_scalers(path)[part]["ERA5"][T]
+        x = samples(world, T, part)
+        np.testing.assert_allclose(own.mean, x.mean((0, 2, 3, 4)), rtol=1e-7)
+        np.testing.assert_allclose(own.variance, x.var((0, 2, 3, 4)), rtol=1e-6)
+    assert f"Fitted to {len(x)} samples: {path}" in shown
+    assert f"input ERA5 {T}: mean 279." in shown
+    assert sorted(p.name for p in path.parent.iterdir()) == ["scaler.json"]
+
+
+def test_at_most_the_batches_of_an_epoch(world, tmp_path):
+    path = tmp_path / "scaler.json"
+    few = {"trainer__train_batch_size": 3, "trainer__batches_per_epoch": 2}
+    assert "Fitted to 6 samples" in fit(world, {"scale": scaler(path)}, **few)
+
+
+def test_threads_change_nothing(world, tmp_path):
+    texts = []
+    for threads in (1, 3):
+        path = tmp_path / f"{threads}.json"
+        blocks = {
+            "scale": scaler(path, "quantile", DEEP),
+            "flat": scaler(tmp_path / f"{threads}s.json"),
+        }
+        fit(world, blocks, threads=threads)
+        texts.append((path.read_text(), (tmp_path / f"{threads}s.json").read_text()))
+    assert texts[0] == texts[1]
+
+
+def test_blocks_before_a_scaler(world, tmp_path):
+    """Those of the initial state too, which CREDIT leaves out."""
+    new = "ERA5/prognostic/2d/PS"
+    blocks = {
+        "log": {"type": "log_transform", "args": {"variables": [new]}},
+        "scale": scaler(tmp_path / "scaler.json", variables=[new]),
+    }
+    rename = {"type": "rename", "args": {"mapping": {SP: new}}}
+    fit(world, blocks, preblocks__ic_only={"name": rename})
+    own = read_scalers(tmp_path / "scaler.json")
+    x = np.log(samples(world, SP) + 1e-8) - np.log(1e-8)
+    np.testing.assert_allclose(own["input"]["ERA5"][new].mean, x.mean(), rtol=1e-6)
+    assert list(own["target"]["ERA5"]) == [new]
+
+
+def test_existing_files_are_kept(world, tmp_path):
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    blocks = {
+        "one": scaler(first, variables=DEEP),
+        "two": scaler(second, variables=[SP]),
+    }
+    first.write_text("mine")
+    shown = fit(world, blocks)
+    assert f"{first} is there and kept" in shown
+    assert first.read_text() == "mine"
+    assert list(read_scalers(second)["input"]["ERA5"]) == [SP]
+    with pytest.raises(ValueError, match=r"nothing to fit: .*--overwrite"):
+        fit(world, blocks)
+    shown = fit(world, blocks, overwrite=True)
+    assert set(read_scalers(first)["input"]["ERA5"]) > {T}
+    kept = [p for p in tmp_path.iterdir() if p.name.startswith("first_")]
+    assert [p.read_text() for p in kept] == ["mine"]
+    assert f"{first} is now {kept[0]}" in shown
+
+
+@pytest.mark.reference
+def test_means_and_deviations(credit, world, tmp_path):
+    """Both packages read them, at levels counted from 1."""
+    paths = {"mean_path": str(tmp_path / "m.nc"), "std_path": str(tmp_path / "s.nc")}
+    args = {**paths, "levels": [2, 4]}
+    blocks = {"norm": {"type": "era5_normalizer", "args": args}}
+    fit(world, blocks)
+    own = config(world, blocks)
+    with xr.open_dataset(paths["mean_path"], engine="h5netcdf") as mean:
+        assert mean["T"].shape == (4,)
+        np.testing.assert_allclose(mean["TP"], samples(world, TP, "target").mean())
+    dataset = open_dataset(own.data)
+    batch = collate([dataset[i] for i in range(len(dataset))])
+    for block in (
+        build_pipeline(own.preblocks).transforms[0].transform,
+        credit_normalizer(args),
+    ):
+        done = block({k: batch[k] for k in ("input", "target")})
+        for key, x in done["input"]["ERA5"].items():
+            x = np.asarray(x, np.float64)
+            assert abs(x.mean((0, 2, 3, 4))).max() < 1e-4, key
+            assert abs(x.std((0, 2, 3, 4)) - 1).max() < 1e-4 or "LSM" in key
+
+
+def credit_normalizer(args):
+    import torch
+    from credit.preblock.norm import ERA5Normalizer
+
+    def run(tree):
+        tensors = {
+            part: {
+                s: {k: torch.tensor(x) for k, x in own.items()}
+                for s, own in tree[part].items()
+            }
+            for part in tree
+        }
+        return ERA5Normalizer(**args)(tensors)
+
+    return run
+
+
+def test_one_file_of_a_pair(world, tmp_path):
+    args = {"mean_path": str(tmp_path / "m.nc"), "std_path": str(tmp_path / "s.nc")}
+    (tmp_path / "m.nc").write_text("mine")
+    with pytest.raises(ValueError, match=r"m\.nc is there, but not the other file"):
+        fit(world, {"norm": {"type": "era5_normalizer", "args": args}})
+
+
+def test_interrupted(world, tmp_path, monkeypatch, capsys):
+    """Nothing is left, neither a file nor a part of one."""
+    target = tmp_path / "files"
+    target.mkdir()
+    blocks = {"a": scaler(target / "a.json"), "b": scaler(target / "b.json", "minmax")}
+    seen = []
+    advance = fitting.Display.advance
+
+    def interrupted(self, *args):
+        advance(self, *args)
+        seen.append(args)
+        if len(seen) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(fitting.Display, "advance", interrupted)
+    assert main(written(world, blocks, tmp_path)) == INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+    assert len(seen) == 3
+    assert not list(target.iterdir())
+
+
+def test_interrupted_while_it_writes(world, tmp_path, monkeypatch):
+    target = tmp_path / "files"
+    target.mkdir()
+    (target / "a.json").write_text("mine")
+    blocks = {"a": scaler(target / "a.json"), "b": scaler(target / "b.json", "minmax")}
+    write, calls = ScalerFit.write, []
+
+    def second(self, *args):
+        write(self, *args)
+        calls.append(self)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ScalerFit, "write", second)
+    assert main(written(world, blocks, tmp_path, "--overwrite")) == INTERRUPTED
+    assert [p.name for p in target.iterdir()] == ["a.json"]
+    assert (target / "a.json").read_text() == "mine"
+
+
+def test_the_command(world, tmp_path, capsys):
+    blocks = {"scale": scaler(tmp_path / "s.json", params=None)}
+    assert main(written(world, blocks, tmp_path, "--threads", "1")) == OK
+    shown = capsys.readouterr().out
+    assert "one scaler for each longitude, as in CREDIT" in shown
+    assert "32/32" in shown
+    assert main(written(world, blocks, tmp_path)) == USER_ERROR
+    assert "nothing to fit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("blocks", "text"),
+    [
+        ({}, "no block of type bridgescaler_transform"),
+        ({"a": scaler("x.json"), "b": scaler("./x.json")}, "name one file"),
+        ({"a": scaler("x.json", params={"channel_last": False})}, "unknown key"),
+        ({"a": scaler("x.json", params={"compression": 20})}, "unknown key"),
+        (
+            {"a": scaler("x.json", spatial_variables=[T])},
+            f"{T} has 2 levels and 1 times; scaling by grid point",
+        ),
+    ],
+)
+def test_errors_of_the_config(world, blocks, text):
+    with pytest.raises((ValueError, ConfigError), match=re.escape(text)):
+        fit(world, blocks)
+
+
+def test_variables_that_are_not_there(world, tmp_path):
+    block = scaler(tmp_path / "s.json", variables=["ERA5/prognostic/3d/T", "ERA5/prog"])
+    assert "'ERA5/prog' is no variable here" in fit(world, {"scale": block})
+
+
+def test_without_crick(world, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "crick", None)
+    block = scaler(tmp_path / "s.json", "quantile", params={**FIRST})
+    with pytest.raises(ValueError, match=r"pip install 'credit-jax\[preprocess\]'"):
+        fit(world, {"scale": block})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e30, r"SP at 1999-12-30T00:00 has 6 of 60 values that are 1e\+30"),
+        (np.inf, r"SP at 1999-12-30T00:00 has 6 of 60 values that are inf"),
+    ],
+)
+def test_damaged_values(folder, tmp_path, value, text):
+    def damage(dataset):
+        dataset["SP"][20, 2:4, :3] = value
+        return dataset
+
+    rewrite(folder / "w_1999.nc", damage)
+    path = tmp_path / "s.json"
+    with pytest.raises(ValueError, match=text):
+        fit(folder, {"scale": scaler(path)})
+    assert not path.exists()
+
+
+def test_nan_is_left_out(folder, tmp_path):
+    def damage(dataset):
+        dataset["SP"][:, 2:4, :3] = np.nan
+        return dataset
+
+    for year in (1999, 2000):
+        rewrite(folder / f"w_{year}.nc", damage)
+    fit(folder, {"scale": scaler(tmp_path / "s.json", variables=[SP])})
+    own = read_scalers(tmp_path / "s.json")["input"]["ERA5"][SP]
+    np.testing.assert_allclose(own.mean, np.nanmean(samples(folder, SP)), rtol=1e-6)
+
+
+def test_a_variable_without_values(folder, tmp_path):
+    for year in (1999, 2000):
+        rewrite(folder / f"w_{year}.nc", lambda d: d.assign(SP=d["SP"] * np.nan))
+    with pytest.raises(ValueError, match=f"{SP}.*: no value but NaN in 32 samples"):
+        fit(folder, {"scale": scaler(tmp_path / "s.json")})
