@@ -57,4 +57,20 @@ def fit_problems(
             config.validation_data, model, pipeline
         )
         found += channel_problems(valid, model, "validation_data.source")
-    return found
+    return found + _corrected_problems(train, model)
+
+
+def _corrected_problems(schema: ChannelSchema, model: Any) -> list[str]:
+    """Compares the variables of `model.gen1_post_conf` with those of the target."""
+    conf = getattr(model, "gen1_post_conf", None)
+    there = {group.variable: group.n_levels for group in schema.target}
+    if conf is None or list(conf.data.by_variable.items()) == list(there.items()):
+        return []
+    named, own = (
+        ", ".join(f"{name} {count}" for name, count in counts.items())
+        for counts in (conf.data.by_variable, there)
+    )
+    return [
+        f"model.gen1_post_conf.data: its variables are {named}, those of the target "
+        f"are {own}; name the same in the same order"
+    ]

@@ -9,17 +9,21 @@ from typing import Any
 
 from credit_jax.config import Config
 from credit_jax.data.sources.files import discover, matches
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.plan.findings import Findings
 from credit_jax.transforms import TRANSFORMS, Phase
 
 
-def find_missing(config: Config, expected: Sequence[str] = ()) -> Findings:
+def find_missing(
+    config: Config, expected: Sequence[str] = (), model: ModelConfig | None = None
+) -> Findings:
     """Missing files that a run reads, one line each.
 
     Args:
         config: the config.
         expected: paths of files that are made before the first training; those that
             are not there yet are notes instead of problems.
+        model: validated config of the model; None if it does not parse.
     """
     found = Findings()
     for key, path in data_patterns(config):
@@ -30,6 +34,8 @@ def find_missing(config: Config, expected: Sequence[str] = ()) -> Findings:
         else:
             found.add(missing)
     named = latitude_files(config) | scaler_files(config) | climatology_files(config)
+    if model is not None:
+        named |= _existing({f"model.{k}": path for k, path in model.files.items()})
     for key, path in (*named.items(), *_transform_files(config)):
         if Path(path).exists():
             continue

@@ -97,8 +97,12 @@ def plan_run(
         keep_whole=trainer.fsdp.keep_whole,
     )
     found = Findings([*model.problems], [*model.notes])
-    missing = find_missing(config, expected_files) if with_data else Findings()
+    missing = Findings()
+    if with_data:
+        missing = find_missing(config, expected_files, model.config)
     found.add(missing)
+    if with_data and model.config is not None and not missing.problems:
+        found.attempt(model.config.check_files)
     pipeline = found.attempt(lambda: _pipeline(config))
     open_files = OpenFiles() if with_data else None
     loaders = {}

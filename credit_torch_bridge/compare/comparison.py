@@ -80,6 +80,8 @@ def compare_with_credit(
 ) -> Comparison:
     """Runs both models on random inputs, in evaluation mode and float32.
 
+    Corrections at the end of a model (`post_conf`) are left out of both.
+
     Args:
         config: CREDIT's YAML or a mapping; only its `model:` section is used.
         checkpoint: of PyTorch, file or folder, or the folder of a run of credit_jax.
@@ -96,7 +98,7 @@ def compare_with_credit(
     mesh = _parallelism(parallelism)
     # Before reading, which initializes JAX and fixes the number of devices.
     devices = forward_devices(mesh)
-    run_config = read_run_config(config)
+    run_config = _network_alone(read_run_config(config))
     params, model_state = read_weights(run_config, Path(checkpoint))
     model = _parallel_model(run_config, mesh, devices)
     blocks = _block_names(run_config.model_def.config)
@@ -135,6 +137,16 @@ def _parallel_model(
     ParallelDims.from_config(parallelism, len(devices), model=run_config.model_def)
     mesh, _ = build_device_mesh(parallelism, devices)
     return build_parallel_model(run_config.model_def, mesh, mp_policy=Precision())
+
+
+def _network_alone(run_config: RunConfig) -> RunConfig:
+    """The config without corrections at the end of the model."""
+    model = run_config.raw.get("model")
+    if not isinstance(model, Mapping):
+        return run_config
+    corrections = "post_conf", "gen1_post_conf"
+    kept = {key: value for key, value in model.items() if key not in corrections}
+    return RunConfig({**run_config.raw, "model": kept}, run_config.source)
 
 
 def _block_names(config: Any) -> list[str]:

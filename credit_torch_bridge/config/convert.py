@@ -9,6 +9,7 @@ from credit_jax.config.messages import got
 from credit_jax.models.registry import MODELS
 from credit_torch_bridge.config.editor import ConfigEditor, ConfigReport, settle
 from credit_torch_bridge.config.from_gen1 import gen1_to_gen2
+from credit_torch_bridge.config.post_conf import OURS, refuse_for_gen2
 from credit_torch_bridge.config.to_gen1 import gen2_to_gen1
 from credit_torch_bridge.config.to_gen2 import (
     blocks_are_named,
@@ -108,7 +109,7 @@ def _convert(editor: ConfigEditor, found: str, to: str, level_coord: str) -> Non
     if found == GEN1:
         if to == GEN1:
             return
-        gen1_to_gen2(editor, level_coord)
+        gen1_to_gen2(editor, level_coord, corrects=to == JAX)
     blocks_are_named(editor)
     if editor.problems:
         return
@@ -116,5 +117,9 @@ def _convert(editor: ConfigEditor, found: str, to: str, level_coord: str) -> Non
         gen2_to_jax(editor)
         return
     gen2_to_credit(editor)
+    inside = editor.keys(OURS)
+    if to == GEN2 and inside:
+        names = [name for name in inside if name != "data"]
+        refuse_for_gen2(editor, OURS, names)
     if to == GEN1 and not editor.problems:
         gen2_to_gen1(editor)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from credit_jax.config.base import nearest_key
 from credit_jax.config.trainer import TrainerConfig
 from credit_torch_bridge.config.editor import ConfigEditor
 from credit_torch_bridge.config.from_gen1_data import ONE_SAMPLE, data_to_gen2
+from credit_torch_bridge.config.post_conf import (
+    GEN1,
+    active_physics,
+    post_conf_from_gen1,
+    refuse_for_gen2,
+)
 
 TRAINERS = ("era5", "era5-gen1", "cam", "standard", "multi-step", "universal")
 DOMAIN_MODES = ("domain_parallel", "fsdp+domain_parallel")
@@ -36,8 +40,15 @@ _KNOWN = {
 }
 
 
-def gen1_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
+def gen1_to_gen2(
+    editor: ConfigEditor, level_coord: str, *, corrects: bool = False
+) -> None:
     """Converts a whole config; what cannot be converted goes to `editor.problems`.
+
+    Args:
+        editor: of the config.
+        level_coord: name of the level coordinate, for which gen1 has no key.
+        corrects: whether the target can correct inside the model.
 
     Differs from CREDIT: its own `credit convert` adds 1 to forecast_len each time,
     leaves the model's flat padding keys, which gen2 does not read, invents levels, adds
@@ -52,7 +63,7 @@ def gen1_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
         )
     one_sample = editor.get("data.dataset_type") == ONE_SAMPLE
     weighted = _weight_order(editor)
-    model_to_gen2(editor)
+    model_to_gen2(editor, corrects=corrects)
     data_to_gen2(editor, level_coord)
     if editor.problems:
         return
@@ -78,8 +89,8 @@ def _weight_order(editor: ConfigEditor) -> list[str]:
     return [name for names in lists if isinstance(names, list) for name in names]
 
 
-def model_to_gen2(editor: ConfigEditor) -> None:
-    """Converts padding to `padding_conf`; refuses physics inside the model."""
+def model_to_gen2(editor: ConfigEditor, *, corrects: bool) -> None:
+    """Converts padding to `padding_conf`, and corrections inside the model."""
     flat = [editor.get(f"model.{key}") for key in ("pad_lat", "pad_lon")]
     if editor.get("model.padding_conf") is not None:
         for key in ("pad_lat", "pad_lon"):
@@ -95,15 +106,11 @@ def model_to_gen2(editor: ConfigEditor) -> None:
         for key in ("pad_lat", "pad_lon"):
             editor.drop(f"model.{key}", "gen1 pads only where both are whole numbers")
     pairs(editor)
-    active = active_physics(editor.get("model.post_conf"))
-    if active:
-        editor.problem(
-            "model.post_conf",
-            f"{', '.join(active)} active: gen1 corrects inside the model, before the "
-            "loss, and gen2's training does not; --drop model.post_conf leaves it out",
-        )
+    active = active_physics(editor.get(GEN1))
+    if active and not corrects:
+        refuse_for_gen2(editor, GEN1, active)
         return
-    editor.drop("model.post_conf", "nothing in it is active")
+    post_conf_from_gen1(editor)
 
 
 def pairs(editor: ConfigEditor) -> None:
@@ -113,17 +120,6 @@ def pairs(editor: ConfigEditor) -> None:
         pad = editor.get(path)
         if type(pad) is int:
             editor.compute(path, [pad, pad], f"{pad} on both sides")
-
-
-def active_physics(conf: Any) -> list[str]:
-    """The active corrections of a `post_conf`."""
-    if not isinstance(conf, dict) or not conf.get("activate"):
-        return []
-    return [
-        name
-        for name, block in conf.items()
-        if isinstance(block, dict) and block.get("activate")
-    ]
 
 
 def trainer_to_gen2(editor: ConfigEditor) -> None:

@@ -33,7 +33,7 @@ _UNREAD = {
     "retain_graph": "false is the only way of gen2",
     "sst_forcing": "it is not active",
     "levels": "model.levels says it",
-    "save_loc_physics": "model.post_conf alone reads it, and it is not active",
+    "save_loc_physics": "no active block of model.post_conf reads it",
     "all_varnames": _PARSED,
     "flag_surface": _PARSED,
     "flag_dyn_forcing": _PARSED,

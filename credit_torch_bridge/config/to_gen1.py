@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.from_gen1 import active_physics, note_ensemble
+from credit_torch_bridge.config.from_gen1 import note_ensemble
+from credit_torch_bridge.config.post_conf import active_physics, post_conf_to_gen1
 from credit_torch_bridge.config.to_gen1_data import data_to_gen1
 
 _MODES = {"none": "none", "ddp": "ddp", "fsdp2": "fsdp"}
@@ -107,6 +108,7 @@ def _model(editor: ConfigEditor) -> None:
     if active:
         why = f"gen2's training passes over {', '.join(active)}; gen1 would correct"
     editor.drop("model.post_conf", why)
+    post_conf_to_gen1(editor)
     flat = _flat_padding(editor.get("model.padding_conf"))
     if flat:
         words = ", ".join(f"model.{key} = {pad}" for key, pad in flat.items())

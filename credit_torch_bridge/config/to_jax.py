@@ -14,7 +14,7 @@ from credit_jax.models.registry import parse_model
 from credit_jax.plan.channels import fit_problems
 from credit_jax.transforms import TRANSFORMS, transform_types
 from credit_torch_bridge.config.editor import ConfigEditor
-from credit_torch_bridge.config.from_gen1 import active_physics
+from credit_torch_bridge.config.post_conf import active_physics
 from credit_torch_bridge.config.to_gen2 import trainer_of_gen1
 
 _UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")

@@ -19,6 +19,7 @@ class ModelConfig(StrictModel):
       "x" and a field on its grid, from `input_channels`, `frames`, `output_channels`,
       `output_frames`, `image_height` and `image_width`;
     - `problems`, the errors of its sizes;
+    - `files` and `check_files`, for a model that reads files;
     - `geometry`, the sizes of its stages, for notes on a mesh, the stage table and the
       memory estimate of `credit_jax.check`; None for a model without stages.
 
@@ -54,6 +55,18 @@ class ModelConfig(StrictModel):
         """
         del tensor, domain
         return []
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """The files that the forward pass reads, by key of the section."""
+        return {}
+
+    def check_files(self) -> None:
+        """Reads the files of `files`.
+
+        Raises:
+            OSError, ValueError: a file cannot be read, or does not fit the model.
+        """
 
     def geometry(self) -> Geometry | None:
         """Sizes of the stages; None for a model without stages."""

@@ -5,23 +5,36 @@ Four encoder stages, a decoder that doubles the grid four times, padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import PositiveInt
+from pydantic import BeforeValidator, PositiveInt
 
 from credit_jax.models.common.config import ModelConfig
+from credit_jax.models.common.gen1_post_conf import Gen1PostConf
 from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.common.padding import PaddingConfig, padding_problems, repeated
 from credit_jax.models.crossformer import checks
 from credit_jax.ops.conv import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
 
+
+def _active_blocks(value: Any) -> Any:
+    """The names of the blocks of a `post_conf` that is active; None if it is not."""
+    if not isinstance(value, Mapping):
+        return value
+    if not value.get("activate"):
+        return None
+    blocks = value.items()
+    return [k for k, v in blocks if isinstance(v, Mapping) and v.get("activate")]
+
+
 Stages = Annotated[
     tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], repeated(4)
 ]
 Depths = Annotated[tuple[int, int, int, int], repeated(4)]
 Kernels = tuple[tuple[PositiveInt, ...], ...]
+PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
 
 
 class EncoderConfig(ModelConfig):
@@ -43,6 +56,9 @@ class EncoderConfig(ModelConfig):
         use_spectral_norm: on every 2D convolution and linear layer.
         interp: interpolate the output to the grid.
         padding_conf: see `PaddingConfig`.
+        post_conf: names of its active blocks, which CREDIT's gen2 training drops.
+        gen1_post_conf: corrections at the end of the forward pass, which gen1 trains
+            with; not in CREDIT's gen2.
     """
 
     # Whether embeddings pad both ends alike (`parallel.domain.conv.scale_padding`).
@@ -71,6 +87,31 @@ class EncoderConfig(ModelConfig):
     use_spectral_norm: bool = True
     interp: bool = True
     padding_conf: PaddingConfig | None = None
+    post_conf: PostBlocks = None
+    gen1_post_conf: Gen1PostConf | None = None
+
+    def without_effect(self) -> dict[str, str]:
+        """An active `post_conf`; see `StrictModel.without_effect`."""
+        if not self.post_conf:
+            return {}
+        why = (
+            f"{', '.join(self.post_conf)}: CREDIT's gen2 training drops it, too; "
+            "correct in postblocks.per_step, or with gen1_post_conf as gen1 does"
+        )
+        return {"post_conf": why}
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """See `ModelConfig.files`."""
+        if self.gen1_post_conf is None:
+            return {}
+        named = self.gen1_post_conf.files.items()
+        return {f"gen1_post_conf.{key}": path for key, path in named}
+
+    def check_files(self) -> None:
+        """See `ModelConfig.check_files`."""
+        if self.gen1_post_conf is not None and self.gen1_post_conf.activate:
+            self.gen1_post_conf.check_grid((self.image_height, self.image_width))
 
     @property
     def patch(self) -> tuple[int, int]:
@@ -161,4 +202,10 @@ class EncoderConfig(ModelConfig):
             *checks.stage_problems(self),
             *checks.decoder_problems(self),
             *checks.tensor_problems(self, tensor),
+            *self._post_problems(),
         ]
+
+    def _post_problems(self) -> list[str]:
+        if self.gen1_post_conf is None:
+            return []
+        return self.gen1_post_conf.problems(self.output_channels, self.output_frames)

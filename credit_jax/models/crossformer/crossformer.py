@@ -24,22 +24,11 @@ def _attention(value: Any) -> Any:
     return None if value == "none" else value
 
 
-def _active_blocks(value: Any) -> Any:
-    """The names of the blocks of a `post_conf` that is active; None if it is not."""
-    if not isinstance(value, Mapping):
-        return value
-    if not value.get("activate"):
-        return None
-    blocks = value.items()
-    return [k for k, v in blocks if isinstance(v, Mapping) and v.get("activate")]
-
-
 Attention = Annotated[
     Literal["coordinate", "eca", "spatial", "scse_optimized", "scse_standard", "mixed"]
     | None,
     BeforeValidator(_attention),
 ]
-PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
 
 
 class CrossFormerConfig(EncoderConfig):
@@ -50,7 +39,6 @@ class CrossFormerConfig(EncoderConfig):
             "none" for none.
         upsample_v_conv: the decoder interpolates and convolves, instead of transposed
             convolutions.
-        post_conf: names of its active blocks; an error if it is active.
         pad_lat, pad_lon: of old configs; an error without `padding_conf`.
     """
 
@@ -71,17 +59,17 @@ class CrossFormerConfig(EncoderConfig):
     type: Literal["crossformer"] = "crossformer"
     attention_type: Attention = None
     upsample_v_conv: bool = False
-    post_conf: PostBlocks = None
     pad_lat: int | None = None
     pad_lon: int | None = None
 
     def without_effect(self) -> dict[str, str]:
-        """Flat padding keys, which `padding_conf` overrides."""
+        """Flat padding keys, which `padding_conf` overrides; see `EncoderConfig`."""
+        found = super().without_effect()
         if self.padding_conf is None:
-            return {}
+            return found
         keys = ("pad_lat", "pad_lon")
         flat = [key for key in keys if getattr(self, key) is not None]
-        return dict.fromkeys(flat, "padding_conf is there and counts")
+        return found | dict.fromkeys(flat, "padding_conf is there and counts")
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `EncoderConfig.problems`."""
@@ -99,12 +87,6 @@ class CrossFormerConfig(EncoderConfig):
                 "padding_conf: {activate: true, mode: mirror, pad_lat: "
                 f"{[self.pad_lat or 0] * 2}, pad_lon: {[self.pad_lon or 0] * 2}}}, "
                 "else remove the keys"
-            )
-        if self.post_conf is not None:
-            found.append(
-                f"model.post_conf is active ({', '.join(self.post_conf) or 'empty'}), "
-                "but physics inside the model is not there (CREDIT's gen2 training "
-                "drops it, too, with a warning); set model.post_conf.activate: false"
             )
         for index, sizes in enumerate(self.cross_embed_kernel_sizes[:4]):
             stride = self.cross_embed_strides[index]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from flax import nnx
 from jaxtyping import Array, Float
 
+from credit_jax.fields import FieldContext
 from credit_jax.models.common.patch_embed import PatchEmbed
 from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.stage import Stage
@@ -20,6 +21,7 @@ from credit_jax.nn.context import Context
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.resize import resize_bilinear
 from credit_jax.parallel.domain.shuffle import join
+from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 
@@ -78,7 +80,12 @@ class EncoderDecoder(nnx.Module):
         for index, up in enumerate(self.up_blocks):
             field = join(context.run(up, field), encodings[2 - index])
         field = context.run(self.head, field)
-        return self._leave(field, context).astype(x.dtype)
+        y = self._leave(field, context).astype(x.dtype)
+        conf = config.gen1_post_conf
+        if conf is None or not conf.activate:
+            return y
+        reducer = FieldReducer(context.rows(config.image_height, dim=3), context.axes)
+        return conf.fixers(x, y, FieldContext(reducer))
 
     def _enter(
         self, x: Float[Array, "batch channel time rows lon"], context: Context

@@ -24,7 +24,6 @@ class WXFormerConfig(EncoderConfig):
         "decoder_attention_type": "CREDIT's wxformer ignores it",
         "pad_lat": "CREDIT's wxformer ignores it; use padding_conf",
         "pad_lon": "CREDIT's wxformer ignores it; use padding_conf",
-        "post_conf": "CREDIT drops it in training; use postblocks",
     }
 
     type: Literal["wxformer", "wxformer_base"] = "wxformer"

@@ -353,6 +353,43 @@ def test_left_out_by_the_user():
         convert_config(odd, to="gen2", drop=("model.nothing",))
 
 
+def test_corrections_inside_the_model():
+    """gen1's post_conf moves to a section of credit_jax, and back."""
+    changes = [
+        "model.post_conf.activate=true",
+        "model.post_conf.scaling_coefs={U: 1}",
+        "model.post_conf.global_mass_fixer={activate: true, "
+        "activate_outside_model: true, fix_level_num: 1}",
+    ]
+    given = apply_overrides(CONFIGS["gen1"], changes)
+    out, report = check(given, "jax")
+    words = "\n".join(report.lines())
+    assert "post_conf.scaling_coefs: {'U': 1} (no model of gen1 reads it)" in words
+    assert "(gen1 applies it in its rollouts alone, outside of the model)" in words
+    conf = out["model"]["gen1_post_conf"]
+    assert list(conf) == ["tracer_fixer", "data"]
+    assert conf["data"] == {
+        "variables": [*"UVTQ"],
+        "surface_variables": ["SP", "t2m"],
+        "diagnostic_variables": ["rain"],
+        "levels": 3,
+        "lead_time_periods": 6,
+        "save_loc_physics": "/data/static.nc",
+        "mean_path": "/data/mean.nc",
+        "std_path": "/data/std_residual.nc",
+    }
+    back, _ = check(out, "gen1")
+    tracer = CONFIGS["gen1"]["model"]["post_conf"]["tracer_fixer"]
+    assert back["model"]["post_conf"] == {"activate": True, "tracer_fixer": tracer}
+    assert back["data"]["save_loc_physics"] == "/data/static.nc"
+    assert alike(convert_config(back, to="jax")[0], out)
+    with pytest.raises(ValueError, match=r"gen1_post_conf: tracer_fixer active"):
+        convert_config(out, to="gen2")
+    conf["data"]["surface_variables"] = ["t2m", "SP"]
+    with pytest.raises(ValueError, match=r"those of the target are U 3, .*same order"):
+        convert_config(out, to="jax")
+
+
 VALUES = (None, True, 0, -3, 2.5, "text", [], [1, None], {}, {"a": {"b": 1}}, "%", "*")
 
 

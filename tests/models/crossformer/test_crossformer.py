@@ -56,10 +56,6 @@ WRONG = {
         {"cross_embed_kernel_sizes": [[], [2, 4], [2, 4], [2, 4]]},
         r"cross_embed_kernel_sizes\[0\] is empty",
     ),
-    "physics inside the model": (
-        {"post_conf": {"activate": True, "tracer_fixer": {"activate": True}}},
-        r"post_conf is active \(tracer_fixer\).*model.post_conf.activate: false",
-    ),
     "flat padding": (
         {"padding_conf": None, "pad_lat": 80, "pad_lon": 40},
         r"mode: mirror, pad_lat: \[80, 80\], pad_lon: \[40, 40\]",

@@ -1,0 +1,179 @@
+"""`model.gen1_post_conf`: the corrections that CREDIT's first generation trains with.
+
+gen1 corrects a model's output inside its forward pass; gen2's training drops the same
+section. `credit-jax config --to jax` moves gen1's `post_conf` here, with the keys of
+gen1's `data` section that its blocks read.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from credit_jax.config.base import StrictModel
+from credit_jax.models.common.post_conf import Names, PostConf, build_channel_fixers
+from credit_jax.physics.channels import ChannelFixers, ChannelUnits
+from credit_jax.physics.conservation import PhysicsGrid
+from credit_jax.physics.files import read_arrays
+
+# Blocks that read the grid's file.
+_ON_GRID = (
+    "global_mass_fixer",
+    "global_water_fixer",
+    "global_energy_fixer",
+    "global_energy_fixer_updown",
+)
+
+
+class PostConfData(StrictModel):
+    """What the blocks read of gen1's `data` section.
+
+    Attributes:
+        variables: on levels; surface_variables, diagnostic_variables: without: all
+            variables of the output, in channel order.
+        levels: of each.
+        lead_time_periods: hours of a step.
+        save_loc_physics: file with the grid; tracer_fixer does without.
+        mean_path, std_path: files with the mean and standard deviation of every
+            variable (`scaler_type: std_new`); null for data that are normalized on
+            disk, which the blocks take as they are.
+    """
+
+    variables: Names
+    surface_variables: Names = ()
+    diagnostic_variables: Names = ()
+    levels: PositiveInt
+    lead_time_periods: PositiveInt
+    save_loc_physics: str | None = None
+    mean_path: str | None = None
+    std_path: str | None = None
+
+    @property
+    def by_variable(self) -> dict[str, int]:
+        """Variable -> its channels, in channel order."""
+        flat = (*self.surface_variables, *self.diagnostic_variables)
+        return dict.fromkeys(self.variables, self.levels) | dict.fromkeys(flat, 1)
+
+    @property
+    def by_channel(self) -> tuple[str, ...]:
+        """Name of the variable of every channel."""
+        pairs = self.by_variable.items()
+        return tuple(name for name, count in pairs for _ in range(count))
+
+    def units(self) -> ChannelUnits:
+        """Mean and standard deviation of every channel; 0 and 1 without files.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: a variable is missing, or has too few levels.
+        """
+        if self.mean_path is None or self.std_path is None:
+            count = len(self.by_channel)
+            return ChannelUnits(np.zeros(count), np.ones(count))
+        both = [self._by_channel(path) for path in (self.mean_path, self.std_path)]
+        return ChannelUnits(*both)
+
+    def _by_channel(self, path: str) -> np.ndarray:
+        arrays = read_arrays(path, list(self.by_variable))
+        parts = []
+        for (name, count), array in zip(self.by_variable.items(), arrays, strict=True):
+            if array.size < count:
+                raise ValueError(
+                    f"{path}: {name} has {array.size} values, expected {count}, one a "
+                    "level of gen1_post_conf.data.levels"
+                )
+            parts.append(array.reshape(-1)[:count])
+        return np.concatenate(parts)
+
+
+class Gen1PostConf(PostConf):
+    """gen1's `post_conf`, at the end of the model's forward pass.
+
+    Attributes:
+        activate: whether it runs.
+        data: what the blocks read of gen1's `data` section.
+    """
+
+    activate: bool = True
+    data: PostConfData = Field(default=...)
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether an active block reads `data.save_loc_physics`."""
+        return any(getattr(self, name).activate for name in _ON_GRID)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files that the active blocks read, by key."""
+        if not self.activate:
+            return {}
+        keys = ["save_loc_physics"] if self.on_grid else []
+        keys += ["mean_path", "std_path"]
+        named = {key: getattr(self.data, key) for key in keys}
+        return {f"data.{key}": path for key, path in named.items() if path}
+
+    @cached_property
+    def fixers(self) -> ChannelFixers:
+        """The active blocks; their files are read once.
+
+        Raises:
+            OSError, ValueError: see `build_channel_fixers`.
+        """
+        data = self.data
+        return build_channel_fixers(
+            self,
+            data.by_channel,
+            data.units(),
+            save_loc_physics=data.save_loc_physics or "",
+            lead_time_periods=data.lead_time_periods,
+        )
+
+    def check_grid(self, grid: tuple[int, int]) -> None:
+        """Compares the grid of `data.save_loc_physics` with that of the model.
+
+        Args:
+            grid: latitudes and longitudes of the model.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: the grid or the variables of a file do not fit.
+        """
+        for fixer, _ in self.fixers.fixers:
+            own = getattr(fixer, "grid", None)
+            if isinstance(own, PhysicsGrid) and own.weights.shape != grid:
+                shapes = [" x ".join(map(str, s)) for s in (own.weights.shape, grid)]
+                raise ValueError(
+                    f"model.gen1_post_conf.data.save_loc_physics: "
+                    f"{self.data.save_loc_physics} has a grid of {shapes[0]} points, "
+                    f"the model has {shapes[1]}; give the file of the model's grid"
+                )
+
+    def problems(self, num_channels: int, frames: int) -> list[str]:
+        """Errors of the section in a model, one line each.
+
+        Args:
+            num_channels: of the model's output.
+            frames: of the model's output.
+        """
+        where, found = "model.gen1_post_conf", []
+        sums = " + ".join(f"{n} {count}" for n, count in self.data.by_variable.items())
+        if len(self.data.by_channel) != num_channels:
+            found.append(
+                f"{where}.data: its variables have {len(self.data.by_channel)} "
+                f"channels ({sums}), the model's output has {num_channels}; name all "
+                "variables of the output, in channel order"
+            )
+        if self.on_grid and self.data.save_loc_physics is None:
+            found.append(
+                f"{where}.data.save_loc_physics: missing; the global fixers read the "
+                "grid from this file"
+            )
+        if frames > 1:
+            found.append(
+                f"{where}: output_frames is {frames}; the fixers take one output time"
+            )
+        if (self.data.mean_path is None) != (self.data.std_path is None):
+            found.append(f"{where}.data: needs both mean_path and std_path, or neither")
+        return found

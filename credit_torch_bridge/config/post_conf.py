@@ -1,0 +1,93 @@
+"""gen1's `model.post_conf`, and `model.gen1_post_conf` of credit_jax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from credit_jax.models.common.gen1_post_conf import Gen1PostConf, PostConfData
+from credit_torch_bridge.config.editor import ConfigEditor
+
+GEN1, OURS = "model.post_conf", "model.gen1_post_conf"
+_BLOCKS = [
+    name
+    for name in Gen1PostConf.model_fields
+    if name.endswith(("_fixer", "_updown", "skebs"))
+]
+_LISTS = ("variables", "surface_variables", "diagnostic_variables")
+_OUTSIDE = "gen1 applies it in its rollouts alone, outside of the model"
+
+
+def active_physics(conf: Any) -> list[str]:
+    """The blocks of a `post_conf` that are active inside the model."""
+    if not isinstance(conf, dict) or not conf.get("activate"):
+        return []
+    return [
+        name
+        for name in _BLOCKS
+        if isinstance(block := conf.get(name), dict)
+        and block.get("activate")
+        and not block.get("activate_outside_model")
+    ]
+
+
+def post_conf_from_gen1(editor: ConfigEditor) -> None:
+    """Moves an active `post_conf` to `gen1_post_conf`, with the data keys it reads."""
+    conf = editor.get(GEN1)
+    active = active_physics(conf)
+    if not active:
+        editor.drop(GEN1, "nothing in it is active inside the model")
+        return
+    editor.drop((*GEN1.split("."), "activate"), "a block is active")
+    for name in editor.keys(GEN1):
+        if name not in active:
+            editor.drop(f"{GEN1}.{name}", _why_dropped(name, conf[name]))
+    blocks = {name: dict(conf[name]) for name in active}
+    for block in blocks.values():
+        block.pop("activate_outside_model", None)
+    editor.moved(GEN1, OURS, "gen2's name for it is dropped in training")
+    editor.put(OURS, {**blocks, "data": _data(editor)})
+    editor.moved("data.save_loc_physics", f"{OURS}.data.save_loc_physics")
+
+
+def _why_dropped(name: str, block: Any) -> str:
+    if name not in _BLOCKS:
+        return "no model of gen1 reads it"
+    if isinstance(block, dict) and block.get("activate"):
+        return _OUTSIDE
+    return "not active"
+
+
+def _data(editor: ConfigEditor) -> dict[str, Any]:
+    """The keys of gen1's `data` that the blocks read."""
+    data: dict[str, Any] = {key: editor.get(f"data.{key}", []) for key in _LISTS}
+    data["levels"] = editor.get("model.levels", editor.get("data.levels"))
+    data["lead_time_periods"] = editor.get("data.lead_time_periods")
+    keys = ["save_loc_physics"]
+    if editor.get("data.scaler_type") == "std_new":
+        keys += ["mean_path", "std_path"]
+    there = {key: editor.get(f"data.{key}") for key in keys}
+    data |= {key: value for key, value in there.items() if value is not None}
+    assert set(data) <= set(PostConfData.model_fields), "keys of the section"
+    return data
+
+
+def post_conf_to_gen1(editor: ConfigEditor) -> None:
+    """The inverse of `post_conf_from_gen1`, after `data` was converted."""
+    conf = editor.get(OURS)
+    if not isinstance(conf, dict):
+        return
+    blocks = {name: value for name, value in conf.items() if name != "data"}
+    physics = editor.get(f"{OURS}.data.save_loc_physics")
+    if physics is not None:
+        editor.put("data.save_loc_physics", physics)
+    editor.moved(OURS, GEN1)
+    editor.put(GEN1, {"activate": True, **blocks})
+
+
+def refuse_for_gen2(editor: ConfigEditor, key: str, names: list[str]) -> None:
+    """Records that CREDIT's gen2 has no corrections inside the model."""
+    editor.problem(
+        key,
+        f"{', '.join(names)} active: gen1 corrects inside the model, before the loss, "
+        f"and gen2's training does not; --drop {key} leaves it out",
+    )

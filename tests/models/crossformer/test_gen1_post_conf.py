@@ -1,0 +1,156 @@
+"""gen1's `post_conf` inside the models: CREDIT's forward, every mesh, the section."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.registry import build, parse_model
+from credit_jax.parallel.placement import place_batch
+from credit_torch_bridge import convert_config
+from tests.models.crossformer.cases import BASE
+from tests.models.crossformer.gen1_run import gen1_config, write_files
+from tests.models.parity import run_with_credits_weights
+from tests.support import assert_close, make_mesh
+from tests.support.credit_modules import credit_attribute
+
+MODELS = ("crossformer", "wxformer")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Any:
+    path = tmp_path_factory.mktemp("gen1")
+    write_files(path)
+    return path
+
+
+def converted(folder: Any, name: str, **keys: Any) -> dict[str, Any]:
+    """The `model:` section that the bridge makes of a gen1 config."""
+    config = gen1_config(folder, {"type": name})
+    return {**convert_config(config, to="jax")[0]["model"], **keys}
+
+
+def parsed(config: dict[str, Any]) -> dict[str, Any]:
+    """CREDIT's own reading of a gen1 config."""
+    parser = credit_attribute("parser", "credit_main_parser")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return parser(
+            copy.deepcopy(config),
+            parse_training=False,
+            parse_predict=False,
+            print_summary=False,
+        )
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_credit(credit: Any, folder: Any, name: str) -> None:
+    """Tracer limits, mass, water and energy, at the end of the forward pass."""
+    depth = {"depth": [0, 1, 0, 0]}
+    theirs = parsed(gen1_config(folder, {"type": name, **depth}))["model"]
+    case = credit.credit_case(theirs, seed=3)
+    ours = converted(folder, name, **depth)
+    y, _, by_input, gradients = run_with_credits_weights(ours, case)
+    humidity = 5e-3 + 1e-3 * y[:, 6:8]
+    limited = np.isclose(humidity, 4.8e-3, rtol=1e-6).mean()
+    print(f"{limited:.0%} of humidity is at its limit")
+    assert 0.2 < limited < 0.8
+    assert humidity.min() > 4.8e-3 * (1 - 1e-6)
+    assert_close(y, case.y, 1e-5, f"{name}: forward")
+    assert_close(by_input, case.x_gradient, 1e-4, f"{name}: gradient of the input")
+    ours_by_name = {key: gradients[key] for key in case.gradients}
+    both = (ours_by_name, case.gradients)
+    flat = [np.concatenate([g[k].ravel() for k in case.gradients]) for g in both]
+    assert_close(flat[0], flat[1], 1e-4, f"{name}: gradient of all parameters")
+
+
+@cache
+def on_mesh(folder: Any, degrees: tuple[int, int, int]) -> Any:
+    """Prediction, and gradients of the input and the weights, as whole arrays."""
+    # Without spectral norm a fresh model's output is of the order of its input.
+    section = converted(folder, "wxformer", depth=[0, 1, 0, 0])
+    section["use_spectral_norm"] = False
+    dp, tp, domain = degrees
+    mesh = make_mesh(dp=dp, tp=tp, domain=domain)
+    model = build_parallel_model(section, mesh)
+    rows = model.model_def.image_height
+    params, model_state = model.init(jax.random.key(0))
+    shape = (2, model.model_def.input_channels, 1, rows, model.model_def.image_width)
+    weight = np.random.default_rng(1).normal(size=(2, 17, 1, *shape[3:]))
+    arrays = {"x": np.random.default_rng(0).normal(size=shape), "weight": weight}
+    placed = place_batch({k: v.astype("f4") for k, v in arrays.items()}, mesh)
+    real = jnp.arange(placed["x"].shape[3]) < rows
+
+    def loss(params: Any, x: Any) -> Any:
+        y = model.apply(params, model_state, {"x": x})
+        return jnp.where(real[:, None], y * placed["weight"], 0).sum(), y
+
+    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (_, y), (by_param, by_input) = jax.device_get(step(params, placed["x"]))
+    flat = np.concatenate([by_param[path].ravel() for path in sorted(by_param)])
+    return y[..., :rows, :], by_input[..., :rows, :], np.linalg.norm(flat)
+
+
+@pytest.mark.parametrize("degrees", [(1, 1, 3), (2, 2, 2)])
+def test_equals_one_device(folder: Any, degrees: tuple[int, int, int]) -> None:
+    """30 rows: even on 2 and 3 shards; budgets are of the whole globe."""
+    ours, one = on_mesh(folder, degrees), on_mesh(folder, (1, 1, 1))
+    what = "dp {} x tp {} x domain {}".format(*degrees)
+    assert_close(ours[0], one[0], 1e-5, f"{what}: forward")
+    assert_close(ours[1], one[1], 1e-4, f"{what}: gradient of the input")
+    assert_close(ours[2], one[2], 1e-4, f"{what}: norm of the gradient of all weights")
+
+
+def test_inactive_section_changes_nothing(folder: Any) -> None:
+    section = converted(folder, "wxformer")
+    section["gen1_post_conf"]["activate"] = False
+    config = parse_model(section)
+    assert config.files == {}
+    assert hash(config) == hash(parse_model(section)), "equal configs, one program"
+
+
+def test_post_conf_itself_is_a_warning() -> None:
+    """CREDIT's gen2 training drops it; here it names its blocks."""
+    conf = {"activate": True, "tracer_fixer": {"activate": True}}
+    for name in MODELS:
+        with pytest.warns(UserWarning, match=r"model.post_conf \(tracer_fixer: CREDIT"):
+            config = parse_model({**BASE, "type": name, "post_conf": conf})
+        assert config.problems() == []
+
+
+# What differs of the section, what the error says.
+WRONG = {
+    "another number of channels": (
+        {"diagnostic_variables": ["rain"]},
+        r"its variables have 10 channels \(U 2 \+ .*, the model's output has 17",
+    ),
+    "no grid": ({"save_loc_physics": None}, "save_loc_physics: missing; the global"),
+    "half a scaler": ({"std_path": None}, "both mean_path and std_path, or neither"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_run_is_refused(folder: Any, name: str) -> None:
+    change, message = WRONG[name]
+    section = converted(folder, "wxformer")
+    section["gen1_post_conf"]["data"] |= change
+    with pytest.raises(ValueError, match=message):
+        build(section)
+
+
+def test_files_that_do_not_fit(folder: Any) -> None:
+    section = converted(folder, "wxformer", image_height=32, padding_conf=None)
+    with pytest.raises(ValueError, match=r"has a grid of 30 x 32.*model has 32 x 32"):
+        parse_model(section).check_files()
+    section["gen1_post_conf"]["data"]["variables"] = ["U", "V", "T", "Z"]
+    with pytest.raises(ValueError, match="no variable Z; there are: "):
+        parse_model(section).check_files()
