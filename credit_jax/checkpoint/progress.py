@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 
@@ -41,6 +42,8 @@ class Progress:
         learning_rate: of the next update, where it is no function of the micro-batches
             (a constant one, and that of `plateau`); None otherwise.
         plateau: the state of the schedule `plateau`; None for others.
+        channels: names of the variables of "input" and "target", in channel order;
+            None where the checkpoint does not say, such as one from PyTorch.
     """
 
     epoch: int = 0
@@ -52,6 +55,7 @@ class Progress:
     first_rate_at: int | None = None
     learning_rate: float | None = None
     plateau: PlateauState | None = None
+    channels: Mapping[str, tuple[str, ...]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -65,4 +69,29 @@ class Progress:
         kept["epoch_losses"] = tuple(map(float, kept.get("epoch_losses", ())))
         if kept.get("plateau") is not None:
             kept["plateau"] = PlateauState(**kept["plateau"])
+        if kept.get("channels") is not None:
+            kept["channels"] = {k: tuple(v) for k, v in kept["channels"].items()}
         return cls(**kept)
+
+
+def channel_differences(
+    stored: Mapping[str, tuple[str, ...]], own: Mapping[str, tuple[str, ...]]
+) -> list[str]:
+    """The first difference of each direction, one line each.
+
+    Args:
+        stored: `Progress.channels` of a checkpoint.
+        own: those of this run.
+    """
+    lines = []
+    for direction, names in own.items():
+        before = stored.get(direction, names)
+        if before == names:
+            continue
+        pairs = enumerate(zip_longest(before, names, fillvalue="nothing"), 1)
+        place, (old, new) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        lines.append(
+            f"{direction}: variable {place} is {new}, in the checkpoint it is {old}; "
+            f"there the order is {', '.join(before)}"
+        )
+    return lines

@@ -139,6 +139,15 @@ class ChannelSchema:
         return {group.var_key: group.n_levels for group in self.target}
 
     @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Names of the variables of "input" and "target", in channel order.
+
+        A name is that of the variable, with its levels: "T (8 levels)"; the whole key
+        where several sources have a variable of that name.
+        """
+        return {"input": _names(self.input), "target": _names(self.target)}
+
+    @property
     def num_input_channels(self) -> int:
         """Channels of x."""
         return _total(self.input)
@@ -255,6 +264,16 @@ def _slices(groups: tuple[ChannelGroup, ...]) -> dict[str, slice]:
         slices[group.var_key] = slice(start, start + group.n_levels)
         start += group.n_levels
     return slices
+
+
+def _names(groups: tuple[ChannelGroup, ...]) -> tuple[str, ...]:
+    variables = [group.variable for group in groups]
+    names = []
+    for group in groups:
+        unique = variables.count(group.variable) == 1
+        levels = f" ({group.n_levels} levels)" if group.n_levels > 1 else ""
+        names.append((group.variable if unique else group.var_key) + levels)
+    return tuple(names)
 
 
 def _total(groups: tuple[ChannelGroup, ...]) -> int:

@@ -22,6 +22,7 @@ from credit_jax.checkpoint import (
     PlateauState,
     Progress,
 )
+from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config.load import read_model_section
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.model_def import Weights
@@ -44,13 +45,16 @@ class RunStore:
     Attributes:
         checkpoints: the store of the run.
         param_specs: of the model's parameters.
+        channels: `ChannelSchema.names` of the run's data; None compares no channels.
     """
 
     checkpoints: CheckpointStore
     param_specs: Mapping[str, ParamSpec]
+    channels: Mapping[str, tuple[str, ...]] | None = None
 
     def save(self, step: int, state: TrainState, progress: Progress) -> None:
         """Starts to write a checkpoint; see `CheckpointStore.save`."""
+        progress = dataclasses.replace(progress, channels=self.channels)
         self.checkpoints.save(step, self.items_of(state), progress)
 
     def items_of(self, state: TrainState) -> dict[str, PyTree]:
@@ -79,6 +83,28 @@ class RunStore:
         if not resume:
             del wanted[OPTIMIZER]
         self.checkpoints.check_fits(step, wanted)
+        self.check_channels(step)
+
+    def check_channels(self, step: int) -> None:
+        """Compares the channels of a checkpoint with those of this run.
+
+        Channels in another order have arrays of the same shapes: nothing else would
+        see it.
+
+        Raises:
+            ValueError: there are other variables, or they are in another order.
+        """
+        stored = self.checkpoints.progress(step).channels
+        if stored is None or self.channels is None:
+            return
+        problems = channel_differences(stored, self.channels)
+        if problems:
+            raise ValueError(
+                f"checkpoint {self.checkpoints.path(step)} was trained with other "
+                "channels:\n  " + "\n  ".join(problems) + "\nList the variables of "
+                "data.source as the run did (model.yml), or rename those of the files "
+                "with a preblock of type rename."
+            )
 
     def restore_all(self, step: int, state: TrainState) -> TrainState:
         """The state in a checkpoint.
@@ -103,6 +129,7 @@ class RunStore:
             optimizer: whether to take the state of the optimizer.
             position: whether to take the micro-batches seen and the loss scale.
         """
+        self.check_channels(step)
         targets, stored = self.items_of(state), self.checkpoints.item_names(step)
         if not optimizer:
             del targets[OPTIMIZER]
@@ -133,6 +160,7 @@ class RunStore:
         Raises:
             FileNotFoundError, ValueError: see `CheckpointStore.restore`.
         """
+        self.check_channels(step)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         specs = (model.packed_specs, model.model_state_specs)
         params, model_state = jax.tree.map(

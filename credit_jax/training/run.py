@@ -53,7 +53,7 @@ def train(
         "keep_best": trainer.save_best_weights,
     }
     store = CheckpointStore(folder, **keep)
-    run_store = RunStore(store, setup.model_def.param_specs)
+    run_store = _run_store(setup, store)
     if resume or trainer.load_weights:
         step = required_step(store, asked_by(resume=resume))
         run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
@@ -62,7 +62,7 @@ def train(
         store.close()
         display.message(f"Checkpoints of an earlier run are now in {set_aside(folder)}")
         store = CheckpointStore(folder, **keep)
-        run_store = RunStore(store, setup.model_def.param_specs)
+        run_store = _run_store(setup, store)
     if start.step is not None:
         display.message(
             f"Going on from {store.path(start.step)}: epoch {start.progress.epoch + 1},"
@@ -89,6 +89,10 @@ def train(
             f"saved in {store.folder}. --resume goes on with the very same losses."
         )
     return outcome
+
+
+def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
+    return RunStore(store, setup.model_def.param_specs, setup.schema.names)
 
 
 def _loggers(
@@ -123,7 +127,7 @@ def report_skill(
     store = CheckpointStore(folder)
     best = store.best_step()
     if best is not None and best != int(state.micro_step):
-        run_store = RunStore(store, setup.model_def.param_specs)
+        run_store = _run_store(setup, store)
         state = run_store.restore_weights(best, state)
     store.close()
     log, first_process = folder / LOG_NAME, jax.process_index() == 0

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import chex
 import jax
@@ -66,6 +67,7 @@ def test_round_trip_onto_another_mesh(open_store, make_mesh):
     spec = NamedSharding(mesh, P("dp_shard", "tp"))
     place = lambda x: jax.device_put(x, spec) if x.ndim == 2 else x  # noqa: E731
     progress = Progress(epoch=1, batches=2, epoch_losses=(0.5, 0.25), best_metric=0.1)
+    progress = replace(progress, channels={"input": ("T", "U"), "target": ("T",)})
     store = open_store()
     store.save(7, jax.tree.map(place, saved), progress)
     store.close()

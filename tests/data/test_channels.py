@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from credit_jax.data import ChannelSchema, open_dataset
-from credit_jax.data.channels import channel_problems, num_levels
+from credit_jax.data.channels import ChannelGroup, channel_problems, num_levels
 from credit_jax.models.registry import parse_model
 from tests.data.world import MODEL, parsed, raw_config
 
@@ -66,3 +66,14 @@ def test_levels_without_files(schema):
     data = parsed(raw_config("nowhere", data__source__ERA5__levels=None)).data
     counts = ChannelSchema.from_config(data, num_levels(data, 5)).target_counts
     assert list(counts.values()) == [5, 5, 1, 1]
+
+
+def test_names_tell_variables_apart():
+    """A variable of two sources has its whole key."""
+    keys = ["A/prognostic/3d/T", "A/static/2d/mask", "B/prognostic/3d/T"]
+    groups = tuple(ChannelGroup(k, 3 if "3d" in k else 1, 1) for k in keys)
+    names = ChannelSchema(groups, groups[:2]).names
+    assert names == {
+        "input": (f"{keys[0]} (3 levels)", "mask", f"{keys[2]} (3 levels)"),
+        "target": ("T (3 levels)", "mask"),
+    }

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from credit_jax.checkpoint import CheckpointStore, PlateauState
-from credit_jax.config import build_config
+from credit_jax.config import build_config, dump_config
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import read_log
@@ -313,6 +313,20 @@ def test_weights_alone(make, tmp_path):
     assert int(start.state.micro_step) == 6
     assert start.progress.epoch == 1
     store.checkpoints.close()
+
+
+def test_variables_in_another_order_are_refused(make, tmp_path):
+    """The arrays would fit: U and T have as many levels."""
+    trained = make(trainer__epochs=1, trainer__batches_per_epoch=1)
+    go(trained, tmp_path)
+    source = dump_config(trained.config)["data"]["source"]
+    source["ERA5"]["variables"]["prognostic"]["vars_3D"].reverse()
+    message = r"input: variable 1 is T \(2 levels\), in the checkpoint it is U \(2 lev"
+    for keys, resume in ({}, True), ({"trainer__load_weights": True}, False):
+        other = make(data__source=source, **keys)
+        with pytest.raises(ValueError, match=message):
+            go(other, tmp_path, resume=resume)
+    assert {p.name for p in tmp_path.iterdir()} >= {"checkpoints", "model.yml"}
 
 
 PLATEAU = {
