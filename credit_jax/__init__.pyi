@@ -4,7 +4,7 @@ from .config import ConfigError as ConfigError
 from .config import load_config as load_config
 from .data import ChannelSchema as ChannelSchema
 from .fields import FieldContext as FieldContext
-from .forecast import Forecaster as Forecaster
+from .inference import Forecaster as Forecaster
 from .losses import build_loss as build_loss
 from .models.model_def import ModelDef as ModelDef
 from .models.parallel_model import ParallelModel as ParallelModel

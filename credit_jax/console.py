@@ -21,6 +21,7 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
             "credit_jax.preprocess.__main__", "fit the scalers of a config", "", "cpu"
         ),
         "train": Entry("credit_jax.train", "train a model"),
+        "forecast": Entry("credit_jax.forecast", "forecasts of a model, to files"),
         "predict": Entry("credit_jax.predict", "one forward pass of a model"),
         "demo": Entry("credit_jax.demo.__main__", "make the demo data set"),
     }

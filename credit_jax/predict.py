@@ -16,7 +16,7 @@ import numpy as np
 from credit_jax.commands import OK, run_module
 from credit_jax.config.load import read_model_section
 from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.forecast import Forecaster
+from credit_jax.inference import Forecaster
 from credit_jax.io.atomic import new_file
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache

@@ -8,6 +8,7 @@ from credit_jax.config.base import StrictModel
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
 from credit_jax.config.demo import DemoConfig
 from credit_jax.config.fields import FIELD_TYPES
+from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
 from credit_jax.config.metrics import MetricsConfig
@@ -32,6 +33,8 @@ class Config(StrictModel):
         trainer: see `TrainerConfig`.
         demo: a data set to make before the first training (`DemoConfig`); CREDIT has no
             such section and ignores it.
+        inference: forecasts of the trained model (`InferenceConfig`); training does not
+            read it.
     """
 
     save_loc: str
@@ -47,12 +50,12 @@ class Config(StrictModel):
     metrics: MetricsConfig | None = None
     trainer: TrainerConfig
     demo: DemoConfig | None = None
+    inference: InferenceConfig | None = None
 
     ignored: ClassVar = {
         "pbs": _BATCH_SYSTEM,
         "slurm": _BATCH_SYSTEM,
         "predict": "training only",
-        "inference": "training only",
         "custom_objects": "no plug-ins are loaded",
         "custom_models": "no plug-ins are loaded",
     }

@@ -1,5 +1,8 @@
 """Checks of the data before anything is compiled: grids, times, variables, values."""
 
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 from jaxtyping import Shaped
 
@@ -15,6 +18,15 @@ FILL_SHARE = 1e-3
 LARGEST = 1e15
 # Largest difference of two files' coordinates, in degrees.
 SAME_DEGREES = 1e-2
+
+
+@runtime_checkable
+class HasGrids(Protocol):
+    """Opened files, whose grids can be compared."""
+
+    def grids(self) -> Iterator[Grid]:
+        """The grid of each field type of each source."""
+        ...
 
 
 def check_dataset(dataset: Dataset, grid: tuple[int, int] | None = None) -> None:
@@ -82,7 +94,7 @@ def _check_fill_value(
         )
 
 
-def check_grid(dataset: Dataset, grid: tuple[int, int] | None = None) -> None:
+def check_grid(dataset: HasGrids, grid: tuple[int, int] | None = None) -> None:
     """Check that all files have the model's grid and the same coordinates."""
     first = None
     for own in dataset.grids():

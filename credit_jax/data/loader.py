@@ -25,8 +25,7 @@ from credit_jax.transforms import (
     build_pipeline,
     channel_units,
     fields_of_rollout,
-    newest,
-    static_fields,
+    initial_entries,
     without_input,
 )
 
@@ -164,12 +163,8 @@ class Loader:
         y = targets[0] if not later else np.concatenate(targets, axis=2)
         times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
         check_finite(done["x"], y, first["input_times"], self.schema)
-        fields = {}
         physical = self.pipeline.renamed(first, Phase.BEFORE_STEP)["input"]
-        if self.pipeline.needs("x_physical"):
-            fields["x_physical"] = newest(physical)
-        if self.pipeline.needs("ic_raw"):
-            fields["ic_raw"] = newest(static_fields(raw["input"]))
+        fields = initial_entries(self.pipeline, raw["input"], physical)
         if later:
             fields |= fields_of_rollout(physical, [s["input"] for s in later])
         return Batch(done["x"], y, first["input_times"], times, fields)

@@ -11,7 +11,7 @@ from credit_jax.config import Config, write_config
 from credit_jax.data.channels import SCHEMA_FILE
 from credit_jax.data.climatology import build_climatology
 from credit_jax.evaluation.report import evaluate
-from credit_jax.forecast import Forecaster
+from credit_jax.inference import Forecaster
 from credit_jax.parallel.mesh.credit import data_parallel_coords
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard, read_log

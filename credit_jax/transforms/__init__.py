@@ -17,9 +17,10 @@ from credit_jax.transforms.rollout import (
     ONE_STEP,
     Advance,
     Rollout,
+    constant_fields,
     fields_of_rollout,
+    initial_entries,
     newest,
-    static_fields,
     without_input,
 )
 from credit_jax.transforms.units import Units, channel_units
@@ -43,9 +44,10 @@ __all__ = [
     "Where",
     "build_pipeline",
     "channel_units",
+    "constant_fields",
     "fields_of_rollout",
+    "initial_entries",
     "newest",
-    "static_fields",
     "transform_types",
     "without_input",
 ]

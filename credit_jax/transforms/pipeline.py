@@ -42,6 +42,7 @@ from credit_jax.transforms.base import (
     Where,
 )
 from credit_jax.transforms.post.reconstruct import Reconstruct
+from credit_jax.transforms.pre.normalize import Denormalize, Normalizer
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 
@@ -66,6 +67,11 @@ class Placed:
     phase: Phase
     where: Where
     transform: Transform
+
+    @property
+    def section(self) -> str:
+        """Top-level key of the config that it is in: "preblocks" or "postblocks"."""
+        return self.path.split(".")[0]
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,40 @@ class Pipeline:
 
         return Pipeline(tuple(attached(each) for each in self.transforms))
 
+    def for_forecast(self) -> Pipeline:
+        """The same for forecasts, which have no target and end in physical units.
+
+        Without the postblocks that work on the target, "y" and what is made of it; and
+        with the inverse of `era5_normalizer` after the `reconstruct` of predictions,
+        since no postblock undoes it.
+
+        Differs from CREDIT: its rollout fails at a block that needs "y", and feeds
+        fields back that are normalized already.
+        """
+        made = {
+            each.transform.args.out_key
+            for each in self.transforms
+            if isinstance(each.transform, Reconstruct)
+            and each.transform.args.in_key == "y"
+        }
+        kept: list[Placed] = []
+        for each in self.transforms:
+            args: Any = getattr(each.transform, "args", None)
+            keys = {getattr(args, name, None) for name in ("in_key", "out_key", "key")}
+            if each.phase is Phase.AFTER_STEP and keys & {"y", *made}:
+                continue
+            kept.append(each)
+            if each.phase is Phase.AFTER_STEP and keys >= {"y_pred", "y_processed"}:
+                kept += self._inverses()
+        return Pipeline(tuple(kept))
+
+    def _inverses(self) -> Iterator[Placed]:
+        """What undoes the normalizers of every step, of predictions."""
+        for each in reversed(self._of(Phase.BEFORE_STEP)):
+            if isinstance(each.transform, Normalizer):
+                undo = Denormalize(each.transform)
+                yield replace(each, phase=Phase.AFTER_STEP, transform=undo)
+
     def renamed(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
         """Run the renames of some phases alone, on the host.
 
@@ -161,7 +201,7 @@ class Pipeline:
     def needs(self, name: str) -> bool:
         """Whether a transform needs an entry of the tree that others do not."""
         return any(
-            name in TRANSFORMS[each.phase.section][each.type].needs
+            name in TRANSFORMS[each.section][each.type].needs
             for each in self.transforms
         )
 

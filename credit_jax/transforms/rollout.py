@@ -84,7 +84,14 @@ def fields_of_rollout(
         }
         for source, own in later[0].items()
     }
-    static = {
+    return {FORCING: forcing, STATIC: constant_fields(first)}
+
+
+def constant_fields(
+    first: Mapping[str, Mapping[str, np.ndarray]],
+) -> dict[str, dict[str, np.ndarray]]:
+    """The inputs that are neither predicted nor forced, (batch, level, 1, lat, lon)."""
+    return {
         source: {
             key: field
             for key, field in own.items()
@@ -92,7 +99,27 @@ def fields_of_rollout(
         }
         for source, own in newest(first).items()
     }
-    return {FORCING: forcing, STATIC: static}
+
+
+def initial_entries(
+    pipeline: Pipeline, raw: FieldTree, physical: FieldTree
+) -> dict[str, FieldTree]:
+    """The named fields of the first step that transforms need besides x.
+
+    Args:
+        pipeline: the transforms.
+        raw: input fields as they are read.
+        physical: those before the preblocks of every step, with the names after them.
+
+    Returns:
+        {"x_physical": ..., "ic_raw": ...}, each if a transform needs it.
+    """
+    entries: dict[str, FieldTree] = {}
+    if pipeline.needs("x_physical"):
+        entries["x_physical"] = newest(physical)
+    if pipeline.needs("ic_raw"):
+        entries["ic_raw"] = newest(static_fields(raw))
+    return entries
 
 
 @dataclass(frozen=True)
@@ -222,18 +249,22 @@ class Rollout:
         self,
         batch: FieldTree,
         fields: FieldTree,
-        target: Array,
+        target: Array | None,
         prediction: Array,
         context: FieldContext,
     ) -> FieldTree:
-        """The fields of a step, with "y_pred" and "y", after its transforms."""
+        """The fields of a step, with "y_pred" and "y", after its transforms.
+
+        Without a target there is no "y".
+        """
         tree = {
             **{name: batch[name] for name in batch if name not in (FORCING, STATIC)},
             **fields,
             "x": self._clamped(fields["x"]),
-            "y": self._clamped(target),
             "y_pred": prediction,
         }
+        if target is not None:
+            tree["y"] = self._clamped(target)
         return tree if self.postprocess is None else self.postprocess(tree, context)
 
     def next(

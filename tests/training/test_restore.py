@@ -6,7 +6,7 @@ import chex
 import jax
 import pytest
 
-from credit_jax.forecast import Forecaster
+from credit_jax.inference import Forecaster
 from credit_jax.training.restore import restore
 from tests.support import assert_close
 from tests.test_predict import expected, run, x

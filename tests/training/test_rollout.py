@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-import xarray as xr
 import yaml
 
 from credit_jax.config import load_config
 from credit_jax.plan import plan_run
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import place_state, state_of, state_specs
+from tests.reference.scalers import SCALED, write_scalers
 from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close
 
 NUM_UPDATES = 6
 # Ten times what is seen.
 LOSS, NORM, VALIDATION, CHANGE = 1e-6, 3e-6, 1e-6, 1e-2
-SCALED = {
-    "T": "ERA5/prognostic/3d/T",
-    "U": "ERA5/prognostic/3d/U",
-    "SP": "ERA5/prognostic/2d/SP",
-    "TP": "ERA5/diagnostic/2d/TP",
-}
 CASES = {
     "two steps": {"forecast_len": 2},
     "the second of two steps": {"forecast_len": 2, "backprop_on_timestep": [2]},
@@ -47,28 +40,6 @@ def folder(credit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     credit.write_dataset(folder)
     write_scalers(folder)
     return folder
-
-
-def write_scalers(folder: Path) -> None:
-    """bridgescaler's own file: a standard scaler of each variable."""
-    import torch
-    from bridgescaler import save_scaler_dict
-    from bridgescaler.distributed_tensor import DStandardScalerTensor
-
-    data = xr.open_dataset(folder / "d_2000.nc")
-    fitted: dict[str, dict[str, Any]] = {"input": {}, "target": {}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name, key in SCALED.items():
-            values = data[name].to_numpy()
-            values = values if "/3d/" in key else values[:, None]
-            scaler = DStandardScalerTensor(channels_last=False)
-            scaler.fit(torch.from_numpy(values[:, :, None]))
-            fitted["target"][key] = scaler
-            if "prognostic" in key:
-                fitted["input"][key] = scaler
-    scalers = {part: {"ERA5": own} for part, own in fitted.items()}
-    save_scaler_dict(scalers, str(folder / "scaler.json"))
 
 
 def write_config(folder: Path, data: dict[str, Any]) -> Path:

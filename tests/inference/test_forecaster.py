@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from credit_jax.config.parallelism import parse_parallelism
-from credit_jax.forecast import Forecaster
+from credit_jax.inference import Forecaster
 from credit_jax.nn import model_state
 from credit_jax.plan import plan_model
 from tests.data.world import MODEL

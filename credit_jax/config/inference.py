@@ -1,0 +1,228 @@
+"""The `inference:` section: start dates, length, data and output of forecasts."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import pandas as pd
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from credit_jax.config.base import StrictModel
+from credit_jax.config.data import DataConfig
+from credit_jax.config.dates import Date
+from credit_jax.config.messages import got
+from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
+
+# Names of periods that share a file -> the one name of each.
+GROUPS = {
+    **dict.fromkeys(("1d", "d", "day", "daily"), "day"),
+    **dict.fromkeys(("1m", "m", "month", "monthly"), "month"),
+    **dict.fromkeys(("1y", "y", "year", "yearly"), "year"),
+    "full": "full",
+}
+
+
+def _check_duration(value: str) -> str:
+    try:
+        length = pd.Timedelta(value)
+    except ValueError:
+        length = pd.Timedelta(0)
+    if not length > pd.Timedelta(0):
+        raise ValueError(f"must be a positive duration such as '10d', got {got(value)}")
+    return value
+
+
+def _check_group(value: Any) -> Any:
+    name = GROUPS.get(str(value).lower().strip())
+    if name is None:
+        raise ValueError(
+            f"must be null or one of {', '.join(GROUPS)}; got {got(value)}"
+        )
+    return name
+
+
+def _variable(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _lower(value: Any) -> Any:
+    return value.lower().strip() if isinstance(value, str) else value
+
+
+Duration = Annotated[str, AfterValidator(_check_duration)]
+Group = Annotated[
+    Literal["day", "month", "year", "full"], BeforeValidator(_check_group)
+]
+
+
+class BatchForecastConfig(StrictModel):
+    """Forecasts from several dates.
+
+    Attributes:
+        forecast_length: of each forecast ("10d").
+        first_init_date, last_init_date: first and last start date, both included.
+        init_interval: between two of them ("12h").
+    """
+
+    forecast_length: Duration
+    first_init_date: Date
+    last_init_date: Date
+    init_interval: Duration
+
+
+class SingleForecastConfig(StrictModel):
+    """A forecast from one date.
+
+    Attributes:
+        start_datetime: the date.
+        forecast_length: by default that of `batch_forecast`, else "10d".
+    """
+
+    start_datetime: Date | None = None
+    forecast_length: Duration | None = None
+
+    ignored: ClassVar = {"init_data": "CREDIT reserves it and reads nothing of it"}
+
+
+class VariableChoice(StrictModel):
+    """A variable that is written.
+
+    Attributes:
+        name: "SOURCE/field_type/3d or 2d/NAME", as postblocks name it.
+        levels: its levels, as in `data.source.*.levels`; null writes all.
+    """
+
+    name: str
+    levels: tuple[float, ...] | None = None
+
+
+class EncodingConfig(StrictModel):
+    """NetCDF encoding of a variable.
+
+    Attributes:
+        dtype: of the values in the file.
+        zlib, complevel, shuffle, fletcher32: filters.
+        chunksizes, contiguous: storage.
+    """
+
+    dtype: Literal["float32", "float64", "float16"] | None = None
+    zlib: bool | None = None
+    complevel: Annotated[int, Field(ge=0, le=9)] | None = None
+    shuffle: bool | None = None
+    chunksizes: tuple[int, ...] | None = None
+    fletcher32: bool | None = None
+    contiguous: bool | None = None
+
+
+class OutputConfig(StrictModel):
+    """What is written of a forecast, and how.
+
+    Attributes:
+        format: "netcdf", CREDIT's files, or "zarr", one store of all forecasts.
+        output_interval: lead times that are written are multiples of it; null writes
+            every step.
+        group_by: steps of a NetCDF file: null is one step, then "day", "month" or
+            "year" of the valid time, or "full".
+        variables: those that are written; null writes all.
+        metadata: YAML file of CF attributes by variable; a bare name is one of those
+            that come with the package.
+        encoding: NetCDF encoding (`EncodingConfig`) of all variables, and sections of
+            single ones by full key or short name.
+        max_pending: steps that may wait to be written; null is two per writer.
+    """
+
+    format: Annotated[Literal["netcdf", "zarr"], BeforeValidator(_lower)] = "netcdf"
+    output_interval: Duration | None = None
+    group_by: Group | None = None
+    variables: (
+        tuple[Annotated[VariableChoice, BeforeValidator(_variable)], ...] | None
+    ) = None
+    metadata: str | None = None
+    encoding: dict[str, Any] = Field(default_factory=dict)
+    max_pending: Annotated[int, Field(ge=1)] | None = None
+
+    @field_validator("encoding")
+    @classmethod
+    def _check_encoding(cls, value: dict[str, Any]) -> dict[str, Any]:
+        own = {k: v for k, v in value.items() if not isinstance(v, Mapping)}
+        for section in (own, *(v for v in value.values() if isinstance(v, Mapping))):
+            EncodingConfig.model_validate(section)
+        return value
+
+    def encoding_of(self, name: str) -> dict[str, Any]:
+        """NetCDF encoding of a variable: the common one, then what names it.
+
+        Args:
+            name: short, as in the file.
+        """
+        encoding = {
+            k: v for k, v in self.encoding.items() if not isinstance(v, Mapping)
+        }
+        for key, own in self.encoding.items():
+            if isinstance(own, Mapping) and name in (key, key.split("/")[-1]):
+                encoding |= own
+        # The default of the netCDF library, which CREDIT writes with.
+        return {"shuffle": True, **encoding} if encoding.get("zlib") else encoding
+
+
+class InferenceDataConfig(DataConfig):
+    """A data section for forecasts alone: the start dates say when it is read."""
+
+    forecast_len: int = Field(default=1, ge=0)
+
+    @model_validator(mode="after")
+    def _has_dates(self) -> "InferenceDataConfig":
+        return self
+
+
+class PerturbationConfig(StrictModel):
+    """How the initial states of the members of an ensemble differ.
+
+    Attributes:
+        type: "gaussian" noise, independent at every point; "spherical" noise, smooth on
+            the sphere; "bred" vectors; "lagged" start dates; "none".
+        std: of gaussian and spherical noise and of bred vectors, in units of the
+            variable's standard deviation; a number, or one for each variable by short
+            name, in which case the others are not perturbed.
+        length_scale: of spherical noise, in degrees.
+        num_cycles: of breeding, each as long as a step.
+        lag: between the start dates of lagged members ("6h").
+    """
+
+    type: Literal["none", "gaussian", "spherical", "bred", "lagged"] = "gaussian"
+    std: float | dict[str, float] = 0.1
+    length_scale: float = Field(default=20.0, gt=0)
+    num_cycles: int = Field(default=5, ge=1)
+    lag: Duration = "6h"
+
+
+class InferenceConfig(StrictModel):
+    """Forecasts of a trained model: CREDIT's section.
+
+    Attributes:
+        run_mode: "batch" for `batch_forecast`, "single" for `single_forecast`.
+        save_forecast: folder of the forecasts.
+        batch_forecast, single_forecast: start dates and length.
+        data, preblocks, postblocks: each replaces the section of that name as a whole.
+        output: what is written.
+        members: ensemble members of every forecast; CREDIT has none.
+        perturbation: of their initial states; CREDIT has none.
+    """
+
+    run_mode: Literal["batch", "single"] = "batch"
+    save_forecast: str | None = None
+    batch_forecast: BatchForecastConfig | None = None
+    single_forecast: SingleForecastConfig | None = None
+    data: InferenceDataConfig | None = None
+    preblocks: PreblocksConfig | None = None
+    postblocks: PostblocksConfig | None = None
+    output: OutputConfig = OutputConfig()
+    members: int = Field(default=1, ge=1)
+    perturbation: PerturbationConfig | None = None
+
+    ignored: ClassVar = {"mode": "the forecast command has --parallelism"}

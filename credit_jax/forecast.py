@@ -1,0 +1,359 @@
+"""Forecasts of a trained model: `python -m credit_jax.forecast --config FILE`.
+
+Reads the `inference:` section of CREDIT's gen2 YAML, rolls the model out on any mesh,
+and writes CREDIT's NetCDF files or one Zarr store that WeatherBench reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from credit_jax.checkpoint import EMA, WEIGHTS
+from credit_jax.commands import (
+    DIVERGED,
+    FAILED,
+    OK,
+    CommandError,
+    add_config_options,
+    print_line,
+    read_config,
+    run_module,
+)
+from credit_jax.config import Config
+from credit_jax.config.load import dump_config
+from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.inference import Forecaster
+from credit_jax.inference.archive import Archive, digest_of, software
+from credit_jax.inference.campaign import (
+    Campaign,
+    NonFiniteForecastError,
+    Summary,
+)
+from credit_jax.inference.netcdf import NetcdfStore
+from credit_jax.inference.outputs import Outputs
+from credit_jax.inference.plan import ForecastPlan, plan_forecast
+from credit_jax.inference.stores import Store
+from credit_jax.inference.zarr_store import ZarrStore
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
+from credit_jax.parallel.mesh.devices import forward_devices
+from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.training.restore import RunStore, open_run
+
+HELP = "Forecast from the start dates of the inference section, or of the command line."
+EXAMPLE = "--config RUN/model.yml --init-time 2001-06-01T00 --length 5d --format zarr"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line `python -m credit_jax.forecast`; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.forecast")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `forecast`."""
+    add_config_options(parser)
+    add = parser.add_argument
+    add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
+    add("--step", type=int, help="which checkpoint (default: the newest)")
+    add(
+        "--weights",
+        choices=("average", "last"),
+        help="the moving average, if there is one (default), or the last weights",
+    )
+    add(
+        "--init-time",
+        action="append",
+        default=[],
+        metavar="DATE",
+        help="start date, instead of those of the inference section; repeatable",
+    )
+    add("--steps", type=int, help="steps of each forecast")
+    add("--length", metavar="DURATION", help="length of each forecast: 10d")
+    add("--members", type=int, help="ensemble members of each forecast")
+    add(
+        "--parallelism",
+        default="data=none",
+        metavar="KEY=N,...",
+        help="the mesh: data=none,tensor=2,domain=2 (default: one device)",
+    )
+    add("--devices", type=int, help="devices to use; simulated on a CPU-only machine")
+    add("--batch", type=int, default=1, help="forecasts side by side on a device")
+    add(
+        "--precision",
+        default="float32",
+        help="float32 (default), bfloat16 or float16",
+    )
+    add("--out", metavar="DIR", help="folder, instead of inference.save_forecast")
+    add("--format", choices=("netcdf", "zarr"), help="instead of that of the config")
+    add("--zarr-format", type=int, choices=(2, 3), default=3, help="version of Zarr")
+    add(
+        "--shard",
+        default="1/1",
+        metavar="I/N",
+        help="make the I-th of N parts of the forecasts, for job arrays",
+    )
+    add(
+        "--resume", action="store_true", help="make only the forecasts that are missing"
+    )
+    add(
+        "--nan",
+        choices=("raise", "fill"),
+        default="raise",
+        help="values that are not finite end the command, or are missing values",
+    )
+    add("--writers", type=int, default=4, help="threads that write files")
+    add("--cache", metavar="DIR", help=CACHE_HELP)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans, forecasts, writes.
+
+    Raises:
+        CommandError: with exit code 1 if writing fails, 3 for values that are not
+            finite.
+        ValueError, OSError: the forecasts cannot start.
+    """
+    compile_sooner()
+    config = read_config(args.config, args.set)
+    use_cache(args.cache)
+    parallelism = parse_parallelism(args.parallelism)
+    folder = folder_of(config, args.out)
+    devices = forward_devices(parallelism, args.devices)
+    plan = plan_forecast(
+        config,
+        parallelism,
+        num_devices=len(devices),
+        init_times=args.init_time,
+        num_steps=args.steps,
+        length=args.length,
+        overrides=_overrides(args),
+    )
+    for note in plan.notes:
+        print_line(f"note: {note}", "yellow")
+    model = plan.model.build(devices, mp_policy=default_mp_policy(args.precision))
+    outputs = plan.outputs(model)
+    checkpoint = open_checkpoint(args.checkpoint or config.save_loc, args.step, args)
+    size = args.batch * model.axes.num_data
+    groups = plan.schedule.groups(size, parse_shard(args.shard))
+    store, archive = _places(args, plan, folder, outputs, checkpoint)
+    tasks = [task for group in groups for task in group]
+    archive.check(tasks, resume=args.resume)
+    weights = Forecaster(model, *checkpoint.restore(model)).weights
+    for line in header(args.config, plan, model, checkpoint):
+        print_line(line)
+    try:
+        archive.create()
+        store.create()
+        summary = Campaign(
+            plan.step(model, outputs),
+            weights,
+            plan.reader,
+            store,
+            archive,
+            outputs,
+            groups,
+            size,
+            plan.schedule.num_steps,
+            plan.schedule.written,
+            num_writers=args.writers,
+            max_pending=plan.inference.output.max_pending,
+            fill_nan=args.nan == "fill",
+            progress=lambda done: print_line(f"{done} of {len(tasks)} forecasts"),
+        ).run()
+    except NonFiniteForecastError as error:
+        raise CommandError(str(error), DIVERGED) from error
+    except OSError as error:
+        raise CommandError(f"--out: {folder}: {error}", FAILED) from error
+    for line in footer(summary, folder):
+        print_line(line)
+    return OK
+
+
+def folder_of(config: Config, out: str | None) -> Path:
+    """The folder of the forecasts.
+
+    Raises:
+        ValueError: neither the command line nor the config names one.
+    """
+    named = out or (config.inference.save_forecast if config.inference else None)
+    if not named:
+        raise ValueError("--out DIR is needed: inference.save_forecast names no folder")
+    if "$" in (expanded := os.path.expandvars(named)):
+        raise ValueError(
+            f"inference.save_forecast: {expanded!r} holds an environment variable that "
+            "is not set; set it, or give --out"
+        )
+    return Path(expanded).resolve()
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """The part and the number of parts of "I/N".
+
+    >>> parse_shard("2/8")
+    (2, 8)
+    """
+    number, _, count = text.partition("/")
+    if number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count):
+        return int(number), int(count)
+    raise ValueError(
+        f"--shard must be I/N with I from 1 to N, such as 2/8, got {text!r}"
+    )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of a run.
+
+    Attributes:
+        path: its folder.
+        step: its number.
+        average: whether the moving average of the weights is taken.
+        run: all checkpoints of the run.
+    """
+
+    path: Path
+    step: int
+    average: bool
+    run: Any
+
+    def restore(self, model: ParallelModel) -> Any:
+        """The weights on the mesh of a model."""
+        store = RunStore(self.run, model.model_def.param_specs)
+        return store.restore_model(self.step, model, average=self.average)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the files of the weights."""
+        return digest_of(self.path / (EMA if self.average else WEIGHTS))
+
+
+def open_checkpoint(
+    folder: str, step: int | None, args: argparse.Namespace
+) -> Checkpoint:
+    """A checkpoint of the run in a folder.
+
+    Raises:
+        FileNotFoundError: there is none, or it has no moving average.
+    """
+    store, newest = open_run(folder)
+    step = newest if step is None else step
+    has_average = EMA in store.item_names(step)
+    if args.weights == "average" and not has_average:
+        raise FileNotFoundError(
+            f"--weights average: {store.path(step)} has no moving average of the "
+            "weights; give --weights last"
+        )
+    average = has_average and args.weights != "last"
+    return Checkpoint(store.path(step), step, average, store)
+
+
+def header(
+    source: str, plan: ForecastPlan, model: ParallelModel, checkpoint: Checkpoint
+) -> list[str]:
+    """What the forecasts are, in a few lines."""
+    schedule, axes = plan.schedule, model.axes
+    dates = [str(schedule.starts[i])[:16] for i in (0, -1)]
+    weights = "moving average" if checkpoint.average else "last weights"
+    devices = model.mesh.devices.reshape(-1)
+    return [
+        f"credit_jax  forecasts of {source}, checkpoint {checkpoint.step} ({weights})",
+        f"mesh   dp {axes.num_data} x tp {axes.num_tensor} x domain {axes.num_domain} "
+        f"on {len(devices)} {devices[0].platform} device(s)",
+        f"dates  {len(schedule.starts)} from {dates[0]} to {dates[1]}, "
+        f"{schedule.num_members} member(s), {schedule.num_steps} steps of "
+        f"{plan.data.timestep}",
+    ]
+
+
+def footer(summary: Summary, folder: Path) -> list[str]:
+    """What was done, in a few lines."""
+    times = summary.times
+    lines = [
+        f"{summary.num_forecasts} forecasts are in {folder}"
+        + (f", {summary.num_done} were there already" if summary.num_done else ""),
+        f"unroll {times.unroll:.2f} s, read {times.read:.2f} s, "
+        f"write {times.write:.2f} s of {times.total:.2f} s; "
+        f"devices idle {100 * times.idle:.1f} %",
+    ]
+    if summary.missing:
+        listed = ", ".join(f"{name} {n}" for name, n in summary.missing.items())
+        lines.append(f"values that are not finite, written as missing: {listed}")
+    return lines
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Keys of the inference section that the command line replaces."""
+    found: dict[str, Any] = {}
+    if args.members is not None:
+        if args.members < 1:
+            raise ValueError(f"--members must be at least 1, got {args.members}")
+        found["members"] = args.members
+    if args.batch < 1:
+        raise ValueError(f"--batch must be at least 1, got {args.batch}")
+    if jax.process_count() > 1:
+        raise ValueError(
+            "forecasts run in one process; share them out with --shard I/N"
+        )
+    return found
+
+
+def _places(
+    args: argparse.Namespace,
+    plan: ForecastPlan,
+    folder: Path,
+    outputs: Outputs,
+    checkpoint: Checkpoint,
+) -> tuple[Store, Archive]:
+    """The store and its record."""
+    schedule, config = plan.schedule, plan.inference.output
+    form = args.format or config.format
+    identity = {
+        **plan.sections(),
+        "format": f"zarr {args.zarr_format}" if form == "zarr" else form,
+        "checkpoint": checkpoint.digest,
+        "start dates": [str(time) for time in schedule.starts],
+        "steps": schedule.num_steps,
+        "members": schedule.num_members,
+        "perturbation": _perturbation(plan),
+        "output": config.model_dump(mode="json"),
+        "precision": args.precision,
+        "weights": "average" if checkpoint.average else "last",
+    }
+    provenance = {
+        "config": dump_config(plan.config),
+        "checkpoint": str(checkpoint.path),
+        "checkpoint_step": checkpoint.step,
+        "checkpoint_digest": checkpoint.digest,
+        **software(),
+    }
+    archive = Archive(folder, schedule, identity, provenance)
+    if form == "netcdf":
+        return NetcdfStore(folder, outputs, schedule, config), archive
+    attributes = {key: _text(value) for key, value in provenance.items()}
+    return (
+        ZarrStore(folder, outputs, schedule, attributes, args.zarr_format),
+        archive,
+    )
+
+
+def _perturbation(plan: ForecastPlan) -> Any:
+    own = plan.inference.perturbation
+    return None if own is None else own.model_dump(mode="json")
+
+
+def _text(value: Any) -> Any:
+    """A value as attributes of files may have it."""
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The record of the forecasts in a folder: what they are of, and which are done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.io.atomic import new_file
+
+RECORD, DONE = "forecast.json", "done"
+_PACKAGES = ("credit-jax", "jax", "numpy", "xarray", "zarr")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The record in a folder.
+
+    Attributes:
+        folder: of the forecasts.
+        schedule: of the forecasts.
+        identity: what decides on their values, by name.
+        provenance: where they come from.
+    """
+
+    folder: Path
+    schedule: Schedule
+    identity: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    def check(self, tasks: Iterable[Task], *, resume: bool) -> None:
+        """Checks the folder against what is to be written to it.
+
+        Args:
+            tasks: to be written.
+            resume: whether forecasts that are done are left as they are.
+
+        Raises:
+            ValueError: the folder holds forecasts of something else, or some of these
+                tasks, and is not to be resumed.
+        """
+        path = self.folder / RECORD
+        if not path.exists():
+            if (self.folder / "forecast.zarr").exists():
+                raise ValueError(
+                    f"--out: {self.folder} holds a store of unknown origin; give "
+                    "another folder"
+                )
+            return
+        found = json.loads(path.read_text(encoding="utf-8"))["identity"]
+        ours = json.loads(json.dumps(dict(self.identity)))
+        other = [k for k in {**found, **ours} if found.get(k) != ours.get(k)]
+        if other:
+            raise ValueError(
+                f"--out: {self.folder} holds forecasts with another "
+                f"{', '.join(other)}; give another folder"
+            )
+        if not resume and any(self.done(task) for task in tasks):
+            raise ValueError(
+                f"--out: {self.folder} holds some of these forecasts already; --resume "
+                "makes the missing ones, or give another folder"
+            )
+
+    def create(self) -> None:
+        """Writes the record, unless it is there."""
+        path = self.folder / RECORD
+        if path.exists():
+            return
+        content = {"identity": self.identity, "provenance": self.provenance}
+        with new_file(path) as partial:
+            partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+    def done(self, task: Task) -> bool:
+        """Whether all of a forecast is written."""
+        return self._marker(task).exists()
+
+    def mark(self, task: Task, missing: Mapping[str, int]) -> None:
+        """Records that all of a forecast is written.
+
+        Args:
+            task: the forecast.
+            missing: values that were not finite, by variable.
+        """
+        with new_file(self._marker(task)) as partial:
+            partial.write_text(json.dumps({"missing": missing}), encoding="utf-8")
+
+    def _marker(self, task: Task) -> Path:
+        start = str(self.schedule.starts[task.start])[:16].replace(":", "")
+        return self.folder / DONE / f"{start}_{task.member:03d}.json"
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 of the names and the contents of all files below a folder."""
+    total = hashlib.sha256()
+    for path in sorted(own for own in folder.rglob("*") if own.is_file()):
+        total.update(path.relative_to(folder).as_posix().encode())
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
+
+
+def software() -> dict[str, str]:
+    """Versions of packages, the commit of this one, and the command line."""
+    found = {"python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {**found, "commit": _commit(), "command": " ".join(sys.argv)}
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        run = subprocess.run(
+            command,
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return run.stdout.strip()

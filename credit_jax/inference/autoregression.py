@@ -1,0 +1,149 @@
+"""Forecasts of several steps on a mesh: one compiled step, whose state stays there.
+
+What is fed back, forced and kept is that of multi-step training (`transforms.rollout`);
+values are not clamped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from credit_jax.fields import FieldContext
+from credit_jax.models.model_def import Weights
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.model_state import ModelState
+from credit_jax.nn.noise import Noise
+from credit_jax.parallel.compiler import compile_program
+from credit_jax.parallel.placement import batch_spec
+from credit_jax.transforms import FieldTree, Rollout
+
+# Entries of the carried state; whatever else is given stays through a forecast.
+_CARRIED = ("x", "x_physical")
+Outputs = dict[str, Float[Array, "batch level time rows lon"]]
+
+
+@dataclass(frozen=True)
+class ForecastStep:
+    """The step from one state of a forecast to the next.
+
+    Attributes:
+        model: on its mesh.
+        rollout: the transforms after a step, and how the next input is made.
+        outputs: the fields that a step returns: key -> positions of its levels, or None
+            for all; None is every field.
+    """
+
+    model: ParallelModel
+    rollout: Rollout
+    outputs: Mapping[str, tuple[int, ...] | None] | None = None
+
+    def start(self, first: FieldTree) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The state before the first step, and what stays, from a placed batch.
+
+        Args:
+            first: "x", "static", and "x_physical" and "ic_raw" if transforms need them;
+                global arrays.
+        """
+        state = {name: first[name] for name in _CARRIED if name in first}
+        return state, {name: v for name, v in first.items() if name not in state}
+
+    def __call__(
+        self,
+        weights: tuple[Weights, ModelState],
+        state: FieldTree,
+        constants: FieldTree,
+        forcing: FieldTree,
+        noise: Noise | None = None,
+    ) -> tuple[dict[str, Any], Outputs]:
+        """One step; the memory of `state` is taken.
+
+        Args:
+            weights: of `Forecaster.weights`.
+            state: of `start`, or of the step before.
+            constants: of `start`.
+            forcing: dynamic forcing at the end of this step; any after the last one.
+            noise: of models that draw noise.
+
+        Returns:
+            The next state, and the fields after the step in physical units, float32;
+            rows stay padded.
+        """
+        return self._compiled(*weights, state, constants, forcing, noise)
+
+    def shapes(self, first: FieldTree, forcing: FieldTree) -> dict[str, int]:
+        """Key -> levels of every field that a step makes; nothing is compiled.
+
+        Args:
+            first, forcing: see `start` and `step`; arrays or their shapes.
+
+        Raises:
+            ValueError: the transforms make no named fields, or cannot go on from them.
+        """
+        state, constants = self.start(first)
+        weights = jax.eval_shape(self.model.init, jax.random.key(0))
+        given = (*weights, state, constants, forcing, None)
+        _, fields = jax.eval_shape(self._step, *given)
+        return {key: field.shape[1] for key, field in fields.items()}
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return compile_program(self._step, self.model.mesh, donate_argnums=2)
+
+    def _step(
+        self,
+        params: Weights,
+        model_state: ModelState,
+        state: FieldTree,
+        constants: FieldTree,
+        forcing: FieldTree,
+        noise: Noise | None,
+    ) -> tuple[dict[str, Any], Outputs]:
+        field = batch_spec(self.model.axes)
+        run = self.model.shard_map(
+            self._local_step,
+            batch_specs=(field, field, field, PartitionSpec()),
+            out_specs=(field, field),
+        )
+        return run(params, model_state, (state, constants, forcing, noise))
+
+    def _local_step(
+        self, params: Weights, model_state: ModelState, given: Any
+    ) -> tuple[dict[str, Any], Outputs]:
+        state, constants, forcing, noise = given
+        model, rollout = self.model, self.rollout
+        context = FieldContext(model.reducer)
+        inputs = rollout.inputs(model.model_def.inputs, constants, state)
+        prediction = model.local_forward(params, model_state, inputs, noise)
+        tree = rollout.after(constants, state, None, prediction, context)
+        following = rollout.next(constants, state, tree, forcing, context)
+        return following, self._chosen(tree)
+
+    def _chosen(self, tree: FieldTree) -> Outputs:
+        """The fields to return, at the time of the prediction."""
+        if "y_processed" not in tree:
+            raise ValueError(
+                "forecasts are written in physical units: postblocks.per_step needs a "
+                "block of type reconstruct, and the inverse of what preblocks scale"
+            )
+        found = {
+            key: field
+            for own in tree["y_processed"].values()
+            for key, field in own.items()
+        }
+        wanted = dict.fromkeys(found) if self.outputs is None else self.outputs
+        return {
+            key: _levels(found[key][:, :, :1], levels).astype(jnp.float32)
+            for key, levels in wanted.items()
+        }
+
+
+def _levels(field: Array, levels: tuple[int, ...] | None) -> Array:
+    return field if levels is None else field[:, jnp.array(levels)]

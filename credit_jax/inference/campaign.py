@@ -1,0 +1,287 @@
+"""Many forecasts: reading, computing and writing beside each other.
+
+One thread reads ahead, this one starts steps on the devices, one takes their results to
+the host, and some write files. The number of steps in flight is limited, so that the
+memory depends neither on the length nor on the number of the forecasts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from credit_jax.inference.archive import Archive
+from credit_jax.inference.autoregression import ForecastStep
+from credit_jax.inference.forecaster import to_host
+from credit_jax.inference.outputs import Outputs
+from credit_jax.inference.reading import FirstStep, ForecastReader
+from credit_jax.inference.schedule import Task
+from credit_jax.inference.stores import Job, Store, TaskWriter
+from credit_jax.inference.workers import ReadAhead, Workers
+
+# Steps whose input is read in advance, and steps on the devices.
+NUM_AHEAD, NUM_IN_FLIGHT = 3, 2
+
+
+class NonFiniteForecastError(RuntimeError):
+    """A forecast has values that are NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long a campaign took, in seconds.
+
+    Attributes:
+        unroll: steps on the devices, the first one, which is compiled, left out.
+        read: initial states and forcing, beside the other two.
+        write: copies to the host, and files.
+        total: from the end of the first step to the end.
+    """
+
+    unroll: float
+    read: float
+    write: float
+    total: float
+
+    @property
+    def idle(self) -> float:
+        """Share of the total in which the devices had nothing to do."""
+        return max(0.0, 1 - self.unroll / self.total) if self.total > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a campaign did.
+
+    Attributes:
+        num_forecasts: that were made.
+        num_done: that were there already.
+        missing: values that were not finite, by variable.
+        times: see `Times`.
+    """
+
+    num_forecasts: int
+    num_done: int
+    missing: dict[str, int]
+    times: Times
+
+
+@dataclass
+class _Progress:
+    """Writes the record of a forecast when its last file is written."""
+
+    archive: Archive
+    task: Task
+    writer: TaskWriter
+    missing: Counter = field(default_factory=Counter)
+    _open: int = 1
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def job(self, write: Job) -> Job:
+        """A job that counts."""
+        with self._lock:
+            self._open += 1
+
+        def run() -> None:
+            write()
+            self.close()
+
+        return run
+
+    def close(self) -> None:
+        """A part of the forecast is written."""
+        with self._lock:
+            self._open -= 1
+            last = self._open == 0
+        if last:
+            self.archive.mark(self.task, dict(self.missing))
+
+
+@dataclass
+class _DeviceClock:
+    """Adds up when the devices were busy; steps run one after the other."""
+
+    busy: float = 0.0
+    first_end: float = 0.0
+    last_end: float = 0.0
+
+    def wait(self, dispatched: float, result: Any) -> None:
+        """Waits for a step that was started at some time."""
+        jax.block_until_ready(result)
+        now = time.perf_counter()
+        if self.first_end:
+            self.busy += now - max(dispatched, self.last_end)
+        self.first_end, self.last_end = self.first_end or now, now
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Forecasts that are made and written.
+
+    Attributes:
+        step: the compiled step.
+        weights: of the model, after spectral norm.
+        reader: of what the steps are given.
+        store: where they are written.
+        archive: which are done.
+        outputs: what is written of them.
+        groups: tasks that run side by side.
+        size: of a group; smaller ones are filled up with copies.
+        num_steps: of a forecast.
+        written: steps that are written.
+        num_writers: threads that write files.
+        max_pending: files that may wait to be written.
+        fill_nan: whether values that are not finite are written as missing and counted;
+            else they are an error.
+        progress: called with the number of forecasts after each group.
+    """
+
+    step: ForecastStep
+    weights: Any
+    reader: ForecastReader
+    store: Store
+    archive: Archive
+    outputs: Outputs
+    groups: Sequence[Sequence[Task]]
+    size: int
+    num_steps: int
+    written: Sequence[int]
+    num_writers: int = 4
+    max_pending: int | None = None
+    fill_nan: bool = False
+    progress: Callable[[int], None] = lambda done: None
+
+    def run(self) -> Summary:
+        """Makes the forecasts that are not there yet.
+
+        Raises:
+            NonFiniteForecastError: values are not finite, and are not to be filled.
+            OSError, ValueError: something cannot be read or written.
+        """
+        todo = [g for g in self.groups if not all(map(self.archive.done, g))]
+        pending = self.max_pending or 2 * self.num_writers
+        mesh = self.step.model.mesh
+        full = [[*g, *[g[-1]] * (self.size - len(g))] for g in todo]
+        reader = ReadAhead(self.reader.stream(full, self.num_steps, mesh), NUM_AHEAD)
+        devices = Workers(1, NUM_IN_FLIGHT, "devices")
+        host = Workers(1, NUM_IN_FLIGHT, "host")
+        files = Workers(self.num_writers, pending, "write")
+        clock, made = _DeviceClock(), list[_Progress]()
+        workers = (devices, host, files)
+        try:
+            for group in todo:
+                tasks = [self._progress(task) for task in group]
+                self._forecast(tasks, reader, devices, host, files, clock)
+                made += [task for task in tasks if task is not None]
+                self.progress(len(made))
+            for own in workers:
+                own.close()
+        except BaseException:
+            for own in workers:
+                own.cancel()
+            raise
+        finally:
+            reader.close()
+        write = host.seconds + files.seconds
+        total = time.perf_counter() - clock.first_end if clock.first_end else 0.0
+        times = Times(clock.busy, reader.seconds, write, total)
+        count = sum(map(len, self.groups))
+        missing = sum((task.missing for task in made), Counter())
+        return Summary(len(made), count - len(made), dict(missing), times)
+
+    def _progress(self, task: Task) -> _Progress | None:
+        """None for a forecast that is done."""
+        if self.archive.done(task):
+            return None
+        return _Progress(self.archive, task, self.store.writer(task))
+
+    def _forecast(
+        self,
+        tasks: Sequence[_Progress | None],
+        reader: ReadAhead,
+        devices: Workers,
+        host: Workers,
+        files: Workers,
+        clock: _DeviceClock,
+    ) -> None:
+        """Runs a group of forecasts and hands over what is written."""
+        first: FirstStep = next(reader)
+        state, constants = self.step.start(first.arrays)
+        if self.store.first_step == 0:
+            fields = self._initial(first.fields)
+            host.submit(lambda: self._deliver(tasks, 0, fields, files))
+        forcing: Any = {}
+        for step in range(1, self.num_steps + 1):
+            if step < self.num_steps:
+                forcing = next(reader)
+            start = time.perf_counter()
+            state, found = self.step(self.weights, state, constants, forcing)
+            devices.submit(lambda start=start, found=found: clock.wait(start, found))
+            if step in self.written:
+                host.submit(
+                    lambda step=step, found=found: self._deliver(
+                        tasks, step, self._on_host(found), files
+                    )
+                )
+        host.submit(lambda: self._finish(tasks, files))
+
+    def _initial(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The variables of the initial state, (batch, level, lat, lon)."""
+        return {
+            key: fields[key] if levels is None else fields[key][:, list(levels)]
+            for key, levels in self.outputs.wanted.items()
+            if key in fields
+        }
+
+    def _on_host(self, found: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+        rows = len(self.outputs.latitude)
+        return {key: to_host(x)[:, :, 0, :rows] for key, x in found.items()}
+
+    def _deliver(
+        self,
+        tasks: Sequence[_Progress | None],
+        step: int,
+        fields: Mapping[str, np.ndarray],
+        files: Workers,
+    ) -> None:
+        """Hands a step of every forecast to its writer."""
+        for index, task in enumerate(tasks):
+            if task is None:
+                continue
+            own = {key: array[index] for key, array in fields.items()}
+            own = {key: self._finite(key, x, step, task) for key, x in own.items()}
+            for job in task.writer.add(step, own):
+                files.submit(task.job(job))
+
+    def _finite(
+        self, key: str, array: np.ndarray, step: int, task: _Progress
+    ) -> np.ndarray:
+        """The array with missing values as NaN; they are counted, or an error."""
+        bad = ~np.isfinite(array)
+        if not bad.any():
+            return array
+        name, count = key.split("/")[-1], int(bad.sum())
+        if not self.fill_nan:
+            schedule = self.reader.schedule
+            raise NonFiniteForecastError(
+                f"{name} has {count} of {array.size} values that are NaN or infinite "
+                f"at step {step} (lead {schedule.lead(step)}) of the forecast from "
+                f"{str(schedule.starts[task.task.start])[:16]}, member "
+                f"{task.task.member}; --nan fill writes them as missing"
+            )
+        task.missing[name] += count
+        return np.where(bad, np.float32(np.nan), array)
+
+    def _finish(self, tasks: Sequence[_Progress | None], files: Workers) -> None:
+        for task in tasks:
+            if task is not None:
+                for job in task.writer.finish():
+                    files.submit(task.job(job))
+                task.close()

@@ -1,0 +1,181 @@
+"""What forecasts read: initial states, and the forcing of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from credit_jax.config.data import DataConfig
+from credit_jax.data.calendars import most_restrictive, shift_all
+from credit_jax.data.channels import READ_ORDER, ChannelSchema
+from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.sources.registry import open_source
+from credit_jax.data.sources.source import Fields, Grid, Source
+from credit_jax.io.open_files import OpenFiles
+
+DIAGNOSTIC, FORCING = "diagnostic", "dynamic_forcing"
+
+
+@dataclass(frozen=True)
+class ForecastData:
+    """The sources of a data section, opened for forecasts; fields are read on access.
+
+    Nothing is read that is predicted at later times, and no diagnostic variable.
+
+    Attributes:
+        sources: name -> opened source.
+        clocks: name -> which times of that source belong to a time of the forecast.
+        schema: the channels of the data as they are read.
+        timestep: of the model.
+        calendar: of the start dates.
+    """
+
+    sources: Mapping[str, Source]
+    clocks: Mapping[str, SourceClock]
+    schema: ChannelSchema
+    timestep: pd.Timedelta
+    calendar: str
+
+    def initial(self, start: np.datetime64) -> dict[str, Fields]:
+        """Source -> key -> field (level, history_len, lat, lon), up to a date."""
+        return {
+            name: {
+                key: field
+                for kind in READ_ORDER
+                for key, field in source.read(
+                    kind, self.clocks[name].input_times(start)
+                ).items()
+            }
+            for name, source in self.sources.items()
+        }
+
+    def forcing(self, start: np.datetime64, step: int) -> dict[str, Fields]:
+        """Dynamic forcing at a step after a date, fields (level, 1, lat, lon)."""
+        time = shift_all(np.array([start]), step * self.timestep, self.calendar)[0]
+        return {
+            name: dict(source.read(FORCING, self.clocks[name].input_times(time)[-1:]))
+            for name, source in self.sources.items()
+        }
+
+    def problems(self, starts: np.ndarray, num_steps: int) -> list[str]:
+        """What forecasts need and the data lack, one line each.
+
+        Args:
+            starts: (start,) dates.
+            num_steps: of each forecast; forcing is read at all but the last.
+        """
+        later = [
+            shift_all(starts, k * self.timestep, self.calendar)
+            for k in range(1, num_steps)
+        ]
+        lines = []
+        for name, source in self.sources.items():
+            for kind in source.config.variables.given:
+                clock = self.clocks[name]
+                try:
+                    times = [clock.input_times(starts).ravel()]
+                    if kind == FORCING:
+                        times += [clock.input_times(own)[..., -1] for own in later]
+                    self._check(source, kind, np.unique(np.concatenate(times)))
+                except ValueError as error:
+                    lines.append(str(error))
+        return lines
+
+    def _check(self, source: Source, kind: str, times: np.ndarray) -> None:
+        source.check(kind, times)
+        if kind == "static":
+            return
+        missing = times[~source.available(times)]
+        if missing.size:
+            raise ValueError(
+                f"data.source.{source.name}.variables.{kind}: {missing.size} of "
+                f"{times.size} times are missing, the first is {str(missing[0])[:16]}"
+            )
+
+    def grids(self) -> Iterator[Grid]:
+        """The grid of each field type of each source."""
+        for source in self.sources.values():
+            yield from source.grids()
+
+    def coordinate(self, name: str) -> np.ndarray:
+        """(lat,) or (lon,) degrees of the "latitude" or "longitude" of the files.
+
+        Raises:
+            ValueError: no file has it.
+        """
+        for grid in self.grids():
+            values = getattr(grid, name)
+            if values is not None:
+                return np.asarray(values, np.float64)
+        raise ValueError(
+            f"no file of data.source has a {name} coordinate with one value for each "
+            f"{'row' if name == 'latitude' else 'column'}, which forecasts are written "
+            "with"
+        )
+
+
+def open_forecast_data(
+    data: DataConfig,
+    starts: Sequence[Any] | np.ndarray,
+    num_steps: int,
+    open_files: OpenFiles | None = None,
+) -> ForecastData:
+    """Opens the files of a data section for forecasts, without reading fields.
+
+    Args:
+        data: the section. Its dates, if there are any, are those that a source with
+            `temporal_mode: persist` may take its fields from; by default they reach
+            from the first start date to the end of the last forecast.
+        starts: start dates.
+        num_steps: of each forecast.
+        open_files: files that are open already.
+
+    Raises:
+        FileNotFoundError, ValueError: see `open_source`.
+    """
+    timestep: Any = pd.Timedelta(data.timestep)
+    if data.date_ranges is None and not (data.start_datetime and data.end_datetime):
+        first, last = (pd.Timestamp(starts[i]) for i in (0, -1))
+        dates = {
+            "start_datetime": str(first - (data.history_len - 1) * timestep),
+            "end_datetime": str(last + num_steps * timestep),
+        }
+        data = data.model_copy(update=dates)
+    data = data.model_copy(update={"forecast_len": num_steps})
+    read = _without_diagnostics(data)
+    sources = {name: open_source(name, read, open_files) for name in read.source}
+    calendar = data.calendar or most_restrictive(
+        s.calendar for s in sources.values() if s.config.temporal_mode != "cyclic"
+    )
+    clocks = {
+        name: replace(
+            source_clock(read, source.config, source.calendar, source.coverage()),
+            master=calendar,
+        )
+        for name, source in sources.items()
+    }
+    levels = {
+        name: sources[name].num_levels if name in sources else _known_levels(data, name)
+        for name in data.source
+    }
+    schema = ChannelSchema.from_config(data, levels)
+    return ForecastData(sources, clocks, schema, timestep, calendar)
+
+
+def _without_diagnostics(data: DataConfig) -> DataConfig:
+    """The section without the variables that forecasts do not read."""
+    sources = {}
+    for name, source in data.source.items():
+        variables = source.variables.model_copy(update={DIAGNOSTIC: None})
+        if variables.given:
+            sources[name] = source.model_copy(update={"variables": variables})
+    return data.model_copy(update={"source": sources})
+
+
+def _known_levels(data: DataConfig, name: str) -> int:
+    """Levels of a source that is not opened."""
+    return len(data.source[name].level_values or ())

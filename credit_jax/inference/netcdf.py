@@ -1,0 +1,162 @@
+"""CREDIT's NetCDF files of forecasts.
+
+`FOLDER/YYYYMMDD_HHMMZ/` of each start date holds one file a step
+(`YYYY-MM-DD_THHMMZ.nc`, of the valid time), or a day, month or year of valid times
+(`YYYY-MM-DD.nc`, `YYYY-MM.nc`, `YYYY.nc`), or `full.nc`. Members of an ensemble have
+folders `member_NNN` in it. The initial state is not written.
+
+Differs from CREDIT: a file appears when it is complete; the last steps are written also
+if `output_interval` leaves out the very last one, where CREDIT drops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from credit_jax.config.inference import OutputConfig
+from credit_jax.inference.outputs import Outputs, as_dates
+from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.inference.stores import Fields, Job
+from credit_jax.io.atomic import new_file
+
+UNITS = "seconds since 1970-01-01"
+_FORMATS = {"day": "%Y-%m-%d", "month": "%Y-%m", "year": "%Y"}
+
+
+@dataclass(frozen=True)
+class NetcdfStore:
+    """The folder of the files.
+
+    Attributes:
+        folder: of all start dates.
+        outputs: what is written.
+        schedule: of the forecasts.
+        config: grouping and encoding.
+    """
+
+    folder: Path
+    outputs: Outputs
+    schedule: Schedule
+    config: OutputConfig
+    first_step: int = 1
+
+    def create(self) -> None:
+        """Makes the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def writer(self, task: Task) -> NetcdfWriter:
+        """Writes one forecast."""
+        return NetcdfWriter(self, task)
+
+    def path(self, task: Task, time: np.datetime64) -> Path:
+        """The file of a valid time."""
+        start: Any = pd.Timestamp(self.schedule.starts[task.start])
+        folder = self.folder / start.strftime("%Y%m%d_%H%MZ")
+        if self.schedule.num_members > 1:
+            folder /= f"member_{task.member:03d}"
+        return folder / f"{self.period(time)}.nc"
+
+    def period(self, time: np.datetime64) -> str:
+        """Name of the file of a valid time, without the suffix."""
+        stamp: Any = pd.Timestamp(time)
+        if self.config.group_by is None:
+            return stamp.strftime("%Y-%m-%d_T%H%MZ")
+        if self.config.group_by == "full":
+            return "full"
+        return stamp.strftime(_FORMATS[self.config.group_by])
+
+    def write(
+        self, task: Task, times: list[np.datetime64], steps: list[Fields]
+    ) -> None:
+        """Writes the file of some steps of a forecast."""
+        dataset = to_dataset(self.outputs, times, steps, self._member(task))
+        encoding = {
+            str(name): self.config.encoding_of(str(name)) for name in dataset.data_vars
+        }
+        with new_file(self.path(task, times[0])) as partial:
+            dataset.to_netcdf(partial, engine="h5netcdf", encoding=encoding)
+
+    def _member(self, task: Task) -> int | None:
+        return task.member if self.schedule.num_members > 1 else None
+
+
+@dataclass
+class NetcdfWriter:
+    """Collects the steps of one forecast to files.
+
+    Attributes:
+        store: where they are.
+        task: the forecast.
+    """
+
+    store: NetcdfStore
+    task: Task
+    _times: list[np.datetime64] = field(default_factory=list)
+    _steps: list[Fields] = field(default_factory=list)
+
+    def add(self, step: int, fields: Fields) -> Iterator[Job]:
+        """Takes a step, in order; the files that are complete are written by jobs."""
+        time = self.store.schedule.valid_time(self.task.start, step)
+        if self._times and self.store.period(time) != self.store.period(self._times[0]):
+            yield from self.finish()
+        self._times.append(time)
+        self._steps.append(fields)
+        if self.store.config.group_by is None:
+            yield from self.finish()
+
+    def finish(self) -> Iterator[Job]:
+        """The job of the steps that are left."""
+        if self._times:
+            times, steps = self._times, self._steps
+            self._times, self._steps = [], []
+            yield lambda: self.store.write(self.task, times, steps)
+
+
+def to_dataset(
+    outputs: Outputs,
+    times: list[np.datetime64],
+    steps: list[Fields],
+    member: int | None = None,
+) -> xr.Dataset:
+    """Steps of a forecast in CREDIT's layout, with attributes and time encoding.
+
+    Args:
+        outputs: the variables.
+        times: (time,) valid times.
+        steps: key -> (level, lat, lon) at each of them.
+        member: number of the ensemble member; None without an ensemble.
+    """
+    dates = as_dates(np.array(times), outputs.calendar)
+    space = {"latitude": outputs.latitude, "longitude": outputs.longitude}
+    arrays = {}
+    for variable in outputs.variables:
+        values = np.stack([step[variable.key] for step in steps])
+        coords: dict[str, Any] = {"time": dates, **space}
+        if variable.levels is None:
+            values = values[:, 0]
+            dims = ["time", *space]
+        else:
+            coords[variable.level_dim] = variable.levels
+            dims = ["time", variable.level_dim, *space]
+        array = xr.DataArray(values, dims=dims, coords=coords)
+        attributes = dict(outputs.attributes.get(variable.name, {}))
+        fill = attributes.pop("_FillValue", None)
+        array.attrs.update(attributes)
+        if fill is not None:
+            array.encoding["_FillValue"] = fill
+        arrays[variable.name] = array
+    dataset = xr.Dataset(arrays, attrs={"Conventions": "CF-1.11"})
+    if member is not None:
+        dataset = dataset.assign_coords(number=member)
+    units = outputs.attributes.get("time", {}).get("units", UNITS)
+    dataset["time"].encoding.update(
+        {"units": units, "calendar": outputs.calendar, "dtype": "int64"}
+    )
+    return dataset

@@ -1,0 +1,212 @@
+"""What is written of a forecast: variables, levels, coordinates, CF attributes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import cftime
+import numpy as np
+import pandas as pd
+
+from credit_jax.config.inference import OutputConfig
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.data.calendars import STANDARD
+from credit_jax.transforms import Pipeline
+
+LEVEL, PRESSURE = "level", "pressure"
+
+
+@dataclass(frozen=True, eq=False)
+class OutputVariable:
+    """A variable of the files.
+
+    Attributes:
+        key: of the field, "SOURCE/field_type/3d or 2d/NAME".
+        levels: values of its level coordinate; None for a variable without levels.
+        chosen: positions of these levels in the field; None is all.
+        level_dim: name of that coordinate.
+    """
+
+    key: str
+    levels: np.ndarray | None = None
+    chosen: tuple[int, ...] | None = None
+    level_dim: str = LEVEL
+
+    @property
+    def name(self) -> str:
+        """Its name in files."""
+        return self.key.split("/")[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """The variables of the files, and where their values are.
+
+    Attributes:
+        variables: in the order in which they are written.
+        latitude, longitude: (lat,) and (lon,) degrees.
+        calendar: of the valid times.
+        attributes: CF attributes by variable, and those of "time".
+    """
+
+    variables: tuple[OutputVariable, ...]
+    latitude: np.ndarray
+    longitude: np.ndarray
+    calendar: str = STANDARD
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> dict[str, tuple[int, ...] | None]:
+        """Key -> positions of levels, for `ForecastStep`."""
+        return {variable.key: variable.chosen for variable in self.variables}
+
+    def levels(self) -> dict[str, np.ndarray]:
+        """Every level coordinate, with all levels that a variable has."""
+        found: dict[str, np.ndarray] = {}
+        for variable in self.variables:
+            if variable.levels is not None:
+                own = found.get(variable.level_dim, variable.levels)
+                both = np.concatenate([own, variable.levels])
+                _, first = np.unique(both, return_index=True)
+                found[variable.level_dim] = both[np.sort(first)]
+        return found
+
+
+def choose_outputs(
+    config: OutputConfig,
+    shapes: Mapping[str, int],
+    levels: Mapping[str, Sequence[float] | None],
+    pipeline: Pipeline,
+) -> tuple[OutputVariable, ...]:
+    """The variables that are written.
+
+    Args:
+        config: the `inference.output` section.
+        shapes: key -> levels of every field that a step makes, in order.
+        levels: source -> its levels as the config has them, or None.
+        pipeline: names the pressure levels of fields that postblocks interpolate.
+
+    Raises:
+        ValueError: a variable or a level is not predicted, or two have one name.
+    """
+    asked = dict.fromkeys(shapes)
+    if config.variables is not None:
+        asked = {choice.name: choice.levels for choice in config.variables}
+    where = "inference.output.variables"
+    lost = [key for key in asked if key not in shapes]
+    if lost:
+        raise ValueError(
+            f"{where}: {', '.join(lost)}: not predicted; there are: {', '.join(shapes)}"
+        )
+    chosen = []
+    for key, wanted in asked.items():
+        if key.split("/")[2] != "3d":
+            if wanted is not None:
+                raise ValueError(f"{where}: {key} has no levels, got levels {wanted}")
+            chosen.append(OutputVariable(key))
+            continue
+        dim, values = _levels_of(key, shapes[key], levels, pipeline)
+        positions = _positions(wanted, values, f"{where}: {key}")
+        if positions is not None:
+            values = values[list(positions)]
+        chosen.append(OutputVariable(key, values, positions, dim))
+    _check_names(chosen)
+    return tuple(chosen)
+
+
+def _levels_of(
+    key: str,
+    count: int,
+    levels: Mapping[str, Sequence[float] | None],
+    pipeline: Pipeline,
+) -> tuple[str, np.ndarray]:
+    """Name and values of the level coordinate of a field.
+
+    Differs from CREDIT: fields on pressure levels have a coordinate of their own;
+    CREDIT fails where their number is not that of `data.source.*.levels`.
+    """
+    own = levels.get(key.split("/")[0])
+    if own is not None and len(own) == count:
+        return LEVEL, np.array(own)
+    for block in pipeline.transforms:
+        args: Any = getattr(block.transform, "args", None)
+        pressures = getattr(args, "pressure_levels", ())
+        if len(pressures) == count:
+            return PRESSURE, np.array(pressures)
+    return (LEVEL if own is None else f"{LEVEL}_{count}"), np.arange(count)
+
+
+def _positions(
+    wanted: Sequence[float] | None, values: np.ndarray, where: str
+) -> tuple[int, ...] | None:
+    """Where the chosen levels are, in the order of the field."""
+    if wanted is None:
+        return None
+    lost = sorted(set(wanted) - set(values.tolist()))
+    if lost:
+        raise ValueError(
+            f"{where}: levels {_listed(lost)} are not predicted; there are: "
+            f"{_listed(values.tolist())}"
+        )
+    return tuple(i for i, level in enumerate(values.tolist()) if level in wanted)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _check_names(variables: Sequence[OutputVariable]) -> None:
+    keys: dict[str, str] = {}
+    for variable in variables:
+        other = keys.setdefault(variable.name, variable.key)
+        if other != variable.key:
+            raise ValueError(
+                f"inference.output.variables: {other} and {variable.key} would both be "
+                f"written as {variable.name}; name one of them, or rename the other"
+            )
+
+
+def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
+    """CF attributes by variable.
+
+    Args:
+        path: a YAML file; a bare name is one of the package's.
+
+    Raises:
+        ValueError: there is no such file.
+
+    Differs from CREDIT: a file that is not there is an error instead of a warning.
+    """
+    if not path:
+        return {}
+    found = Path(os.path.expandvars(path))
+    if found.parent == Path("."):
+        folder = Path(str(files("credit_jax.inference").joinpath("metadata")))
+        found = folder / found
+        if not found.is_file():
+            there = ", ".join(sorted(own.name for own in folder.glob("*.yaml")))
+            raise ValueError(
+                f"inference.output.metadata: no file {path!r} comes with the package; "
+                f"there are: {there}"
+            )
+    if not found.is_file():
+        raise ValueError(f"inference.output.metadata: {found} does not exist")
+    return {name: dict(own or {}) for name, own in read_yaml(found).items()}
+
+
+def as_dates(labels: np.ndarray, calendar: str) -> list[Any]:
+    """Labels as xarray takes them: Timestamps, or dates of cftime."""
+    stamps: list[Any] = [pd.Timestamp(label) for label in labels]
+    if calendar == STANDARD:
+        return stamps
+    return [
+        cftime.datetime(
+            s.year, s.month, s.day, s.hour, s.minute, s.second, calendar=calendar
+        )
+        for s in stamps
+    ]

@@ -1,0 +1,268 @@
+"""The plan of forecasts: all their parts, and all that is wrong, before compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from credit_jax.config import Config, ConfigError
+from credit_jax.config.data import DataConfig
+from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.load import dump_config
+from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.data.channels import ChannelSchema, channel_problems
+from credit_jax.data.checks import check_grid
+from credit_jax.inference.autoregression import ForecastStep
+from credit_jax.inference.forecast_data import ForecastData, open_forecast_data
+from credit_jax.inference.outputs import Outputs, choose_outputs, read_attributes
+from credit_jax.inference.reading import ForecastReader
+from credit_jax.inference.schedule import Schedule, make_schedule
+from credit_jax.io.open_files import OpenFiles
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.plan import ModelPlan, plan_model
+from credit_jax.plan.channels import schema_of
+from credit_jax.plan.findings import Findings, unique
+from credit_jax.transforms import Advance, Pipeline, Rollout, build_pipeline
+
+_SECTIONS = ("data", "preblocks", "postblocks")
+
+
+@dataclass(frozen=True)
+class ForecastPlan:
+    """What the forecasts of a config are, each file opened once.
+
+    Attributes:
+        config: the config.
+        inference: its `inference:` section, with the options of the command line.
+        data: the data section of the forecasts.
+        model: the model and the degrees of its mesh.
+        schedule: start dates, steps, members.
+        reader: of what the steps are given.
+        rollout: the transforms after a step, and how the next input is made.
+        schema: channels of x and y.
+        notes: information for the user, one line each.
+    """
+
+    config: Config
+    inference: InferenceConfig
+    data: DataConfig
+    model: ModelPlan
+    schedule: Schedule
+    reader: ForecastReader
+    rollout: Rollout
+    schema: ChannelSchema
+    notes: tuple[str, ...] = ()
+
+    def outputs(self, model: ParallelModel) -> Outputs:
+        """The variables that are written; nothing is compiled.
+
+        Args:
+            model: on its mesh.
+
+        Raises:
+            ValueError: a variable or level is not predicted, or the first initial state
+                cannot be read.
+        """
+        task = self.schedule.tasks[0]
+        size = model.axes.num_data
+        first = _shapes_on(model, self.reader.first([task]).arrays, size)
+        forcing: Any = {}
+        if self.schedule.num_steps > 1:
+            forcing = _shapes_on(model, self.reader.forcing([task], 1), size)
+        shapes = ForecastStep(model, self.rollout).shapes(first, forcing)
+        order = [key for key in self.schema.target_slices() if key in shapes]
+        order += [key for key in shapes if key not in order]
+        pipeline, data = self.reader.pipeline, self.reader.data
+        grid = pipeline.grid
+        latitude, longitude = (
+            data.coordinate(name) if grid is None else getattr(grid, name)
+            for name in ("latitude", "longitude")
+        )
+        config = self.inference.output
+        variables = choose_outputs(
+            config, {key: shapes[key] for key in order}, self._levels(), pipeline
+        )
+        return Outputs(
+            variables,
+            latitude,
+            longitude,
+            self.schedule.calendar,
+            read_attributes(config.metadata),
+        )
+
+    def step(self, model: ParallelModel, outputs: Outputs) -> ForecastStep:
+        """The step that makes the variables that are written."""
+        return ForecastStep(model, self.rollout, outputs.wanted)
+
+    def sections(self) -> dict[str, Any]:
+        """The sections that decide on the values of forecasts, as they are written."""
+        raw = dump_config(self.config)
+        own = raw.get("inference") or {}
+        used = {name: own.get(name) or raw.get(name) for name in _SECTIONS}
+        return {"model": raw["model"], "seed": self.config.seed, **used}
+
+    def _levels(self) -> dict[str, Sequence[float] | None]:
+        """Source -> levels, numbers as they are written in the config."""
+        written = self.sections()["data"]["source"]
+        return {name: source.get("levels") for name, source in written.items()}
+
+
+def plan_forecast(
+    config: Config,
+    parallelism: ParallelismConfig,
+    *,
+    num_devices: int,
+    init_times: Sequence[str] = (),
+    num_steps: int | None = None,
+    length: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> ForecastPlan:
+    """Plans forecasts.
+
+    No weight is made, nothing is compiled.
+
+    Args:
+        config: the config of the run.
+        parallelism: of the forecasts.
+        num_devices: devices to plan for.
+        init_times, num_steps, length: see `make_schedule`.
+        overrides: keys of the `inference:` section that the command line replaces.
+
+    Raises:
+        ConfigError: lists all that is wrong.
+    """
+    inference = (config.inference or InferenceConfig()).model_copy(
+        update=dict(overrides or {})
+    )
+    model = plan_model(
+        config.model, parallelism, num_devices=num_devices, where="--parallelism"
+    )
+    found = Findings([*model.problems], [*model.notes])
+    data: DataConfig = inference.data or config.data
+    calendar = data.calendar or "standard"
+    options = {"init_times": init_times, "num_steps": num_steps, "length": length}
+    schedule = found.attempt(
+        lambda: make_schedule(inference, data.timestep, calendar, **options)
+    )
+    pipeline = found.attempt(lambda: _pipeline(config, inference))
+    opened = None
+    if schedule is not None:
+        starts, steps = schedule.starts, schedule.num_steps
+        files = OpenFiles()
+        opened = found.attempt(lambda: open_forecast_data(data, starts, steps, files))
+    if schedule is None or pipeline is None or opened is None or model.config is None:
+        raise ConfigError(unique(found.problems), _TITLE)
+    # Start dates are counted in the calendar of the files.
+    schedule = found.attempt(
+        lambda: make_schedule(inference, data.timestep, opened.calendar, **options)
+    )
+    schema = found.attempt(lambda: _schema(config, inference, model, pipeline, opened))
+    if schedule is None or schema is None:
+        raise ConfigError(unique(found.problems), _TITLE)
+    found.problems += _data_problems(model, pipeline, opened, schedule, schema, data)
+    rollout = found.attempt(lambda: _rollout(pipeline, schema, schedule.num_steps))
+    if rollout is None or found.problems:
+        raise ConfigError(unique(found.problems), _TITLE)
+    if config.postblocks.post_rollout and inference.postblocks is None:
+        found.notes.append(
+            "postblocks.post_rollout: runs after the last step is written, as in "
+            "CREDIT, and changes nothing"
+        )
+    reader = ForecastReader(opened, pipeline, schedule, schema)
+    return ForecastPlan(
+        config,
+        inference,
+        data,
+        model,
+        schedule,
+        reader,
+        rollout,
+        schema,
+        unique(found.notes),
+    )
+
+
+_TITLE = "this forecast cannot start"
+
+
+def _pipeline(config: Config, inference: InferenceConfig) -> Pipeline:
+    return build_pipeline(
+        inference.preblocks or config.preblocks,
+        inference.postblocks or config.postblocks,
+    ).for_forecast()
+
+
+def _schema(
+    config: Config,
+    inference: InferenceConfig,
+    model: ModelPlan,
+    pipeline: Pipeline,
+    opened: ForecastData,
+) -> ChannelSchema:
+    """The channels of the model: those of the data, predictions as in training.
+
+    Raises:
+        ValueError: data of the forecast have other input channels than those of the
+            training.
+    """
+    schema = opened.schema.after(pipeline)
+    if inference.data is None:
+        return schema
+    trained = schema_of(
+        config.data, model.config, build_pipeline(config.preblocks, config.postblocks)
+    )
+    ours, theirs = schema.input_slices(), trained.input_slices()
+    if [*ours.items()] != [*theirs.items()]:
+        lost = [key for key in theirs if theirs[key] != ours.get(key)]
+        more = [key for key in ours if key not in theirs]
+        raise ValueError(
+            "inference.data: its input channels are not those that the model was "
+            f"trained with; missing or elsewhere: {', '.join(lost) or 'none'}; not "
+            f"known: {', '.join(more) or 'none'}; reconcile them in "
+            "inference.preblocks, with a rename or regrid block"
+        )
+    return replace(schema, target=trained.target)
+
+
+def _data_problems(
+    model: ModelPlan,
+    pipeline: Pipeline,
+    opened: ForecastData,
+    schedule: Schedule,
+    schema: ChannelSchema,
+    data: DataConfig,
+) -> list[str]:
+    found = Findings()
+    if model.config.frames != data.history_len:
+        found.problems.append(
+            f"model.frames: {model.config.frames} differs from data.history_len "
+            f"{data.history_len}; make them equal"
+        )
+    found.problems += channel_problems(schema, model.config)
+    found.problems += opened.problems(schedule.starts, schedule.num_steps)
+    grid = model.grid if pipeline.grid is None else None
+    found.attempt(lambda: check_grid(opened, grid))
+    found.attempt(lambda: pipeline.check(opened.schema.as_read()))
+    return found.problems
+
+
+def _rollout(pipeline: Pipeline, schema: ChannelSchema, num_steps: int) -> Rollout:
+    channels = schema.input_slices(), schema.target_slices()
+    postprocess = pipeline.postprocess(*channels)
+    advance = Advance(pipeline, *channels) if num_steps > 1 else None
+    return Rollout(num_steps, postprocess=postprocess, advance=advance)
+
+
+def _shapes_on(model: ParallelModel, arrays: Any, size: int) -> Any:
+    """Shapes of arrays of one sample as global arrays of `size` samples on the mesh."""
+    domain = model.axes.num_domain
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        rows = -(-x.shape[-2] // domain) * domain
+        whole = (size, *x.shape[1:-2], rows, x.shape[-1])
+        return jax.ShapeDtypeStruct(whole, x.dtype)
+
+    return jax.tree.map(shape, arrays)

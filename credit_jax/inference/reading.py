@@ -1,0 +1,135 @@
+"""Initial states and forcing of forecasts, as the step takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from credit_jax.data.channels import ChannelSchema
+from credit_jax.data.checks import check_finite
+from credit_jax.data.sources.source import Fields
+from credit_jax.inference.forecast_data import ForecastData
+from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.parallel.placement import place_batch
+from credit_jax.transforms import (
+    PREBLOCKS,
+    FieldTree,
+    Phase,
+    Pipeline,
+    constant_fields,
+    initial_entries,
+    newest,
+)
+
+# Named fields in physical units, (batch, level, time, lat, lon) each, and the tasks.
+Perturb = Callable[[FieldTree, Sequence[Task]], FieldTree]
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """What the first step of some forecasts is given.
+
+    Attributes:
+        arrays: "x", "static", and "x_physical" and "ic_raw" if transforms need them.
+        fields: key -> (batch, level, lat, lon), the initial state in physical units.
+    """
+
+    arrays: dict[str, Any]
+    fields: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ForecastReader:
+    """Reads what forecasts are given, on the host.
+
+    Attributes:
+        data: the files.
+        pipeline: its preblocks make x.
+        schedule: start dates of the tasks.
+        schema: the channels of x.
+        perturb: changes the initial states of ensemble members; None changes nothing.
+        finite: whether initial states must be finite.
+    """
+
+    data: ForecastData
+    pipeline: Pipeline
+    schedule: Schedule
+    schema: ChannelSchema
+    perturb: Perturb | None = None
+    finite: bool = True
+
+    def first(self, tasks: Sequence[Task]) -> FirstStep:
+        """The initial states of some tasks, side by side on the batch dim.
+
+        Raises:
+            ValueError: a time or a variable is missing, or a value is not finite.
+        """
+        starts = self._starts(tasks)
+        return self.at(starts, tasks, self.perturb)
+
+    def at(
+        self,
+        starts: Sequence[np.datetime64],
+        tasks: Sequence[Task] = (),
+        perturb: Perturb | None = None,
+    ) -> FirstStep:
+        """The states at some dates, each perturbed as that of a task."""
+        raw: FieldTree = {
+            "input": _collate(starts, self.data.initial),
+            "input_times": np.array(starts),
+        }
+        done = self.pipeline.initial(raw)
+        if perturb is not None:
+            done = {**done, "input": perturb(done["input"], tasks)}
+        physical = self.pipeline.renamed(done, Phase.BEFORE_STEP)["input"]
+        x = self.pipeline.before_step(done)["x"]
+        if self.finite:
+            check_finite(x, x[:, :0], np.array(starts), self.schema)
+        entries = initial_entries(self.pipeline, raw["input"], physical)
+        now = newest(physical)
+        fields = {k: f[:, :, 0] for own in now.values() for k, f in own.items()}
+        arrays = {"x": x, "static": constant_fields(physical), **entries}
+        return FirstStep(arrays, fields)
+
+    def forcing(self, tasks: Sequence[Task], step: int) -> FieldTree:
+        """Dynamic forcing of some tasks at the end of a step."""
+        return self.forcing_at(self._starts(tasks), step)
+
+    def forcing_at(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
+        """Dynamic forcing at a step after each of some dates."""
+        fields = _collate(starts, lambda start: self.data.forcing(start, step))
+        return self.pipeline.renamed({"input": fields}, *PREBLOCKS)["input"]
+
+    def stream(
+        self, groups: Sequence[Sequence[Task]], num_steps: int, mesh: Mesh
+    ) -> Iterator[Any]:
+        """What every step of some groups is given, in order, placed on the mesh.
+
+        For each group a `FirstStep`, and the forcing at the end of every step but the
+        last.
+        """
+        for tasks in groups:
+            first = self.first(tasks)
+            yield FirstStep(place_batch(first.arrays, mesh), first.fields)
+            for step in range(1, num_steps):
+                yield place_batch(self.forcing(tasks, step), mesh)
+
+    def _starts(self, tasks: Sequence[Task]) -> list[np.datetime64]:
+        return [self.schedule.starts[task.start] for task in tasks]
+
+
+def _collate(
+    starts: Sequence[np.datetime64],
+    read: Callable[[np.datetime64], Mapping[str, Fields]],
+) -> dict[str, dict[str, np.ndarray]]:
+    """Fields of several dates on a batch dim; each date is read once."""
+    found = {start: read(start) for start in dict.fromkeys(starts)}
+    parts = [found[start] for start in starts]
+    return {
+        source: {key: np.stack([part[source][key] for part in parts]) for key in own}
+        for source, own in parts[0].items()
+    }

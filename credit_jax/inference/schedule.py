@@ -1,0 +1,193 @@
+"""Start dates, lead times and tasks of forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from credit_jax.config.inference import InferenceConfig
+from credit_jax.data.calendars import STANDARD, shift_all, time_range
+
+DEFAULT_LENGTH = "10d"
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One forecast.
+
+    Attributes:
+        start: number of its start date in the schedule.
+        member: number of its ensemble member.
+    """
+
+    start: int
+    member: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All forecasts of a command.
+
+    Attributes:
+        starts: (start,) datetime64[ns] labels, increasing.
+        num_steps: steps of each forecast.
+        timestep: of the model.
+        calendar: of the labels.
+        num_members: of each start date.
+        interval: lead times that are written are its multiples; None is all.
+    """
+
+    starts: np.ndarray
+    num_steps: int
+    timestep: pd.Timedelta
+    calendar: str = STANDARD
+    num_members: int = 1
+    interval: pd.Timedelta | None = None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The forecasts, members of one start date side by side."""
+        return tuple(
+            Task(start, member)
+            for start in range(len(self.starts))
+            for member in range(self.num_members)
+        )
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The steps that are written, from 1."""
+        steps = range(1, self.num_steps + 1)
+        zero = pd.Timedelta(0)
+        return tuple(
+            k
+            for k in steps
+            if not self.interval or self.lead(k) % self.interval == zero
+        )
+
+    def valid_time(self, start: int, step: int) -> np.datetime64:
+        """Label of a step of a forecast; step 0 is the start."""
+        starts = self.starts[start : start + 1]
+        return shift_all(starts, step * self.timestep, self.calendar)[0]
+
+    def lead(self, step: int) -> pd.Timedelta:
+        """Lead time of a step."""
+        lead: Any = step * self.timestep
+        return lead
+
+    def groups(self, size: int, shard: tuple[int, int] = (1, 1)) -> list[list[Task]]:
+        """The tasks that run side by side.
+
+        Which tasks are together depends neither on the shard nor on what is done
+        already, so that a forecast has the same values whenever it runs.
+
+        Args:
+            size: of a group; the last one may be smaller.
+            shard: (number, count): every count-th group, from the number-th on.
+        """
+        tasks = self.tasks
+        groups = [[*tasks[i : i + size]] for i in range(0, len(tasks), size)]
+        number, count = shard
+        return groups[number - 1 :: count]
+
+
+def make_schedule(
+    inference: InferenceConfig,
+    timestep: str,
+    calendar: str,
+    *,
+    init_times: Sequence[str] = (),
+    num_steps: int | None = None,
+    length: str | None = None,
+) -> Schedule:
+    """The schedule of the `inference:` section, or of the command line.
+
+    Args:
+        inference: the section.
+        timestep: of the data section.
+        calendar: in which start dates are counted.
+        init_times: replace the start dates of the section.
+        num_steps: replaces the length of the section.
+        length: the same as a duration.
+
+    Raises:
+        ValueError: there are no start dates, or the length is no positive number of
+            steps.
+    """
+    step: Any = pd.Timedelta(timestep)
+    starts = _starts(inference, calendar, init_times)
+    if num_steps is None:
+        num_steps = _num_steps(length or _length(inference), step)
+    if num_steps < 1:
+        raise ValueError(f"--steps must be at least 1, got {num_steps}")
+    text = inference.output.output_interval
+    interval: Any = None if text is None else pd.Timedelta(text)
+    schedule = Schedule(starts, num_steps, step, calendar, inference.members, interval)
+    if not schedule.written:
+        raise ValueError(
+            f"inference.output.output_interval: {text}: no lead time of {num_steps} "
+            f"steps of {step} is a multiple of it, so that nothing would be written"
+        )
+    return schedule
+
+
+def _starts(
+    inference: InferenceConfig, calendar: str, init_times: Sequence[str]
+) -> np.ndarray:
+    if init_times:
+        labels = sorted({_label(time) for time in init_times})
+        return np.array([label.to_datetime64() for label in labels], "datetime64[ns]")
+    batch, single = inference.batch_forecast, inference.single_forecast
+    if inference.run_mode == "batch" and batch is not None:
+        first, last = _label(batch.first_init_date), _label(batch.last_init_date)
+        if last < first:
+            raise ValueError(
+                f"inference.batch_forecast: last_init_date {last} is before "
+                f"first_init_date {first}"
+            )
+        every: Any = pd.Timedelta(batch.init_interval)
+        return time_range(first, last, every, calendar)
+    if inference.run_mode == "single" and single and single.start_datetime:
+        return np.array([_label(single.start_datetime)], "datetime64[ns]")
+    wanted = (
+        "batch_forecast"
+        if inference.run_mode == "batch"
+        else ("single_forecast.start_datetime")
+    )
+    raise ValueError(
+        f"inference.{wanted}: missing; run_mode {inference.run_mode!r} needs it: "
+        "add it, or give --init-time"
+    )
+
+
+def _label(date: str) -> pd.Timestamp:
+    try:
+        stamp: Any = pd.Timestamp(date)
+    except ValueError:
+        raise ValueError(
+            f"--init-time: {date!r} is no date such as 2001-06-01T00"
+        ) from None
+    return stamp.tz_convert(None) if stamp.tz is not None else stamp
+
+
+def _length(inference: InferenceConfig) -> str:
+    batch, single = inference.batch_forecast, inference.single_forecast
+    if inference.run_mode == "single" and single and single.forecast_length:
+        return single.forecast_length
+    return batch.forecast_length if batch else DEFAULT_LENGTH
+
+
+def _num_steps(length: str, step: pd.Timedelta) -> int:
+    try:
+        total: Any = pd.Timedelta(length)
+    except ValueError:
+        raise ValueError(f"--length: {length!r} is no duration such as 10d") from None
+    count = int(total / step)
+    if count < 1:
+        raise ValueError(
+            f"a forecast of {length} has no step of {step}; take a longer one"
+        )
+    return count

@@ -1,0 +1,46 @@
+"""What campaigns ask of the places that forecasts are written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from credit_jax.inference.schedule import Task
+
+# Key -> (level, lat, lon), the levels that are written.
+Fields: TypeAlias = dict[str, np.ndarray]
+# Writes a part of a forecast.
+Job: TypeAlias = Callable[[], None]
+
+
+@runtime_checkable
+class TaskWriter(Protocol):
+    """Writes one forecast."""
+
+    def add(self, step: int, fields: Fields) -> Iterator[Job]:
+        """Takes a step; steps come in order. Yields what is to be written."""
+        ...
+
+    def finish(self) -> Iterator[Job]:
+        """What is left to be written after the last step."""
+        ...
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Where forecasts are written."""
+
+    @property
+    def first_step(self) -> int:
+        """The first step that is written; 0 is the initial state."""
+        ...
+
+    def create(self) -> None:
+        """Makes what all forecasts share, unless it is there."""
+        ...
+
+    def writer(self, task: Task) -> TaskWriter:
+        """Writes one forecast."""
+        ...

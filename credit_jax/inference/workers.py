@@ -1,0 +1,134 @@
+"""Threads with a bounded queue, whose errors end the run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, Full, Queue
+from typing import Any, Generic, TypeVar
+
+Item = TypeVar("Item")
+# How often a blocked thread looks whether it is to stop, in seconds.
+_POLL = 0.1
+
+
+class Workers:
+    """Threads that run jobs; a limited number of jobs waits.
+
+    After an error the remaining jobs are dropped, and the next call of `submit`,
+    `check` or `close` raises it.
+
+    Args:
+        num_threads: 1 runs the jobs in order.
+        max_pending: jobs that wait or run, before `submit` waits.
+        name: of the threads.
+    """
+
+    def __init__(self, num_threads: int, max_pending: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._slots = threading.BoundedSemaphore(max_pending)
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self.seconds = 0.0
+
+    def submit(self, job: Callable[[], Any]) -> Future:
+        """Runs a job in a thread; waits for a free place first."""
+        self.check()
+        self._slots.acquire()
+        try:
+            return self._pool.submit(self._run, job)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def check(self) -> None:
+        """Raises the first error of a job."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Waits for all jobs, and raises the first error."""
+        self._pool.shutdown(wait=True)
+        self.check()
+
+    def cancel(self) -> None:
+        """Drops the jobs that wait, and waits for those that run."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, job: Callable[[], Any]) -> None:
+        start = time.perf_counter()
+        try:
+            if self._error is None:
+                job()
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+        finally:
+            with self._lock:
+                self.seconds += time.perf_counter() - start
+            self._slots.release()
+
+
+class ReadAhead(Generic[Item]):
+    """An iterator whose items are made by a thread, some in advance.
+
+    Args:
+        items: what the thread iterates over.
+        num_ahead: items that are ready in advance.
+    """
+
+    def __init__(self, items: Iterable[Item], num_ahead: int) -> None:
+        self._queue: Queue[tuple[str, Any]] = Queue(num_ahead)
+        self._stop = threading.Event()
+        self.seconds = 0.0
+        self._thread = threading.Thread(
+            target=self._fill, args=(iter(items),), name="read", daemon=True
+        )
+        self._thread.start()
+
+    def __next__(self) -> Item:
+        kind, value = self._get()
+        if kind == "error":
+            raise value
+        if kind == "end":
+            raise StopIteration
+        return value
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _fill(self, items: Iterator[Item]) -> None:
+        while not self._stop.is_set():
+            start = time.perf_counter()
+            try:
+                entry: tuple[str, Any] = ("item", next(items))
+            except StopIteration:
+                entry = ("end", None)
+            except BaseException as error:
+                entry = ("error", error)
+            self.seconds += time.perf_counter() - start
+            self._put(entry)
+            if entry[0] != "item":
+                return
+
+    def _put(self, entry: tuple[str, Any]) -> None:
+        while not self._stop.is_set():
+            try:
+                return self._queue.put(entry, timeout=_POLL)
+            except Full:
+                continue
+
+    def _get(self) -> tuple[str, Any]:
+        while True:
+            try:
+                return self._queue.get(timeout=_POLL)
+            except Empty:
+                if not self._thread.is_alive() and self._queue.empty():
+                    raise RuntimeError("the thread that reads has ended") from None

@@ -1,0 +1,227 @@
+"""One Zarr store of all forecasts, as WeatherBench reads it.
+
+Dims are time (start), number (of ensembles), prediction_timedelta, level, latitude and
+longitude. The store is made first, without values; then every forecast writes its own
+part, one lead time after the other. A chunk is one level of the whole globe; in Zarr v3
+the levels of a lead time are one file (a shard).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import cftime
+import numpy as np
+import pandas as pd
+import zarr
+
+from credit_jax.data.calendars import STANDARD
+from credit_jax.inference.netcdf import UNITS
+from credit_jax.inference.outputs import Outputs, OutputVariable, as_dates
+from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.inference.stores import Fields, Job
+from credit_jax.io.atomic import new_folder
+
+NAME = "forecast.zarr"
+TIME, MEMBER, LEAD = "time", "number", "prediction_timedelta"
+_SPACE = ("latitude", "longitude")
+_COORDINATES: dict[str, dict[str, Any]] = {
+    TIME: {
+        "standard_name": "forecast_reference_time",
+        "long_name": "start of forecast",
+    },
+    LEAD: {"standard_name": "forecast_period", "long_name": "time since start"},
+    MEMBER: {"standard_name": "realization", "long_name": "ensemble member"},
+    "level": {"long_name": "level", "axis": "Z"},
+    "pressure": {"standard_name": "air_pressure", "units": "hPa", "axis": "Z"},
+    "latitude": {"standard_name": "latitude", "units": "degrees_north", "axis": "Y"},
+    "longitude": {"standard_name": "longitude", "units": "degrees_east", "axis": "X"},
+}
+
+
+@dataclass(frozen=True)
+class ZarrStore:
+    """The store.
+
+    Attributes:
+        folder: in which it is, as `forecast.zarr`.
+        outputs: what is written.
+        schedule: of the forecasts.
+        attributes: of the whole store.
+        zarr_format: 3 or 2.
+    """
+
+    folder: Path
+    outputs: Outputs
+    schedule: Schedule
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    zarr_format: int = 3
+    first_step: int = 0
+
+    @property
+    def path(self) -> Path:
+        """The store."""
+        return self.folder / NAME
+
+    def create(self) -> None:
+        """Makes the store without values, unless it is there."""
+        if self.path.exists():
+            return
+        with new_folder(self.path) as partial, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Consolidated metadata")
+            form: Any = self.zarr_format
+            group = zarr.open_group(
+                str(partial),
+                mode="w",
+                zarr_format=form,
+                attributes={"Conventions": "CF-1.11", **self.attributes},
+            )
+            for name, (values, attributes) in self._coordinates().items():
+                self._coordinate(group, name, values, attributes)
+            for variable in self.outputs.variables:
+                self._variable(group, variable)
+            zarr.consolidate_metadata(str(partial), zarr_format=form)
+
+    def writer(self, task: Task) -> ZarrWriter:
+        """Writes one forecast."""
+        return ZarrWriter(self, task)
+
+    @cached_property
+    def leads(self) -> tuple[int, ...]:
+        """The steps that are in the store, the initial state included."""
+        return (0, *self.schedule.written)
+
+    def dims(self, variable: OutputVariable) -> tuple[str, ...]:
+        """Names of the dims of a variable."""
+        members = (MEMBER,) if self.schedule.num_members > 1 else ()
+        levels = () if variable.levels is None else (variable.level_dim,)
+        return (TIME, *members, LEAD, *levels, *_SPACE)
+
+    def write(self, task: Task, step: int, fields: Fields) -> None:
+        """Writes all variables of a lead time of a forecast; missing ones stay NaN."""
+        members = (task.member,) if self.schedule.num_members > 1 else ()
+        place = (task.start, *members, self.leads.index(step))
+        levels = self.outputs.levels()
+        for variable in self.outputs.variables:
+            if variable.key not in fields:
+                continue
+            values = fields[variable.key]
+            if variable.levels is None:
+                values = values[0]
+            else:
+                whole = levels[variable.level_dim].tolist()
+                if whole != variable.levels.tolist():
+                    rows = [whole.index(level) for level in variable.levels.tolist()]
+                    own = np.full((len(whole), *values.shape[1:]), np.nan, np.float32)
+                    own[rows] = values
+                    values = own
+            array: Any = self._arrays[variable.name]
+            array[place] = values
+
+    @cached_property
+    def _arrays(self) -> Any:
+        return zarr.open_group(str(self.path), mode="r+", use_consolidated=False)
+
+    def _sizes(self) -> dict[str, int]:
+        return {name: len(values) for name, (values, _) in self._coordinates().items()}
+
+    def _coordinates(self) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
+        """Values and attributes of every coordinate."""
+        calendar = "standard"
+        if self.outputs.calendar != STANDARD:
+            calendar = self.outputs.calendar
+        dates = as_dates(self.schedule.starts, self.outputs.calendar)
+        seconds = np.array([_seconds(date) for date in dates], np.int64)
+        time = {**_COORDINATES[TIME], "units": UNITS, "calendar": calendar}
+        values, units = self._lead_values()
+        lead = {**_COORDINATES[LEAD], "units": units, "dtype": "timedelta64[ns]"}
+        found = {TIME: (seconds, time), LEAD: (values, lead)}
+        if self.schedule.num_members > 1:
+            members = np.arange(self.schedule.num_members)
+            found[MEMBER] = (members, _COORDINATES[MEMBER])
+        for name, levels in self.outputs.levels().items():
+            found[name] = (levels, _COORDINATES.get(name, _COORDINATES["level"]))
+        for name in _SPACE:
+            found[name] = (getattr(self.outputs, name), _COORDINATES[name])
+        return found
+
+    def _lead_values(self) -> tuple[np.ndarray, str]:
+        """Lead times in hours, or in seconds if they are no whole hours."""
+        leads = [self.schedule.lead(step) for step in self.leads]
+        hour: Any = pd.Timedelta("1h")
+        if all(lead % hour == pd.Timedelta(0) for lead in leads):
+            return np.array([lead // hour for lead in leads], np.int64), "hours"
+        values = [int(lead.total_seconds()) for lead in leads]
+        return np.array(values, np.int64), "seconds"
+
+    def _coordinate(
+        self, group: Any, name: str, values: np.ndarray, attributes: dict[str, Any]
+    ) -> None:
+        array = group.create_array(
+            name,
+            shape=values.shape,
+            chunks=values.shape,
+            dtype=values.dtype,
+            **self._named((name,), attributes),
+        )
+        array[...] = values
+
+    def _variable(self, group: Any, variable: OutputVariable) -> None:
+        dims, sizes = self.dims(variable), self._sizes()
+        shape = tuple(sizes[dim] for dim in dims)
+        whole = (*_SPACE, variable.level_dim)
+        chunks = tuple(sizes[dim] if dim in _SPACE else 1 for dim in dims)
+        shards = tuple(sizes[dim] if dim in whole else 1 for dim in dims)
+        sharded = self.zarr_format == 3 and shards != chunks
+        attributes = dict(self.outputs.attributes.get(variable.name, {}))
+        attributes.pop("_FillValue", None)
+        group.create_array(
+            variable.name,
+            shape=shape,
+            chunks=chunks,
+            shards=shards if sharded else None,
+            dtype="float32",
+            fill_value=float("nan"),
+            **self._named(dims, attributes),
+        )
+
+    def _named(
+        self, dims: tuple[str, ...], attributes: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Names of dims, where each version of Zarr has them, and attributes."""
+        if self.zarr_format == 2:
+            return {"attributes": {**attributes, "_ARRAY_DIMENSIONS": list(dims)}}
+        return {"attributes": dict(attributes), "dimension_names": dims}
+
+
+@dataclass(frozen=True)
+class ZarrWriter:
+    """Writes the lead times of one forecast.
+
+    Attributes:
+        store: the store.
+        task: the forecast.
+    """
+
+    store: ZarrStore
+    task: Task
+
+    def add(self, step: int, fields: Fields) -> Iterator[Job]:
+        """The job that writes a step."""
+        yield lambda: self.store.write(self.task, step, fields)
+
+    def finish(self) -> Iterator[Job]:
+        """Nothing is left."""
+        yield from ()
+
+
+def _seconds(date: Any) -> int:
+    """Seconds since 1970 in the date's own calendar."""
+    if isinstance(date, pd.Timestamp):
+        return int(date.value // 10**9)
+    return int(cftime.date2num(date, UNITS, calendar=date.calendar))

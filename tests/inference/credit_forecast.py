@@ -1,0 +1,107 @@
+"""A run of CREDIT with a checkpoint of each side, and forecasts of CREDIT's rollout."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.reference import GEN2_CONFIG, write_dataset
+from tests.reference.scalers import SCALED, write_scalers
+
+NUM_CHANNELS = 7
+# Training forwards after which spectral norm has the norm of every matrix.
+NUM_ITERATIONS = 15
+_ROOT = Path(__file__).parents[2]
+_TIME_LIMIT = 600  # seconds
+_TAIL = 3000  # characters of output in an error
+
+
+def raw_config(**inference: Any) -> dict[str, Any]:
+    """CREDIT's YAML of a model in physical units, with an inference section."""
+    raw = yaml.safe_load(GEN2_CONFIG.read_text())
+    args = {"scaler_path": "./scaler.json", "variables": [*SCALED.values()]}
+    scaler = {"type": "bridgescaler_transform", "args": args | {"method": "transform"}}
+    inverse = {
+        "type": "bridgescaler_transform",
+        "args": args | {"method": "inverse_transform"},
+    }
+    raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
+    raw["postblocks"] = {
+        "per_step": {"reconstruct": {"type": "reconstruct"}, "scaler": inverse}
+    }
+    raw["inference"] = {"mode": "none", **inference}
+    return raw
+
+
+def write_run(folder: Path, raw: dict[str, Any]) -> Path:
+    """Writes data, scalers, the YAML, and a checkpoint for CREDIT and for us.
+
+    Returns:
+        The YAML; its paths start at `folder`.
+    """
+    import torch
+
+    write_dataset(folder)
+    write_scalers(folder)
+    path = folder / "case.yml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    state = _new_state(raw["model"])
+    (folder / "run").mkdir()
+    torch.save({"model_state_dict": state}, folder / "run" / "checkpoint.pt")
+    _write_ours(folder / "run", raw["model"], state)
+    return path
+
+
+def _new_state(model: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from tests.support.credit_modules import credit_attribute
+
+    load_model = credit_attribute("models", "load_model")
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = load_model({"model": dict(model)})
+    x = torch.randn(1, NUM_CHANNELS, 1, model["image_height"], model["image_width"])
+    with torch.no_grad():
+        for _ in range(NUM_ITERATIONS):
+            module(x)
+    return module.state_dict()
+
+
+def _write_ours(run: Path, model: dict[str, Any], state: dict[str, Any]) -> None:
+    import jax
+
+    from credit_jax.checkpoint import CheckpointStore, Progress
+    from credit_jax.models.registry import build
+    from credit_torch_bridge.checkpoint.state_dict import from_state_dict
+
+    arrays = {name: tensor.numpy() for name, tensor in state.items()}
+    params, model_state = jax.device_put(from_state_dict(build(model), arrays))
+    store = CheckpointStore(run)
+    store.save(1, {"weights": {"params": params, **model_state}}, Progress(epoch=0))
+    store.close()
+
+
+def credit_rollout(config: Path, threads: int = 1) -> None:
+    """Runs CREDIT's `rollout_gen2.py` in the folder of a YAML, in its own process.
+
+    Raises:
+        RuntimeError: CREDIT failed; carries the end of what it printed.
+    """
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.reference.rollout_driver", config, str(threads)],
+        cwd=config.parent,
+        env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": str(threads)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_TIME_LIMIT,
+        check=False,
+    )
+    if run.returncode != 0:
+        raise RuntimeError(f"CREDIT's rollout failed:\n{run.stdout[-_TAIL:]}")

@@ -1,0 +1,91 @@
+"""The forecast command beside CREDIT's own rollout, on the same weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.forecast import main
+from tests.inference.credit_forecast import credit_rollout, raw_config, write_run
+from tests.support import assert_close
+
+BATCH = {
+    "forecast_length": "18h",
+    "first_init_date": "2000-01-02",
+    "last_init_date": "2000-01-02T12",
+    "init_interval": "12h",
+}
+OUTPUT = {
+    "group_by": "day",
+    "metadata": "era5.yaml",
+    "encoding": {"dtype": "float32", "zlib": True, "complevel": 4},
+}
+FIELD = 1e-5  # of every field, as asked for
+
+
+@pytest.fixture(scope="module")
+def run(credit, tmp_path_factory):
+    """The folder of a run, with CREDIT's forecasts in `theirs`."""
+    folder = tmp_path_factory.mktemp("forecast")
+    raw = raw_config(
+        run_mode="batch", save_forecast="./theirs", batch_forecast=BATCH, output=OUTPUT
+    )
+    credit_rollout(write_run(folder, raw))
+    return folder
+
+
+def forecast(folder: Path, *arguments: str) -> int:
+    return main(["--config", str(folder / "case.yml"), "--cache", "none", *arguments])
+
+
+def names(folder: Path) -> list[str]:
+    found = folder.rglob("*.nc")
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+@pytest.mark.parametrize(
+    "mesh", ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"]
+)
+def test_forecasts_as_credit(run, monkeypatch, tmp_path, mesh):
+    monkeypatch.chdir(run)
+    assert forecast(run, "--out", str(tmp_path), "--parallelism", mesh) == 0
+    assert names(tmp_path) == names(run / "theirs")
+    for name in names(tmp_path):
+        with (
+            xr.open_dataset(tmp_path / name) as ours,
+            xr.open_dataset(run / "theirs" / name) as theirs,
+        ):
+            assert_same_layout(ours, theirs)
+            for variable in theirs.data_vars:
+                for step, time in enumerate(theirs["time"].values):
+                    assert_close(
+                        ours[variable].values[step],
+                        theirs[variable].values[step],
+                        FIELD,
+                        f"{mesh} {name} {variable} {str(time)[:13]}",
+                    )
+
+
+def assert_same_layout(ours: xr.Dataset, theirs: xr.Dataset) -> None:
+    """Equal names, dims, coordinates, attributes and encoding."""
+    assert ours.sizes == theirs.sizes
+    assert ours.attrs == theirs.attrs
+    assert [*ours.data_vars] == [*theirs.data_vars]
+    assert set(ours.variables) == set(theirs.variables)
+    for name in theirs.variables:
+        mine, other = ours[name], theirs[name]
+        assert mine.dims == other.dims, name
+        assert mine.dtype == other.dtype, name
+        assert mine.attrs == other.attrs, name
+        keys = ("dtype", "units", "calendar", "zlib", "complevel", "shuffle")
+        for key in keys:
+            assert mine.encoding.get(key) == other.encoding.get(key), (name, key)
+        fills = [x.encoding.get("_FillValue") for x in (mine, other)]
+        assert (
+            np.array_equal(*fills, equal_nan=True)
+            if fills[0] is not None
+            else (fills[0] == fills[1])
+        )
+    for name in theirs.coords:
+        assert np.array_equal(ours[name].values, theirs[name].values), name

@@ -1,0 +1,49 @@
+"""CREDIT's own gen2 rollout: python -m tests.reference.rollout_driver YAML [THREADS]
+
+It runs as `credit rollout` does, except that files are written in this process instead
+of by a pool of processes, which only costs their start.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import torch
+
+from credit_torch_bridge.compare.credit_import import import_torchvision
+
+
+def main(config: str, threads: str = "1") -> None:
+    """Rolls out every start date of the config."""
+    torch.set_num_threads(int(threads))
+    import_torchvision()
+    from credit.applications import rollout_gen2
+
+    no_pool = SimpleNamespace(Pool=lambda _: _NoPool())
+    rollout_gen2.mp = SimpleNamespace(get_context=lambda _: no_pool)
+    sys.argv = ["rollout_gen2", "-c", config]
+    rollout_gen2.main()
+
+
+class _NoPool:
+    """A pool that runs jobs at once."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def apply_async(self, function, args):
+        """Runs a job at once."""
+        function(*args)
+        return SimpleNamespace(get=lambda: None)
+
+    def close(self):
+        pass
+
+    def join(self):
+        pass
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
