@@ -10,14 +10,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from credit_jax.checkpoint import EMA, WEIGHTS
+from credit_jax.checkpoint import EMA, WEIGHTS, CheckpointStore
 from credit_jax.commands import (
     DIVERGED,
     FAILED,
@@ -141,7 +141,8 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"note: {note}", "yellow")
     model = plan.model.build(devices, mp_policy=default_mp_policy(args.precision))
     outputs = plan.outputs(model)
-    checkpoint = open_checkpoint(args.checkpoint or config.save_loc, args.step, args)
+    source = args.checkpoint or config.save_loc
+    checkpoint = open_checkpoint(source, args.step, args.weights, plan.schema.names)
     size = args.batch * model.axes.num_data
     groups = plan.schedule.groups(size, parse_shard(args.shard))
     store, archive = _places(args, plan, folder, outputs, checkpoint)
@@ -218,16 +219,18 @@ class Checkpoint:
         step: its number.
         average: whether the moving average of the weights is taken.
         run: all checkpoints of the run.
+        channels: names of the channels of the forecasts.
     """
 
     path: Path
     step: int
     average: bool
-    run: Any
+    run: CheckpointStore
+    channels: Mapping[str, tuple[str, ...]]
 
     def restore(self, model: ParallelModel) -> Any:
         """The weights on the mesh of a model."""
-        store = RunStore(self.run, model.model_def.param_specs)
+        store = RunStore(self.run, model.model_def.param_specs, self.channels)
         return store.restore_model(self.step, model, average=self.average)
 
     @property
@@ -237,9 +240,18 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    folder: str, step: int | None, args: argparse.Namespace
+    folder: str,
+    step: int | None,
+    weights: str | None,
+    channels: Mapping[str, tuple[str, ...]],
 ) -> Checkpoint:
     """A checkpoint of the run in a folder.
+
+    Args:
+        folder: of the run.
+        step: which checkpoint; None is the newest.
+        weights: "average", "last", or None for the average if there is one.
+        channels: names of the channels of the forecasts.
 
     Raises:
         FileNotFoundError: there is none, or it has no moving average.
@@ -247,13 +259,13 @@ def open_checkpoint(
     store, newest = open_run(folder)
     step = newest if step is None else step
     has_average = EMA in store.item_names(step)
-    if args.weights == "average" and not has_average:
+    if weights == "average" and not has_average:
         raise FileNotFoundError(
             f"--weights average: {store.path(step)} has no moving average of the "
             "weights; give --weights last"
         )
-    average = has_average and args.weights != "last"
-    return Checkpoint(store.path(step), step, average, store)
+    average = has_average and weights != "last"
+    return Checkpoint(store.path(step), step, average, store, channels)
 
 
 def header(

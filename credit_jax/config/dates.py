@@ -1,5 +1,6 @@
 """Dates, time steps and calendars, as the data section and its sources write them."""
 
+import re
 from typing import Annotated, Any
 
 import pandas as pd
@@ -23,6 +24,19 @@ DAYS_360 = (
     "360_day has dates, such as 30 February, that other calendars lack, and file names "
     "and sources are found by date"
 )
+
+
+_DAYS = re.compile(r"(?<=[\d\s])d(?![a-zA-Z])")
+
+
+def duration(text: str) -> pd.Timedelta:
+    """A duration such as "10d" or "6h"; a "d" is a day, as pandas took it once.
+
+    Raises:
+        ValueError: it is none.
+    """
+    length: Any = pd.Timedelta(_DAYS.sub("D", text))
+    return length
 
 
 def _date_text(value: Any) -> Any:

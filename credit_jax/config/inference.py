@@ -14,7 +14,7 @@ from pydantic import (
 
 from credit_jax.config.base import StrictModel
 from credit_jax.config.data import DataConfig
-from credit_jax.config.dates import Date
+from credit_jax.config.dates import Date, duration
 from credit_jax.config.messages import got
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 
@@ -29,7 +29,7 @@ GROUPS = {
 
 def _check_duration(value: str) -> str:
     try:
-        length = pd.Timedelta(value)
+        length = duration(value)
     except ValueError:
         length = pd.Timedelta(0)
     if not length > pd.Timedelta(0):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig
+from credit_jax.config.dates import duration
 from credit_jax.data.calendars import most_restrictive, shift_all
 from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, source_clock
@@ -137,7 +138,7 @@ def open_forecast_data(
     Raises:
         FileNotFoundError, ValueError: see `open_source`.
     """
-    timestep: Any = pd.Timedelta(data.timestep)
+    timestep = duration(data.timestep)
     if data.date_ranges is None and not (data.start_datetime and data.end_datetime):
         first, last = (pd.Timestamp(starts[i]) for i in (0, -1))
         dates = {

@@ -66,14 +66,13 @@ class Outputs:
         return {variable.key: variable.chosen for variable in self.variables}
 
     def levels(self) -> dict[str, np.ndarray]:
-        """Every level coordinate, with all levels that a variable has."""
+        """Every level coordinate: all levels, in the order of the longest variable."""
         found: dict[str, np.ndarray] = {}
-        for variable in self.variables:
-            if variable.levels is not None:
-                own = found.get(variable.level_dim, variable.levels)
-                both = np.concatenate([own, variable.levels])
-                _, first = np.unique(both, return_index=True)
-                found[variable.level_dim] = both[np.sort(first)]
+        deep = [(v.level_dim, v.levels) for v in self.variables if v.levels is not None]
+        for dim, levels in sorted(deep, key=lambda pair: -len(pair[1])):
+            both = np.concatenate([found.get(dim, levels), levels])
+            _, first = np.unique(both, return_index=True)
+            found[dim] = both[np.sort(first)]
         return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from credit_jax.config.dates import duration
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.calendars import STANDARD, shift_all, time_range
 
@@ -117,14 +118,14 @@ def make_schedule(
         ValueError: there are no start dates, or the length is no positive number of
             steps.
     """
-    step: Any = pd.Timedelta(timestep)
+    step = duration(timestep)
     starts = _starts(inference, calendar, init_times)
     if num_steps is None:
         num_steps = _num_steps(length or _length(inference), step)
     if num_steps < 1:
         raise ValueError(f"--steps must be at least 1, got {num_steps}")
     text = inference.output.output_interval
-    interval: Any = None if text is None else pd.Timedelta(text)
+    interval = None if text is None else duration(text)
     schedule = Schedule(starts, num_steps, step, calendar, inference.members, interval)
     if not schedule.written:
         raise ValueError(
@@ -148,7 +149,7 @@ def _starts(
                 f"inference.batch_forecast: last_init_date {last} is before "
                 f"first_init_date {first}"
             )
-        every: Any = pd.Timedelta(batch.init_interval)
+        every = duration(batch.init_interval)
         return time_range(first, last, every, calendar)
     if inference.run_mode == "single" and single and single.start_datetime:
         return np.array([_label(single.start_datetime)], "datetime64[ns]")
@@ -182,7 +183,7 @@ def _length(inference: InferenceConfig) -> str:
 
 def _num_steps(length: str, step: pd.Timedelta) -> int:
     try:
-        total: Any = pd.Timedelta(length)
+        total = duration(length)
     except ValueError:
         raise ValueError(f"--length: {length!r} is no duration such as 10d") from None
     count = int(total / step)

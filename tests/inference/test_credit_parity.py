@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import xarray as xr
 
 from credit_jax.forecast import main
 from tests.inference.credit_forecast import credit_rollout, raw_config, write_run
+from tests.inference.layouts import assert_same_layout
 from tests.support import assert_close
 
 BATCH = {
@@ -65,27 +65,3 @@ def test_forecasts_as_credit(run, monkeypatch, tmp_path, mesh):
                         FIELD,
                         f"{mesh} {name} {variable} {str(time)[:13]}",
                     )
-
-
-def assert_same_layout(ours: xr.Dataset, theirs: xr.Dataset) -> None:
-    """Equal names, dims, coordinates, attributes and encoding."""
-    assert ours.sizes == theirs.sizes
-    assert ours.attrs == theirs.attrs
-    assert [*ours.data_vars] == [*theirs.data_vars]
-    assert set(ours.variables) == set(theirs.variables)
-    for name in theirs.variables:
-        mine, other = ours[name], theirs[name]
-        assert mine.dims == other.dims, name
-        assert mine.dtype == other.dtype, name
-        assert mine.attrs == other.attrs, name
-        keys = ("dtype", "units", "calendar", "zlib", "complevel", "shuffle")
-        for key in keys:
-            assert mine.encoding.get(key) == other.encoding.get(key), (name, key)
-        fills = [x.encoding.get("_FillValue") for x in (mine, other)]
-        assert (
-            np.array_equal(*fills, equal_nan=True)
-            if fills[0] is not None
-            else (fills[0] == fills[1])
-        )
-    for name in theirs.coords:
-        assert np.array_equal(ours[name].values, theirs[name].values), name

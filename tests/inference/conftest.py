@@ -1,0 +1,14 @@
+"""A small data set and runs of a small model."""
+
+import pytest
+
+from tests.inference.tiny_run import make_run
+from tests.training.conftest import compiled_once, tiny_model, world
+
+__all__ = ["compiled_once", "tiny_model", "world"]
+
+
+@pytest.fixture
+def config(world, tmp_path, tiny_model):
+    """The YAML of a run with a checkpoint."""
+    return make_run(world, tmp_path)

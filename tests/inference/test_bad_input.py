@@ -1,0 +1,152 @@
+"""What is wrong with a forecast is one error, before anything is compiled."""
+
+from typing import Any
+
+import jax
+import pytest
+import yaml
+
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.commands import OK, USER_ERROR
+from credit_jax.inference import autoregression, forecaster
+from credit_jax.models.registry import build
+from tests.inference.tiny_run import forecast, make_run
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch):
+    """Compiling anything fails."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("compiled")
+
+    for module in (autoregression, forecaster):
+        monkeypatch.setattr(module, "compile_program", never)
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
+    "an init time that the data lack": (
+        {},
+        ("--init-time", "2003-05-01"),
+        ("data.source.ERA5", "2003-05-01", "They cover"),
+    ),
+    "a date that is none": ({}, ("--init-time", "Monday"), ("no date",)),
+    "missing forcing for the last leads": (
+        {},
+        ("--init-time", "2000-01-09T12", "--steps", "4"),
+        ("dynamic_forcing", "2000-01-10T06", "They cover"),
+    ),
+    "a variable that is not predicted": (
+        {"inference__output__variables": ["ERA5/prognostic/2d/t2m"]},
+        (),
+        ("ERA5/prognostic/2d/t2m: not predicted", "ERA5/prognostic/3d/T"),
+    ),
+    "a level that is not predicted": (
+        {
+            "inference__output__variables": [
+                {"name": "ERA5/prognostic/3d/T", "levels": [500]}
+            ]
+        },
+        (),
+        ("levels 500 are not predicted", "1, 4.6"),
+    ),
+    "an unknown file of attributes": (
+        {"inference__output__metadata": "era6.yaml"},
+        (),
+        ("era6.yaml", "era5.yaml"),
+    ),
+    "an interval longer than the forecast": (
+        {"inference__output__output_interval": "5d"},
+        (),
+        ("nothing would be written",),
+    ),
+    "no named fields": (
+        {"postblocks": {"per_step": {}}},
+        (),
+        ("block of type reconstruct",),
+    ),
+    "no start date": (
+        {"inference": {"run_mode": "single"}},
+        ("--steps", "1"),
+        ("single_forecast", "--init-time"),
+    ),
+    "a part of none": ({}, ("--shard", "3/2"), ("--shard must be I/N",)),
+    "a checkpoint that is not there": ({}, ("--step", "7"), ("no checkpoint 7",)),
+    "a mesh that the model does not fit": (
+        {},
+        ("--parallelism", "data=none,tensor=3"),
+        ("not divisible",),
+    ),
+    "other forecast data": (
+        {
+            "inference__data": {
+                "source": {
+                    "ERA5": {
+                        "dataset_type": "local",
+                        "level_coord": "level",
+                        "levels": [1.0, 4.6],
+                        "variables": {
+                            "prognostic": {"vars_3D": ["U"], "path": "{world}/w_%Y.nc"}
+                        },
+                    }
+                },
+                "timestep": "6h",
+            }
+        },
+        (),
+        ("inference.data", "ERA5/prognostic/3d/T"),
+    ),
+}
+
+
+def _in_world(value: Any, world: Any) -> Any:
+    return yaml.safe_load(yaml.safe_dump(value).replace("{world}", str(world)))
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("name", CASES)
+def test_one_error_before_anything_is_compiled(
+    world, tmp_path, tiny_model, capsys, name
+):
+    changes, options, expected = CASES[name]
+    config = make_run(world, tmp_path, **_in_world(changes, world))
+    assert forecast(config, tmp_path / "out", *options) == USER_ERROR
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    for text in expected:
+        assert text in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_another_model(
+    world, tmp_path, tiny_model, capsys, nothing_compiled
+):
+    config = make_run(world, tmp_path)
+    raw = yaml.safe_load((tmp_path / "model.yml").read_text())
+    model_def = build(raw["model"] | {"hidden": 4})
+    keys = jax.random.split(jax.random.key(0))
+    weights = {
+        "params": jax.device_get(model_def.init(keys[0])),
+        **jax.device_get(model_def.init_model_state(keys[1])),
+    }
+    store = CheckpointStore(tmp_path / "other")
+    store.save(1, {"weights": weights}, Progress(epoch=0))
+    store.close()
+    other = ("--checkpoint", str(tmp_path / "other"))
+    assert forecast(config, tmp_path / "out", *other) == USER_ERROR
+    assert "does not fit" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_other_forecasts(world, tmp_path, tiny_model, capsys):
+    config, out = make_run(world, tmp_path), tmp_path / "out"
+    dates = ("--init-time", "2000-01-01", "--steps", "2")
+    assert forecast(config, out, *dates) == OK
+    assert forecast(config, out, *dates) == USER_ERROR
+    assert "--resume" in capsys.readouterr().err
+    assert forecast(config, out, *dates, "--steps", "3", "--resume") == USER_ERROR
+    assert "another steps" in capsys.readouterr().err
+    assert forecast(config, out, *dates, "--resume", "--format", "netcdf") == USER_ERROR
+    assert "another format" in capsys.readouterr().err
+    changed = make_run(world, tmp_path / "b", data__source__ERA5__levels=[2.0, 4.6])
+    assert forecast(changed, out, *dates, "--resume") == USER_ERROR
+    assert "another data" in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""Campaigns: interrupted, killed, shared out, with failing writes and NaN."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.commands import DIVERGED, FAILED, OK
+from credit_jax.inference.netcdf import NetcdfStore
+from credit_jax.inference.zarr_store import ZarrStore
+from tests.inference.tiny_run import forecast, make_run, read
+
+ROOT = Path(__file__).parents[2]
+IN_A_PROCESS = """
+import sys
+from credit_jax.models import registry
+from tests.training.tiny import Tiny, TinyConfig
+registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
+from credit_jax.forecast import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def chunks(out: Path) -> dict[str, bytes]:
+    """The bytes of all files of the store but its root, which holds the command."""
+    store = out / "forecast.zarr"
+    paths = [path for path in store.rglob("*") if path.is_file()]
+    names = {path.relative_to(store).as_posix(): path.read_bytes() for path in paths}
+    return {name: data for name, data in names.items() if name != "zarr.json"}
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, store: type, after: int) -> None:
+    """Writing fails after some calls, as on a full disk."""
+    write, calls = store.write, []
+
+    def fail(self, *arguments):
+        calls.append(arguments)
+        if len(calls) > after:
+            raise OSError(28, "No space left on device")
+        return write(self, *arguments)
+
+    monkeypatch.setattr(store, "write", fail)
+
+
+@pytest.mark.parametrize("after", [0, 7])
+def test_resumed_after_a_failing_write(config, tmp_path, monkeypatch, capsys, after):
+    assert forecast(config, tmp_path / "whole") == OK
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        failing(patch, ZarrStore, after)
+        assert forecast(config, out) == FAILED
+    assert "No space left on device" in capsys.readouterr().err
+    done = len([*(out / "done").glob("*")]) if (out / "done").exists() else 0
+    assert (done > 0) == (after > 0)
+    assert forecast(config, out, "--resume") == OK
+    shown = capsys.readouterr().out
+    assert f"{5 - done} forecasts are in" in shown
+    assert chunks(out) == chunks(tmp_path / "whole")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert forecast(config, out, "--resume") == OK
+    after_it = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert after_it == before, "nothing was left to do"
+
+
+def test_a_failing_netcdf_file_ends_the_command(config, tmp_path, monkeypatch, capsys):
+    failing(monkeypatch, NetcdfStore, 2)
+    assert forecast(config, tmp_path / "out", "--format", "netcdf") == FAILED
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_killed_and_run_again(config, tmp_path):
+    options = ("--length", "4d")
+    assert forecast(config, tmp_path / "whole", *options) == OK
+    out = tmp_path / "out"
+    arguments = ["--config", config, "--out", os.fspath(out), "--cache", "none"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_A_PROCESS, *arguments, *options],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not [*out.glob("done/2*"), *out.glob("done/1*")]:
+        assert process.poll() is None or process.returncode == 0
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert forecast(config, out, "--resume", *options) == OK
+    ours, whole = read(out), read(tmp_path / "whole")
+    assert set(ours.data_vars) == set(whole.data_vars)
+    for name in whole.data_vars:
+        # Another process compiles with other flags than the tests.
+        assert np.allclose(ours[name], whole[name], rtol=1e-4, equal_nan=True), name
+
+
+def test_parts_of_a_campaign(config, tmp_path, capsys):
+    assert forecast(config, tmp_path / "whole") == OK
+    out = tmp_path / "out"
+    for shard in ("1/2", "2/2"):
+        assert forecast(config, out, "--shard", shard) == OK
+    assert chunks(out) == chunks(tmp_path / "whole")
+    shown = capsys.readouterr().out
+    assert "3 forecasts are in" in shown
+    assert "2 forecasts are in" in shown
+
+
+@pytest.fixture
+def diverging(world, tmp_path, tiny_model):
+    """A run whose weights are too large for float32."""
+    return make_run(world, tmp_path, scale=1e38)
+
+
+def test_nan_is_an_error(diverging, tmp_path, capsys):
+    assert forecast(diverging, tmp_path / "out") == DIVERGED
+    error = capsys.readouterr().err
+    assert "values that are NaN or infinite at step 1" in error
+    assert "--nan fill" in error
+
+
+def test_nan_is_filled_and_counted(diverging, tmp_path, capsys):
+    options = ("--nan", "fill", "--init-time", "2000-01-01", "--steps", "2")
+    assert forecast(diverging, tmp_path / "out", *options) == OK
+    store = read(tmp_path / "out")
+    leads = store["T"].isel(prediction_timedelta=slice(1, None))
+    count = int(np.isnan(leads).sum())
+    assert count > 0
+    assert not np.isinf(leads).any()
+    assert f"T {count}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("group", "files"),
+    [
+        ("day", ["2000-01-01.nc", "2000-01-02.nc"]),
+        ("month", ["2000-01.nc"]),
+        ("full", ["full.nc"]),
+    ],
+)
+def test_steps_that_share_a_file(world, tmp_path, tiny_model, group, files):
+    output = {"group_by": group, "output_interval": "12h"}
+    config = make_run(world, tmp_path, inference__output=output)
+    options = ("--init-time", "2000-01-01", "--length", "30h")
+    assert forecast(config, tmp_path / "out", *options) == OK
+    found = sorted((tmp_path / "out" / "20000101_0000Z").glob("*.nc"))
+    assert [path.name for path in found] == files
+    times = []
+    for path in found:
+        with xr.open_dataset(path) as steps:
+            times += [*steps["time"].values]
+    hours = (np.array(times) - np.datetime64("2000-01-01")) / np.timedelta64(1, "h")
+    assert np.array_equal(hours, [12, 24]), "also those before the last step"
