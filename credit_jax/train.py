@@ -119,6 +119,8 @@ def train(
     display = Display(console, silent=jax.process_index() > 0)
     for line in header(source, setup):
         display.message(line)
+    for note in (note for own in plan.loaders.values() for note in own.notes):
+        display.message(f"note: {note}")
     outcome = run_training(setup, folder, display, resume=resume)
     if outcome.reason in (FINISHED, EARLY) and setup.valid_loader is not None:
         report_skill(setup, folder, outcome, display)

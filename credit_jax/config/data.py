@@ -1,6 +1,6 @@
 """The `data:` section: sources, dates, and the length of a sample."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -59,6 +59,11 @@ class DataConfig(_Window):
             the target; null clamps nothing.
         calendar: of the start times; by default that of the sources, the one with
             fewer dates where they differ.
+        on_bad_sample: what is done with a sample that cannot be used: a time or a chunk
+            is missing or damaged, a value is NaN or a fill value. "raise" ends the run
+            with an error that names file, variable and time; "skip" takes the next good
+            sample in time instead, reports it, and counts it in the log. CREDIT has no
+            such key and ignores it.
     """
 
     source: dict[str, AnySource] = Field(min_length=1)
@@ -67,6 +72,7 @@ class DataConfig(_Window):
     forecast_len: int = Field(ge=0)
     backprop_on_timestep: BackpropSteps | None = None
     data_clamp: tuple[float, float] | None = None
+    on_bad_sample: Literal["raise", "skip"] = "raise"
 
     @field_validator("data_clamp")
     @classmethod
@@ -113,6 +119,7 @@ class ValidationDataConfig(_Window):
         **_Window.ignored,
         "backprop_on_timestep": "validation has no gradient",
         "data_clamp": "that of data holds for validation, too",
+        "on_bad_sample": "that of data holds for validation, too",
     }
 
     def over(self, data: DataConfig) -> DataConfig:

@@ -1,6 +1,6 @@
 """Checks of the data before anything is compiled: grids, times, variables, values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -8,12 +8,14 @@ from jaxtyping import Shaped
 
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.dataset import Dataset, Sample
-from credit_jax.data.sources.source import Grid
+from credit_jax.data.sources.source import BadSampleError, Grid
 
 # What files write where there is no value, and do not always declare as _FillValue.
 FILL_NUMBERS = (-9999.0, -999.0, -99999.0, 9999.0, -32768.0, -32767.0)
 # Share of a field's points that has such a number, from which on it is no chance.
 FILL_SHARE = 1e-3
+# What is further from 0 than this stands out among normalized values.
+OUTSTANDING = 10.0
 # No field in physical units is that large; NetCDF's own fill value is 1e37.
 LARGEST = 1e15
 # Largest difference of two files' coordinates, in degrees.
@@ -29,30 +31,34 @@ class HasGrids(Protocol):
         ...
 
 
-def check_dataset(dataset: Dataset, grid: tuple[int, int] | None = None) -> None:
+def check_dataset(
+    dataset: Dataset, grid: tuple[int, int] | None = None, *, same_grid: bool = True
+) -> list[str]:
     """Check times, grids and variables of all files against each other.
 
     Args:
         dataset: opened.
         grid: (latitudes, longitudes) of the model; None skips the comparison.
+        same_grid: whether all files must have one grid; else preblocks make it.
+
+    Returns:
+        What is missing in a data set that skips bad samples, one line each.
 
     Raises:
         ValueError: naming the file, what it has, and what was expected.
     """
-    check_grid(dataset, grid)
+    if same_grid:
+        check_grid(dataset, grid)
+    lines = []
     for name, source in dataset.sources.items():
         for kind in source.config.variables.given:
-            source.check(kind, np.unique(dataset.window(name, kind)))
-    check_fill_values(dataset)
-
-
-def check_fill_values(dataset: Dataset) -> None:
-    """Check that no field of the first sample holds a fill value as a number.
-
-    Raises:
-        ValueError: with the variable, the time, the number and how often it occurs.
-    """
-    check_sample(dataset[0])
+            try:
+                source.check(kind, np.unique(dataset.window(name, kind)))
+            except BadSampleError as error:
+                if not dataset.skips_bad:
+                    raise
+                lines.append(str(error))
+    return lines
 
 
 def check_sample(sample: Sample) -> None:
@@ -61,17 +67,25 @@ def check_sample(sample: Sample) -> None:
     Raises:
         ValueError: with the variable, the time, the number and how often it occurs.
     """
-    for fields, time in (
-        (sample.input, sample.input_time),
-        (sample.target, sample.target_time),
-    ):
-        for own in fields.values():
-            for key, field in own.items():
-                _check_fill_value(key, field, time)
+    check_fields(sample.input, sample.input_time)
+    check_fields(sample.target, sample.target_time)
+
+
+def check_fields(
+    fields: Mapping[str, Mapping[str, np.ndarray]], time: np.datetime64
+) -> None:
+    """Check that no field at a time holds a fill value or an infinity.
+
+    Raises:
+        ValueError: see `check_sample`.
+    """
+    for own in fields.values():
+        for key, field in own.items():
+            _check_fill_value(key, field, time)
 
 
 def _check_fill_value(
-    key: str, field: Shaped[np.ndarray, "level time *space"], time: np.datetime64
+    key: str, field: Shaped[np.ndarray, "..."], time: np.datetime64
 ) -> None:
     if np.isnan(field).all():
         return
@@ -138,7 +152,7 @@ def check_finite(
     y: Shaped[np.ndarray, "batch channel_out time_out lat lon"],
     times: np.ndarray,
     schema: ChannelSchema,
-) -> None:
+) -> bool:
     """Check that a batch has no NaN and no infinity.
 
     Args:
@@ -147,19 +161,61 @@ def check_finite(
         times: (batch,) newest input time of each sample.
         schema: names the channels.
 
+    Returns:
+        Whether a channel has an outstanding extreme at many points, as where a fill
+        value was read as a number.
+
     Raises:
         ValueError: with the variable, the time and how many values of how many.
     """
+    plateau = False
     for which, array in (("input", x), ("target", y)):
-        if np.isfinite(array).all():
-            continue
-        bad = ~np.isfinite(array)
-        sample, channel = np.argwhere(bad.any(axis=(2, 3, 4)))[0]
-        field = bad[sample, channel]
-        raise ValueError(
-            f"{schema.describe(int(channel), which)} of the {which} of the sample "
-            f"at {str(times[sample])[:16]} has {int(field.sum())} of {field.size} "
-            f"values that are NaN or infinite ({int(bad.any(axis=(3, 4)).sum())} "
-            f"fields of this batch are affected); repair the data, or leave the "
-            "variable or the dates out"
-        )
+        low, high = array.min((0, 2, 3, 4)), array.max((0, 2, 3, 4))
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise ValueError(_not_finite(which, array, times, schema))
+        for ends in (low, high):
+            for channel in np.flatnonzero(np.abs(ends) > OUTSTANDING):
+                values = array[:, channel]
+                at_end = (values == ends[channel]).sum((1, 2, 3)).max()
+                plateau |= bool(at_end > FILL_SHARE * values[0].size)
+    return plateau
+
+
+def _not_finite(
+    which: str, array: np.ndarray, times: np.ndarray, schema: ChannelSchema
+) -> str:
+    bad = ~np.isfinite(array)
+    sample, channel = np.argwhere(bad.any(axis=(2, 3, 4)))[0]
+    field = bad[sample, channel]
+    return (
+        f"{schema.describe(int(channel), which)} of the {which} of the sample "
+        f"at {str(times[sample])[:16]} has {int(field.sum())} of {field.size} "
+        f"values that are NaN or infinite ({int(bad.any(axis=(3, 4)).sum())} "
+        "fields of this batch are affected); repair the data, fill them with a "
+        "preblock of type fill_values, or leave the variable or the dates out"
+    )
+
+
+def scale_notes(
+    x: Shaped[np.ndarray, "batch channel time lat lon"], schema: ChannelSchema
+) -> list[str]:
+    """One line for each variable of a normalized input that is far from 0.
+
+    Its unit in the files is then another one than where its mean and deviation come
+    from, or it is not normalized.
+
+    Args:
+        x: input after preblocks that normalize.
+        schema: names the channels.
+    """
+    mean, found = x.mean((0, 2, 3, 4)), []
+    for key, place in schema.input_slices().items():
+        own = mean[place]
+        worst = int(np.argmax(np.abs(own)))
+        if abs(own[worst]) > OUTSTANDING:
+            found.append(
+                f"{schema.describe(place.start + worst, 'input')} ({key}) is "
+                f"{own[worst]:.3g} on average after the preblocks: not normalized, or "
+                "by a mean and deviation of other units; compare them with the file"
+            )
+    return found

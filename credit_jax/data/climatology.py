@@ -43,19 +43,32 @@ def build_climatology(
         dataset: of the training period.
         by: parts of the year that are averaged separately.
         max_samples: beyond it, evenly spaced samples are taken.
+
+    Raises:
+        ValueError: a sample cannot be read; a data set that skips bad samples leaves
+            them out, and raises if none is left.
     """
     count = min(len(dataset), max_samples)
     chosen = np.linspace(0, len(dataset) - 1, count).round().astype(int)
     sums: np.ndarray | None = None
     counts = np.zeros(_NUM_BINS[by], dtype=np.int64)
     for index in chosen:
-        field, time = dataset.target_array(int(index)), dataset.target_time(int(index))
+        time = dataset.target_time(int(index))
+        try:
+            field = dataset.target_array(int(index))
+        except (ValueError, OSError):
+            if not dataset.skips_bad:
+                raise
+            continue
+        if dataset.skips_bad and not np.isfinite(field).all():
+            continue
         if sums is None:
             sums = np.zeros((_NUM_BINS[by], *field.shape), dtype=np.float64)
         part = _part(np.array([time]), by)[0]
         sums[part] += field
         counts[part] += 1
-    assert sums is not None
+    if sums is None:
+        raise ValueError(f"climatology: none of {count} samples can be used")
     everything = sums.sum(axis=0) / counts.sum()
     shape = (-1, 1, 1, 1, 1)
     means = np.where(

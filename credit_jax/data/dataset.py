@@ -49,6 +49,8 @@ class Dataset:
         timestep: between the steps of a sample.
         calendar: in which they are counted.
         num_steps: steps of a sample, `forecast_len`.
+        skips_bad: whether samples that cannot be used are replaced by others, see
+            `DataConfig.on_bad_sample`; who reads does that.
     """
 
     sources: dict[str, Source]
@@ -58,6 +60,7 @@ class Dataset:
     timestep: pd.Timedelta
     calendar: str
     num_steps: int
+    skips_bad: bool = False
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -175,7 +178,8 @@ def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Datas
     num_levels = {name: source.num_levels for name, source in sources.items()}
     schema = ChannelSchema.from_config(data, num_levels)
     timestep: Any = pd.Timedelta(data.timestep)
-    steps = (timestep, calendar, data.forecast_len)
+    skips = data.on_bad_sample == "skip"
+    steps = (timestep, calendar, data.forecast_len, skips)
     whole = Dataset(sources, clocks, starts, schema, *steps)
     return dataclasses.replace(whole, starts=_available(whole))
 

@@ -1,6 +1,7 @@
 """The loader: batches of x and y, read ahead by threads, restartable at any batch."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -11,7 +12,12 @@ from jaxtyping import Float, Int
 
 from credit_jax.config import Config
 from credit_jax.data.channels import ChannelSchema
-from credit_jax.data.checks import check_dataset, check_finite
+from credit_jax.data.checks import (
+    check_dataset,
+    check_fields,
+    check_finite,
+    scale_notes,
+)
 from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
 from credit_jax.io.open_files import OpenFiles
@@ -30,6 +36,8 @@ from credit_jax.transforms import (
 )
 
 Split = Literal["train", "valid"]
+# What a sample raises that cannot be used.
+BAD = (ValueError, OSError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Batch:
             the first step; "ic_raw", its static fields before any preblock; "forcing",
             that of the later steps, and "static", what of the input stays, in forecasts
             of several steps.
+        replaced: one line for each bad sample that another one stands for.
     """
 
     x: Float[np.ndarray, "b channel time lat lon"]
@@ -54,6 +63,7 @@ class Batch:
     input_times: np.ndarray
     target_times: np.ndarray
     fields: Mapping[str, FieldTree] = dataclasses.field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -71,6 +81,8 @@ class Loader:
         pipeline: its preblocks make x and y from samples.
         num_threads: threads that read ahead; 0 reads on demand.
         prefetch: largest number of batches ready in advance.
+        notes: what a user should know of the data, one line each.
+        bad: samples that cannot be used -> why, as far as they were met.
     """
 
     dataset: Dataset
@@ -78,6 +90,8 @@ class Loader:
     pipeline: Pipeline
     num_threads: int
     prefetch: int
+    notes: tuple[str, ...] = ()
+    bad: dict[int, str] = dataclasses.field(default_factory=dict)
 
     @property
     def num_batches(self) -> int:
@@ -148,21 +162,68 @@ class Loader:
     def read(self, indices: Int[np.ndarray, "b"] | Sequence[int]) -> Batch:
         """Read the samples of one batch and run the preblocks.
 
+        A data set that skips bad samples has the next good one in time instead of each:
+        the same one in every epoch and for any number of threads.
+
         Raises:
-            ValueError: if a value is NaN or infinite, or a file lacks a time.
+            ValueError: if a value is NaN, infinite or a fill value, or a file lacks a
+                time; in a data set that skips bad samples, if all are bad.
         """
-        raw = self._step(indices, 0)
+        if not self.dataset.skips_bad:
+            return self._read(indices)
+        try:
+            return self._read(indices)
+        except BAD:
+            pairs = [(int(i), self._good(int(i))) for i in indices]
+        lines = [self._replacement(*pair) for pair in pairs if pair[0] != pair[1]]
+        batch = self._read([good for _, good in pairs])
+        return dataclasses.replace(batch, replaced=tuple(lines))
+
+    def _good(self, index: int) -> int:
+        """The sample itself, or the next in time that can be used."""
+        for other in np.roll(np.arange(len(self.dataset)), -index).tolist():
+            if other in self.bad:
+                continue
+            try:
+                self._read([other])
+            except BAD as error:
+                self.bad[other] = str(error)
+            else:
+                return other
+        raise ValueError(
+            f"none of the {len(self.dataset)} samples can be used; the first: "
+            f"{self.bad[index]}"
+        )
+
+    def _replacement(self, index: int, other: int) -> str:
+        times = [str(self.dataset.starts[i])[:16] for i in (index, other)]
+        return (
+            f"the sample at {times[0]} is replaced by that at {times[1]}: "
+            f"{self.bad[index]}"
+        )
+
+    def _read(
+        self, indices: Int[np.ndarray, "b"] | Sequence[int], *, thorough: bool = False
+    ) -> Batch:
+        """One batch; `thorough` looks for fill values also where nothing stands out."""
+        steps = [self._step(indices, k) for k in range(self.dataset.num_steps)]
+        if thorough:
+            _check_raw(steps)
+        raw = steps[0]
         first = self.pipeline.initial(raw)
-        later = [
-            self.pipeline.renamed(self._step(indices, k), *PREBLOCKS)
-            for k in range(1, self.dataset.num_steps)
-        ]
+        later = [self.pipeline.renamed(step, *PREBLOCKS) for step in steps[1:]]
         done = self.pipeline.before_step(first)
         targets = [done["y"]]
         targets += [self.pipeline.before_step(without_input(s))["y"] for s in later]
         y = targets[0] if not later else np.concatenate(targets, axis=2)
         times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
-        check_finite(done["x"], y, first["input_times"], self.schema)
+        try:
+            plateau = check_finite(done["x"], y, first["input_times"], self.schema)
+        except ValueError:
+            _check_raw(steps)  # what made it so says more
+            raise
+        if plateau:
+            _check_raw(steps)
         physical = self.pipeline.renamed(first, Phase.BEFORE_STEP)["input"]
         fields = initial_entries(self.pipeline, raw["input"], physical)
         if later:
@@ -172,6 +233,37 @@ class Loader:
     def _step(self, indices: Any, step: int) -> dict[str, Any]:
         """The fields of one step of a batch, before any transform."""
         return collate([self.dataset.step(int(index), step) for index in indices])
+
+    def probe(self) -> "Loader":
+        """Read the first, the middle and the last sample; the loader with its notes.
+
+        Raises:
+            ValueError: see `read`.
+        """
+        notes, last = list(self.notes), len(self.dataset) - 1
+        for index in sorted({0, last // 2, last}):
+            try:
+                batch = self._read([index], thorough=True)
+            except BAD as error:
+                if not self.dataset.skips_bad:
+                    raise
+                self.bad[index] = str(error)
+                notes.append(self._replacement(index, self._good(index)))
+                continue
+            if self.pipeline.normalizes and index == 0:
+                notes += scale_notes(batch.x, self.schema)
+        return dataclasses.replace(self, notes=tuple(notes))
+
+
+def _check_raw(steps: Sequence[FieldTree]) -> None:
+    """Check the fields of every step and sample, before any transform."""
+    for step, part in itertools.product(steps, ("input", "target")):
+        for sample, time in enumerate(step[f"{part}_times"]):
+            own = {
+                source: {key: field[sample] for key, field in fields.items()}
+                for source, fields in step[part].items()
+            }
+            check_fields(own, time)
 
 
 def splits(config: Config) -> tuple[Split, ...]:
@@ -217,7 +309,7 @@ def build_loader(
     dataset = open_dataset(config.data if train else config.validation_data, open_files)
     if pipeline is None:
         pipeline = build_pipeline(config.preblocks, config.postblocks)
-    check_dataset(dataset, grid if pipeline.grid is None else None)
+    lines = check_dataset(dataset, grid, same_grid=pipeline.grid is None)
     _check_new_grid(pipeline.grid, grid)
     pipeline.check(dataset.schema.as_read())
     trainer = config.trainer
@@ -232,9 +324,8 @@ def build_loader(
         shuffle=train,
         keep_partial=not train if keep_partial is None else keep_partial,
     )
-    loader = Loader(dataset, sampler, pipeline, workers, trainer.prefetch_factor)
-    loader.read([0])
-    return loader
+    ahead = trainer.prefetch_factor
+    return Loader(dataset, sampler, pipeline, workers, ahead, tuple(lines)).probe()
 
 
 def _known(coordinate: np.ndarray | None) -> np.ndarray:

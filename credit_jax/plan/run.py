@@ -108,6 +108,7 @@ def plan_run(
     loaders = {}
     if open_files and pipeline and not (missing.problems or missing.notes):
         loaders = _loaders(config, model, pipeline, open_files, found)
+        found.notes += [note for loader in loaders.values() for note in loader.notes]
     schemas: dict[Split, ChannelSchema]
     schemas = {split: loader.schema for split, loader in loaders.items()}
     schema = schemas.get("train") or schema_of(config.data, model.config, pipeline)

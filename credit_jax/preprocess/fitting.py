@@ -64,7 +64,8 @@ def open_samples(config: Config, *, in_order: bool) -> Samples:
     """
     data = config.data.model_copy(update={"forecast_len": 1})
     dataset = open_dataset(data)
-    check_dataset(dataset)
+    blocks = (*config.preblocks.ic_only.values(), *config.preblocks.per_step.values())
+    check_dataset(dataset, same_grid="regrid" not in [own.type for own in blocks])
     sampler = Sampler(
         num_samples=len(dataset),
         batch_size=config.trainer.train_batch_size,
@@ -85,21 +86,33 @@ def fit_samples(
 ) -> dict[str, Collected]:
     """The statistics of all samples, by the path of the block.
 
-    In memory are at most two batches a thread.
+    In memory are at most two batches a thread. With `on_bad_sample: skip` bad samples
+    are left out, each with a line, and counted.
 
     Raises:
         ValueError: a field is damaged, see `check_sample`; a variable has no value.
     """
 
-    def collect(indices: np.ndarray) -> tuple[int, dict[str, Collected]]:
-        read = [_read(samples.dataset, int(index)) for index in indices]
-        return len(read), plan.collect(collate(read))
+    def collect(indices: np.ndarray) -> tuple[dict[str, Collected], list[str]]:
+        tried = [_read(samples.dataset, int(index)) for index in indices]
+        read = [own for own in tried if isinstance(own, Sample)]
+        lines = [own for own in tried if isinstance(own, str)]
+        return (plan.collect(collate(read)) if read else {}), lines
 
     display.start("fitting", total=samples.count, waiting="reading")
     total: dict[str, Collected] = {}
-    for count, own in in_threads(collect, samples.batches, num_threads):
-        total = merge_trees(total, own) if total else own
-        display.advance(count, count)
+    bad: list[str] = []
+    done = in_threads(collect, samples.batches, num_threads)
+    for indices, (own, lines) in zip(samples.batches, done, strict=True):
+        total = merge_trees(total, own) if total and own else total or own
+        bad += lines
+        for line in lines:
+            display.message(f"left out: {line}")
+        display.advance(len(indices), len(indices))
+    if bad:
+        display.message(f"{len(bad)} of {samples.count} samples are bad and left out")
+    if not total:
+        raise ValueError(f"none of the samples can be used; the first: {bad[0]}")
     lost = [name for _, name, own in results(plan, total) if not own.count.any()]
     if lost:
         raise ValueError(
@@ -109,9 +122,15 @@ def fit_samples(
     return total
 
 
-def _read(dataset: Dataset, index: int) -> Sample:
-    sample = dataset[index]
-    check_sample(sample)
+def _read(dataset: Dataset, index: int) -> Sample | str:
+    """A sample, or why it is bad in a data set that skips bad ones."""
+    try:
+        sample = dataset[index]
+        check_sample(sample)
+    except (ValueError, OSError) as error:
+        if not dataset.skips_bad:
+            raise
+        return str(error)
     return sample
 
 

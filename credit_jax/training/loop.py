@@ -119,6 +119,7 @@ class TrainingLoop:
         self._state, self._progress = start.state, start.progress
         self._micro_step = start.micro_step
         self._losses = list(start.progress.epoch_losses)
+        self._num_bad = 0
         first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
         reason: str | None = None
         with self.loggers.display, StopRequests() as requests:
@@ -197,6 +198,7 @@ class TrainingLoop:
             batches=self._progress.batches + len(group),
         )
         self._losses += losses.tolist()
+        self._report_bad(group)
         self.loggers.display.advance(
             len(group),
             sum(len(batch.x) for batch in group) * jax.process_count(),
@@ -207,6 +209,12 @@ class TrainingLoop:
                 **self._scaling(info, skipped=skipped),
             },
         )
+
+    def _report_bad(self, group: Sequence[Batch]) -> None:
+        """Prints and counts the samples that others stand for."""
+        for line in itertools.chain(*(batch.replaced for batch in group)):
+            self.loggers.display.message(f"bad sample: {line}")
+            self._num_bad += 1
 
     def _scaling(self, info: dict[str, Any], *, skipped: bool) -> dict[str, float]:
         """What is displayed of float16's loss scaling."""
@@ -266,6 +274,7 @@ class TrainingLoop:
             values = self.steps.evaluate(*weights, placed, noise)
             for name, value in values.items():
                 found.setdefault(name, []).append(float(value))
+            self._report_bad([batch])
             self.loggers.display.advance(1, len(batch.x) * jax.process_count())
         return {name: float(np.mean(values)) for name, values in found.items()}
 
@@ -279,6 +288,7 @@ class TrainingLoop:
         measured = row | {f"valid_{name}": value for name, value in valid.items()}
         value = measured.get(self.trainer.training_metric)
         self._progress, self._losses = self._progress_after(epoch, value), []
+        self._num_bad = 0
         if self.loggers.log:
             self.loggers.log.append(row)
         if self.loggers.board:
@@ -290,12 +300,14 @@ class TrainingLoop:
     def _row(self, epoch: int, valid: dict[str, float]) -> Row:
         """The row of an epoch in the log."""
         logged = logged_metrics(valid, self.trainer.save_metric_vars)
+        skips = self.train_loader.dataset.skips_bad
         return {
             "epoch": epoch,
             **self.lengths,
             "train_loss": float(np.mean(self._losses)) if self._losses else math.nan,
             **{f"valid_{name}": value for name, value in logged.items()},
             "lr": self._logged_rate(),
+            **({"bad_samples": self._num_bad} if skips else {}),
         }
 
     def _logged_rate(self) -> float:

@@ -24,6 +24,7 @@ from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.credit import (
     data_parallel_coords,
     local_dp_ranks,
+    shares_samples,
 )
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import Objective, RunPlan
@@ -162,11 +163,18 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
 
     Raises:
         ConfigError: the plan has problems.
-        ValueError: this process has no part in the mesh.
+        ValueError: this process has no part in the mesh; processes share samples, of
+            which each would skip bad ones by itself.
     """
     plan.check()
     model = plan.build_model(devices)
     mesh = model.parallel_config.mesh
+    if plan.config.data.on_bad_sample == "skip" and shares_samples(mesh):
+        raise ValueError(
+            "data.on_bad_sample: 'skip' needs all tp and domain peers in one process: "
+            "a sample that only one of them cannot read would differ between them; "
+            "take 'raise', or fewer devices along trainer.parallelism.tensor and domain"
+        )
     ranks, (_, dp_size) = local_dp_ranks(mesh), data_parallel_coords(mesh)
     own = {
         split: loader.for_ranks(ranks, dp_size)

@@ -44,6 +44,7 @@ from credit_jax.transforms.base import (
 from credit_jax.transforms.post.reconstruct import Reconstruct
 from credit_jax.transforms.pre.normalize import Denormalize, Normalizer
 from credit_jax.transforms.pre.rename import Rename
+from credit_jax.transforms.pre.scaler import ScalerTransform
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 
 # A traced phase: (tree, context) -> tree.
@@ -274,6 +275,12 @@ class Pipeline:
             if isinstance(each.transform, ChangesGrid)
         ]
         return grids[-1] if grids else None
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether preblocks have means and deviations, or scalers."""
+        kinds = (Normalizer, ScalerTransform)
+        return any(isinstance(each.transform, kinds) for each in self.preblocks)
 
     @property
     def preblocks(self) -> tuple[Placed, ...]:

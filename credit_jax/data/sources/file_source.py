@@ -19,7 +19,13 @@ from credit_jax.data.calendars import most_restrictive
 from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.levels import Levels, level_indices
 from credit_jax.data.sources.reader import OpenFile, Reader, crop
-from credit_jax.data.sources.source import Fields, Grid, field_key, variables_of
+from credit_jax.data.sources.source import (
+    BadSampleError,
+    Fields,
+    Grid,
+    field_key,
+    variables_of,
+)
 from credit_jax.io.open_files import OpenFiles
 
 # Files of one field type that are opened in advance; of more, every n-th is.
@@ -135,7 +141,10 @@ class FileSource:
         paths = sorted(set(places[places != ""]))
         units: dict[str, tuple[str, str]] = {}
         for path in paths[:: -(-len(paths) // MANY_FILES)] if paths else []:
-            opened = self.reader.open(path)
+            try:
+                opened = self.reader.open(path)
+            except ValueError as error:
+                raise BadSampleError(str(error)) from error
             self.check_variables(field_type, opened, named)
             _check_units(opened, named, units)
             if self._timeless(field_type, opened, named):
@@ -148,7 +157,7 @@ class FileSource:
             wanted = times[places == path]
             missing += list(wanted[~np.isin(wanted, opened.times.to_numpy())])
         if missing:
-            raise ValueError(
+            raise BadSampleError(
                 self._missing_times(field_type, files, missing, len(times))
             )
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from credit_jax.data.sources.source import BadSampleError
+
 # Inventories that are kept.
 _KEPT = 512
 
@@ -61,11 +63,12 @@ def read_inventory(path: str, where: str) -> tuple[Message, ...]:
         where: dotted path of the config, for errors.
 
     Raises:
-        ValueError: if the file or its inventory is missing or cannot be read.
+        BadSampleError: if the file or its inventory is missing.
+        ValueError: if it cannot be read.
     """
     for needed in (path, f"{path}.idx"):
         if not os.path.exists(needed):
-            raise ValueError(f"{where}: {needed!r} does not exist")
+            raise BadSampleError(f"{where}: {needed!r} does not exist")
     try:
         return _inventory(f"{path}.idx")
     except (ValueError, IndexError) as error:

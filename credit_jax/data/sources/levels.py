@@ -9,7 +9,7 @@ from credit_jax.data.sources.reader import OpenFile
 
 Levels: TypeAlias = Literal["nearest", "exact", "position"]
 
-# Largest distance of the nearest level of a file, as a fraction of the largest spacing.
+# How far outside of the levels of a file one may be, as a fraction of the spacing there.
 LEVEL_TOLERANCE = 0.5
 
 
@@ -46,7 +46,8 @@ def level_indices(
             "nor decreasing; sort them"
         )
     indices = pd.Index(there).get_indexer(values, method="nearest")
-    _check_distances(there, values, indices, how, opened.path, where)
+    unit = str(opened.dataset[dim].attrs.get("units", ""))
+    _check_distances(there, values, indices, how, opened.path, where, unit)
     return indices.tolist()
 
 
@@ -68,15 +69,20 @@ def _check_distances(
     how: Levels,
     path: str,
     where: str,
+    unit: str,
 ) -> None:
-    gaps = np.abs(np.diff(np.sort(there)))
-    limit = LEVEL_TOLERANCE * gaps.max() if gaps.size else np.inf
-    limit = 0.0 if how == "exact" else limit
+    ordered = np.sort(there)
+    gaps = np.diff(ordered) if there.size > 1 else np.full(1, np.inf)
+    inside = (wanted >= ordered[0]) & (wanted <= ordered[-1])
+    gap = np.where(wanted < ordered[0], gaps[0], gaps[-1])
+    limit = np.where(inside, np.inf, LEVEL_TOLERANCE * gap)
+    limit = np.zeros(wanted.size) if how == "exact" else limit
     distance = np.abs(there[indices] - wanted)
     if (distance > limit).any():
         lost = wanted[distance > limit].tolist()
+        units = f" in {unit!r}" if unit else ""
         raise ValueError(
-            f"{path}: no level near {lost}; it has {there.size} levels: "
+            f"{path}: no level near {lost}; it has {there.size} levels{units}: "
             f"{there[:20].tolist()}{' ...' if there.size > 20 else ''}. Change "
             f"{where}.levels"
         )

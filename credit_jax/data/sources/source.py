@@ -31,6 +31,10 @@ class Grid:
     longitude: np.ndarray | None
 
 
+class BadSampleError(ValueError):
+    """Some times of a source are missing or cannot be read; others can."""
+
+
 @runtime_checkable
 class Source(Protocol):
     """One source of a data section, opened.
@@ -92,6 +96,7 @@ class Source(Protocol):
         """Check that all variables can be read at some times, without reading them.
 
         Raises:
+            BadSampleError: some of the times are missing, or a file cannot be opened.
             ValueError: naming the file, what it has, and what was expected.
         """
         ...

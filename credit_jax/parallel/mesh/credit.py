@@ -199,6 +199,16 @@ def local_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
     return tuple(sorted({_dp_rank(mesh, coord) for coord in coords}))
 
 
+def shares_samples(mesh: Mesh) -> bool:
+    """Whether the devices of one data-parallel rank belong to several processes."""
+    owners: dict[int, int] = {}
+    return any(
+        owners.setdefault(_dp_rank(mesh, coords), device.process_index)
+        != device.process_index
+        for coords, device in np.ndenumerate(mesh.devices)
+    )
+
+
 def _dp_size(mesh: Mesh) -> int:
     return int(np.prod([mesh.shape.get(axis, 1) for axis in DP_AXES]))
 
