@@ -67,14 +67,24 @@ def check_sample(sample: Sample) -> None:
     Raises:
         ValueError: with the variable, the time, the number and how often it occurs.
     """
-    check_fields(sample.input, sample.input_time)
-    check_fields(sample.target, sample.target_time)
+    for part, time in (
+        (sample.input, sample.input_time),
+        (sample.target, sample.target_time),
+    ):
+        check_fields(part, time)
+        for own in part.values():
+            for key, field in own.items():
+                if np.isinf(field).any():
+                    raise ValueError(
+                        f"{_at(key, time)} has {int(np.isinf(field).sum())} of "
+                        f"{field.size} values that are infinite; repair the data"
+                    )
 
 
 def check_fields(
     fields: Mapping[str, Mapping[str, np.ndarray]], time: np.datetime64
 ) -> None:
-    """Check that no field at a time holds a fill value or an infinity.
+    """Check that no field at a time holds a fill value.
 
     Raises:
         ValueError: see `check_sample`.
@@ -87,25 +97,27 @@ def check_fields(
 def _check_fill_value(
     key: str, field: Shaped[np.ndarray, "..."], time: np.datetime64
 ) -> None:
-    if np.isnan(field).all():
-        return
-    large = np.nanmax(np.abs(field), initial=0.0)
-    number = float(large) if large >= LARGEST else None
-    count = int((np.abs(field) >= LARGEST).sum())
-    if number is None:
+    size = np.abs(field)
+    number, count = None, int(((size >= LARGEST) & np.isfinite(size)).sum())
+    if count:
+        number = float(np.max(size, initial=0.0, where=np.isfinite(size)))
+    else:
         # Only the extremes of a field can be far outside of its range.
-        ends = {float(np.nanmin(field, initial=np.inf)), float(np.nanmax(field))}
+        ends = {float(np.fmin.reduce(field, None)), float(np.fmax.reduce(field, None))}
         for end in sorted(ends.intersection(FILL_NUMBERS)):
             count = int((field == end).sum())
             number = end if FILL_SHARE * field.size < count else number
     if number is not None:
-        source, _, _, variable = key.split("/")
         raise ValueError(
-            f"data.source.{source}: {variable} at {str(time)[:16]} has {count} of "
-            f"{field.size} values that are {number:g}, a fill value read as a number; "
-            "declare it in the file as the attribute _FillValue of the variable, or "
-            "repair the data"
+            f"{_at(key, time)} has {count} of {field.size} values that are "
+            f"{number:g}, a fill value read as a number; declare it in the file as the "
+            "attribute _FillValue of the variable, or repair the data"
         )
+
+
+def _at(key: str, time: np.datetime64) -> str:
+    source, _, _, variable = key.split("/")
+    return f"data.source.{source}: {variable} at {str(time)[:16]}"
 
 
 def check_grid(dataset: HasGrids, grid: tuple[int, int] | None = None) -> None:

@@ -251,7 +251,7 @@ def test_without_crick(world, tmp_path, monkeypatch):
     ("value", "text"),
     [
         (1e30, r"SP at 1999-12-30T00:00 has 6 of 60 values that are 1e\+30"),
-        (np.inf, r"SP at 1999-12-30T00:00 has 6 of 60 values that are inf"),
+        (np.inf, r"SP at 1999-12-30T00:00 has 6 of 60 values that are infinite"),
     ],
 )
 def test_damaged_values(folder, tmp_path, value, text):

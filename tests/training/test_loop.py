@@ -412,6 +412,31 @@ def test_without_validation(make, tmp_path):
     assert outcome.progress.best_metric == pytest.approx(row["train_loss"])
 
 
+def test_bad_samples_are_counted_in_the_log(make, tmp_path):
+    setup = make(data__on_bad_sample="skip", trainer__epochs=2)
+    # Training samples that an earlier reader has met; they stay bad.
+    loader, bad = setup.train_loader, range(3, 9)
+    loader.bad.update(dict.fromkeys(bad, "SP has NaN"))
+    batches = [loader.sampler.batches(e)[: setup.batches_per_epoch] for e in range(2)]
+    expected = [sum(int(i) in bad for own in b for i in own) for b in batches]
+    read = type(loader)._read
+
+    def damaged(loader, indices, **keywords):
+        if set(map(int, indices)) & set(loader.bad):
+            raise ValueError("a field has NaN")
+        return read(loader, indices, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(loader), "_read", damaged)
+        _, text = go(setup, tmp_path)
+    rows = read_log(tmp_path / "training_log.csv")
+    shown = [line for line in text.splitlines() if line.startswith("bad sample: ")]
+    print("bad samples by epoch:", expected)
+    assert [row["bad_samples"] for row in rows] == expected
+    assert len(shown) == sum(expected) > 2
+    assert all(line.endswith("SP has NaN") for line in shown)
+
+
 def test_better():
     assert is_better(1.0, None, "min")
     assert is_better(1.0, 2.0, "min")

@@ -9,7 +9,7 @@ from credit_jax.data.sources.reader import OpenFile
 
 Levels: TypeAlias = Literal["nearest", "exact", "position"]
 
-# How far outside of the levels of a file one may be, as a fraction of the spacing there.
+# How far outside of the levels of a file one may be: a fraction of the last spacing.
 LEVEL_TOLERANCE = 0.5
 
 

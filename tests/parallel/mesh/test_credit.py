@@ -13,6 +13,7 @@ from credit_jax.parallel.mesh.credit import (
     dp_world_size,
     local_dp_ranks,
     parse_parallelism_conf,
+    shares_samples,
 )
 from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 from tests.parallel.mesh.cases import HSDP, section
@@ -154,6 +155,7 @@ def test_the_sampler_contract_over_processes():
                 assert local_dp_ranks(mesh) == ranks, (conf, process)
                 dp_size = 8 // (conf["tensor"] * conf["domain"])
                 assert data_parallel_coords(mesh) == (ranks[0], dp_size)
+        assert shares_samples(mesh) == (conf["tensor"] * conf["domain"] > 2)
 
 
 def test_a_process_outside_the_mesh_is_told_so():

@@ -1,0 +1,151 @@
+"""Samples that cannot be used: replaced and counted with `on_bad_sample: skip`."""
+
+import numpy as np
+import pytest
+
+from credit_jax.config.base import ConfigError
+from credit_jax.data import build_climatology
+from tests.data.damaged import load, refused, rewrite
+from tests.data.world import parsed, raw_config, write_world
+
+SKIP = {"data__on_bad_sample": "skip"}
+
+
+def nan_at(folder, position, variable="SP"):
+    """NaN at some time of the second file: of the sample there and the one before."""
+
+    def damage(dataset):
+        dataset[variable][position, 2] = np.nan
+        return dataset
+
+    rewrite(folder / "w_2000.nc", damage)
+
+
+def collect(loader, epoch=0):
+    return list(loader.epoch(epoch))
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_the_next_good_sample_stands_for_a_bad_one(world, folder, threads):
+    batches = collect(load(world, trainer__train_batch_size=4))
+    nan_at(folder, 3)
+    changes = {"trainer__train_batch_size": 4, "trainer__thread_workers": threads}
+    loader = load(folder, **changes, **SKIP)
+    bad = np.datetime64("2000-01-01T12:00"), np.datetime64("2000-01-01T18:00")
+    stand_in = np.datetime64("2000-01-02T00:00")
+    lines = []
+    by_time = {t: x for b in batches for t, x in zip(b.input_times, b.x, strict=True)}
+    for before, after in zip(batches, collect(loader), strict=True):
+        times = [stand_in if time in bad else time for time in before.input_times]
+        assert np.array_equal(after.input_times, times)
+        for x, time in zip(after.x, times, strict=True):
+            assert np.array_equal(x, by_time[time])
+        lines += after.replaced
+    assert len(lines) == 2
+    assert (
+        "at 2000-01-01T12:00 is replaced by that at 2000-01-02T00:00: SP"
+        in lines[0] + lines[1]
+    )
+    assert "has 10 of 60 values that are NaN" in lines[0]
+    # Which samples are bad is known then: the next epoch reads none of them alone.
+    again = [line for batch in collect(loader, 1) for line in batch.replaced]
+    assert sorted(again) == sorted(lines)
+
+
+def test_by_default_a_bad_sample_is_an_error(folder):
+    nan_at(folder, 3)
+    with pytest.raises(ValueError, match=r"SP of the (input|target).* 10 of 60 values"):
+        collect(load(folder))
+
+
+def test_missing_times(folder):
+    rewrite(folder / "w_2000.nc", lambda d: d.isel(time=[0, 1, 2, 5, 6, *range(8, 37)]))
+    refused(folder, "3 of 33 times are missing")
+    loader = load(folder, **SKIP)
+    assert "3 of 33 times are missing" in loader.notes[0]
+    lines = [line for batch in collect(loader) for line in batch.replaced]
+    assert any("w_2000.nc: no time 2000-01-01T18:00" in line for line in lines)
+    used = {time for batch in collect(loader) for time in batch.input_times}
+    assert np.datetime64("2000-01-01T18:00") not in used
+
+
+def test_a_file_that_is_cut_off(folder):
+    path = folder / "w_2000.nc"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    refused(folder, "w_2000.nc: cannot be opened")
+    loader = load(folder, **SKIP)
+    assert "w_2000.nc: cannot be opened" in loader.notes[0]
+    used = {time for batch in collect(loader) for time in batch.input_times}
+    assert max(used) == np.datetime64("1999-12-31T12:00")
+
+
+def test_a_chunk_that_is_cut_off(tmp_path):
+    write_world(tmp_path, kind="zarr")
+    chunks = sorted((tmp_path / "w_2000.zarr" / "SP").glob("[0-9]*"))
+    for chunk in chunks:
+        chunk.write_bytes(chunk.read_bytes()[:-20])
+    loader = load(tmp_path, raw_config(tmp_path, "zarr", **SKIP))
+    text = "".join(line for batch in collect(loader) for line in batch.replaced)
+    assert "w_2000.zarr: variable 'SP' at 2000-01-01" in text
+    assert "cannot be read" in text
+
+
+def test_a_bad_first_sample_is_reported_before_training(folder):
+    def damage(dataset):
+        dataset["T"][12, :, 0] = np.nan
+        return dataset
+
+    rewrite(folder / "w_1999.nc", damage)
+    notes = load(folder, **SKIP).notes
+    assert "1999-12-28T00:00 is replaced by that at 1999-12-28T06:00: T" in notes[0]
+
+
+def test_all_samples_are_bad(folder):
+    for year in (1999, 2000):
+        rewrite(folder / f"w_{year}.nc", lambda d: d.assign(SP=d["SP"] * np.nan))
+    refused(folder, "none of the 32 samples can be used; the first: SP", **SKIP)
+
+
+def test_fill_values_at_the_end_are_seen_before_training(folder):
+    def damage(dataset):
+        dataset["SP"][16, 2:4, :3] = -9999.0
+        return dataset
+
+    rewrite(folder / "w_2000.nc", damage)
+    refused(folder, "SP at 2000-01-05T00:00 has 6 of 60 values that are -9999, a fill")
+
+
+def test_fill_values_between_are_seen_when_they_are_read(folder):
+    def damage(dataset):
+        dataset["SP"][4, 2:4, :3] = -9999.0
+        return dataset
+
+    rewrite(folder / "w_2000.nc", damage)
+    loader = load(folder)
+    with pytest.raises(ValueError, match="SP at 2000-01-02T00:00 has 6 of 60 values"):
+        collect(loader)
+
+
+def test_the_climatology_leaves_bad_samples_out(world, folder):
+    whole = build_climatology(load(world).dataset)
+    nan_at(folder, 3)
+    loader = load(folder, **SKIP)
+    part = build_climatology(loader.dataset)
+    assert part.counts.sum() == whole.counts.sum() - 1
+    assert np.isfinite(part.mean).all()
+
+
+def test_other_units_than_the_statistics(world, folder):
+    """Pa in the statistics, hPa in the files."""
+    assert not load(world).notes
+    for year in (1999, 2000):
+        rewrite(folder / f"w_{year}.nc", lambda d: d.assign(SP=d["SP"] / 100))
+    (note,) = load(folder).notes
+    assert note.startswith("SP (ERA5/prognostic/2d/SP) is -9")
+    assert "by a mean and deviation of other units" in note
+
+
+def test_the_key(folder):
+    assert parsed(raw_config(folder)).data.on_bad_sample == "raise"
+    with pytest.raises(ConfigError, match=r"data\.on_bad_sample"):
+        parsed(raw_config(folder, data__on_bad_sample="ignore"))
