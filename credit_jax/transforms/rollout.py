@@ -167,7 +167,7 @@ class Advance:
             if field_type_of(key) == PROGNOSTIC:
                 source = key.split("/")[0]
                 fields.setdefault(source, {})[key] = _predicted(tree, source, key)
-        # These have the names of the data: preblocks may rename them.
+        # These have the names after the preblocks, too.
         for source, own in (*forcing.items(), *static.items()):
             repeated = {key: context.repeat_members(x) for key, x in own.items()}
             fields.setdefault(source, {}).update(repeated)
@@ -175,7 +175,8 @@ class Advance:
             "input_channel_map": dict(self.input_channels),
             "channel_map": dict(self.target_channels),
         }
-        new = self.pipeline.before_step({"input": fields, **maps}, context)["x"]
+        given = self.pipeline.named_as_before({"input": fields, **maps}, context)
+        new = self.pipeline.before_step(given, context)["x"]
         x = jnp.concatenate([tree["x"][:, :, 1:], new.astype(tree["x"].dtype)], axis=2)
         if not self.pipeline.needs("x_physical"):
             return {"x": x}
