@@ -243,8 +243,12 @@ class Rollout:
         self, names: Iterable[str], batch: FieldTree, fields: FieldTree
     ) -> dict[str, Array]:
         """Inputs of the model in one step: x and other ones, which stay."""
-        given = {**batch, "x": self._clamped(fields["x"])}
-        return {name: given[name] for name in names}
+        given = {name: batch[name] for name in names if name != "x"}
+        if self.num_members > 1:
+            given = {
+                k: jnp.repeat(v, self.num_members, axis=0) for k, v in given.items()
+            }
+        return {**given, "x": self._clamped(fields["x"])}
 
     def after(
         self,
