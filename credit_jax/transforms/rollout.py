@@ -155,7 +155,7 @@ class Advance:
             tree: after a step: x and y_processed.
             forcing: dynamic forcing of the next step, fields (batch, level, 1, rows,
                 lon).
-            static: the other fields.
+            static: the other fields, like `forcing`.
             context: of the step; its members are side by side.
 
         Raises:
@@ -284,8 +284,7 @@ class Rollout:
         if self.advance is None:
             return dict(fields)
         tree = {**tree, "x": fields["x"]}
-        static = jax.tree.map(context.repeat_members, batch[STATIC])
-        return self.advance(tree, forcing, static, context)
+        return self.advance(tree, forcing, batch[STATIC], context)
 
     def per_step(self, batch: FieldTree) -> tuple[Array, Any]:
         """Targets and the forcing of the next step, stacked over steps.
