@@ -18,9 +18,9 @@ from credit_jax.models import registry
 from credit_jax.plan import plan_run
 from credit_jax.train import main
 from credit_jax.training.setup import prepare
+from tests.reference.scalers import SCALED, write_scalers
 from tests.support import assert_close
 from tests.training.noisy import Noisy
-from tests.training.test_rollout import SCALED, write_scalers
 from tests.training.tiny import TinyConfig, tiny_config, write_yaml
 
 pytestmark = pytest.mark.usefixtures("tiny_model", "noisy_model")
