@@ -38,7 +38,6 @@ from credit_jax.inference.campaign import (
     NonFiniteForecastError,
     Summary,
 )
-from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.netcdf import NetcdfStore
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
@@ -155,11 +154,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         archive.create()
         store.create()
-        step = plan.step(model, outputs)
         summary = Campaign(
-            step,
+            plan.step(model, outputs),
             weights,
-            perturbed_reader(plan, step, weights, outputs),
+            plan.reader,
             store,
             archive,
             outputs,
@@ -337,7 +335,7 @@ def _places(
         "start dates": [str(time) for time in schedule.starts],
         "steps": schedule.num_steps,
         "members": schedule.num_members,
-        "perturbation": plan.inference.perturbation.model_dump(mode="json"),
+        "perturbation": _perturbation(plan),
         "output": config.model_dump(mode="json"),
         "precision": args.precision,
         "weights": "average" if checkpoint.average else "last",
@@ -357,6 +355,11 @@ def _places(
         ZarrStore(folder, outputs, schedule, attributes, args.zarr_format),
         archive,
     )
+
+
+def _perturbation(plan: ForecastPlan) -> Any:
+    own = plan.inference.perturbation
+    return None if own is None else own.model_dump(mode="json")
 
 
 def _text(value: Any) -> Any:

@@ -1,22 +1,21 @@
 """Check a run without training: `python -m credit_jax.check --config FILE`."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from credit_jax.check.tables import plan_tables
+from credit_jax.check.report import CheckReport, check_config
+from credit_jax.check.tables import channel_table, plan_tables
 from credit_jax.commands import (
     FAILED,
     OK,
     add_config_options,
     print_line,
-    read_config,
     run_module,
 )
-from credit_jax.demo.dataset import expected_files
-from credit_jax.plan import RunPlan, plan_run
 
 HELP = (
     "Report channels, geometry, divisibility, parameters and memory of a run, without "
@@ -40,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="do not look for the data files",
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document instead of tables (docs/checking.md)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,33 +52,33 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if the run can start, 1 if not.
     """
-    try:
-        config = read_config(args.config, args.set)
-    except (OSError, ValueError) as error:
-        print_line(str(error), "bold red")
-        return FAILED
-    plan = plan_run(
-        config,
-        num_devices=args.devices,
-        with_data=args.data,
-        expected_files=expected_files(config.demo) if config.demo else (),
+    report = check_config(
+        args.config, args.set, num_devices=args.devices, with_data=args.data
     )
+    if args.json:
+        print(json.dumps(report.to_json(), indent=1))
+    else:
+        _print(report)
+    return FAILED if report.problems else OK
+
+
+def _print(report: CheckReport) -> None:
     console = Console()
-    for table in plan_tables(plan):
-        console.print(table)
-    _print_verdict(plan)
-    return FAILED if plan.problems else OK
-
-
-def _print_verdict(plan: RunPlan) -> None:
-    for note in plan.notes:
+    if report.plan is not None:
+        for table in plan_tables(report.plan):
+            console.print(table)
+    elif report.schema is not None:
+        console.print(channel_table(report.schema))
+    for key, why in report.ignored.items():
+        print_line(f"ignored: {key}: {why}", "yellow")
+    for note in report.notes:
         print_line(f"note: {note}", "yellow")
-    if not plan.problems:
+    if not report.problems:
         print_line("OK: this run can start.", "bold green")
         return
-    count = len(plan.problems)
+    count = len(report.problems)
     print_line(f"{count} problem" + ("s" if count > 1 else "") + ":", "bold red")
-    for problem in plan.problems:
+    for problem in report.problems:
         print_line(f"  {problem}", "red")
 
 

@@ -24,6 +24,9 @@ Section = TypeVar("Section", bound="StrictModel")
 # Pydantic's error type of keys that are no fields.
 OTHER_KEY = "other_key"
 
+# Why an unknown key is accepted.
+UNREAD = "unknown key; CREDIT passes over it, too"
+
 
 class ConfigError(ValueError):
     """All problems of a config, one readable line each.
@@ -38,6 +41,19 @@ class ConfigError(ValueError):
         self.source = source
         count = f"{len(problems)} problem" + ("s" if len(problems) > 1 else "")
         super().__init__(f"{source}: {count}\n" + "\n".join(f"  {p}" for p in problems))
+
+
+class ConfigWarning(UserWarning):
+    """Keys of a config that are accepted and have no effect.
+
+    Attributes:
+        ignored: dotted key -> why.
+    """
+
+    def __init__(self, source: str, ignored: Mapping[str, str]) -> None:
+        self.ignored = dict(ignored)
+        listed = "; ".join(f"{key} ({why})" for key, why in self.ignored.items())
+        super().__init__(f"{source}: ignored here: {listed}")
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,9 @@ class StrictModel(BaseModel):
     - in `ignored` the keys that CREDIT accepts and that have no meaning here, each with
       the reason; `parse` lists them all in one warning;
     - in `unavailable` the keys that CREDIT reads and that are an error here.
+
+    Unknown keys are errors. Where `passes_over` is true, because CREDIT passes over
+    them, those that resemble no known key are ignored with a warning.
     """
 
     model_config = ConfigDict(
@@ -73,6 +92,7 @@ class StrictModel(BaseModel):
 
     ignored: ClassVar[Mapping[str, str]] = {}
     unavailable: ClassVar[Mapping[str, Unavailable]] = {}
+    passes_over: ClassVar[bool] = False
 
     @model_validator(mode="wrap")
     @classmethod
@@ -101,16 +121,24 @@ class StrictModel(BaseModel):
         cls, value: Mapping[Any, Any], fields: Mapping[str, Any]
     ) -> Iterator[InitErrorDetails]:
         """An error for every unknown key, and for each unavailable one in use."""
-        known = [*fields, *cls.ignored, *cls.unavailable]
         for key, own in value.items():
             text = ""
-            if key not in known:
+            known = [*fields, *cls.ignored, *cls.unavailable]
+            if key not in known and not cls.is_passed_over(key):
                 text = f"unknown key; {nearest_key(key, known)}"
             elif key in cls.unavailable and not cls.unavailable[key].accepts(own):
                 text = f"{got(own)} is not available; {cls.unavailable[key].instead}"
             if text:
                 error = PydanticCustomError(OTHER_KEY, "{text}", {"text": text})
                 yield InitErrorDetails(type=error, loc=(str(key),), input=own)
+
+    @classmethod
+    def is_passed_over(cls, key: object) -> bool:
+        """Whether a key is unknown, resembles no known one, and is ignored."""
+        fields = [field.alias or name for name, field in cls.model_fields.items()]
+        known = [*fields, *cls.ignored, *cls.unavailable]
+        unread = cls.passes_over and isinstance(key, str) and key not in known
+        return unread and not _nearest(str(key), known)
 
     def without_effect(self) -> dict[str, str]:
         """Values of this section that are accepted but change nothing: key -> why."""
@@ -140,7 +168,7 @@ def parse(
         ConfigError: listing every problem of the section.
 
     Warns:
-        UserWarning: once, naming every key that is accepted and ignored.
+        ConfigWarning: once, naming every key that is accepted and ignored.
     """
     if not isinstance(mapping, Mapping):
         raise ConfigError([f"{path or 'the file'}: {describe('mapping', mapping)}"])
@@ -149,10 +177,9 @@ def parse(
         section = cls.model_validate(mapping)
     except ValidationError as error:
         raise ConfigError([*_lines(error, mapping, path)], source) from None
-    ignored = [*_ineffective(section, mapping, path)]
+    ignored = dict(_ineffective(section, mapping, path))
     if ignored:
-        listed = "; ".join(ignored)
-        warnings.warn(f"{source}: ignored here: {listed}", UserWarning, stacklevel=2)
+        warnings.warn(ConfigWarning(source, ignored), stacklevel=2)
     return section
 
 
@@ -180,10 +207,14 @@ def nearest_key(key: object, known: Iterable[str]) -> str:
     "the nearest known key is 'epochs'"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(str(key), names, n=1, cutoff=0.6)
+    close = _nearest(str(key), names)
     if close:
         return f"the nearest known key is {close[0]!r}"
     return "known keys here: " + ", ".join(names)
+
+
+def _nearest(key: str, names: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.6)
 
 
 def join(path: str, key: object) -> str:
@@ -246,14 +277,20 @@ def _dotted(loc: Sequence[Any], value: Any, path: str, kind: str) -> str:
     return path
 
 
-def _ineffective(section: Any, mapping: Any, path: str) -> Iterator[str]:
-    """Ignored keys and `without_effect` entries of a section and of those inside it."""
+def _ineffective(section: Any, mapping: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Ignored keys and `without_effect` entries of a section and of those inside it.
+
+    Yields:
+        The dotted key, and why it has no effect.
+    """
     if isinstance(section, StrictModel):
         for key in mapping or ():
             if key in section.ignored:
-                yield f"{join(path, key)} ({section.ignored[key]})"
+                yield join(path, key), section.ignored[key]
+            elif section.is_passed_over(key):
+                yield join(path, key), UNREAD
         for key, why in section.without_effect().items():
-            yield f"{join(path, key)} ({why})"
+            yield join(path, key), why
         for name, field in type(section).model_fields.items():
             key = field.alias or name
             inner = mapping.get(key) if isinstance(mapping, Mapping) else None

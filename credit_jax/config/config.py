@@ -1,10 +1,11 @@
 """The whole config, and the rules between its sections."""
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from credit_jax.config.base import StrictModel
+from credit_jax.config.base import StrictModel, parse
 from credit_jax.config.data import DataConfig, ValidationDataConfig, num_samples
 from credit_jax.config.demo import DemoConfig
 from credit_jax.config.fields import FIELD_TYPES
@@ -33,8 +34,8 @@ class Config(StrictModel):
         trainer: see `TrainerConfig`.
         demo: a data set to make before the first training (`DemoConfig`); CREDIT has no
             such section and ignores it.
-        inference: forecasts of the trained model (`InferenceConfig`); training does not
-            read it.
+        inference_section: forecasts of the trained model, as it is written; training
+            does not read it.
     """
 
     save_loc: str
@@ -50,7 +51,9 @@ class Config(StrictModel):
     metrics: MetricsConfig | None = None
     trainer: TrainerConfig
     demo: DemoConfig | None = None
-    inference: InferenceConfig | None = None
+    inference_section: dict[str, Any] | None = Field(None, alias="inference")
+
+    passes_over: ClassVar = True
 
     ignored: ClassVar = {
         "pbs": _BATCH_SYSTEM,
@@ -76,25 +79,22 @@ class Config(StrictModel):
         """The data section of the validation: `data` with its overrides."""
         return self.validation_overrides.over(self.data)
 
+    @cached_property
+    def inference(self) -> InferenceConfig | None:
+        """The validated `inference` section; None if there is none.
+
+        Raises:
+            ConfigError: it is wrong, which training does not mind, as CREDIT's.
+        """
+        if self.inference_section is None:
+            return None
+        return parse(InferenceConfig, self.inference_section, "inference")
+
     @property
     def backprop_on_timestep(self) -> tuple[int, ...]:
         """Steps of a training forecast whose loss counts, from 1, in order."""
         given = self.trainer.backprop_on_timestep or self.data.backprop_on_timestep
         return tuple(sorted(set(given or range(1, self.data.forecast_len + 1))))
-
-    @property
-    def num_members(self) -> int:
-        """Members of each sample on one data-parallel rank, in training."""
-        one_each = self.loss.members_are_ranks
-        return 1 if one_each else self.trainer.ensemble_size
-
-    @property
-    def shares_batches(self) -> bool:
-        """Whether all data-parallel ranks train on the same samples.
-
-        With a score of an ensemble, whose members differ from rank to rank.
-        """
-        return self.loss.scores_ensemble and self.trainer.ensemble_size > 1
 
 
 def section_conflicts(config: Config) -> list[str]:

@@ -24,6 +24,8 @@ class _Window(Dates):
 
     calendar: Calendar | None = None
 
+    passes_over: ClassVar = True
+
     ignored: ClassVar = {
         "one_shot": NEVER_READ,
         "lead_time_periods": NEVER_READ,

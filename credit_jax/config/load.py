@@ -43,7 +43,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Config:
     """Check a mapping that has the structure of the YAML file; see `load_config`."""
-    if _is_gen1(mapping):
+    if is_gen1(mapping):
         raise ConfigError([_GEN1], source)
     config = parse(Config, mapping, source=source)
     problems = section_conflicts(config)
@@ -53,7 +53,7 @@ def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Confi
     return config
 
 
-def _is_gen1(mapping: Any) -> bool:
+def is_gen1(mapping: Any) -> bool:
     """Whether the data section has the flat variables of CREDIT's generation 1."""
     data = mapping.get("data") if isinstance(mapping, Mapping) else None
     return isinstance(data, Mapping) and "source" not in data and "variables" in data

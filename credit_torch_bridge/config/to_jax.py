@@ -7,7 +7,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
+from credit_jax.config.base import (
+    UNREAD,
+    ConfigError,
+    ConfigWarning,
+    StrictModel,
+    not_available,
+    parse,
+)
 from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.sources import SOURCE_CONFIGS
 from credit_jax.models.registry import parse_model
@@ -90,7 +97,8 @@ def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
                 editor.drop(line["key"], f"CREDIT does not read it{near}")
             return _parsed(editor, section, read)
     for warning in heard:
-        _note_ignored(editor, section, str(warning.message))
+        if isinstance(warning.message, ConfigWarning):
+            _note_ignored(editor, section, warning.message.ignored)
     return result
 
 
@@ -108,10 +116,17 @@ def _passes_over(key: str) -> bool:
     return path[0] not in _STRICT or len(path) == 1
 
 
-def _note_ignored(editor: ConfigEditor, section: str, message: str) -> None:
-    _, found, listed = message.partition("ignored here: ")
-    if found:
-        editor.note(section or "file", f"kept, and without effect here: {listed}")
+def _note_ignored(editor: ConfigEditor, section: str, ignored: dict[str, str]) -> None:
+    kept = []
+    for key, why in ignored.items():
+        if why == UNREAD:
+            editor.drop(key, "CREDIT does not read it")
+        else:
+            kept.append(f"{key} ({why})")
+    if kept:
+        editor.note(
+            section or "file", f"kept, and without effect here: {'; '.join(kept)}"
+        )
 
 
 def _blocks(editor: ConfigEditor) -> None:

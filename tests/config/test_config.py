@@ -1,6 +1,7 @@
 import pytest
 
 from credit_jax.config import ConfigError, build_config
+from credit_jax.config.base import ConfigWarning
 from credit_jax.config.data import num_samples
 from tests.config.example import example
 
@@ -79,7 +80,7 @@ def test_validation_inherits_what_it_does_not_give():
         ({"trainer__parallelism__tensor": 0}, "tensor: must be at least 1, got 0"),
         ({"trainer__parallelism__data": "fsdp"}, "data: must be one of 'fsdp2', 'ddp'"),
         ({"trainer__parallelism__sp": 2}, "trainer.parallelism.sp: unknown key"),
-        ({"trainer__ensemble_size": 0}, "trainer.ensemble_size: must be at least 1"),
+        ({"trainer__ensemble_size": 4}, "trainer.ensemble_size: 4 is not available"),
         ({"trainer__grad_max_norm": "big"}, "at least 0, or 'dynamic', got 'big'"),
         ({"trainer__grad_max_norm": float("inf")}, "or 'dynamic', got inf"),
         ({"trainer__weight_decay": float("inf")}, "weight_decay: must be a finite"),
@@ -185,3 +186,19 @@ def test_date_ranges_stand_for_start_and_end():
     assert num_samples(config.data) == 4 + 8
     assert config.validation_data.date_ranges is None, config.validation_data
     assert config.validation_data.ranges == (("2001-01-01", "2001-02-01"),)
+
+
+def test_a_wrong_inference_section_is_no_matter_of_training():
+    """CREDIT's training does not read it, either; forecasts do."""
+    config = build_config(example(inference={"batch_forecast": {"length": "1d"}}))
+    with pytest.raises(ConfigError, match=r"inference\.batch_forecast\.length: unknow"):
+        _ = config.inference
+
+
+def test_keys_that_credit_passes_over_are_a_warning():
+    with pytest.warns(ConfigWarning, match=r"trainer\.xyzzy \(unknown key; CREDIT p"):
+        build_config(example(trainer__xyzzy=1))
+    with pytest.raises(ConfigError, match="the nearest known key is 'epochs'"):
+        build_config(example(trainer__epoch=1))
+    with pytest.raises(ConfigError, match=r"trainer\.parallelism\.xyzzy: unknown key"):
+        build_config(example(trainer__parallelism__xyzzy=1))

@@ -7,7 +7,7 @@ scaling that rebuilds y_pred. The state before the step is `x_physical`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import field_validator
@@ -51,6 +51,10 @@ class PhysicsArgs(StrictModel):
             levels, and integrals are trapezoidal.
         input_source_key: entry with the state before the step.
     """
+
+    ignored: ClassVar = {
+        "fix_level_num": "CREDIT accepts it, and reads it in gen1 only"
+    }
 
     save_loc_physics: str
     lon_lat_level_name: tuple[str, ...]

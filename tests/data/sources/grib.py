@@ -8,12 +8,13 @@ NY, NX = 6, 8
 
 
 def message(values, level_type=1, level=0, discipline=0, category=0, number=0):
-    """One message of (NY, NX) values, rows from south to north; NaN is missing."""
+    """One message of (y, x) values, rows from south to north; NaN is missing."""
+    values = np.asarray(values, np.float64)
     sections = [
         _identification(discipline),
-        _grid(),
+        _grid(*values.shape),
         _product(category, number, level_type, level),
-        *_data(np.asarray(values, np.float64)),
+        *_data(values),
     ]
     body = b"".join(sections) + b"7777"
     head = b"GRIB" + bytes([0, 0, discipline, 2]) + struct.pack(">Q", 16 + len(body))
@@ -29,7 +30,7 @@ def _identification(discipline):
     return _section(1, struct.pack(">HHBBB", 7, 0, 2, 1, 1) + date + bytes([0, 1]))
 
 
-def _grid():
+def _grid(ny, nx):
     """Template 3.30 with the numbers of HRRR, few and far points."""
     shape = struct.pack(">B", 6) + bytes(15)
     first = struct.pack(">iI", 25_000_000, 240_000_000)
@@ -38,8 +39,8 @@ def _grid():
     )
     scan = bytes([0, 0b0100_0000])
     cone = struct.pack(">iiiI", 38_500_000, 38_500_000, -90_000_000, 0)
-    template = shape + struct.pack(">II", NX, NY) + first + lambert + scan + cone
-    return _section(3, struct.pack(">BIBBH", 0, NX * NY, 0, 0, 30) + template)
+    template = shape + struct.pack(">II", nx, ny) + first + lambert + scan + cone
+    return _section(3, struct.pack(">BIBBH", 0, nx * ny, 0, 0, 30) + template)
 
 
 def _product(category, number, level_type, level):

@@ -1,0 +1,108 @@
+"""What becomes of CREDIT's example configs: all of a folder, checked and trained.
+
+    python -m benchmarks.configs [FOLDER] [--train] [--only NAME ...] [--docs]
+
+FOLDER is the `config/` of NCAR/miles-credit, or any folder of YAMLs; by default the
+copy in tests/reference/credit_configs. `--train` trains each that can run for two
+steps, made small, on data made to its layout, and writes the report. `--docs` writes
+the table of docs/bridge.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from benchmarks.configs.survey import Verdict, find_configs, survey
+from benchmarks.configs.table import FOLDER, outcome, report_table, write_docs
+from benchmarks.configs.training import NUM_DEVICES, Trained, train_two_steps
+from benchmarks.report import add_out_option, publish
+
+_INTRODUCTION = """# CREDIT's example configs
+
+Each config of CREDIT's repository (tests/reference/credit_configs), one of generation
+1 after `credit-jax config --to jax`: two training steps and a validation of one batch,
+by `python -m benchmarks.configs --train`. The sources, variables, levels, blocks, loss,
+metrics, schedule, parallelism and numbers of forecast steps are those of the config;
+the grid is 56 x 56 points, the model narrow and flat, the dates are few, and the data
+are made to the layout: their losses mean nothing but that the steps ran."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Surveys, trains, reports; returns 1 if a config that should train does not."""
+    options = _parse(arguments)
+    console = Console()
+    verdicts = [
+        survey(path, options.folder)
+        for path in find_configs(options.folder)
+        if not options.only or any(text in str(path) for text in options.only)
+    ]
+    trained: dict[str, Trained | str] = {}
+    for verdict in verdicts if options.train else ():
+        if verdict.trains:
+            trained[verdict.name] = _train(verdict)
+            console.print(f"{verdict.name}: {trained[verdict.name]}", markup=False)
+    if options.docs:
+        write_docs(verdicts)
+    if not options.train:
+        for verdict in verdicts:
+            console.print(f"{verdict.name}: {outcome(verdict)}", markup=False)
+        return 0
+    publish(
+        "configs",
+        [_INTRODUCTION, report_table(verdicts, trained)],
+        {"configs": [_as_json(verdict, trained) for verdict in verdicts]},
+        config={"folder": options.folder.name, "only": options.only},
+        folder=options.out,
+    )
+    return int(any(isinstance(found, str) for found in trained.values()))
+
+
+def _train(verdict: Verdict) -> Trained | str:
+    """The result of two steps, or the error."""
+    assert verdict.config is not None, "a config that trains is there"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return train_two_steps(verdict.config, Path(folder))
+        except (ValueError, OSError) as error:
+            return str(error).replace(folder, "")
+
+
+def _as_json(verdict: Verdict, trained: dict[str, Trained | str]) -> dict[str, object]:
+    found = trained.get(verdict.name)
+    steps = dataclasses.asdict(found) if isinstance(found, Trained) else found
+    return {
+        "name": verdict.name,
+        "kind": verdict.kind,
+        "model": verdict.model,
+        "problems": list(verdict.problems),
+        "trained": steps,
+    }
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.configs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    parser.add_argument("--train", action="store_true", help="train for two steps")
+    parser.add_argument("--only", nargs="+", default=[], help="parts of the names")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the table of docs/bridge.md"
+    )
+    add_out_option(parser)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+    sys.exit(main())

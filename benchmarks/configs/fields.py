@@ -1,0 +1,217 @@
+"""Files of any config's layout: made-up fields, grids and statistics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from benchmarks.configs.small import HEIGHT, WIDTH
+from credit_jax.config import Config
+from credit_jax.config.data import DataConfig
+from credit_jax.config.sources import SourceConfig
+from credit_jax.data.sources.hrrr import VARIABLES as HRRR_VARIABLES
+from tests.data.sources.grib import message
+
+# Name of a variable, in lower case -> smallest and largest value.
+RANGES = {
+    **dict.fromkeys(("sp", "ps", "surface_pressure", "pressfc"), (9.5e4, 1.02e5)),
+    **dict.fromkeys(("t", "temperature", "var_2t", "t2m", "trefht"), (230.0, 300.0)),
+    **dict.fromkeys(("q", "qtot", "specific_total_water"), (1e-4, 1e-2)),
+    "specific_humidity": (1e-4, 1e-2),
+}
+_LATITUDE = np.linspace(90.0, -90.0, HEIGHT)
+_LONGITUDE = np.arange(WIDTH) * 360.0 / WIDTH
+_GRID = {"latitude": _LATITUDE, "longitude": _LONGITUDE}
+_FLAT = ("latitude", "longitude")
+
+
+@dataclass
+class Store:
+    """Variables of one file.
+
+    Attributes:
+        variables: name -> dims.
+        times: of those with time.
+        levels: name of a level dim -> its values.
+        transposed: columns before rows.
+    """
+
+    variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    times: set[pd.Timestamp] = field(default_factory=set)
+    levels: dict[str, set[float]] = field(default_factory=dict)
+    transposed: bool = False
+
+    def dataset(self, seed: int) -> xr.Dataset:
+        """The fields, drawn evenly between the limits of each variable."""
+        rng = np.random.default_rng(seed)
+        coords: dict[str, Any] = {**_GRID}
+        coords |= {name: sorted(values) for name, values in self.levels.items()}
+        if self.times:
+            coords["time"] = sorted(self.times)
+        fields = {}
+        for name, dims in self.variables.items():
+            if self.transposed:
+                dims = (*dims[:-2], dims[-1], dims[-2])
+            low, high = RANGES.get(name.lower(), (0.5, 1.5))
+            shape = [len(coords[dim]) for dim in dims]
+            fields[name] = (dims, rng.uniform(low, high, shape).astype(np.float32))
+        return xr.Dataset(fields, coords)
+
+
+def write_files(config: Config) -> None:
+    """Writes the data of a config, and the files of its grid."""
+    stores: dict[str, Store] = {}
+    model_levels = int(config.model.get("levels", 1))
+    for data in (config.data, config.validation_data):
+        for source in data.source.values():
+            times = _times(data, source)
+            if source.dataset_type.startswith("hrrr"):
+                _write_hrrr(source, times)
+            elif source.dataset_type != "tisr":
+                _add_source(stores, source, times, model_levels)
+    extra = {path: _grid_variables(args) for path, args in _grids(config)}
+    for path in {*stores, *extra, *_latitude_files(config)}:
+        dataset = stores.get(path, Store()).dataset(len(path))
+        dataset = dataset.merge(extra.get(path, xr.Dataset()), compat="override")
+        _write(dataset, path)
+
+
+def _times(data: DataConfig, source: SourceConfig) -> Any:
+    """The times that samples of a section read of a source."""
+    first, last = data.ranges[0]
+    start: Any = pd.Timestamp(first)
+    end: Any = pd.Timestamp(last)
+    if source.temporal_mode == "cyclic":
+        start = pd.Timestamp(year=start.year, month=1, day=1)
+        end = start + pd.DateOffset(years=1)
+    step: Any = pd.Timedelta(data.timestep)
+    return pd.date_range(start, end + step, freq=step)
+
+
+def _add_source(
+    stores: dict[str, Store],
+    source: SourceConfig,
+    times: Any,
+    model_levels: int,
+) -> None:
+    """Adds the variables of a source to its files."""
+    remote = source.dataset_type in ("arco_era5", "weatherbench2_era5")
+    level = source.level_coord or "level"
+    values = source.level_values or tuple(map(float, range(1, model_levels + 1)))
+    for kind, own in source.variables.given.items():
+        timed = kind != "static" or remote
+        for deep, names in ((True, own.vars_3D), (False, own.vars_2D)):
+            if not names:
+                continue
+            template = str(own.path) if not remote else _store_of(source, deep)
+            for path, there in _paths(template, times if timed else times[:1]):
+                store = stores.setdefault(path, Store())
+                store.transposed = source.dataset_type == "weatherbench2_era5"
+                head = ("time",) if timed else ()
+                head += (level,) if deep else ()
+                store.variables |= dict.fromkeys(names, (*head, *_FLAT))
+                if timed:
+                    store.times |= set(there)
+                if deep:
+                    store.levels.setdefault(level, set()).update(values)
+
+
+def _store_of(source: Any, deep: bool) -> str:
+    if deep and source.dataset_type == "arco_era5" and source.level_coord == "hybrid":
+        return source.model_level_store
+    return source.store
+
+
+def _paths(template: str, times: Any) -> Iterator[tuple[str, list[pd.Timestamp]]]:
+    """The files of a template, each with its times."""
+    ending = "" if Path(template).suffix in (".zarr", ".nc") else "01-01.zarr"
+    template = os.path.expandvars(template).replace("????", "%Y")
+    template = template.replace("*", ending).replace("?", "0")
+    found: dict[str, list[pd.Timestamp]] = {}
+    for time in times:
+        found.setdefault(time.strftime(template), []).append(time)
+    yield from found.items()
+
+
+def _write_hrrr(source: Any, times: Any) -> None:
+    """GRIB files and their inventories, as CREDIT's downloader leaves them."""
+    deep = "hybrid level" if source.product == "wrfnat" else "mb"
+    for number, time in enumerate(times):
+        entries = []
+        for own in source.variables.given.values():
+            for name in (*own.vars_3D, *own.vars_2D):
+                short, place = HRRR_VARIABLES[name]
+                levels = [f"{int(v)} {deep}" for v in source.levels or ()]
+                entries += [(short, p) for p in ([place] if place else levels)]
+        _write_grib(source, time, entries, number)
+
+
+def _write_grib(
+    source: Any, time: pd.Timestamp, entries: list[tuple[str, str]], seed: int
+) -> None:
+    hour = source.forecast_hour
+    step = "anl" if hour == 0 else f"{hour} hour fcst"
+    if source.product == "wrfsubh":
+        hour, step = 1, "60 min fcst"
+        before: Any = time - pd.Timedelta("1h")
+        time = before
+    folder = Path(source.base_path) / f"hrrr.{time:%Y%m%d}" / "conus"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"hrrr.t{time:%H}z.{source.product}f{hour:02d}.grib2"
+    rng, content, lines = np.random.default_rng(seed), b"", []
+    for number, (name, level) in enumerate(dict.fromkeys(entries)):
+        lines.append(f"{number + 1}:{len(content)}:d=x:{name}:{level}:{step}:")
+        content += message(rng.uniform(0.5, 1.5, (HEIGHT, WIDTH)))
+    path.write_bytes(content)
+    path.with_name(path.name + ".idx").write_text("\n".join(lines) + "\n")
+
+
+def _grids(config: Config) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Path and arguments of every block that reads the physics of the grid."""
+    conf = config.model.get("gen1_post_conf") or {}
+    path = (conf.get("data") or {}).get("save_loc_physics")
+    for block in conf.values():
+        if path and block.get("lon_lat_level_name"):
+            yield path, block
+    for block in config.postblocks.per_step.values():
+        if "save_loc_physics" in block.args:
+            yield block.args["save_loc_physics"], block.args
+
+
+def _grid_variables(args: Mapping[str, Any]) -> xr.Dataset:
+    """Longitude, latitude, a and b of hybrid levels, and the surface geopotential."""
+    lon2d, lat2d = np.meshgrid(_LONGITUDE, _LATITUDE)
+    lon, lat, *levels = args["lon_lat_level_name"]
+    space = ("y", "x")
+    fields: dict[str, Any] = {lon: (space, lon2d), lat: (space, lat2d)}
+    number = 33
+    b = np.linspace(0.0, 1.0, number) ** 2
+    for name, values in zip(levels, (5e4 * (b**0.5 - b), b), strict=False):
+        fields[name] = ("level_edge", values)
+    surface = args.get("surface_geopotential_name", [])
+    for name in [surface] if isinstance(surface, str) else surface:
+        fields[name] = (space, np.full_like(lat2d, 1000.0))
+    return xr.Dataset(fields)
+
+
+def _latitude_files(config: Config) -> Iterator[str]:
+    """Files whose latitudes weigh rows."""
+    places = [config.loss.latitude_file[1] if config.loss.weighs_rows else None]
+    if config.metrics is not None:
+        places.append(config.metrics.args.get("latitude_weights"))
+    yield from (os.path.expandvars(path) for path in places if path)
+
+
+def _write(dataset: xr.Dataset, path: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if path.endswith(".nc"):
+        dataset.to_netcdf(path, engine="h5netcdf")
+    else:
+        dataset.to_zarr(path, zarr_format=2, consolidated=True, mode="w")

@@ -1,0 +1,106 @@
+"""A config of CREDIT made small: a few days, a small grid, few channels, two steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+HEIGHT = WIDTH = 56
+PAD = 4  # 56 + 2 * 4 = 64 points divide by all strides and windows
+SAMPLES = 16
+MODEL = {
+    "image_height": HEIGHT,
+    "image_width": WIDTH,
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 0, 0, 0],
+    "dim_head": 4,
+    "cross_embed_kernel_sizes": [[4, 8], [2], [2], [2]],
+    "global_window_size": [2, 2, 2, 1],
+    "local_window_size": 2,
+}
+TRAINER = {
+    "batches_per_epoch": 2,
+    "valid_batches_per_epoch": 1,
+    "epochs": 1,
+    "num_epoch": 1,
+    "train_batch_size": 1,
+    "valid_batch_size": 1,
+    "thread_workers": 1,
+    "valid_thread_workers": 1,
+    "use_tensorboard": False,
+}
+_STORES = ("store", "model_level_store")
+
+
+def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A config like this one, of which two steps take seconds.
+
+    Its sources, variables, levels, blocks, loss, metrics, schedule, parallelism and
+    numbers of steps stay. Its paths point below `folder`; dates, grid, padding, widths,
+    depths and batches are small.
+
+    Args:
+        mapping: what credit_jax takes; it is not changed.
+        folder: of all files.
+    """
+    config = _moved(copy.deepcopy(dict(mapping)), str(folder))
+    config["save_loc"] = str(folder / "run")
+    for section in ("data", "validation_data"):
+        if isinstance(config.get(section), dict):
+            _shorten(config[section], config["data"])
+            for name, source in sources_of(config[section]):
+                _make_source_small(source, folder / name)
+    config["model"] |= MODEL
+    padding = config["model"].get("padding_conf")
+    if not (padding and padding.get("activate", True)):
+        padding = {"activate": True, "mode": "mirror"}
+    pads = {"pad_lat": [PAD, PAD], "pad_lon": [PAD, PAD]}
+    config["model"]["padding_conf"] = {**padding, **pads}
+    config["trainer"] |= TRAINER
+    return config
+
+
+def sources_of(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and sections of the sources of a data section."""
+    yield from (data.get("source") or {}).items()
+
+
+def _moved(value: Any, folder: str) -> Any:
+    """A value with its absolute paths below a folder."""
+    if isinstance(value, dict):
+        return {key: _moved(inner, folder) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_moved(inner, folder) for inner in value]
+    if isinstance(value, str) and value.startswith(("/", "$")):
+        return folder + "/" + value.lstrip("/").replace("$", "")
+    return value
+
+
+def _shorten(section: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """Keeps the first times of a section."""
+    ranges = section.pop("date_ranges", None) or data.get("date_ranges")
+    first = ranges[0][0] if ranges else section.get("start_datetime")
+    if first is None:
+        return
+    lengths = [section.get(k, data.get(k, 1)) for k in ("history_len", "forecast_len")]
+    step: Any = pd.Timedelta(section.get("timestep", data["timestep"]))
+    start: Any = pd.Timestamp(first)
+    section["start_datetime"] = str(start)
+    section["end_datetime"] = str(start + (sum(lengths) + SAMPLES - 2) * step)
+
+
+def _make_source_small(source: dict[str, Any], place: Path) -> None:
+    """The small grid, and local stores and files instead of remote ones."""
+    kind = source["dataset_type"]
+    if kind == "tisr" and "lat_spec" in source:
+        source["lat_spec"] = [90, -90, HEIGHT]
+        source["lon_spec"] = [0, 360 - 360 / WIDTH, WIDTH]
+    if kind in ("arco_era5", "weatherbench2_era5"):
+        keys = _STORES if kind == "arco_era5" else _STORES[:1]
+        source |= {key: f"{place}_{key}.zarr" for key in keys}
+    if kind.startswith("hrrr"):
+        source |= {"mode": "local", "base_path": str(place), "extent": None}

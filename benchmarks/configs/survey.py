@@ -1,0 +1,103 @@
+"""What credit_jax does with a config of CREDIT, without its data."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from credit_jax.config.base import ConfigError
+from credit_jax.config.load import build_config
+from credit_jax.config.sources import SOURCE_CONFIGS, DownloadedConfig
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.plan import plan_run
+from credit_torch_bridge import convert_config
+from credit_torch_bridge.config.convert import GEN1, kind_of
+
+# Variables of the environment in the paths of CREDIT's configs.
+ENVIRONMENT = {"USER": "user", "SCRATCH": "/scratch/user", "WORK": "/work/user"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What happens to one config.
+
+    Attributes:
+        name: path of the file in its folder.
+        kind: "gen1" or "gen2"; "" where the file is neither.
+        model: `model.type`; "" without any.
+        problems: reasons why it does not train, one line each.
+        config: the mapping that credit_jax takes; None if there is none.
+        condition: what a user has to do before.
+    """
+
+    name: str
+    kind: str
+    model: str
+    problems: tuple[str, ...]
+    config: Mapping[str, Any] | None = None
+    condition: str = ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has no problems."""
+        return not self.problems
+
+
+def survey(path: Path, root: Path) -> Verdict:
+    """Checks a config, one of generation 1 after its conversion.
+
+    Args:
+        path: of the YAML.
+        root: folder that the name is relative to.
+    """
+    name = path.relative_to(root).as_posix()
+    kind, model, condition = "", "", ""
+    try:
+        mapping = read_yaml(path)
+        model = str((mapping.get("model") or {}).get("type", ""))
+        kind = kind_of(mapping)
+        with warnings.catch_warnings(), mock.patch.dict(os.environ, ENVIRONMENT):
+            warnings.simplefilter("ignore")
+            if kind == GEN1:
+                mapping, _ = convert_config(mapping, to="jax")
+            mapping, condition = _downloaded(mapping)
+            plan = plan_run(build_config(mapping), with_data=False)
+    except (ValueError, OSError) as error:
+        return Verdict(name, kind, model, _lines(error))
+    return Verdict(name, kind, model, plan.problems, mapping, condition)
+
+
+def find_configs(root: Path) -> list[Path]:
+    """The YAML files below a folder, without links, in order of their names."""
+    files = [p for suffix in ("yml", "yaml") for p in root.rglob(f"*.{suffix}")]
+    return sorted(path for path in files if not path.is_symlink())
+
+
+def _downloaded(mapping: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """A config that reads the files of CREDIT's downloaders, and what that takes."""
+    config, fetched = copy.deepcopy(dict(mapping)), []
+    for section in ("data", "validation_data"):
+        for source in ((config.get(section) or {}).get("source") or {}).values():
+            own = SOURCE_CONFIGS.get(source.get("dataset_type"))
+            if own is None or not issubclass(own, DownloadedConfig):
+                continue
+            if source.get("mode", "remote") == "remote":
+                source |= {"mode": "local", "base_path": "/downloaded"}
+                fetched.append(own.downloader)
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(fetched))
+    condition = names and f"with the files of {names} and mode: local"
+    return config, condition
+
+
+def _lines(error: Exception) -> tuple[str, ...]:
+    """The lines of an error, without the path of the file."""
+    if isinstance(error, ConfigError):
+        return error.problems
+    first, *rest = str(error).splitlines()
+    return tuple(line.strip() for line in rest) or (first,)

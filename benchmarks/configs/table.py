@@ -1,0 +1,72 @@
+"""The tables of configs: that of docs/bridge.md, and that of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.configs.survey import Verdict
+from benchmarks.configs.training import Trained
+from benchmarks.report import Table
+from credit_jax.models.registry import MODELS
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests/reference/credit_configs"
+DOCS = ROOT / "docs/bridge.md"
+BEGIN = "<!-- made by: python -m benchmarks.configs --docs -->"
+END = "<!-- the end of what is made -->"
+
+
+def docs_table(verdicts: Sequence[Verdict]) -> str:
+    """The table of docs/bridge.md, markers included."""
+    table = Table(
+        "CREDIT's example configs",
+        ["config", "generation", "model", "what happens"],
+        [[f"`{v.name}`", v.kind, v.model, outcome(v)] for v in verdicts],
+    )
+    lines = table.markdown().splitlines()
+    lines[1] = "| --- | --- | --- | --- |"
+    return "\n".join([BEGIN, *lines, END])
+
+
+def write_docs(verdicts: Sequence[Verdict], path: Path = DOCS) -> None:
+    """Replaces the table between the markers of a page."""
+    text = path.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    if not rest or not tail:
+        raise ValueError(f"{path} has no lines {BEGIN} and {END}")
+    path.write_text(head + docs_table(verdicts) + tail)
+
+
+def outcome(verdict: Verdict) -> str:
+    """One sentence: it trains, or why not."""
+    if verdict.trains:
+        return f"trains{verdict.condition and f' ({verdict.condition})'}"
+    if verdict.model and verdict.model not in MODELS:
+        return f"refused: credit_jax has no model `{verdict.model}`"
+    missing = [p.split(":")[0] for p in verdict.problems if "key is required" in p]
+    if "model" in missing:
+        return "no config to train: it has no model"
+    first, *more = verdict.problems
+    others = f" (and {len(more)} more)" if more else ""
+    return f"refused: {first}{others}".replace("|", "\\|")
+
+
+def report_table(
+    verdicts: Sequence[Verdict], trained: Mapping[str, Trained | str]
+) -> Table:
+    """The table of the report, with what two steps gave."""
+    header = ["config", "model", "mesh", "training loss", "validation loss", "seconds"]
+    rows = []
+    for verdict in verdicts:
+        found = trained.get(verdict.name)
+        cells = [outcome(verdict), "", "", ""]
+        if isinstance(found, Trained):
+            valid = "" if found.valid_loss is None else f"{found.valid_loss:.3g}"
+            loss = f"{found.train_loss:.3g}"
+            cells = [found.mesh, loss, valid, f"{found.seconds:.0f}"]
+        elif found is not None:
+            cells[0] = f"fails: {found.splitlines()[0]}"
+        rows.append([verdict.name, verdict.model, *cells])
+    return Table("CREDIT's example configs", header, rows)

@@ -1,0 +1,112 @@
+"""Two training steps of a config of CREDIT, made small, on made-up data."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import shutil
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from benchmarks.configs.fields import write_files
+from benchmarks.configs.small import make_small
+from credit_jax.config import Config, build_config
+from credit_jax.config.base import ConfigError
+from credit_jax.parallel.mesh.devices import required_devices
+from credit_jax.plan import plan_run
+from credit_jax.preprocess.__main__ import preprocess
+from credit_jax.training.display import Display
+from credit_jax.training.loggers import LOG_NAME, read_log
+from credit_jax.training.run import train
+from credit_jax.training.setup import prepare
+
+# Devices that the largest of these meshes needs: dp 2 x tp 2 x domain 2.
+NUM_DEVICES = 8
+_FITTED = ("bridgescaler_transform", "era5_normalizer")
+_FILES = ("scaler_path", "mean_path", "std_path")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Two steps of a config.
+
+    Attributes:
+        mesh: data parallelism and the degrees.
+        train_loss: mean of the two steps.
+        valid_loss: of one batch; None without validation.
+        seconds: of all of it, compilation included.
+    """
+
+    mesh: str
+    train_loss: float
+    valid_loss: float | None
+    seconds: float
+
+
+def train_two_steps(mapping: Mapping[str, Any], folder: Path) -> Trained:
+    """Makes a config small, writes its data, fits its scalers, and trains.
+
+    Args:
+        mapping: what credit_jax takes.
+        folder: empty; of all files.
+
+    Raises:
+        ValueError, OSError: it does not train.
+    """
+    start = time.perf_counter()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        config = build_config(make_small(mapping, folder))
+        write_files(config)
+        _fit(config)
+        section = config.trainer.parallelism
+        twice = 1 if section.data == "none" else 2
+        devices = jax.devices()[: twice * required_devices(section)]
+        plan = plan_run(config, num_devices=len(devices))
+        console = Console(file=io.StringIO())
+        outcome = train(prepare(plan, devices), folder / "run", Display(console))
+    row = read_log(folder / "run" / LOG_NAME)[-1]
+    if int(outcome.state.micro_step) != 2 or not math.isfinite(row["train_loss"]):
+        raise ValueError(f"2 steps with a finite loss expected, the log has {row}")
+    mesh = f"{section.data} {twice}, tensor {section.tensor}, domain {section.domain}"
+    valid = row.get("valid_loss")
+    seconds = time.perf_counter() - start
+    return Trained(mesh, float(row["train_loss"]), valid, seconds)
+
+
+def _fit(config: Config) -> None:
+    """Fits the scalers of the preblocks; other files of scalers are copies of them."""
+    blocks = [
+        block
+        for phase in (config.preblocks.ic_only, config.preblocks.per_step)
+        for block in phase.values()
+        if block.type in _FITTED
+    ]
+    if not blocks:
+        return
+    for path in _scaler_files(config):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(ConfigError):
+        preprocess(config, console=Console(file=io.StringIO()))
+    there = [path for path in _scaler_files(config) if path.exists()]
+    for path in _scaler_files(config):
+        if not path.exists():
+            shutil.copy(there[0], path)
+
+
+def _scaler_files(config: Config) -> list[Path]:
+    """Every file of a scaler that a block or the loss names."""
+    phases = (config.preblocks.per_step, config.preblocks.ic_only)
+    blocks = [block for phase in phases for block in phase.values()]
+    blocks += config.postblocks.per_step.values()
+    found = [block.args.get(key) for block in blocks for key in _FILES]
+    found.append(config.loss.scaler_file)
+    return [Path(path) for path in dict.fromkeys(found) if path]

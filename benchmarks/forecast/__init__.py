@@ -1,1 +1,0 @@
-"""Forecasts beside CREDIT's rollout, and what they cost."""

@@ -1,0 +1,67 @@
+"""CREDIT's own configs: what is said of each, and two training steps of some."""
+
+import math
+from functools import cache
+
+import pytest
+
+from benchmarks.configs.survey import find_configs, survey
+from benchmarks.configs.table import DOCS, FOLDER, docs_table, outcome
+from benchmarks.configs.training import train_two_steps
+
+# Why a config of generation 2 does not train here. CREDIT's training takes none of them
+# but those of other models.
+NO_MODEL = "no config to train: it has no model"
+REASONS = {
+    "camulator_gen2_casper": "refused: credit_jax has no model `camulator`",
+    "multi_source_data": NO_MODEL,
+    "weatherbench2_era5_wxformer": NO_MODEL,
+    "weatherbench2_era5_wxformer_tiny": NO_MODEL,
+    "wxformer_npj_era5_028deg": "refused: preblocks.norm: unknown key; known keys here:"
+    " ic_only, per_step",
+    "smoke_ensemble_gen2_casper": "refused: trainer.ensemble_size: 2 is not available; "
+    "train one member; use 1",
+    "smoke_tp_parity_nextgen_tp1_derecho": "refused: credit_jax has no model "
+    "`nextgen_wxformer`",
+    "smoke_tp_parity_nextgen_tp2_derecho": "refused: credit_jax has no model "
+    "`nextgen_wxformer`",
+}
+
+
+@cache
+def verdicts():
+    return [survey(path, FOLDER) for path in find_configs(FOLDER)]
+
+
+def named(name):
+    return next(v for v in verdicts() if v.name.endswith(f"/{name}.yml"))
+
+
+def test_every_config_of_generation_2():
+    """All train, or have one clear reason."""
+    ours = [v for v in verdicts() if not v.name.startswith("gen_1")]
+    assert len(ours) == 28
+    found = {v.name: outcome(v) for v in ours if not v.trains}
+    assert {k.split("/")[-1].removesuffix(".yml"): v for k, v in found.items()} == (
+        REASONS
+    )
+
+
+def test_the_table_of_the_page():
+    """`python -m benchmarks.configs --docs` writes it."""
+    assert docs_table(verdicts()) in DOCS.read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # A Zarr store of another layout, logarithms, fills, quantile scalers.
+        "wb2_perlmutter_tiny",
+        # GRIB files of two products.
+        "integration_test_hrrr",
+    ],
+)
+def test_two_steps(name, tmp_path):
+    found = train_two_steps(named(name).config, tmp_path)
+    print(found)
+    assert math.isfinite(found.train_loss)
