@@ -38,6 +38,7 @@ from credit_jax.inference.campaign import (
     NonFiniteForecastError,
     Summary,
 )
+from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.netcdf import NetcdfStore
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
@@ -154,10 +155,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         archive.create()
         store.create()
+        step = plan.step(model, outputs)
         summary = Campaign(
-            plan.step(model, outputs),
+            step,
             weights,
-            plan.reader,
+            perturbed_reader(plan, step, weights, outputs),
             store,
             archive,
             outputs,
@@ -335,7 +337,7 @@ def _places(
         "start dates": [str(time) for time in schedule.starts],
         "steps": schedule.num_steps,
         "members": schedule.num_members,
-        "perturbation": _perturbation(plan),
+        "perturbation": plan.inference.perturbation.model_dump(mode="json"),
         "output": config.model_dump(mode="json"),
         "precision": args.precision,
         "weights": "average" if checkpoint.average else "last",
@@ -355,11 +357,6 @@ def _places(
         ZarrStore(folder, outputs, schedule, attributes, args.zarr_format),
         archive,
     )
-
-
-def _perturbation(plan: ForecastPlan) -> Any:
-    own = plan.inference.perturbation
-    return None if own is None else own.model_dump(mode="json")
 
 
 def _text(value: Any) -> Any:

@@ -134,6 +134,7 @@ def header(source: str, setup: Setup) -> list[str]:
     axes = setup.model.axes
     precision = setup.model.parallel_config.precision.compute.name
     valid = setup.valid_loader
+    ranks = 1 if setup.config.shares_batches else axes.num_data
     held_out = "" if valid is None else f", {len(valid.dataset)} held out"
     return [
         f"credit_jax  {source} -> {setup.config.save_loc}",
@@ -143,7 +144,7 @@ def header(source: str, setup: Setup) -> list[str]:
         f"{schema.num_input_channels} -> {schema.num_target_channels} channels on "
         f"{model.image_height} x {model.image_width} points",
         f"data   {len(loader.dataset)} samples{held_out}; {setup.batches_per_epoch} "
-        f"batches of {setup.config.trainer.train_batch_size * axes.num_data} an epoch",
+        f"batches of {setup.config.trainer.train_batch_size * ranks} an epoch",
     ]
 
 

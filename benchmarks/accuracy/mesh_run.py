@@ -17,6 +17,7 @@ from benchmarks.accuracy.case import Case
 from benchmarks.accuracy.rollout import roll_out
 from benchmarks.meshes import build_mesh
 from credit_jax.config import Config, build_config
+from credit_jax.inference import Forecaster
 from credit_jax.losses import build_loss
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.compiler import compile_program
@@ -91,7 +92,8 @@ def run_mesh(
         norms.append(float(info["grad_norm"]))
         if index == 0:
             # The rate was 0: weights as given, vectors after one power iteration.
-            prediction = _predict(model, state.params, state.model_state, x)
+            weights = state.params, state.model_state
+            prediction = Forecaster(model, *weights)(x)[:, :, 0]
             gradients = _first_gradients(model, state, norms[0], trainer.clip_norm)
     states = _roll_out(model, case, rollout) if rollout else np.zeros(0)
     return MeshRun(
@@ -137,13 +139,6 @@ def _first_gradients(
     }
 
 
-def _predict(model: ParallelModel, params: Any, model_state: Any, x: np.ndarray) -> Any:
-    """(batch, channel, lat, lon) in evaluation mode, real rows alone."""
-    placed = place_batch({"x": x}, model.mesh)
-    rows = np.asarray(model.apply(params, model_state, placed))
-    return rows[:, :, 0, : model.model_def.image_height]
-
-
 def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
     """The rollout of the first batch, see `benchmarks.accuracy.rollout`."""
     assert case.trained is not None, "a case without weights to roll out from"
@@ -156,12 +151,8 @@ def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
     )
     config = model.model_def.config
     prognostic = config.channels * config.levels + config.surface_channels
-    return roll_out(
-        lambda x: _predict(model, packed, model_state, x),
-        case.x[0],
-        num_steps,
-        prognostic,
-    )
+    forecaster = Forecaster(model, packed, model_state)
+    return roll_out(lambda x: forecaster(x)[:, :, 0], case.x[0], num_steps, prognostic)
 
 
 def _job(config: Mapping[str, Any]) -> Config:

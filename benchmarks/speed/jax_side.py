@@ -16,6 +16,7 @@ from benchmarks.compiled_step import program_bytes
 from benchmarks.flops import flops_of
 from benchmarks.meshes import build_mesh
 from benchmarks.speed.cases import Case
+from credit_jax.inference import Forecaster
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
@@ -56,8 +57,7 @@ class JaxSide:
         self.model_state = jax.tree.map(jnp.asarray, dict(model_state))
         param_specs = case.model_def.param_specs
         self.packed = jax.jit(lambda p: pack(p, param_specs))(self.params)
-        self.fused = self.model.fuse_spectral_norm(self.packed, self.model_state)
-        self.forward = compile_program(self.model.apply, mesh)
+        self.forecaster = Forecaster(self.model, self.packed, self.model_state)
         self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
         self.x = place_batch({"x": case.x}, mesh)["x"]
         optimizer = adamw(max_norm=1.0)
@@ -76,13 +76,13 @@ class JaxSide:
 
     def infer(self) -> None:
         """One forward pass in evaluation mode."""
-        self.forward(*self.fused, {"x": self.x}).block_until_ready()
+        self.forecaster.step(self.x).block_until_ready()
 
     def rollout(self, steps: int) -> None:
         """An autoregressive forecast: predictions replace the first input channels."""
         x = self.x
         for _ in range(steps):
-            x = self._feed(x, self.forward(*self.fused, {"x": x}))
+            x = self._feed(x, self.forecaster.step(x))
         x.block_until_ready()
 
     def _next_input(self, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -104,7 +104,7 @@ def _batch(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     channels = model_def.input_channels * model_def.frames
     channels += 2 * model_def.output_channels * model_def.output_frames
     points = rows * model_def.image_width * channels
-    return FLOAT32 * config.trainer.train_batch_size * points
+    return FLOAT32 * _samples(config) * points
 
 
 def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
@@ -128,7 +128,12 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     kept += _edges(model_def, geometry, axes)
     policy = config.trainer.mp_policy
     item = FLOAT32 if policy is None or policy.param_dtype == "float32" else HALF
-    return int(WORKSPACE * item * config.trainer.train_batch_size * kept)
+    return int(WORKSPACE * item * _samples(config) * kept)
+
+
+def _samples(config: Config) -> int:
+    """Samples of a forward pass on one data-parallel rank, members included."""
+    return config.trainer.train_batch_size * config.num_members
 
 
 def local_rows(stage: StageGeometry, domain: int) -> int:

@@ -84,14 +84,16 @@ def mesh_table(plan: RunPlan, axes: MeshAxes) -> Table:
         total_rows = plan.model.grid[0]
         height = f"{-(-total_rows // axes.num_domain)} of {total_rows}"
     table.add_row("domain", str(axes.num_domain), f"{height} rows")
-    batch = trainer.train_batch_size
-    total = batch * axes.num_data * trainer.grad_accum_every
-    arithmetic = (
-        f"{batch} x dp {axes.num_data} x accumulation {trainer.grad_accum_every}"
-    )
+    batch, shared = trainer.train_batch_size, plan.config.shares_batches
+    total = batch * (1 if shared else axes.num_data) * trainer.grad_accum_every
+    ranks = "the same on all ranks" if shared else f"dp {axes.num_data}"
+    arithmetic = f"{batch} x {ranks} x accumulation {trainer.grad_accum_every}"
     count = num_samples(plan.config.data)
     table.add_section()
     table.add_row("samples an update", str(total), arithmetic)
+    if trainer.ensemble_size > 1:
+        members = f"{plan.config.num_members} on each rank"
+        table.add_row("members", str(trainer.ensemble_size), members)
     table.add_row("samples an epoch", str(count), "of data's dates")
     return table
 

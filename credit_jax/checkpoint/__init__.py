@@ -10,6 +10,8 @@
             optimizer/          {"opt_state": {"adam": {"count", "mu", "nu"}},
                                 "micro_step", "update_step", "key"}
             loss_scale/         {"scale", "good_updates"}; only in float16
+            loss/               {"params": {name: array}, "opt_state"}; only of a loss
+                                with trained parameters
             progress/           `Progress` as JSON
 
 Every array is stored whole, by its path, whatever mesh wrote it (Orbax, OCDBT); nodes
@@ -22,6 +24,7 @@ start. A checkpoint converted from elsewhere needs `weights` and `progress` only
 from credit_jax.checkpoint.progress import PlateauState, Progress
 from credit_jax.checkpoint.store import (
     EMA,
+    LOSS,
     LOSS_SCALE,
     OPTIMIZER,
     WEIGHTS,
@@ -31,6 +34,7 @@ from credit_jax.checkpoint.store import (
 
 __all__ = [
     "EMA",
+    "LOSS",
     "LOSS_SCALE",
     "OPTIMIZER",
     "WEIGHTS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -34,6 +34,7 @@ class Progress:
         epoch: the epoch to continue with.
         batches: micro-batches of that epoch already trained on.
         epoch_losses: their training losses, for the epoch's mean in the log.
+        epoch_sums: sums over them of what else is measured, by name.
         best_metric: best value of `trainer.training_metric`; None before the first.
         best_epoch: epoch that gave it.
         best_step: checkpoint that holds it; None if none is kept.
@@ -49,6 +50,7 @@ class Progress:
     epoch: int = 0
     batches: int = 0
     epoch_losses: tuple[float, ...] = ()
+    epoch_sums: Mapping[str, float] = field(default_factory=dict)
     best_metric: float | None = None
     best_epoch: int | None = None
     best_step: int | None = None

@@ -26,8 +26,8 @@ from credit_jax.checkpoint.trees import (
 
 FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
-LOSS_SCALE = "loss_scale"
-ITEMS = (WEIGHTS, EMA, OPTIMIZER, LOSS_SCALE)
+LOSS_SCALE, LOSS = "loss_scale", "loss"
+ITEMS = (WEIGHTS, EMA, OPTIMIZER, LOSS_SCALE, LOSS)
 
 
 class _Preservation:

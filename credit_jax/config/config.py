@@ -96,6 +96,20 @@ class Config(StrictModel):
         given = self.trainer.backprop_on_timestep or self.data.backprop_on_timestep
         return tuple(sorted(set(given or range(1, self.data.forecast_len + 1))))
 
+    @property
+    def num_members(self) -> int:
+        """Members of each sample on one data-parallel rank, in training."""
+        one_each = self.loss.members_are_ranks
+        return 1 if one_each else self.trainer.ensemble_size
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all data-parallel ranks train on the same samples.
+
+        With a score of an ensemble, whose members differ from rank to rank.
+        """
+        return self.loss.scores_ensemble and self.trainer.ensemble_size > 1
+
 
 def section_conflicts(config: Config) -> list[str]:
     """Checks the sections of a config against each other, one line per conflict.

@@ -185,17 +185,18 @@ class PerturbationConfig(StrictModel):
 
     Attributes:
         type: "gaussian" noise, independent at every point; "spherical" noise, smooth on
-            the sphere; "bred" vectors; "lagged" start dates; "none".
+            the sphere; "bred" vectors; "lagged" start dates.
         std: of gaussian and spherical noise and of bred vectors, in units of the
-            variable's standard deviation; a number, or one for each variable by short
-            name, in which case the others are not perturbed.
+            standard deviation of the variable over the globe, at each level of the
+            initial state; a number, or one for each variable by short name, in which
+            case the others are not perturbed.
         length_scale: of spherical noise, in degrees.
         num_cycles: of breeding, each as long as a step.
         lag: between the start dates of lagged members ("6h").
     """
 
-    type: Literal["none", "gaussian", "spherical", "bred", "lagged"] = "gaussian"
-    std: float | dict[str, float] = 0.1
+    type: Literal["gaussian", "spherical", "bred", "lagged"] = "spherical"
+    std: float | dict[str, float] = 0.05
     length_scale: float = Field(default=20.0, gt=0)
     num_cycles: int = Field(default=5, ge=1)
     lag: Duration = "6h"
@@ -211,7 +212,7 @@ class InferenceConfig(StrictModel):
         data, preblocks, postblocks: each replaces the section of that name as a whole.
         output: what is written.
         members: ensemble members of every forecast; CREDIT has none.
-        perturbation: of their initial states; CREDIT has none.
+        perturbation: of the initial states of all but the first; CREDIT has none.
     """
 
     run_mode: Literal["batch", "single"] = "batch"
@@ -223,6 +224,6 @@ class InferenceConfig(StrictModel):
     postblocks: PostblocksConfig | None = None
     output: OutputConfig = OutputConfig()
     members: int = Field(default=1, ge=1)
-    perturbation: PerturbationConfig | None = None
+    perturbation: PerturbationConfig = PerturbationConfig()
 
     ignored: ClassVar = {"mode": "the forecast command has --parallelism"}

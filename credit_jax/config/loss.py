@@ -6,7 +6,10 @@ from pydantic import BeforeValidator, Field
 
 from credit_jax.config.base import StrictModel
 
-BASE = "base"
+BASE, RING = "base", "ring-crps"
+VarWeighting = Literal["inverse_variance", "manual", "learnable", "none"]
+# Those that need variances.
+SCALED = ("inverse_variance", "learnable")
 
 
 def _as_list(value: Any) -> Any:
@@ -39,8 +42,9 @@ class BaseLossArgs(StrictModel):
         validation_loss_parameters: its arguments.
         base_loss_overrides: other losses for single variables, by key.
         var_weighting: weights of variables: `inverse_variance` from the scalers of the
-            targets, `manual` or `none` from `variable_weights` alone.
-        scaler_path: file of scalers, for `inverse_variance`.
+            targets, `manual` or `none` from `variable_weights` alone; `learnable`
+            trains the logarithm of each variable's variance, from that of the scalers.
+        scaler_path: file of scalers, for `inverse_variance` and `learnable`.
         variable_weights: factor by key of a variable; 1 where there is none.
         normalize_weights: whether weights are divided by their mean.
         include_computed_diagnostics: whether variables that a postblock computes count.
@@ -53,13 +57,18 @@ class BaseLossArgs(StrictModel):
     validation_loss: str | None = None
     validation_loss_parameters: dict[str, Any] = Field(default_factory=dict)
     base_loss_overrides: dict[str, LossOverride] = Field(default_factory=dict)
-    var_weighting: Literal["inverse_variance", "manual", "none"] = "inverse_variance"
+    var_weighting: VarWeighting = "inverse_variance"
     scaler_path: str | None = None
     variable_weights: dict[str, float] = Field(default_factory=dict)
     normalize_weights: bool = True
     include_computed_diagnostics: bool = True
     use_latitude_weights: bool = False
     latitude_weights: str | None = None
+
+    @property
+    def needs_variances(self) -> bool:
+        """Whether the weights of variables come from the scalers."""
+        return self.var_weighting in SCALED
 
 
 class LossConfig(StrictModel):
@@ -119,6 +128,21 @@ class LossConfig(StrictModel):
         return self.args.get("training_loss", "mse") if self.is_base else self.type
 
     @property
+    def scores_ensemble(self) -> bool:
+        """Whether the training loss is a score of an ensemble."""
+        return "crps" in self.name.casefold()
+
+    @property
+    def members_are_ranks(self) -> bool:
+        """Whether each data-parallel rank has one member (`ring-crps`)."""
+        return self.name == RING
+
+    @property
+    def learns(self) -> bool:
+        """Whether the loss has parameters that are trained."""
+        return self.is_base and self.args.get("var_weighting") == "learnable"
+
+    @property
     def weighs_rows(self) -> bool:
         """Whether rows count by their area."""
         if self.type is None:
@@ -142,7 +166,7 @@ class LossConfig(StrictModel):
     def scaler_file(self) -> str | None:
         """Path of the scalers (`loss.args.scaler_path`) if variances are needed."""
         mode = self.args.get("var_weighting") or "inverse_variance"
-        needed = self.is_base and mode == "inverse_variance"
+        needed = self.is_base and mode in SCALED
         return self.args.get("scaler_path") if needed else None
 
     def without_effect(self) -> dict[str, str]:

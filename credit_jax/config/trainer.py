@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from credit_jax.config.base import StrictModel, Unavailable
+from credit_jax.config.base import StrictModel
 from credit_jax.config.data import BackpropSteps
 from credit_jax.config.messages import got
 from credit_jax.config.parallelism import FsdpConfig, ParallelismConfig
@@ -42,7 +42,7 @@ class TrainerConfig(StrictModel):
         learning_rate, weight_decay: of AdamW; decay applies to every parameter.
         amp: compute in 16 bits: in the formats of `fsdp2_mp_policy` where that is given
             or `parallelism.data` is "fsdp2" (bfloat16), else in float16 with dynamic
-            loss scaling.
+            loss scaling, and validate in float32.
         activation_checkpoint: "none", "full" or "selective" (true is "full"): whether
             a block's activations are computed again in the backward pass; "selective"
             computes those of attention again.
@@ -55,6 +55,8 @@ class TrainerConfig(StrictModel):
         backprop: of several steps, "truncated" takes the gradient of each step's loss
             by that step alone and adds them up, as CREDIT does; "full" takes that of
             all losses through the whole forecast, which CREDIT has not.
+        ensemble_size: forecasts of each sample, with noise (or dropout) of their own;
+            with the loss `ring-crps` one on each data-parallel rank.
         grad_accum_every: micro-batches whose gradients are averaged before an update.
         grad_max_norm: clip to this global norm; 0 does not clip, and "dynamic" clips
             to the norm itself.
@@ -106,6 +108,7 @@ class TrainerConfig(StrictModel):
     stop_after_epoch: bool = False
     backprop_on_timestep: BackpropSteps | None = None
     backprop: Literal["truncated", "full"] = "truncated"
+    ensemble_size: int = Field(1, ge=1)
     grad_accum_every: int = Field(1, ge=1)
     grad_max_norm: float | Literal["dynamic"] = 0.0
     use_ema: bool = False
@@ -148,9 +151,6 @@ class TrainerConfig(StrictModel):
         "dataloader_timeout_s": "samples are read by threads of this process",
         "skip_nan_prune": "optuna only; a NaN loss always stops the run",
     }
-    unavailable: ClassVar = {
-        "ensemble_size": Unavailable("train one member; use 1", (1,)),
-    }
 
     @field_validator("activation_checkpoint", mode="before")
     @classmethod
@@ -187,10 +187,15 @@ class TrainerConfig(StrictModel):
         """The number formats that `amp` asks for; None is float32."""
         if not self.amp:
             return None
-        given = "fsdp2_mp_policy" in self.model_fields_set
-        if given or self.parallelism.data == "fsdp2":
+        if not self.trains_in_autocast:
             return self.fsdp2_mp_policy
         return PrecisionPolicy(param_dtype="float16", output_dtype="float16")
+
+    @property
+    def trains_in_autocast(self) -> bool:
+        """Whether `amp` is CREDIT's float16 autocast, of training steps alone."""
+        given = "fsdp2_mp_policy" in self.model_fields_set
+        return self.amp and not given and self.parallelism.data != "fsdp2"
 
     @property
     def clip_norm(self) -> float:

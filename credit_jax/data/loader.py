@@ -22,7 +22,6 @@ from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms import (
-    PREBLOCKS,
     FieldTree,
     Grid,
     Phase,
@@ -211,7 +210,7 @@ class Loader:
             _check_raw(steps)
         raw = steps[0]
         first = self.pipeline.initial(raw)
-        later = [self.pipeline.renamed(step, *PREBLOCKS) for step in steps[1:]]
+        later = [self.pipeline.renamed(step, Phase.INITIAL) for step in steps[1:]]
         done = self.pipeline.before_step(first)
         targets = [done["y"]]
         targets += [self.pipeline.before_step(without_input(s))["y"] for s in later]
@@ -227,7 +226,8 @@ class Loader:
         physical = self.pipeline.renamed(first, Phase.BEFORE_STEP)["input"]
         fields = initial_entries(self.pipeline, raw["input"], physical)
         if later:
-            fields |= fields_of_rollout(physical, [s["input"] for s in later])
+            renamed = [self.pipeline.renamed(s, Phase.BEFORE_STEP) for s in later]
+            fields |= fields_of_rollout(physical, [s["input"] for s in renamed])
         return Batch(done["x"], y, first["input_times"], times, fields)
 
     def _step(self, indices: Any, step: int) -> dict[str, Any]:

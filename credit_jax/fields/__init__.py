@@ -5,9 +5,14 @@ from credit_jax.fields.bridgescaler import read_scalers, target_variances
 from credit_jax.fields.channels import ChannelLayout
 from credit_jax.fields.context import FieldContext
 from credit_jax.fields.tree import FieldTree, has_named_pair, named_pair, widened
-from credit_jax.fields.weighting import check_multipliers, combination_weights
+from credit_jax.fields.weighting import (
+    SMALLEST_VARIANCE,
+    check_multipliers,
+    combination_weights,
+)
 
 __all__ = [
+    "SMALLEST_VARIANCE",
     "ChannelLayout",
     "FieldContext",
     "FieldTree",

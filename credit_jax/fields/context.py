@@ -16,7 +16,8 @@ and has the same value and gradient on every mesh.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +42,7 @@ class FieldContext:
         channel_weights: (channel,) factor of every channel in `mean`; None is 1.
         num_members: ensemble members of each sample. The batch dim of a prediction
             holds the members of the first sample, then those of the second, ...
+        loss_parameters: trained parameters of the loss, by name; empty in validation.
     """
 
     reducer: FieldReducer
@@ -48,6 +50,7 @@ class FieldContext:
     row_weights: Float[np.ndarray, " lat"] | None = None
     channel_weights: Float[np.ndarray, " channel"] | None = None
     num_members: int = 1
+    loss_parameters: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def layout(self) -> ChannelLayout:

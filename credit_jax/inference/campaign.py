@@ -21,6 +21,7 @@ from credit_jax.inference.archive import Archive
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.forecaster import to_host
 from credit_jax.inference.outputs import Outputs
+from credit_jax.inference.perturbation import PreparedPerturbation
 from credit_jax.inference.reading import FirstStep, ForecastReader
 from credit_jax.inference.schedule import Task
 from credit_jax.inference.stores import Job, Store, TaskWriter
@@ -170,13 +171,16 @@ class Campaign:
         mesh = self.step.model.mesh
         full = [[*g, *[g[-1]] * (self.size - len(g))] for g in todo]
         reader = ReadAhead(self.reader.stream(full, self.num_steps, mesh), NUM_AHEAD)
+        prepared = self.reader.perturb
         devices = Workers(1, NUM_IN_FLIGHT, "devices")
         host = Workers(1, NUM_IN_FLIGHT, "host")
         files = Workers(self.num_writers, pending, "write")
         clock, made = _DeviceClock(), list[_Progress]()
         workers = (devices, host, files)
         try:
-            for group in todo:
+            for group, filled in zip(todo, full, strict=True):
+                if isinstance(prepared, PreparedPerturbation):
+                    prepared.prepare(filled)
                 tasks = [self._progress(task) for task in group]
                 self._forecast(tasks, reader, devices, host, files, clock)
                 made += [task for task in tasks if task is not None]
@@ -188,6 +192,8 @@ class Campaign:
                 own.cancel()
             raise
         finally:
+            if isinstance(prepared, PreparedPerturbation):
+                prepared.close()
             reader.close()
         write = host.seconds + files.seconds
         total = time.perf_counter() - clock.first_end if clock.first_end else 0.0

@@ -20,6 +20,7 @@ from credit_jax.inference.forecast_data import ForecastData, open_forecast_data
 from credit_jax.inference.outputs import Outputs, choose_outputs, read_attributes
 from credit_jax.inference.reading import ForecastReader
 from credit_jax.inference.schedule import Schedule, make_schedule
+from credit_jax.inference.spin_up import before, earliest
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.plan import ModelPlan, plan_model
@@ -148,9 +149,11 @@ def plan_forecast(
         lambda: make_schedule(inference, data.timestep, calendar, **options)
     )
     pipeline = found.attempt(lambda: _pipeline(config, inference))
-    opened = None
+    opened, read_from = None, 0
     if schedule is not None:
-        starts, steps = schedule.starts, schedule.num_steps
+        first = schedule
+        read_from = found.attempt(lambda: earliest(inference.perturbation, first))
+        starts, steps = before(first, read_from or 0), first.num_steps
         files = OpenFiles()
         opened = found.attempt(lambda: open_forecast_data(data, starts, steps, files))
     if schedule is None or pipeline is None or opened is None or model.config is None:
@@ -163,6 +166,8 @@ def plan_forecast(
     if schedule is None or schema is None:
         raise ConfigError(unique(found.problems), _TITLE)
     found.problems += _data_problems(model, pipeline, opened, schedule, schema, data)
+    if read_from:
+        found.problems += opened.problems(before(schedule, read_from), 1)
     rollout = found.attempt(lambda: _rollout(pipeline, schema, schedule.num_steps))
     if rollout is None or found.problems:
         raise ConfigError(unique(found.problems), _TITLE)

@@ -22,7 +22,7 @@ from credit_jax.losses.base import Loss, Scalar
 from credit_jax.losses.by_variable import build_base_loss
 from credit_jax.losses.registry import LOSSES, choose_loss
 
-WEIGHTED_VALIDATION_LOSS = "mae"
+DEFAULT_VALIDATION_LOSS = "mae"
 
 
 def build_loss(
@@ -62,8 +62,9 @@ def build_loss(
         ValueError: something that the section needs is missing.
 
     A missing `validation_loss` is `mae` where there are weights, as in CREDIT, and else
-    the training loss, where CREDIT raises KeyError. KCRPS with weights is the
-    validation loss, too, whatever `validation_loss` says, as in CREDIT.
+    the training loss, where CREDIT raises KeyError; for `ring-crps`, whose ranks
+    validate on different samples, `mae`. KCRPS with weights is the validation loss,
+    too, whatever `validation_loss` says, as in CREDIT.
 
     Differs from CREDIT: all target channels count. CREDIT's weighted loss counts a
     diagnostic variable with levels as one channel and leaves the last channels out.
@@ -165,17 +166,18 @@ def _choice(
         return config.type, config.args, "loss.type", "loss.args"
     name, parameters = config.training_loss, config.training_loss_parameters
     ensemble = config.is_weighted and name == "KCRPS"
+    falls_back = config.is_weighted or config.members_are_ranks
     if (
         not validation
         or ensemble
-        or (config.validation_loss is None and not config.is_weighted)
+        or (config.validation_loss is None and not falls_back)
     ):
         key = "loss.training_loss"
     elif config.validation_loss is not None:
         key, name = "loss.validation_loss", config.validation_loss
         parameters = config.validation_loss_parameters
     else:
-        key, name, parameters = "loss.validation_loss", WEIGHTED_VALIDATION_LOSS, {}
+        key, name, parameters = "loss.validation_loss", DEFAULT_VALIDATION_LOSS, {}
     return name, parameters, key, f"{key}_parameters"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.config.loss import BaseLossArgs
 from credit_jax.fields import (
+    SMALLEST_VARIANCE,
     ChannelLayout,
     FieldContext,
     FieldTree,
@@ -18,8 +20,13 @@ from credit_jax.fields import (
     combination_weights,
     named_pair,
 )
-from credit_jax.losses.base import Loss, Pointwise, Scalar
+from credit_jax.losses.base import CompositeLoss, Pointwise, Scalar
 from credit_jax.losses.registry import choose_pointwise
+
+# Name of the trained parameter of `var_weighting: learnable`.
+LOG_VARIANCE = "log_variance"
+# What the names of the parts begin with.
+PART = "loss_var/"
 
 
 def build_base_loss(
@@ -29,8 +36,11 @@ def build_base_loss(
     row_weights: Float[np.ndarray, " lat"] | None = None,
     variances: Mapping[str, float] | None = None,
     validation: bool = False,
-) -> Loss:
-    """The loss of `type: base`: `mean_v(w_v mean(w_lat l(p_v, t_v)))`.
+) -> BaseLoss:
+    """The loss of `type: base`, from the mean `L_v` of each variable's `w_lat l(p, t)`.
+
+    `mean_v(w_v L_v)`, or with `var_weighting: learnable`, with trained `s_v` and the
+    multipliers `m_v` of `variable_weights`, `mean_v(m_v exp(-s_v) L_v + s_v / 2)`.
 
     It reads "y_processed" and "y_target_processed" of the tree, so that a loss of
     fields in physical units reaches the model through the postblocks. Every variable
@@ -41,17 +51,17 @@ def build_base_loss(
         channels: number of channels of each target variable, by key.
         row_weights: (lat,) area weights; None weighs rows alike.
         variances: of the target variables by key, for `var_weighting:
-            inverse_variance`; one that is not there counts as 1.
+            inverse_variance` and `learnable`; one that is not there counts as 1.
         validation: build the loss of `validation_loss`.
 
     Raises:
         ValueError: a loss that gives no value at every point, or weights without
             variances or for unknown variables.
     """
-    if args.var_weighting == "inverse_variance" and variances is None:
+    if args.needs_variances and variances is None:
         raise ValueError(
-            "loss.args.var_weighting: inverse_variance needs loss.args.scaler_path, a "
-            "file of scalers with the variances of the targets"
+            f"loss.args.var_weighting: {args.var_weighting} needs loss.args."
+            "scaler_path, a file of scalers with the variances of the targets"
         )
     check_multipliers(
         args.variable_weights,
@@ -60,28 +70,91 @@ def build_base_loss(
         include_computed=args.include_computed_diagnostics,
     )
     values, overrides = _chosen(args, validation), _overrides(args)
-    used = variances if args.var_weighting == "inverse_variance" else None
+    used = variances if args.needs_variances else None
+    return BaseLoss(args, channels, values, overrides, row_weights, used)
 
-    def loss(tree: FieldTree, context: FieldContext) -> Scalar:
+
+@dataclass(frozen=True, eq=False)
+class BaseLoss(CompositeLoss):
+    """See `build_base_loss`; its parts are "loss_var/KEY", the `L_v`.
+
+    Attributes:
+        args: of the section.
+        channels: number of channels of each target variable, by key.
+        values: of a variable at every point.
+        overrides: the same for single variables, by key.
+        row_weights: (lat,) area weights, or None.
+        variances: of the target variables by key, where weights need them.
+
+    In validation `s_v` has its initial value, as in CREDIT.
+    """
+
+    args: BaseLossArgs
+    channels: Mapping[str, int]
+    values: Pointwise
+    overrides: Mapping[str, Pointwise]
+    row_weights: Float[np.ndarray, " lat"] | None
+    variances: Mapping[str, float] | None
+
+    @property
+    def parameters(self) -> Mapping[str, np.ndarray]:
+        """With `learnable`, the logarithm of each target's variance, float32."""
+        if not self._learns:
+            return {}
+        found = self.variances or {}
+        known = [max(found.get(key, 1.0), SMALLEST_VARIANCE) for key in self.channels]
+        return {LOG_VARIANCE: np.log(known).astype(np.float32)}
+
+    def parts(self, tree: FieldTree, context: FieldContext) -> dict[str, Scalar]:
+        """The mean score of each variable."""
         prediction, target, layout = named_pair(
-            tree, channels, include_computed=args.include_computed_diagnostics
+            tree,
+            self.channels,
+            include_computed=self.args.include_computed_diagnostics,
         )
+        self._check_computed(layout)
         context = dataclasses.replace(
-            context, channels=layout, row_weights=row_weights, channel_weights=None
+            context,
+            channels=layout,
+            row_weights=self.row_weights,
+            channel_weights=None,
         )
         target = context.repeat_members(target)
         scores = context.variable_mean(
-            _by_variable(values, overrides, prediction, target, context)
+            _by_variable(self.values, self.overrides, prediction, target, context)
         )
+        return {f"{PART}{key}": scores[i] for i, key in enumerate(layout.keys)}
+
+    def total(self, parts: Mapping[str, Scalar], context: FieldContext) -> Scalar:
+        """The mean over the variables of their weighted scores."""
+        scores = jnp.stack([*parts.values()])
+        keys = [name.removeprefix(PART) for name in parts]
+        multipliers = self.args.variable_weights
+        if self._learns:
+            initial = self.parameters[LOG_VARIANCE]
+            logs = context.loss_parameters.get(LOG_VARIANCE, initial)
+            own = np.asarray([multipliers.get(key, 1.0) for key in keys], np.float32)
+            return (own * jnp.exp(-logs) * scores + 0.5 * logs).mean()
         weights = combination_weights(
-            layout.keys,
-            variances=used,
-            multipliers=args.variable_weights,
-            normalize=args.normalize_weights,
+            keys,
+            variances=self.variances,
+            multipliers=multipliers,
+            normalize=self.args.normalize_weights,
         )
         return (scores * jnp.asarray(weights, scores.dtype)).mean()
 
-    return loss
+    @property
+    def _learns(self) -> bool:
+        return self.args.var_weighting == "learnable"
+
+    def _check_computed(self, layout: ChannelLayout) -> None:
+        computed = [key for key in layout.keys if key not in self.channels]
+        if self._learns and computed:
+            raise ValueError(
+                "loss.args.var_weighting: learnable has parameters for the targets of "
+                f"the data alone, but postblocks compute {', '.join(computed)}; set "
+                "include_computed_diagnostics: false, or take another var_weighting"
+            )
 
 
 def _by_variable(

@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.config.base import StrictModel
-from credit_jax.fields import FieldContext, FieldTree
+from credit_jax.fields import FieldContext, FieldTree, widened
 from credit_jax.losses.base import Loss, Pointwise, Prediction, Scalar, Target, Values
 
 Members = Float[Array, "batch member channel time rows lon"]
@@ -101,6 +101,15 @@ def build_ring_crps(_: StrictModel) -> Pointwise:
         return (skill - pairs / (count - 1)) / count
 
     return values
+
+
+def error_spread(tree: FieldTree, context: FieldContext) -> Scalar:
+    """Standard deviation of the errors of all members at all points, over N - 1."""
+    error = widened(tree["y_pred"]) - context.repeat_members(widened(tree["y"]))
+    axes, rows = context.reducer.axes, context.reducer.rows
+    points = error.size // error.shape[3] * rows.size * axes.num_data
+    variance = context.mean(jnp.square(error - context.mean(error)))
+    return jnp.sqrt(variance * (points / (points - 1)))
 
 
 def _crps(pair_factor: Callable[[int], float]) -> Loss:

@@ -232,6 +232,7 @@ class ParallelModel:
         noise: Noise | None = None,
         *,
         interleaved: bool = False,
+        num_members: int = 1,
         capture_intermediates: list[Field] | None = None,
     ) -> Array:
         """Prediction of local samples and rows in evaluation mode.
@@ -244,13 +245,14 @@ class ParallelModel:
                 parallel rank r is number i * num_data + r, the order in which the
                 sampler assigns them. False: samples of a rank are consecutive, as they
                 are in a global array.
+            num_members: ensemble members of each sample, side by side on the batch dim.
             capture_intermediates: if given, receives each block's output.
 
         Returns:
             (batch, channel_out, time_out, rows, lon), float32 or wider.
         """
         context = replace(
-            self._context(inputs, interleaved=interleaved),
+            self._context(inputs, num_members, interleaved=interleaved),
             noise=noise,
             capture_intermediates=capture_intermediates,
         )
@@ -262,6 +264,8 @@ class ParallelModel:
         model_state: ModelState,
         inputs: Mapping[str, Array],
         key: Array,
+        *,
+        num_members: int = 1,
     ) -> tuple[Array, ModelState]:
         """Prediction in training mode, and the state with updated `batch_stats`.
 
@@ -269,9 +273,10 @@ class ParallelModel:
             params, model_state, inputs: as for `local_forward`; samples are numbered
                 as the sampler assigns them (`interleaved`).
             key: of dropout and noise, equal on all devices.
+            num_members: as for `local_forward`.
         """
         noise = Noise(jax.random.fold_in(key, NOISE))
-        context = self._context(inputs, interleaved=True)
+        context = self._context(inputs, num_members, interleaved=True)
         context = replace(context, key=key, noise=noise)
         y, batch_stats = self._forward(params, model_state, inputs, context)
         return y, {**model_state, BATCH_STATS: batch_stats}
@@ -316,9 +321,12 @@ class ParallelModel:
         y = self.parallel_config.precision.cast_output(prediction).astype(dtype)
         return y, batch_stats
 
-    def _context(self, inputs: Mapping[str, Array], *, interleaved: bool) -> Context:
+    def _context(
+        self, inputs: Mapping[str, Array], num_members: int, *, interleaved: bool
+    ) -> Context:
         """The context of an evaluation forward; args as for `local_forward`."""
-        rank, size = self._data_rank(), next(iter(inputs.values())).shape[0]
+        rank = self._data_rank()
+        size = next(iter(inputs.values())).shape[0] // num_members
         return Context(
             axes=self.axes,
             rules=self.parallel_config.rules,
@@ -326,6 +334,7 @@ class ParallelModel:
             remat=self.parallel_config.remat,
             first_sample=rank if interleaved else rank * size,
             sample_stride=self.axes.num_data if interleaved else 1,
+            num_members=num_members,
         )
 
     def _normalized(self, params: Weights, model_state: ModelState) -> Weights:

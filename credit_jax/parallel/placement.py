@@ -40,6 +40,7 @@ def place_batch(
     mesh: Mesh,
     *,
     local_dp_ranks: Sequence[int] | None = None,
+    shared: bool = False,
 ) -> dict[str, Any]:
     """Split arrays over the mesh; rows are padded to equal blocks with the last row.
 
@@ -49,6 +50,7 @@ def place_batch(
             process's dp ranks, rank after rank.
         mesh: the device mesh.
         local_dp_ranks: the dp ranks this process loads samples for; default all.
+        shared: the samples are those of every dp rank.
 
     Raises:
         ValueError: an array of other dims, or the number of samples is no multiple of
@@ -69,6 +71,7 @@ def place_batch(
             sample_dim=1 if x.ndim in (3, 6) else 0,
             row_dim=ROW_DIM if x.ndim >= 5 else None,
             local_dp_ranks=local_dp_ranks,
+            shared=shared,
         )
 
     return jax.tree_util.tree_map_with_path(place, dict(arrays))
@@ -201,6 +204,7 @@ def place_samples(
     sample_dim: int = 0,
     row_dim: int | None = ROW_DIM,
     local_dp_ranks: Sequence[int] | None = None,
+    shared: bool = False,
 ) -> Shaped[Array, "*blocks"]:
     """Split one host array: samples over dp, rows over domain.
 
@@ -210,13 +214,14 @@ def place_samples(
         sample_dim, row_dim: array dims of samples and rows; None where there are no
             rows.
         local_dp_ranks: the dp ranks this process loads samples for; default all.
+        shared: `x` has the samples of one rank, and every rank gets them.
 
     Raises:
         ValueError: the number of samples is no multiple of the number of ranks.
     """
     axes = MeshAxes.from_mesh(mesh)
     ranks = tuple(range(axes.num_data)) if local_dp_ranks is None else local_dp_ranks
-    samples = x.shape[sample_dim]
+    samples = x.shape[sample_dim] * (len(ranks) if shared else 1)
     if samples % len(ranks):
         raise ValueError(
             f"a batch of {samples} samples cannot be split over {len(ranks)} "
@@ -232,7 +237,7 @@ def place_samples(
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None, "the shape is not that of a scalar"
         start, stop, _ = index[sample_dim].indices(shape[sample_dim])
-        first = ranks.index(start // per_rank) * per_rank
+        first = 0 if shared else ranks.index(start // per_rank) * per_rank
         local = list(index)
         local[sample_dim] = slice(first, first + stop - start)
         return x[tuple(local)]

@@ -18,7 +18,8 @@ from credit_jax.data.latitude import read_latitude
 from credit_jax.data.mean_fields import read_fields
 from credit_jax.fields import target_variances
 from credit_jax.io.open_files import OpenFiles
-from credit_jax.losses import build_loss
+from credit_jax.losses import build_loss, error_spread, value_and_parts
+from credit_jax.losses.by_variable import PART
 from credit_jax.metrics import (
     build_metrics,
     metric_names,
@@ -50,6 +51,7 @@ class Objective:
         measured: the keys of what `evaluate` returns.
         rollout: the forecast whose losses are minimized.
         valid_rollout: the forecast whose last step is evaluated.
+        measure: further numbers of each training step for the log; None has none.
     """
 
     loss: Callable[..., Any]
@@ -57,6 +59,7 @@ class Objective:
     measured: tuple[str, ...] = ()
     rollout: Rollout = ONE_STEP
     valid_rollout: Rollout = ONE_STEP
+    measure: Evaluate | None = None
 
 
 def plan_objective(
@@ -92,7 +95,7 @@ def plan_objective(
                 schema.target_counts,
                 latitude=rows,
                 variances=variances,
-                num_members=1,
+                num_members=config.trainer.ensemble_size,
                 validation=validation,
             )
         )
@@ -106,11 +109,17 @@ def plan_objective(
             return None
         evaluate = _together(valid_loss, scores)
         measured = ["loss", *_names(config, schema)]
-    found.problems += _training_metric_problems(config, measured)
+    if config.loss.is_base:
+        parts = [f"{PART}{key}" for key in schema.target_counts]
+        measured += parts if evaluate is not None else []
+        found.problems += _training_metric_problems(config, measured, parts)
+    else:
+        found.problems += _training_metric_problems(config, measured)
     rollouts = found.attempt(lambda: plan_rollouts(config, schema, pipeline))
     if loss is None or rollouts is None or len(found.problems) > before:
         return None
-    return Objective(loss, evaluate, tuple(measured), *rollouts)
+    measure = _spread if config.shares_batches else None
+    return Objective(loss, evaluate, tuple(measured), *rollouts, measure)
 
 
 def plan_rollouts(
@@ -136,6 +145,7 @@ def plan_rollouts(
             postprocess=postprocess,
             advance=advance if count > 1 else None,
             clamp=config.data.data_clamp,
+            num_members=config.num_members,
         )
         for count in steps
     )
@@ -217,15 +227,25 @@ def _training_mean(
 
 def _together(loss: Callable[..., Any], scores: Evaluate) -> Evaluate:
     def evaluate(tree: Any, context: Any) -> dict[str, Any]:
-        return {"loss": loss(tree, context)} | scores(tree, context)
+        value, parts = value_and_parts(loss, tree, context)
+        return {"loss": value} | parts | scores(tree, context)
 
     return evaluate
 
 
-def _training_metric_problems(config: Config, measured: Sequence[str]) -> list[str]:
+def _spread(tree: Any, context: Any) -> dict[str, Any]:
+    """The spread of errors, which CREDIT logs where it trains by a CRPS."""
+    return {"std": error_spread(tree, context)}
+
+
+def _training_metric_problems(
+    config: Config, measured: Sequence[str], parts: Sequence[str] = ()
+) -> list[str]:
     """`trainer.training_metric` must be something that will be measured."""
     wanted = config.trainer.training_metric
     there = ["train_loss", *(f"valid_{name}" for name in sorted(measured))]
+    if wanted in (f"train_{name}" for name in parts):
+        return []
     if wanted in there:
         return []
     short = [name for name in there if "/" not in name]

@@ -97,6 +97,8 @@ def plan_run(
         keep_whole=trainer.fsdp.keep_whole,
     )
     found = Findings([*model.problems], [*model.notes])
+    if model.dims is not None:
+        found.add(_ring_findings(config, model.dims.dp_size))
     missing = Findings()
     if with_data:
         missing = find_missing(config, expected_files, model.config)
@@ -132,6 +134,28 @@ def plan_run(
     )
 
 
+def _ring_findings(config: Config, dp_size: int) -> Findings:
+    """What `ring-crps` needs: a member on each data-parallel rank, and no validation.
+
+    Without `validation_loss` the loss `base` validates with it, too, as in CREDIT.
+    """
+    found, size = Findings(), config.trainer.ensemble_size
+    if not config.loss.members_are_ranks:
+        return found
+    if size < 2 or size != dp_size:
+        found.problems.append(
+            "trainer.ensemble_size: ring-crps has one member on each data-parallel "
+            f"rank, and at least 2: {size} members do not fit {dp_size} ranks"
+        )
+    own = config.loss.args.get("validation_loss")
+    if config.loss.is_base and not own and not config.trainer.skip_validation:
+        found.notes.append(
+            "loss.args.validation_loss: without one the validation takes ring-crps, "
+            "whose members are then forecasts of different samples; mae is better"
+        )
+    return found
+
+
 def precision_of(trainer: TrainerConfig) -> Precision:
     """The dtypes that `trainer.amp` asks for."""
     policy = trainer.mp_policy
@@ -161,12 +185,14 @@ def _loaders(
 ) -> dict[Split, Loader]:
     """Builds the loaders and checks their files against the config."""
     loaders = {}
+    dp_size = model.dims.dp_size if model.dims is not None else 1
     for split in splits(config):
+        shared = split == "train" and config.shares_batches
         loaders[split] = found.attempt(
-            lambda split=split: build_loader(
+            lambda split=split, shared=shared: build_loader(
                 config,
                 split=split,
-                dp_size=model.dims.dp_size if model.dims is not None else 1,
+                dp_size=1 if shared else dp_size,
                 pipeline=pipeline,
                 open_files=open_files,
                 grid=model.grid,

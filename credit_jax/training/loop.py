@@ -39,7 +39,8 @@ class Steps:
 
     Attributes:
         train: (state, placed micro-batches, learning rate or None for that of the
-            schedule) -> (state, {"loss": (k,), "grad_norm", "learning_rate"}).
+            schedule) -> (state, {"loss": (k,), "grad_norm", "learning_rate",
+            "measured"}).
         fuse: (params, model_state) -> the same with spectral norm fused into params,
             for many forwards (`ParallelModel.fuse_spectral_norm`).
         evaluate: (params, model_state, placed batch, noise) -> {"loss", "rmse", ...};
@@ -120,6 +121,7 @@ class TrainingLoop:
         self._micro_step = start.micro_step
         self._losses = list(start.progress.epoch_losses)
         self._num_bad = 0
+        self._sums = dict(start.progress.epoch_sums)
         first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
         reason: str | None = None
         with self.loggers.display, StopRequests() as requests:
@@ -177,7 +179,9 @@ class TrainingLoop:
             self._finish_update(epoch, *pending.popleft())
         if signal and self._progress.batches < total:
             self._progress = dataclasses.replace(
-                self._progress, epoch_losses=tuple(self._losses)
+                self._progress,
+                epoch_losses=tuple(self._losses),
+                epoch_sums=dict(self._sums),
             )
             self._save()
             return signal
@@ -199,6 +203,8 @@ class TrainingLoop:
         )
         self._losses += losses.tolist()
         self._report_bad(group)
+        for name, values in jax.device_get(info["measured"]).items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(np.sum(values))
         self.loggers.display.advance(
             len(group),
             sum(len(batch.x) for batch in group) * jax.process_count(),
@@ -286,8 +292,10 @@ class TrainingLoop:
         valid = self._validate(epoch, last)
         row = self._row(epoch, valid)
         measured = row | {f"valid_{name}": value for name, value in valid.items()}
+        measured |= {f"train_{name}": value for name, value in self._means.items()}
         value = measured.get(self.trainer.training_metric)
-        self._progress, self._losses = self._progress_after(epoch, value), []
+        self._progress = self._progress_after(epoch, value)
+        self._losses, self._sums = [], {}
         self._num_bad = 0
         if self.loggers.log:
             self.loggers.log.append(row)
@@ -299,16 +307,26 @@ class TrainingLoop:
 
     def _row(self, epoch: int, valid: dict[str, float]) -> Row:
         """The row of an epoch in the log."""
-        logged = logged_metrics(valid, self.trainer.save_metric_vars)
         skips = self.train_loader.dataset.skips_bad
+        phases = (("train", self._means), ("valid", valid))
+        chosen = self.trainer.save_metric_vars
         return {
             "epoch": epoch,
             **self.lengths,
             "train_loss": float(np.mean(self._losses)) if self._losses else math.nan,
-            **{f"valid_{name}": value for name, value in logged.items()},
+            **{
+                f"{phase}_{name}": value
+                for phase, found in phases
+                for name, value in logged_metrics(found, chosen).items()
+            },
             "lr": self._logged_rate(),
             **({"bad_samples": self._num_bad} if skips else {}),
         }
+
+    @property
+    def _means(self) -> dict[str, float]:
+        """What was measured in training, averaged over the micro-batches so far."""
+        return {name: total / len(self._losses) for name, total in self._sums.items()}
 
     def _logged_rate(self) -> float:
         kept = self._progress.learning_rate
@@ -327,7 +345,7 @@ class TrainingLoop:
     def _progress_after(self, epoch: int, value: int | float | None) -> Progress:
         """The position after an epoch, with the best result so far."""
         after = dataclasses.replace(
-            self._progress, epoch=epoch + 1, batches=0, epoch_losses=()
+            self._progress, epoch=epoch + 1, batches=0, epoch_losses=(), epoch_sums={}
         )
         after = self._with_plateau(after, value)
         if value is None or not is_better(

@@ -62,6 +62,12 @@ def unscale(grads: PyTree[Array], state: LossScale | None) -> PyTree[Array]:
     return jax.tree.map(lambda g: g / state.scale, grads)
 
 
+def all_finite(tree: PyTree[Array]) -> Bool[Array, ""]:
+    """Whether every number of a tree is finite."""
+    found = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.stack(found).all() if found else jnp.array(True)
+
+
 def keep_if(finite: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
     """`new` if the gradient was finite, else `old`."""
     return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.ops.vma import varying_axes
 from credit_jax.parallel.collectives import psum_varying
+from credit_jax.training.schedules import RESTARTS, kind_of
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
@@ -38,27 +39,50 @@ def build_optimizer(trainer: TrainerConfig) -> optax.GradientTransformationExtra
     return adamw(weight_decay=trainer.weight_decay, max_norm=max_norm)
 
 
+def build_loss_optimizer(
+    trainer: TrainerConfig,
+) -> optax.GradientTransformationExtraArgs:
+    """AdamW for the parameters of a loss: not clipped, at the rate of the model.
+
+    Args:
+        trainer: `weight_decay`; with `cosine-annealing-restarts` the rate stays at
+            `learning_rate`, as in CREDIT, where that schedule does not see them.
+    """
+    fixed = kind_of(trainer) == RESTARTS
+    return adamw(
+        weight_decay=trainer.weight_decay,
+        learning_rate=trainer.learning_rate if fixed else None,
+    )
+
+
 def adamw(
-    *, weight_decay: float = 0.0, max_norm: float | None = 0.0
+    *,
+    weight_decay: float = 0.0,
+    max_norm: float | None = 0.0,
+    learning_rate: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """torch.optim.AdamW after clipping to a global norm.
 
     `p <- p (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)`
 
-    Its `update` needs the extra argument `learning_rate`, and takes `grad_norm`.
+    Its `update` takes the extra arguments `learning_rate` and `grad_norm`.
 
     Args:
         weight_decay: factor of the decay, applied to every parameter.
         max_norm: largest norm of the gradient; 0 for no clipping, None for the norm
             itself.
+        learning_rate: constant; None takes the extra argument of `update`.
     """
+    rate = scale_by_given_learning_rate()
+    if learning_rate is not None:
+        rate = optax.scale(-learning_rate)
     clips = max_norm is None or max_norm > 0
     clipping = clip_by_global_norm(max_norm) if clips else optax.identity()
     return optax.named_chain(
         ("clip", clipping),
         (ADAM, optax.scale_by_adam(*BETAS, eps=EPSILON)),
         ("decay", optax.add_decayed_weights(weight_decay)),
-        ("rate", scale_by_given_learning_rate()),
+        ("rate", rate),
     )
 
 

@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 
 from credit_jax.checkpoint import (
     EMA,
+    LOSS,
     LOSS_SCALE,
     OPTIMIZER,
     WEIGHTS,
@@ -30,6 +31,7 @@ from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
 from credit_jax.parallel.params.spec import ParamSpec
 from credit_jax.training.loss_scale import LossScale
+from credit_jax.training.loss_state import LossState
 from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
 from credit_jax.training.state import TrainState, shardings
 from credit_jax.training.unpacking import pack_tree, unpack_tree, unpacked_targets
@@ -67,6 +69,8 @@ class RunStore:
             items[EMA] = state.ema
         if state.loss_scale is not None:
             items[LOSS_SCALE] = dict(vars(state.loss_scale))
+        if state.loss_state is not None:
+            items[LOSS] = dict(vars(state.loss_state))
         return unpack_tree(items, self.param_specs)
 
     def check_fits(self, step: int, state: TrainState, *, resume: bool) -> None:
@@ -78,7 +82,7 @@ class RunStore:
             resume: whether the optimizer is restored, too.
         """
         wanted = self.items_of(state)
-        for optional in (EMA, LOSS_SCALE):
+        for optional in (EMA, LOSS_SCALE, LOSS):
             wanted.pop(optional, None)
         if not resume:
             del wanted[OPTIMIZER]
@@ -126,16 +130,18 @@ class RunStore:
 
         Args:
             step, state: as for `restore_all`.
-            optimizer: whether to take the state of the optimizer.
+            optimizer: whether to take the state of the optimizer, and the trained
+                parameters of the loss.
             position: whether to take the micro-batches seen and the loss scale.
         """
         self.check_channels(step)
         targets, stored = self.items_of(state), self.checkpoints.item_names(step)
         if not optimizer:
             del targets[OPTIMIZER]
+            targets.pop(LOSS, None)
         if not position:
             targets.pop(LOSS_SCALE, None)
-        for optional in {EMA, LOSS_SCALE}.difference(stored):
+        for optional in {EMA, LOSS_SCALE, LOSS}.difference(stored):
             targets.pop(optional, None)
         found = self.checkpoints.restore(step, targets)
         fields = self._fields(state, found)
@@ -196,6 +202,8 @@ class RunStore:
         fields = pack_tree(fields, like, self.param_specs)
         if LOSS_SCALE in found:
             fields["loss_scale"] = LossScale(**found[LOSS_SCALE])
+        if LOSS in found:
+            fields["loss_state"] = LossState(**found[LOSS])
         return fields
 
     def _count(self, step: int, name: str, state: TrainState) -> jax.Array:

@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.fields import FieldContext
-from credit_jax.losses import Loss
+from credit_jax.losses import Loss, value_and_parts
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
@@ -31,6 +31,9 @@ from credit_jax.transforms import FieldTree, Rollout
 
 Batch = Mapping[str, Any]
 Scalar = Float[Array, ""]
+# Weights of the model and parameters of the loss, both trained.
+Trained = tuple[Weights, Mapping[str, Array]]
+Measure = Callable[[FieldTree, FieldContext], dict[str, Scalar]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class ForecastLoss:
         params: weights of the training state, whose matrices spectral norm iterates on.
         frozen: those that are not trained, ready for the forward pass.
         scale: of every loss before the gradient, value -> value.
+        measure: further numbers of a step for the log; None has none.
     """
 
     model: ParallelModel
@@ -52,37 +56,41 @@ class ForecastLoss:
     params: Weights
     frozen: Weights
     scale: Callable[[Scalar], Scalar]
+    measure: Measure | None = None
 
     def gradient(
-        self, weights: Weights, model_state: ModelState, batch: Batch, key: Array
-    ) -> tuple[Weights, ModelState, Scalar]:
-        """Gradient, the state after the forecast, and the sum of the losses.
+        self, trained: Trained, model_state: ModelState, batch: Batch, key: Array
+    ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
+        """Gradient, the state after the forecast, and sums over the steps that count.
+
+        The sums are those of "loss", of its parts, and of what is measured.
 
         Args:
-            weights: those that are trained, ready for the forward pass.
+            trained: weights that are trained, ready for the forward pass, and
+                parameters of the loss.
             model_state: before the forecast.
             batch: local shards of one micro-batch.
             key: of dropout and noise, equal on all devices.
         """
         if self.rollout.backprop == "full":
-            return self._full(weights, model_state, batch, key)
-        return self._truncated(weights, model_state, batch, key)
+            return self._full(trained, model_state, batch, key)
+        return self._truncated(trained, model_state, batch, key)
 
     def _truncated(
-        self, weights: Weights, model_state: ModelState, batch: Batch, key: Array
-    ) -> tuple[Weights, ModelState, Scalar]:
-        context = self._context
-        carry = (model_state, zeros_like(weights), self.rollout.start(batch, context))
+        self, trained: Trained, model_state: ModelState, batch: Batch, key: Array
+    ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
+        start = self.rollout.start(batch, self._context({}))
+        carry = (model_state, zeros_like(trained), start)
         values = []
 
         def turn(counts: bool, carry: Any, inputs: Any) -> Any:
             model_state, grads, fields = carry
             step = partial(self._step, batch, fields, model_state, inputs, key)
             if counts:
-                own, aux = jax.grad(step, has_aux=True)(weights)
+                own, aux = jax.grad(step, has_aux=True)(trained)
                 grads = jax.tree.map(jnp.add, grads, own)
             else:
-                _, aux = step(weights)
+                _, aux = step(trained)
             after, fields, value = lax.stop_gradient(aux)
             return (after, grads, fields), value
 
@@ -91,32 +99,33 @@ class ForecastLoss:
             mine = jax.tree.map(lambda leaf, a=first, b=stop: leaf[a:b], inputs)
             carry, value = _turns(partial(turn, counts), carry, mine)
             if counts:
-                values.append(value.sum())
+                values.append(jax.tree.map(jnp.sum, value))
         model_state, grads, _ = carry
-        return grads, model_state, sum(values[1:], values[0])
+        return grads, model_state, jax.tree.map(_added, *values)
 
     def _full(
-        self, weights: Weights, model_state: ModelState, batch: Batch, key: Array
-    ) -> tuple[Weights, ModelState, Scalar]:
-        fields = self.rollout.start(batch, self._context)
+        self, trained: Trained, model_state: ModelState, batch: Batch, key: Array
+    ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
+        fields = self.rollout.start(batch, self._context({}))
         factors = jnp.array(self.rollout.counts, jnp.float32)
         steps = jnp.arange(self.rollout.num_steps)
         inputs = (factors, (steps, *self.rollout.per_step(batch)))
 
-        def forecast(weights: Weights) -> tuple[Scalar, Any]:
+        def forecast(trained: Trained) -> tuple[Scalar, Any]:
             @jax.checkpoint
             def turn(carry: Any, inputs: Any) -> Any:
                 (model_state, fields), (factor, mine) = carry, inputs
-                scaled, aux = self._step(batch, fields, model_state, mine, key, weights)
-                after, fields, value = aux
+                scaled, aux = self._step(batch, fields, model_state, mine, key, trained)
+                after, fields, values = aux
                 after = lax.stop_gradient(after)
-                return (after, fields), (scaled * factor, value * factor)
+                values = jax.tree.map(lambda value: value * factor, values)
+                return (after, fields), (scaled * factor, values)
 
             carry, (scaled, values) = _turns(turn, (model_state, fields), inputs)
-            return scaled.sum(), (carry[0], values.sum())
+            return scaled.sum(), (carry[0], jax.tree.map(jnp.sum, values))
 
-        grads, (after, value) = jax.grad(forecast, has_aux=True)(weights)
-        return grads, after, value
+        grads, (after, values) = jax.grad(forecast, has_aux=True)(trained)
+        return grads, after, values
 
     def _step(
         self,
@@ -125,11 +134,13 @@ class ForecastLoss:
         model_state: ModelState,
         inputs: Any,
         key: Array,
-        weights: Weights,
-    ) -> tuple[Scalar, tuple[ModelState, Batch, Scalar]]:
+        trained: Trained,
+    ) -> tuple[Scalar, tuple[ModelState, Batch, dict[str, Scalar]]]:
         """The loss of one step times the factor, and what comes after the step."""
         index, target, forcing = inputs
-        rollout, model, context = self.rollout, self.model, self._context
+        weights, loss_parameters = trained
+        rollout, model = self.rollout, self.model
+        context = self._context(loss_parameters)
         if rollout.num_steps > 1:
             key = jax.random.fold_in(key, index)
         model_state = model.local_iterate(self.params, model_state)
@@ -138,17 +149,23 @@ class ForecastLoss:
             model_state,
             rollout.inputs(model.model_def.inputs, batch, fields),
             key,
+            num_members=rollout.num_members,
         )
         for further in range(1, model.power_iterations):
             after = model.local_iterate(self.params, after, index=further)
         tree = rollout.after(batch, fields, target, prediction, context)
-        value = self.loss(tree, context)
+        value, values = value_and_parts(self.loss, tree, context)
+        if self.measure is not None:
+            values = values | self.measure(tree, context)
         fed_back = rollout.next(batch, fields, tree, forcing, context)
-        return self.scale(value), (after, fed_back, value)
+        return self.scale(value), (after, fed_back, {"loss": value, **values})
 
-    @property
-    def _context(self) -> FieldContext:
-        return FieldContext(self.model.reducer, num_members=self.rollout.num_members)
+    def _context(self, loss_parameters: Mapping[str, Array]) -> FieldContext:
+        return FieldContext(
+            self.model.reducer,
+            num_members=self.rollout.num_members,
+            loss_parameters=loss_parameters,
+        )
 
 
 def evaluate_forecast(
@@ -183,6 +200,7 @@ def evaluate_forecast(
             rollout.inputs(model.model_def.inputs, batch, fields),
             own,
             interleaved=True,
+            num_members=rollout.num_members,
         )
         return rollout.after(batch, fields, target, prediction, context)
 
@@ -221,9 +239,12 @@ def _runs(counts: tuple[bool, ...]) -> list[tuple[bool, int, int]]:
     return runs
 
 
-def zeros_like(weights: Weights) -> Weights:
+def _added(*values: Scalar) -> Scalar:
+    return sum(values[1:], values[0])
+
+
+def zeros_like(trained: Trained) -> Trained:
     """Zeros that vary over the same mesh axes."""
-    return {
-        path: pvary(jnp.zeros_like(weight), sorted(varying_axes(weight)))
-        for path, weight in weights.items()
-    }
+    return jax.tree.map(
+        lambda leaf: pvary(jnp.zeros_like(leaf), sorted(varying_axes(leaf))), trained
+    )

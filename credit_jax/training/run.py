@@ -12,6 +12,7 @@ from credit_jax.data.channels import SCHEMA_FILE
 from credit_jax.data.climatology import build_climatology
 from credit_jax.evaluation.report import evaluate
 from credit_jax.inference import Forecaster
+from credit_jax.nn.noise import Noise
 from credit_jax.parallel.mesh.credit import data_parallel_coords
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard, read_log
@@ -132,8 +133,11 @@ def report_skill(
     store.close()
     log, first_process = folder / LOG_NAME, jax.process_index() == 0
     size = setup.config.trainer.valid_batch_size * data_parallel_coords(setup.mesh)[1]
+    forecaster = Forecaster(
+        setup.valid_model, state.evaluation_params, state.model_state
+    )
     report = evaluate(
-        Forecaster(setup.model, state.evaluation_params, state.model_state),
+        lambda x: forecaster(x, Noise(jax.random.key(0))),
         valid,
         build_climatology(setup.train_loader.dataset, by="season"),
         batch_size=size,

@@ -24,7 +24,7 @@ from jaxtyping import Array, ArrayLike
 from credit_jax.config.trainer import TrainerConfig
 
 PER_EPOCH = ("cosine-annealing", "lambda")
-PLATEAU = "plateau"
+PLATEAU, RESTARTS = "plateau", "cosine-annealing-restarts"
 # CREDIT's `lambda` schedule has no settings; these are constants of its code.
 LAMBDA_EPOCHS, LAMBDA_WARMUP_EPOCHS = 100, 10
 
@@ -233,7 +233,7 @@ def _cosine(place: Any, length: Any) -> Array:
 
 _BUILDERS: dict[str, Callable[..., optax.Schedule]] = {
     "linear-warmup-cosine": linear_warmup_cosine,
-    "cosine-annealing-restarts": cosine_annealing_restarts,
+    RESTARTS: cosine_annealing_restarts,
     "cosine-annealing": cosine_annealing,
     "lambda": lambda_schedule,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ from credit_jax.parallel.mesh.credit import (
     local_dp_ranks,
     shares_samples,
 )
+from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.loop import Steps, num_batches
-from credit_jax.training.optimizer import build_optimizer
+from credit_jax.training.loss_state import init_loss_state
+from credit_jax.training.optimizer import build_loss_optimizer, build_optimizer
 from credit_jax.training.schedules import (
     PER_EPOCH,
     build_schedule,
@@ -63,6 +65,17 @@ class Setup:
     def config(self) -> Config:
         return self.plan.config
 
+    @cached_property
+    def valid_model(self) -> ParallelModel:
+        """The model of the validation: float32 where training is float16 by `amp`.
+
+        CREDIT validates without autocast; the formats of `fsdp2_mp_policy` stay.
+        """
+        if not self.config.trainer.trains_in_autocast:
+            return self.model
+        parallel_config = replace(self.model.parallel_config, precision=Precision())
+        return replace(self.model, parallel_config=parallel_config)
+
     @property
     def mesh(self) -> Mesh:
         return self.model.parallel_config.mesh
@@ -91,6 +104,12 @@ class Setup:
         return build_optimizer(self.config.trainer)
 
     @cached_property
+    def loss_optimizer(self) -> optax.GradientTransformation | None:
+        """Of the parameters of the loss; None if it has none."""
+        learns = self.config.loss.learns
+        return build_loss_optimizer(self.config.trainer) if learns else None
+
+    @cached_property
     def schedule(self) -> optax.Schedule:
         return build_schedule(
             self.config.trainer, batches_per_epoch=self.batches_per_epoch
@@ -112,11 +131,13 @@ class Setup:
             accumulate=trainer.grad_accum_every,
             ema_decay=trainer.ema_decay if trainer.use_ema else None,
             rollout=self.objective.rollout,
+            loss_optimizer=self.loss_optimizer,
+            measure=self.objective.measure,
         )
         evaluate = None
         if self.objective.evaluate is not None:
             eval_step = make_eval_step(
-                self.model,
+                self.valid_model,
                 self.objective.evaluate,
                 rollout=self.objective.valid_rollout,
             )
@@ -124,7 +145,7 @@ class Setup:
         schedule, back = jax.jit(rate), int(kind_of(trainer) in PER_EPOCH)
         return Steps(
             train=compile_program(train_step, self.mesh, donate_argnums=0),
-            fuse=compile_program(self.model.fuse_spectral_norm, self.mesh),
+            fuse=compile_program(self.valid_model.fuse_spectral_norm, self.mesh),
             evaluate=evaluate,
             place_train=self.place_train,
             place_valid=self.place_valid,
@@ -134,15 +155,20 @@ class Setup:
     def place_train(self, group: Sequence[Batch]) -> dict[str, Any]:
         """Micro-batches of one update, stacked, on the mesh."""
         arrays = [batch.arrays for batch in group]
-        return self._placed(jax.tree.map(lambda *leaves: np.stack(leaves), *arrays))
+        return self._placed(
+            jax.tree.map(lambda *leaves: np.stack(leaves), *arrays),
+            shared=self.config.shares_batches,
+        )
 
     def place_valid(self, batch: Batch) -> dict[str, Any]:
         """One batch on the mesh."""
         return self._placed(batch.arrays)
 
-    def _placed(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        ranks = local_dp_ranks(self.mesh)
-        return place_batch(arrays, self.mesh, local_dp_ranks=ranks)
+    def _placed(
+        self, arrays: dict[str, Any], *, shared: bool = False
+    ) -> dict[str, Any]:
+        ranks = None if shared else local_dp_ranks(self.mesh)
+        return place_batch(arrays, self.mesh, local_dp_ranks=ranks, shared=shared)
 
     def fresh_state(self) -> TrainState:
         """New weights, from `seed`."""
@@ -151,6 +177,7 @@ class Setup:
             self.optimizer,
             jax.random.key(self.config.seed),
             ema=self.config.trainer.use_ema,
+            loss_state=init_loss_state(self.objective.loss, self.loss_optimizer),
         )
 
 
@@ -176,8 +203,11 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
             "take 'raise', or fewer devices along trainer.parallelism.tensor and domain"
         )
     ranks, (_, dp_size) = local_dp_ranks(mesh), data_parallel_coords(mesh)
+    shards = dict.fromkeys(plan.loaders, (ranks, dp_size))
+    if plan.config.shares_batches:
+        shards["train"] = ((0,), 1)
     own = {
-        split: loader.for_ranks(ranks, dp_size)
+        split: loader.for_ranks(*shards[split])
         for split, loader in plan.loaders.items()
     }
     return Setup(plan, model, own["train"], own.get("valid"))

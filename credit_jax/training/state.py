@@ -17,6 +17,7 @@ from credit_jax.nn.model_state import ModelState
 from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.packing import packed_param_specs
 from credit_jax.training.loss_scale import LossScale
+from credit_jax.training.loss_state import LossState
 from credit_jax.training.optimizer_state import optimizer_state_specs
 
 
@@ -36,6 +37,7 @@ class TrainState:
         opt_state: of the optimizer, like the params that are not frozen.
         ema: averaged parameters, like params, or None.
         loss_scale: of float16, see `training.loss_scale`, or None.
+        loss_state: trained parameters of the loss, see `training.loss_state`, or None.
         key: of dropout; each micro-batch folds its number into it.
     """
 
@@ -46,6 +48,7 @@ class TrainState:
     opt_state: Any
     ema: Any
     loss_scale: Any
+    loss_state: Any
     key: Any
 
     @property
@@ -59,8 +62,12 @@ def state_specs(
     optimizer: optax.GradientTransformation,
     *,
     ema: bool = False,
+    loss_state: LossState | None = None,
 ) -> TrainState:
     """PartitionSpec of every leaf of the state.
+
+    Args:
+        model, optimizer, ema, loss_state: as for `init_state`.
 
     Raises:
         ValueError: the optimizer's state is not elementwise; `optimizer_state_specs`.
@@ -83,6 +90,7 @@ def state_specs(
         opt_state=opt_state,
         ema=params if ema else None,
         loss_scale=LossScale(whole, whole) if scaled else None,
+        loss_state=jax.tree.map(lambda leaf: whole, loss_state),
         key=whole,
     )
 
@@ -102,6 +110,7 @@ def init_state(
     key: Array,
     *,
     ema: bool = False,
+    loss_state: LossState | None = None,
 ) -> TrainState:
     """A new state; every device initializes only its own shards.
 
@@ -110,17 +119,26 @@ def init_state(
         optimizer: makes its state from local parameters.
         key: typed PRNG key; the same key gives the same state on every mesh.
         ema: whether to keep averaged parameters.
+        loss_state: of `init_loss_state`, if the loss has parameters.
     """
 
     def init(key: Array) -> TrainState:
         params, model_state, noise_key = model.local_init(key)
-        return state_of(model, params, model_state, optimizer, noise_key, ema=ema)
+        return state_of(
+            model,
+            params,
+            model_state,
+            optimizer,
+            noise_key,
+            ema=ema,
+            loss_state=loss_state,
+        )
 
     body = jax.shard_map(
         init,
         mesh=model.mesh,
         in_specs=PartitionSpec(),
-        out_specs=state_specs(model, optimizer, ema=ema),
+        out_specs=state_specs(model, optimizer, ema=ema, loss_state=loss_state),
     )
     return jax.jit(body)(key)
 
@@ -133,6 +151,7 @@ def state_of(
     key: Array,
     *,
     ema: bool = False,
+    loss_state: LossState | None = None,
 ) -> TrainState:
     """The state before the first step of a run from given weights.
 
@@ -140,7 +159,7 @@ def state_of(
         model: of these weights.
         params: packed, whole arrays or local shards.
         model_state: see `nn.model_state`.
-        optimizer, key, ema: as for `init_state`.
+        optimizer, key, ema, loss_state: as for `init_state`.
     """
     trained = trainable(params, model.model_def.param_specs)
     scaled = model.parallel_config.precision.needs_scaling
@@ -152,6 +171,7 @@ def state_of(
         opt_state=optimizer.init(trained),
         ema=jax.tree.map(jnp.copy, params) if ema else None,
         loss_scale=LossScale.fresh() if scaled else None,
+        loss_state=loss_state,
         key=key,
     )
 

@@ -26,10 +26,17 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.frozen import split_frozen
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.training.ema import update_ema
-from credit_jax.training.loss_scale import keep_if, loss_factor, unscale
+from credit_jax.training.loss_scale import all_finite, keep_if, loss_factor, unscale
+from credit_jax.training.loss_state import LossState, init_loss_state
 from credit_jax.training.optimizer import global_norm
 from credit_jax.training.optimizer_state import check_updates
-from credit_jax.training.rollout import ForecastLoss, evaluate_forecast, zeros_like
+from credit_jax.training.rollout import (
+    ForecastLoss,
+    Measure,
+    Trained,
+    evaluate_forecast,
+    zeros_like,
+)
 from credit_jax.training.state import TrainState, state_specs
 from credit_jax.transforms import ONE_STEP, Rollout
 
@@ -47,6 +54,8 @@ def make_train_step(
     accumulate: int = 1,
     ema_decay: float | None = None,
     rollout: Rollout = ONE_STEP,
+    loss_optimizer: optax.GradientTransformation | None = None,
+    measure: Measure | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     """The training step: one optimizer update from k micro-batches.
 
@@ -68,22 +77,32 @@ def make_train_step(
             if the last group of an epoch is shorter).
         ema_decay: of the averaged parameters; None for no average.
         rollout: steps of a forecast, transforms after each, and which losses count.
+        loss_optimizer: of the parameters of the loss, if it has some. They are neither
+            clipped nor averaged, and their gradient is not in the norm.
+        measure: (tree, context) -> further numbers of each step that counts, by name.
 
     Returns:
         `step(state, {"x": (k, b, c, t, lat, lon), "y": (k, b, c, step, lat, lon), ...},
         learning_rate=None) -> (state, info)`; `learning_rate` replaces that of the
         schedule; info has "loss" (k,), the sum over the steps that count, "grad_norm",
-        with a schedule "learning_rate", and in float16 "loss_scale" and "skipped".
+        with a schedule "learning_rate", in float16 "loss_scale" and "skipped", and in
+        "measured" the parts of the loss and what `measure` gives, by name (k,), summed
+        over these steps.
     """
     update = optax.with_extra_args_support(optimizer).update
-    specs = state_specs(model, optimizer, ema=ema_decay is not None)
+    specs = state_specs(
+        model,
+        optimizer,
+        ema=ema_decay is not None,
+        loss_state=init_loss_state(loss, loss_optimizer),
+    )
     param_specs = model.model_def.param_specs
 
     def train_step(
         state: TrainState, batch: Batch, rate: Scalar | None
     ) -> tuple[TrainState, dict[str, Array]]:
-        grads, model_state, losses = _accumulate(
-            state, batch, model, loss, accumulate, rollout
+        (grads, loss_grads), model_state, measured = _accumulate(
+            state, batch, model, loss, accumulate, rollout, measure
         )
         micro_step = state.micro_step + batch["y"].shape[0]
         norm = global_norm(grads)
@@ -92,16 +111,18 @@ def make_train_step(
             rate = jnp.asarray(schedule(micro_step - 1), jnp.float32)
         if rate is not None:
             extra["learning_rate"] = rate
-        info = {"loss": losses, **extra}
+        info = {"loss": measured.pop("loss"), **extra, "measured": measured}
         trained, frozen = split_frozen(state.params, param_specs)
         updates, opt_state = update(grads, state.opt_state, trained, **extra)
         check_updates(updates, trained)
         moved: Any = optax.apply_updates(trained, updates)
+        loss_state = _updated(state.loss_state, loss_grads, loss_optimizer, extra)
         loss_scale = state.loss_scale
         if loss_scale is not None:
-            finite = jnp.isfinite(norm)
+            finite = jnp.isfinite(norm) & all_finite(loss_grads)
             moved = keep_if(finite, moved, trained)
             opt_state = keep_if(finite, opt_state, state.opt_state)
+            loss_state = keep_if(finite, loss_state, state.loss_state)
             info |= {"loss_scale": loss_scale.scale, "skipped": ~finite}
             loss_scale = loss_scale.after(finite)
         update_step = state.update_step + 1
@@ -118,6 +139,7 @@ def make_train_step(
             opt_state=opt_state,
             ema=ema,
             loss_scale=loss_scale,
+            loss_state=loss_state,
             key=state.key,
         )
         return new, info
@@ -186,6 +208,21 @@ def _batch_specs(
     return {name: known.get(name, known["y"]) for name in names}
 
 
+def _updated(
+    loss_state: LossState | None,
+    grads: Mapping[str, Array],
+    optimizer: optax.GradientTransformation | None,
+    extra: Mapping[str, Array],
+) -> LossState | None:
+    """The parameters of the loss after an update."""
+    if loss_state is None or optimizer is None:
+        return None
+    update = optax.with_extra_args_support(optimizer).update
+    params = loss_state.params
+    updates, opt_state = update(dict(grads), loss_state.opt_state, params, **extra)
+    return LossState(optax.apply_updates(params, updates), opt_state)
+
+
 def _accumulate(
     state: TrainState,
     batch: Batch,
@@ -193,41 +230,45 @@ def _accumulate(
     loss: Loss,
     accumulate: int,
     rollout: Rollout,
-) -> tuple[Weights, ModelState, Array]:
-    """Summed gradient, new model state and the loss of each of k micro-batches."""
+    measure: Measure | None,
+) -> tuple[Trained, ModelState, dict[str, Array]]:
+    """Summed gradient, new model state, and numbers of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
     trained, frozen = split_frozen(state.params, model.model_def.param_specs)
     weights, pullback = jax.vjp(lambda p: pvary_params(p, axes, precision), trained)
     frozen = pvary_params(frozen, axes, precision)
     factor = loss_factor(state.loss_scale)
+    loss_parameters = {} if state.loss_state is None else state.loss_state.params
+    variables: Trained = (weights, loss_parameters)
 
     def scale(value: Scalar) -> Scalar:
         return value * factor / accumulate
 
-    forecast = ForecastLoss(model, rollout, loss, state.params, frozen, scale)
+    forecast = ForecastLoss(model, rollout, loss, state.params, frozen, scale, measure)
 
-    def summed(grads: Weights) -> Weights:
-        return unscale(pullback(grads)[0], state.loss_scale)
+    def summed(grads: Trained) -> Trained:
+        both = (pullback(grads[0])[0], grads[1])
+        return unscale(both, state.loss_scale)
 
     def micro(model_state: ModelState, index: Array, batch: Batch) -> Any:
         key = jax.random.fold_in(state.key, state.micro_step + index)
-        return forecast.gradient(weights, model_state, batch, key)
+        return forecast.gradient(variables, model_state, batch, key)
 
     count = batch["y"].shape[0]
     if count == 1:
-        grads, model_state, value = micro(
+        grads, model_state, values = micro(
             state.model_state,
             jnp.zeros((), jnp.int32),
             jax.tree.map(lambda leaf: leaf[0], dict(batch)),
         )
-        return summed(grads), model_state, value[None]
+        return summed(grads), model_state, {k: v[None] for k, v in values.items()}
 
-    def body(carry: tuple[ModelState, Weights], inputs: Any) -> Any:
-        grads, model_state, value = micro(carry[0], *inputs)
-        return (model_state, jax.tree.map(jnp.add, carry[1], grads)), value
+    def body(carry: tuple[ModelState, Trained], inputs: Any) -> Any:
+        grads, model_state, values = micro(carry[0], *inputs)
+        return (model_state, jax.tree.map(jnp.add, carry[1], grads)), values
 
     inputs = (jnp.arange(count), dict(batch))
-    (model_state, grads), losses = jax.lax.scan(
-        body, (state.model_state, zeros_like(weights)), inputs
+    (model_state, grads), values = jax.lax.scan(
+        body, (state.model_state, zeros_like(variables)), inputs
     )
-    return summed(grads), model_state, losses
+    return summed(grads), model_state, values

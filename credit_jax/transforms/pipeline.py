@@ -174,6 +174,19 @@ class Pipeline:
                 new = each.transform(new)
         return new
 
+    def named_as_before(
+        self, tree: FieldTree, context: FieldContext | None = None
+    ) -> dict[str, Any]:
+        """Undo the renames of every step alone: `before_step` runs them again.
+
+        Blocks that stand before a rename name the variables as they are called there.
+        """
+        new = dict(tree)
+        for each in reversed(self._of(Phase.BEFORE_STEP)):
+            if isinstance(each.transform, Rename):
+                new = each.transform.inverse(new, context)
+        return new
+
     def postprocess(
         self, input_channels: Mapping[str, slice], target_channels: Mapping[str, slice]
     ) -> Postprocess | None:

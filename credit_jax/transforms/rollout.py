@@ -155,7 +155,7 @@ class Advance:
             tree: after a step: x and y_processed.
             forcing: dynamic forcing of the next step, fields (batch, level, 1, rows,
                 lon).
-            static: the other fields.
+            static: the other fields, like `forcing`.
             context: of the step; its members are side by side.
 
         Raises:
@@ -167,7 +167,7 @@ class Advance:
             if field_type_of(key) == PROGNOSTIC:
                 source = key.split("/")[0]
                 fields.setdefault(source, {})[key] = _predicted(tree, source, key)
-        # These have the names of the data: preblocks may rename them.
+        # These have the names after the preblocks, too.
         for source, own in (*forcing.items(), *static.items()):
             repeated = {key: context.repeat_members(x) for key, x in own.items()}
             fields.setdefault(source, {}).update(repeated)
@@ -175,7 +175,8 @@ class Advance:
             "input_channel_map": dict(self.input_channels),
             "channel_map": dict(self.target_channels),
         }
-        new = self.pipeline.before_step({"input": fields, **maps}, context)["x"]
+        given = self.pipeline.named_as_before({"input": fields, **maps}, context)
+        new = self.pipeline.before_step(given, context)["x"]
         x = jnp.concatenate([tree["x"][:, :, 1:], new.astype(tree["x"].dtype)], axis=2)
         if not self.pipeline.needs("x_physical"):
             return {"x": x}
@@ -242,8 +243,12 @@ class Rollout:
         self, names: Iterable[str], batch: FieldTree, fields: FieldTree
     ) -> dict[str, Array]:
         """Inputs of the model in one step: x and other ones, which stay."""
-        given = {**batch, "x": self._clamped(fields["x"])}
-        return {name: given[name] for name in names}
+        given = {name: batch[name] for name in names if name != "x"}
+        if self.num_members > 1:
+            given = {
+                k: jnp.repeat(v, self.num_members, axis=0) for k, v in given.items()
+            }
+        return {**given, "x": self._clamped(fields["x"])}
 
     def after(
         self,
@@ -279,8 +284,7 @@ class Rollout:
         if self.advance is None:
             return dict(fields)
         tree = {**tree, "x": fields["x"]}
-        static = jax.tree.map(context.repeat_members, batch[STATIC])
-        return self.advance(tree, forcing, static, context)
+        return self.advance(tree, forcing, batch[STATIC], context)
 
     def per_step(self, batch: FieldTree) -> tuple[Array, Any]:
         """Targets and the forcing of the next step, stacked over steps.

@@ -157,6 +157,11 @@ def cautions(run_config: RunConfig, checkpoint: JaxCheckpoint) -> list[str]:
                 "CREDIT loads no schedule in the first epoch: its learning rate starts "
                 "from the beginning"
             )
+    if run_config.learns:
+        notes.append(
+            "CREDIT does not store what var_weighting: learnable has learned, and "
+            "begins anew with the variances of the scalers"
+        )
     if parallel.tensor * parallel.domain > 1:
         notes.append(
             "model.yml asks for tensor: 1 and domain: 1; CREDIT cannot resume others"

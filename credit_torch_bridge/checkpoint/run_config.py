@@ -87,6 +87,14 @@ class RunConfig:
             return None
 
     @property
+    def learns(self) -> bool:
+        """Whether parameters of the loss are trained, which CREDIT never saves."""
+        loss = self.raw.get("loss") or {}
+        args = loss.get("args") or {}
+        learnable = args.get("var_weighting") == "learnable"
+        return loss.get("type") == "base" and learnable
+
+    @property
     def seed(self) -> int:
         seed = self.raw.get("seed", 42)
         return seed if isinstance(seed, int) else 42
@@ -104,7 +112,7 @@ class RunConfig:
         split = parallel.tensor * parallel.domain
         dp = (self.trainer.num_devices or 0) // split
         cap = self.trainer.batches_per_epoch
-        if parallel.data == "none":
+        if parallel.data == "none" or config.shares_batches:
             dp = 1
         if dp < 1:
             return cap or None

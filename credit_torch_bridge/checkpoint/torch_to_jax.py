@@ -84,7 +84,7 @@ def to_jax_checkpoint(
         params,
         model_state,
         ema=_read_average(run_config.plan, checkpoint, allocate),
-        notes=checkpoint.notes,
+        notes=checkpoint.notes + _notes(run_config),
     )
     epoch = -1 if checkpoint.epoch is None else checkpoint.epoch
     jax_checkpoint = replace(
@@ -94,6 +94,15 @@ def to_jax_checkpoint(
         return jax_checkpoint
     return _with_state(
         run_config, checkpoint, jax_checkpoint, batches_per_epoch, allocate
+    )
+
+
+def _notes(run_config: RunConfig) -> tuple[str, ...]:
+    if not run_config.learns:
+        return ()
+    return (
+        "CREDIT does not save what var_weighting: learnable has learned; it begins "
+        "anew with the variances of the scalers, as in CREDIT",
     )
 
 

@@ -80,7 +80,7 @@ def test_validation_inherits_what_it_does_not_give():
         ({"trainer__parallelism__tensor": 0}, "tensor: must be at least 1, got 0"),
         ({"trainer__parallelism__data": "fsdp"}, "data: must be one of 'fsdp2', 'ddp'"),
         ({"trainer__parallelism__sp": 2}, "trainer.parallelism.sp: unknown key"),
-        ({"trainer__ensemble_size": 4}, "trainer.ensemble_size: 4 is not available"),
+        ({"trainer__ensemble_size": 0}, "trainer.ensemble_size: must be at least 1"),
         ({"trainer__grad_max_norm": "big"}, "at least 0, or 'dynamic', got 'big'"),
         ({"trainer__grad_max_norm": float("inf")}, "or 'dynamic', got inf"),
         ({"trainer__weight_decay": float("inf")}, "weight_decay: must be a finite"),

@@ -2,10 +2,20 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit_jax.data import build_loader
 from tests.data.damaged import refused
-from tests.data.world import parsed, raw_config
+from tests.data.world import (
+    FLAT,
+    GRID,
+    NUM_LAT,
+    NUM_LON,
+    TIMES,
+    parsed,
+    raw_config,
+    save,
+)
 
 
 def load(world, split="train", ranks=(0,), dp_size=1, **changes):
@@ -89,3 +99,70 @@ def test_units(world):
 
 def test_batch_larger_than_the_data(folder):
     refused(folder, "no full batch: 32 samples", trainer__train_batch_size=40)
+
+
+@pytest.mark.parametrize("where", ["ic_only", "per_step"])
+def test_later_steps_go_through_the_same_chain(world, where):
+    """A block that stands before a rename names the variable as it is called there."""
+    old, new = "ERA5/prognostic/2d/SP", "ERA5/prognostic/2d/PS"
+    rename = {"type": "rename", "args": {"mapping": {old: new}}}
+    changes = {"data__forecast_len": 2, "preblocks__per_step__norm": None}
+    loaders = []
+    for renames in (True, False):
+        raw = raw_config(world, **changes)
+        name = new if renames and where == "ic_only" else old
+        log = {"type": "log_transform", "args": {"variables": [name]}}
+        steps = {"log": log, "concat": raw["preblocks"]["per_step"]["concat"]}
+        raw["preblocks"] = {"ic_only": {}, "per_step": steps}
+        if renames and where == "ic_only":
+            raw["preblocks"]["ic_only"] = {"names": rename}
+        elif renames:
+            steps["names"] = rename
+            steps["concat"] = steps.pop("concat")
+        loaders.append(build_loader(parsed(raw), split="train"))
+    assert new in loaders[0].schema.target_slices()
+    ours, plain = (loader.read([0, 3]) for loader in loaders)
+    assert ours.y.shape[2] == 2
+    assert np.array_equal(ours.y, plain.y)
+    assert np.array_equal(ours.x, plain.x)
+
+
+def test_a_source_on_another_grid_is_regridded(world, tmp_path):
+    """Every point of the coarse grid stands for two rows and two columns."""
+    coarse = xr.Dataset(
+        {"soil": (FLAT, np.arange(len(TIMES) * 15.0).reshape(-1, 3, 5))},
+        {"time": TIMES, "latitude": [60.0, 0.0, -60.0], "longitude": np.arange(5) * 72},
+    )
+    save(coarse, tmp_path / "soil.nc")
+    rows, columns = np.divmod(np.arange(NUM_LAT * NUM_LON), NUM_LON)
+    weights = {
+        "row": ("n_s", np.arange(NUM_LAT * NUM_LON) + 1),
+        "col": ("n_s", rows // 2 * 5 + columns // 2 + 1),
+        "S": ("n_s", np.ones(NUM_LAT * NUM_LON)),
+        "dst_grid_dims": ("rank", [NUM_LON, NUM_LAT]),
+        "xc_b": ("n_b", GRID["longitude"][columns]),
+        "yc_b": ("n_b", GRID["latitude"][rows]),
+        "xc_a": ("n_a", np.zeros(15)),
+    }
+    xr.Dataset(weights).to_netcdf(tmp_path / "weights.nc")
+    raw = raw_config(world)
+    variables = {
+        "dynamic_forcing": {"vars_2D": ["soil"], "path": f"{tmp_path}/soil.nc"}
+    }
+    raw["data"]["source"]["LAND"] = {"dataset_type": "local", "variables": variables}
+    args = {
+        "weight_file": f"{tmp_path}/weights.nc",
+        "variables": ["LAND/dynamic_forcing/2d/soil"],
+    }
+    steps = raw["preblocks"]["per_step"]
+    with pytest.raises(ValueError, match=r"soil\.nc: soil has a grid of 3 x 5"):
+        build_loader(parsed(raw), split="train")
+    raw["preblocks"]["per_step"] = {"new": {"type": "regrid", "args": args}, **steps}
+    loader = build_loader(parsed(raw), split="train", grid=(NUM_LAT, NUM_LON))
+    batch = loader.read([0])
+    place = loader.schema.input_slices()["LAND/dynamic_forcing/2d/soil"]
+    first = coarse["soil"].sel(time=batch.input_times[0]).values
+    assert np.array_equal(batch.x[0, place][0, 0], first.repeat(2, 0).repeat(2, 1))
+    args["variables"] = ["ERA5/prognostic/2d/none"]
+    with pytest.raises(ValueError, match=r"must agree in all but the levels.*soil"):
+        build_loader(parsed(raw), split="train")

@@ -11,7 +11,12 @@ from credit_jax.config.base import parse
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.metrics import MetricsConfig
 from credit_jax.config.transforms import PreblocksConfig
-from credit_jax.losses import LOSSES, build_loss
+from credit_jax.losses import (
+    LOSSES,
+    build_loss,
+    initial_parameters,
+    value_and_parts,
+)
 from credit_jax.metrics import METRICS, build_metrics
 from credit_jax.transforms import TRANSFORMS, build_pipeline
 from tests.support import assert_close
@@ -36,6 +41,7 @@ def page(monkeypatch):
     for block in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
         line = text[: block.start(1)].count("\n")
         exec(compile("\n" * line + block[1], str(PAGE), "exec"), names)
+    return names
 
 
 @pytest.mark.usefixtures("page")
@@ -51,6 +57,21 @@ def test_the_loss():
     spectra = [np.abs(np.fft.rfft(x)).mean(axis=3) for x in (prediction, target)]
     expected = np.square(spectra[0] - spectra[1])[..., 2:].mean()
     assert_close(value, expected, 1e-6, "zonal loss of the page")
+
+
+def test_the_loss_of_parts(page):
+    loss = page["Balanced"]()
+    assert initial_parameters(loss).keys() == {"log_ratio"}
+    prediction, target = draw((2, 2, 1, LAT, LON)), draw((2, 2, 1, LAT, LON), seed=1)
+    context = field_context(LAT, loss_parameters={"log_ratio": jnp.float32(0.5)})
+    tree = {"y_pred": jnp.asarray(prediction), "y": jnp.asarray(target)}
+    value, parts = value_and_parts(loss, tree, context)
+    error = prediction - target
+    expected = {"error": np.square(error).mean(), "bias": error.mean()}
+    for name, part in expected.items():
+        assert_close(parts[name], part, 1e-6, f"{name} of the page")
+    total = expected["error"] + expected["bias"] ** 2 * np.exp(-0.5) + 0.25
+    assert_close(value, total, 1e-6, "loss of the page")
 
 
 @pytest.mark.usefixtures("page")

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from tests.reference import GEN2_CONFIG, write_dataset
@@ -30,10 +31,15 @@ def raw_config(**inference: Any) -> dict[str, Any]:
         "args": args | {"method": "inverse_transform"},
     }
     raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
-    raw["postblocks"] = {
-        "per_step": {"reconstruct": {"type": "reconstruct"}, "scaler": inverse}
+    own = {"reconstruct": {"type": "reconstruct"}, "scaler": inverse}
+    key = "y_target_processed"
+    twin = {
+        "twin": {"type": "reconstruct", "args": {"in_key": "y", "out_key": key}},
+        "scaler_twin": {**inverse, "args": inverse["args"] | {"key": key}},
     }
-    raw["inference"] = {"mode": "none", **inference}
+    # CREDIT's rollout fails at blocks of the target.
+    raw["postblocks"] = {"per_step": own | twin}
+    raw["inference"] = {"mode": "none", "postblocks": {"per_step": own}, **inference}
     return raw
 
 
@@ -43,16 +49,11 @@ def write_run(folder: Path, raw: dict[str, Any]) -> Path:
     Returns:
         The YAML; its paths start at `folder`.
     """
-    import torch
-
     write_dataset(folder)
     write_scalers(folder)
     path = folder / "case.yml"
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
-    state = _new_state(raw["model"])
-    (folder / "run").mkdir()
-    torch.save({"model_state_dict": state}, folder / "run" / "checkpoint.pt")
-    _write_ours(folder / "run", raw["model"], state)
+    write_checkpoints(folder / "run", raw["model"], _new_state(raw["model"]))
     return path
 
 
@@ -70,18 +71,24 @@ def _new_state(model: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         for _ in range(NUM_ITERATIONS):
             module(x)
-    return module.state_dict()
+    return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
 
 
-def _write_ours(run: Path, model: dict[str, Any], state: dict[str, Any]) -> None:
+def write_checkpoints(
+    run: Path, model: dict[str, Any], state: dict[str, np.ndarray]
+) -> None:
+    """Writes a state dict of CREDIT as a checkpoint of CREDIT and of ours."""
     import jax
+    import torch
 
     from credit_jax.checkpoint import CheckpointStore, Progress
     from credit_jax.models.registry import build
     from credit_torch_bridge.checkpoint.state_dict import from_state_dict
 
-    arrays = {name: tensor.numpy() for name, tensor in state.items()}
-    params, model_state = jax.device_put(from_state_dict(build(model), arrays))
+    run.mkdir(exist_ok=True)
+    tensors = {name: torch.from_numpy(np.array(x)) for name, x in state.items()}
+    torch.save({"model_state_dict": tensors}, run / "checkpoint.pt")
+    params, model_state = jax.device_put(from_state_dict(build(model), state))
     store = CheckpointStore(run)
     store.save(1, {"weights": {"params": params, **model_state}}, Progress(epoch=0))
     store.close()

@@ -175,7 +175,7 @@ def test_same_on_every_mesh(lat, mesh, scaler_path):
             {"base_loss_overrides": {"S/prognostic/3d/T": {"loss": "ring-crps"}}},
             r"base_loss_overrides\.S/prognostic/3d/T: .*only as training_loss",
         ),
-        ({"var_weighting": "learnable"}, r"loss\.args\.var_weighting"),
+        ({"var_weighting": "learned"}, r"loss\.args\.var_weighting"),
         ({"variable_weights": {"T": 1.0}}, r"\['T'\] are no targets"),
         ({"base_loss_parameters": {"a": 1}}, r"args\.base_loss_parameters: .*'mse' ha"),
         ({"scaler": "a"}, r"loss\.args\.scaler: unknown key"),

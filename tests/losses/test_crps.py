@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from credit_jax.config.loss import LossConfig
-from credit_jax.losses import build_loss
+from credit_jax.losses import build_loss, error_spread
 from tests.losses.cases import credit_loss, our_loss
 from tests.support import assert_close, make_mesh
 from tests.support.gradients import draw
@@ -140,6 +140,30 @@ def test_ring_equals_credit(ranks, domain, credit, monkeypatch):
     assert_close(value, np.mean([own for own, _ in theirs]), 1e-5, "ring-crps")
     expected = np.concatenate([own for _, own in theirs]) / ranks
     assert_close(gradient, expected, 1e-5, "ring-crps, gradient")
+
+
+def test_without_a_validation_loss_ranks_are_scored_one_by_one():
+    """They validate on different samples."""
+    prediction, target = draw((2, 3, 1, LAT, LON), seed=5), draw((2, 3, 1, LAT, LON))
+    loss = build_loss(LossConfig(training_loss="ring-crps"), validation=True)
+    value, _ = loss_and_gradient(loss, prediction, target, make_mesh(dp=2))
+    assert_close(value, np.abs(prediction - target).mean(), 1e-6, "mae of two ranks")
+
+
+@pytest.mark.parametrize("mesh", [{}, *MESHES], ids=str)
+def test_spread_of_errors_is_that_of_the_log(mesh):
+    """CREDIT logs the standard deviation of all errors, of torch: over N - 1."""
+    torch = pytest.importorskip("torch")
+    prediction, target = fields(5)
+    error = torch.tensor(prediction + 3.0 - np.repeat(target, MEMBERS, axis=0))
+    ours, _ = loss_and_gradient(
+        lambda tree, context: error_spread(tree, context),
+        prediction + 3.0,
+        target,
+        make_mesh(**mesh) if mesh else None,
+        num_members=MEMBERS,
+    )
+    assert_close(ours, error.std().item(), 1e-6, f"std on {mesh}")
 
 
 def test_ring_of_one_rank_is_the_mean_absolute_error():

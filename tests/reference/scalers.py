@@ -14,13 +14,15 @@ SCALED = {
 }
 
 
-def write_scalers(folder: Path) -> None:
+def write_scalers(
+    folder: Path, name: str = "d_2000.nc", levels: Any = slice(None)
+) -> None:
     """bridgescaler's own file: a standard scaler of each variable."""
     import torch
     from bridgescaler import save_scaler_dict
     from bridgescaler.distributed_tensor import DStandardScalerTensor
 
-    data = xr.open_dataset(folder / "d_2000.nc")
+    data = xr.open_dataset(folder / name).isel(level=levels)
     fitted: dict[str, dict[str, Any]] = {"input": {}, "target": {}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

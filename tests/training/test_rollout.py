@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import yaml
 
 from credit_jax.config import load_config
 from credit_jax.plan import plan_run
+from credit_jax.training.loggers import read_log
+from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import place_state, state_of, state_specs
 from tests.reference.scalers import SCALED, write_scalers
@@ -42,11 +45,14 @@ def folder(credit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_config(folder: Path, data: dict[str, Any]) -> Path:
+def write_config(
+    folder: Path, data: dict[str, Any], trainer: Any = (), **sections: Any
+) -> Path:
     """CREDIT's YAML of a case; the scaler goes in before and out after each step."""
-    raw = yaml.safe_load(GEN2_CONFIG.read_text())
+    raw = yaml.safe_load(GEN2_CONFIG.read_text()) | sections
     raw["data"] |= data
-    raw["trainer"] |= {"batches_per_epoch": NUM_UPDATES}
+    raw["trainer"] |= {"batches_per_epoch": NUM_UPDATES} | dict(trainer)
+    raw["postblocks"]["per_step"]["reconstruct"]["args"]["detach"] = False
     args = {"scaler_path": "./scaler.json", "variables": [*SCALED.values()]}
     scaler = {"type": "bridgescaler_transform", "args": args | {"method": "transform"}}
     inverse = {
@@ -81,14 +87,54 @@ def test_trains_as_credit(
     for where, degrees in ways.items():
         setup = prepare_on(path, degrees)
         start = from_state_dict(setup.model_def, run.initial)
-        losses, norms, valid, params = train(setup, start, run)
+        losses, norms, log, params = train(setup, start, run)
         what = f"{name}, {where}"
         assert_close(losses, run.loss, LOSS, f"{what}: losses")
         assert_close(norms, run.gradient_norm, NORM, f"{what}: gradient norms")
+        valid = log["valid_loss"]
         assert_close(valid, run.valid_loss[0], VALIDATION, f"{what}: validation")
         final, _ = from_state_dict(setup.model_def, run.final)
         moved, should = (_change(end, start[0]) for end in (params, final))
         assert_close(moved, should, CHANGE, f"{what}: change of the parameters")
+
+
+def test_learned_variances_train_as_credit(
+    credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`var_weighting: learnable`, at a rate that CREDIT's schedule does not change.
+
+    In the log are the losses of single variables; the validation has the first
+    variances.
+    """
+    from credit_torch_bridge.checkpoint.state_dict import from_state_dict
+
+    monkeypatch.chdir(folder)
+    scheduler = {
+        "scheduler_type": "cosine-annealing-restarts",
+        "first_cycle_steps": 8,
+        "max_lr": 1e-3,
+        "min_lr": 1e-5,
+        "warmup_steps": 2,
+    }
+    trainer = {"scheduler": scheduler, "learning_rate": 0.05, "weight_decay": 0.01}
+    args = {"var_weighting": "learnable", "scaler_path": "./scaler.json"}
+    # Of the first step CREDIT detaches what it scores, and fails.
+    data = {"forecast_len": 2, "backprop_on_timestep": [2]}
+    path = write_config(folder, data, trainer, loss={"type": "base", "args": args})
+    run = credit.credit_train(path, folder)
+    theirs = read_log(folder / "run" / "training_log.csv")[-1]
+    setup = prepare_on(path, ONE_DEVICE)
+    start = from_state_dict(setup.model_def, run.initial)
+    losses, norms, log, params = train(setup, start, run)
+    assert_close(losses, run.loss, LOSS, "learnable: losses")
+    assert_close(norms, run.gradient_norm, NORM, "learnable: gradient norms")
+    parts = [name for name in theirs if "loss_var/" in name]
+    assert len(parts) == 2 * len(SCALED)
+    for name in (*parts, "valid_loss"):
+        assert_close(log[name], theirs[name], 3e-6, f"learnable: {name}")
+    final, _ = from_state_dict(setup.model_def, run.final)
+    moved, should = (_change(end, start[0]) for end in (params, final))
+    assert_close(moved, should, CHANGE, "learnable: change of the parameters")
 
 
 def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
@@ -102,19 +148,19 @@ def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
 
 
 def train(setup: Setup, start: Any, run: Any) -> Any:
-    """Losses, gradient norms, the first validation loss, and the last parameters."""
+    """Losses, gradient norms, the row of the log, and the last parameters."""
     from credit_jax.parallel.params.packing import pack, unpack
 
     specs = setup.model_def.param_specs
     params, model_state = jax.device_put(start)
-    key = jax.random.key(0)
-    state = state_of(
-        setup.model, pack(params, specs), model_state, setup.optimizer, key, ema=True
-    )
+    loss_state = init_loss_state(setup.objective.loss, setup.loss_optimizer)
+    further = {"ema": True, "loss_state": loss_state}
+    key, packed = jax.random.key(0), pack(params, specs)
+    state = state_of(setup.model, packed, model_state, setup.optimizer, key, **further)
     state = place_state(
-        state, state_specs(setup.model, setup.optimizer, ema=True), setup.mesh
+        state, state_specs(setup.model, setup.optimizer, **further), setup.mesh
     )
-    steps, losses, norms = setup.steps(), [], []
+    steps, losses, norms, log = setup.steps(), [], [], defaultdict(list)
     batches = setup.train_loader.epoch(0)
     num_steps = setup.objective.rollout.num_steps
     for index in range(NUM_UPDATES):
@@ -125,12 +171,16 @@ def train(setup: Setup, start: Any, run: Any) -> Any:
         state, info = steps.train(state, steps.place_train([batch]))
         losses.append(float(info["loss"][0]))
         norms.append(float(info["grad_norm"]))
+        for name, value in info["measured"].items():
+            log[f"train_{name}"].append(float(value[0]))
     assert setup.valid_loader is not None
     assert steps.evaluate is not None
     batch = steps.place_valid(next(iter(setup.valid_loader.epoch(0))))
     scores = steps.evaluate(state.ema, state.model_state, batch)
+    row = {name: np.mean(values) for name, values in log.items()}
+    row |= {f"valid_{name}": float(value) for name, value in scores.items()}
     params = jax.device_get(unpack(state.params, specs))
-    return np.array(losses), np.array(norms), float(scores["loss"]), params
+    return np.array(losses), np.array(norms), row, params
 
 
 def _change(end: dict[str, Any], start: dict[str, Any]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from credit_jax.config.base import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
@@ -17,11 +18,34 @@ LEVELS = {T: 3, SP: 1, LSM: 1, TSI: 1}
 LAT, LON = 5, 4
 
 
-def test_renamed_variables_are_fed_back_and_forced(rng):
-    roots = {"type": "sqrt_transform", "args": {"variables": list(NEW.values())}}
-    names = {"type": "rename", "args": {"mapping": NEW}}
-    pre = {"per_step": {"names": names, "roots": roots, "concat": CONCAT}}
-    pipeline = build_pipeline(parse(PreblocksConfig, pre), PostblocksConfig())
+ROOTS = "sqrt_transform"
+# Blocks of every step; names in a circle; blocks before and after a rename.
+CHAINS = {
+    "after": (("rename", NEW), (ROOTS, [*NEW.values()])),
+    "before": ((ROOTS, [T, TSI]), ("rename", NEW), (ROOTS, [NEW[T]])),
+    "twice": (
+        ("rename", {T: "B/prognostic/3d/T"}),
+        (ROOTS, ["B/prognostic/3d/T"]),
+        ("rename", {"B/prognostic/3d/T": NEW[T], TSI: NEW[TSI]}),
+    ),
+    "exchanged": (("rename", {**NEW, NEW[T]: T}), (ROOTS, [NEW[T]])),
+}
+
+
+def chain(name):
+    """The blocks of a case."""
+    blocks = {}
+    for number, (kind, own) in enumerate(CHAINS[name]):
+        key = "mapping" if kind == "rename" else "variables"
+        blocks[f"b{number}"] = {"type": kind, "args": {key: own}}
+    return {**blocks, "concat": CONCAT}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_renamed_variables_are_fed_back_and_forced(rng, name):
+    pipeline = build_pipeline(
+        parse(PreblocksConfig, {"per_step": chain(name)}), PostblocksConfig()
+    )
     groups = {key: ChannelGroup(key, count, 1) for key, count in LEVELS.items()}
     data = ChannelSchema(
         (groups[T], groups[SP], groups[LSM], groups[TSI]), (groups[T], groups[SP])

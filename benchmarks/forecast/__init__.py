@@ -1,0 +1,1 @@
+"""Forecasts beside CREDIT's rollout, and what they cost."""

@@ -1,0 +1,241 @@
+"""Forecasts of many steps beside CREDIT's rollout, and beside CREDIT itself.
+
+    python -m benchmarks.forecast [--steps 40] [--updates 60] [--out FOLDER]
+
+CREDIT trains a small WXFormer on traveling waves, and `rollout_gen2.py` rolls it out
+with one thread, and again with two. The forecast command rolls the same weights out on
+several meshes, and with other lengths and members for its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import yaml
+
+from benchmarks.accuracy.credit_run import write_data
+from benchmarks.report import Table, add_out_option, publish
+from tests.inference.credit_forecast import (
+    credit_rollout,
+    raw_config,
+    write_checkpoints,
+)
+from tests.reference import credit_train
+from tests.reference.scalers import write_scalers
+
+ROOT = Path(__file__).parents[2]
+MESHES = {
+    "credit_jax, one device": "data=none",
+    "credit_jax, domain 3": "data=none,domain=3",
+    "credit_jax, tp 2 x domain 2": "data=none,tensor=2,domain=2",
+}
+OWN, SERIAL = "CREDIT, two threads", "CREDIT, one thread"
+START, VARIABLES = "2000-01-02", ("T", "U", "SP", "TP")
+# Largest distance from CREDIT after the first step.
+TOLERANCE = 1e-5
+LEADS = (1, 5, 10, 20, 40)
+# (steps, members) of forecasts whose memory is measured.
+LENGTHS = ((10, 1), (40, 1), (40, 8))
+Fields = dict[str, np.ndarray]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs both sides, prints the tables, writes the report.
+
+    Returns:
+        1 if the first step is too far from CREDIT, or the last one further than CREDIT
+        with two threads.
+    """
+    options = _parse(arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        config = _prepare(folder, options)
+        serial = _credit(config, "serial", 1)
+        errors = {OWN: _distances(_credit(config, "own", 2), serial)}
+        for name, mesh in MESHES.items():
+            out = folder / re.sub(r"\W+", "_", name)
+            _forecast(config, out, "--parallelism", mesh)
+            errors[name] = _distances(_read(out), serial)
+        costs = [_cost(config, folder, *length) for length in LENGTHS]
+    ours = [own for name, own in errors.items() if name != OWN]
+    far = max(own[0] for own in ours) > TOLERANCE
+    further = max(own[-1] for own in ours) > errors[OWN][-1]
+    publish(
+        "forecast",
+        [
+            "# Forecasts",
+            _INTRO,
+            _table(errors),
+            _verdict(errors),
+            _COSTS,
+            _costs(costs),
+        ],
+        {"errors": errors, "costs": costs},
+        config=vars(options) | {"model": yaml.safe_load(config_text(options))["model"]},
+        folder=options.out,
+    )
+    return int(far or further)
+
+
+def config_text(options: argparse.Namespace) -> str:
+    """CREDIT's YAML of the forecasts."""
+    raw = raw_config(
+        run_mode="single",
+        save_forecast="./theirs",
+        single_forecast={
+            "start_datetime": START,
+            "forecast_length": f"{6 * options.steps}h",
+        },
+        output={"group_by": "full"},
+    )
+    raw["trainer"] |= {"batches_per_epoch": options.updates}
+    return yaml.safe_dump(raw, sort_keys=False)
+
+
+def _prepare(folder: Path, options: argparse.Namespace) -> Path:
+    """Writes the data, trains with CREDIT, and writes a checkpoint of each side."""
+    write_data(folder, 32, waves=True)
+    write_scalers(folder)
+    config = folder / "case.yml"
+    config.write_text(config_text(options))
+    raw = yaml.safe_load(config.read_text())
+    run = credit_train(config, folder)
+    write_checkpoints(folder / "run", raw["model"], run.final)
+    return config
+
+
+def _credit(config: Path, name: str, threads: int) -> Fields:
+    raw = yaml.safe_load(config.read_text())
+    raw["inference"]["save_forecast"] = f"./{name}"
+    own = config.with_name(f"{name}.yml")
+    own.write_text(yaml.safe_dump(raw, sort_keys=False))
+    credit_rollout(own, threads)
+    return _read(config.parent / name)
+
+
+def _forecast(config: Path, out: Path, *options: str) -> tuple[str, int]:
+    """What the command prints, and its largest memory in bytes."""
+    command = [sys.executable, "-m", "credit_jax.forecast", "--config", str(config)]
+    process = subprocess.Popen(
+        [*command, "--out", str(out), "--cache", "none", *options],
+        cwd=config.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    printed = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise RuntimeError(f"the forecast failed:\n{printed}")
+    return printed, usage.ru_maxrss * 1024
+
+
+def _read(folder: Path) -> Fields:
+    (path,) = folder.rglob("full.nc")
+    with xr.open_dataset(path) as found:
+        return {name: found[name].to_numpy() for name in VARIABLES}
+
+
+def _distances(fields: Fields, base: Fields) -> list[float]:
+    """Of every step, the largest relative distance of a variable.
+
+    Relative to the variable's deviations from its mean over the globe: a mean of 280 K
+    would hide everything.
+    """
+    steps = len(base[VARIABLES[0]])
+    return [
+        max(_distance(fields[name][k], base[name][k]) for name in VARIABLES)
+        for k in range(steps)
+    ]
+
+
+def _distance(field: np.ndarray, base: np.ndarray) -> float:
+    wide = base.astype(np.float64)
+    spread = wide - wide.mean(axis=(-2, -1), keepdims=True)
+    return float(np.linalg.norm(field - wide) / np.linalg.norm(spread))
+
+
+def _cost(config: Path, folder: Path, steps: int, members: int) -> dict[str, Any]:
+    options = ("--steps", str(steps), "--members", str(members), "--format", "zarr")
+    out = folder / f"cost_{steps}_{members}"
+    printed, memory = _forecast(config, out, *options)
+    found = re.search(
+        r"unroll (?P<unroll>[\d.]+) s, read (?P<read>[\d.]+) s, write (?P<write>[\d.]+)"
+        r" s of (?P<total>[\d.]+) s; devices idle (?P<idle>[\d.]+)",
+        printed,
+    )
+    assert found is not None, printed
+    times = {name: float(value) for name, value in found.groupdict().items()}
+    return {"steps": steps, "members": members, "memory": memory, **times}
+
+
+_INTRO = (
+    "Distance from the forecast of CREDIT's `rollout_gen2.py` on one process with one "
+    "thread in float32, relative to the deviations of the field from its global mean, "
+    "of the variable that is furthest away. The first row is CREDIT's own distance, "
+    "with two threads."
+)
+_COSTS = (
+    "Memory is the largest resident size of the process, the compiler's included; it "
+    "does not grow with the length or the members. Times are those that the command "
+    "prints."
+)
+
+
+def _table(errors: Mapping[str, Sequence[float]]) -> Table:
+    steps = len(errors[OWN])
+    leads = [lead for lead in LEADS if lead <= steps]
+    rows = [
+        [name, *(f"{own[lead - 1]:.1e}" for lead in leads)]
+        for name, own in errors.items()
+    ]
+    return Table(
+        f"Distance from {SERIAL}", ["run", *(f"step {n}" for n in leads)], rows
+    )
+
+
+def _verdict(errors: Mapping[str, Sequence[float]]) -> str:
+    worst = max(own[-1] for name, own in errors.items() if name != OWN)
+    word = "no further than" if worst <= errors[OWN][-1] else "further than"
+    return (
+        f"After {len(errors[OWN])} steps credit_jax is {word} CREDIT with two threads: "
+        f"{worst:.1e} and {errors[OWN][-1]:.1e}."
+    )
+
+
+def _costs(costs: Sequence[Mapping[str, Any]]) -> Table:
+    header = ["forecast", "memory, MiB", "unroll, s", "read, s", "write, s", "total, s"]
+    rows = [
+        [
+            f"{own['steps']} steps, {own['members']} member(s)",
+            f"{own['memory'] / 2**20:.0f}",
+            *(f"{own[name]:.2f}" for name in ("unroll", "read", "write", "total")),
+        ]
+        for own in costs
+    ]
+    return Table("Cost", header, rows)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.forecast")
+    add = parser.add_argument
+    add("--steps", type=int, default=40, help="of the forecasts")
+    add("--updates", type=int, default=60, help="of the training by CREDIT")
+    add_out_option(parser)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

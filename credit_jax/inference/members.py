@@ -1,0 +1,51 @@
+"""The perturbations of a plan, on the mesh of its model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from credit_jax.inference.autoregression import ForecastStep
+from credit_jax.inference.outputs import Outputs
+from credit_jax.inference.perturbation import (
+    NoisePerturbation,
+    PreparedPerturbation,
+    noise_perturbation,
+)
+from credit_jax.inference.plan import ForecastPlan
+from credit_jax.inference.reading import ForecastReader
+from credit_jax.inference.spin_up import (
+    BredVectors,
+    LaggedStarts,
+    SpinUp,
+    prognostic,
+    steps_of,
+)
+
+
+def perturbed_reader(
+    plan: ForecastPlan, step: ForecastStep, weights: Any, outputs: Outputs
+) -> ForecastReader:
+    """The reader of a plan with the perturbations of its members.
+
+    Args:
+        plan: says which.
+        step: of the forecasts.
+        weights: of the model.
+        outputs: has the coordinates of the grid.
+    """
+    if plan.schedule.num_members == 1:
+        return plan.reader
+    config = plan.inference.perturbation
+    noise: NoisePerturbation = noise_perturbation(
+        config, plan.config.seed, plan.schedule, outputs.latitude, outputs.longitude
+    )
+    if config.type in ("gaussian", "spherical"):
+        return replace(plan.reader, perturb=noise)
+    keys = [*plan.schema.target_slices()]
+    spin_up = SpinUp(prognostic(step, keys), weights, plan.reader)
+    if config.type == "bred":
+        make: Any = BredVectors(spin_up, noise, noise.amplitude, config.num_cycles)
+    else:
+        make = LaggedStarts(spin_up, steps_of(config.lag, plan.schedule))
+    return replace(plan.reader, perturb=PreparedPerturbation(make))

@@ -1,0 +1,217 @@
+"""Initial perturbations of ensemble members: noise, bred vectors, lagged starts.
+
+Member 0 is not perturbed. The perturbation of any other one depends on the seed, its
+start date and its number alone: it is the same whichever members run beside it, on
+whatever mesh, and when it is run again. Amplitudes are in units of the standard
+deviation of the variable over the globe, at each level of the initial state.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from credit_jax.config.inference import PerturbationConfig
+from credit_jax.fields import latitude_weights
+from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.inference.spherical_noise import SphericalNoise
+from credit_jax.transforms import FieldTree
+
+PROGNOSTIC = "prognostic"
+# (level, lat, lon) of standard normal numbers.
+Draw = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Amplitude:
+    """How much a variable is perturbed.
+
+    Attributes:
+        std: a number, or one for each variable by short name; the others stay.
+        latitude: (lat,) degrees, for means over the globe.
+    """
+
+    std: float | Mapping[str, float]
+    latitude: np.ndarray
+
+    def of(self, key: str, initial: np.ndarray) -> np.ndarray | None:
+        """(level, 1, 1) standard deviation of the perturbation; None for none.
+
+        Args:
+            key: of the variable; only prognostic ones are perturbed.
+            initial: (level, lat, lon) its unperturbed state.
+        """
+        _, kind, _, name = key.split("/")[:4]
+        std = self.std.get(name) if isinstance(self.std, Mapping) else self.std
+        if kind != PROGNOSTIC or not std:
+            return None
+        wide = initial.astype(np.float64)
+        return std * self.rms(wide - self._mean(wide))
+
+    def rms(self, values: np.ndarray) -> np.ndarray:
+        """(level, 1, 1) root of the mean square over the globe."""
+        return np.sqrt(self._mean(np.square(values.astype(np.float64))))
+
+    def _mean(self, values: np.ndarray) -> np.ndarray:
+        weights = latitude_weights(self.latitude)[:, None]
+        return (values * weights).mean(axis=(-2, -1), keepdims=True)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisePerturbation:
+    """Adds noise to initial states: (fields, tasks) -> fields.
+
+    Attributes:
+        draw: standard normal numbers.
+        amplitude: of each variable.
+        keys: (start, member, 2) uint32, of `member_keys`.
+    """
+
+    draw: Draw
+    amplitude: Amplitude
+    keys: np.ndarray
+
+    def __call__(self, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+        """The newest time of every field with noise; earlier times stay.
+
+        Args:
+            fields: {source: {key: (batch, level, time, lat, lon)}}, physical units.
+            tasks: of the batch.
+        """
+
+        def noise(key: str, task: Task, initial: np.ndarray) -> np.ndarray | None:
+            std = self.amplitude.of(key, initial)
+            if std is None or task.member == 0:
+                return None
+            return std * self.draw(self.generator(task, key), initial.shape)
+
+        return add(fields, tasks, noise)
+
+    def generator(self, task: Task, key: str) -> np.random.Generator:
+        """Random numbers of a variable of a member."""
+        high, low = (int(word) for word in self.keys[task.start, task.member])
+        words = [high << 32 | low, zlib.crc32(key.encode())]
+        return np.random.Generator(np.random.Philox(key=words))
+
+
+def add(
+    fields: FieldTree,
+    tasks: Sequence[Task],
+    change: Callable[[str, Task, np.ndarray], np.ndarray | None],
+) -> dict[str, dict[str, np.ndarray]]:
+    """Fields whose newest time has something added to it.
+
+    Args:
+        fields: {source: {key: (batch, level, time, lat, lon)}}.
+        tasks: of the batch.
+        change: (key, task, (level, lat, lon)) -> what is added; None adds nothing.
+    """
+    new: dict[str, dict[str, np.ndarray]] = {}
+    for source, own in fields.items():
+        new[source] = dict(own)
+        for key, array in own.items():
+            parts = [
+                change(key, t, x[:, -1]) for t, x in zip(tasks, array, strict=True)
+            ]
+            if any(part is not None for part in parts):
+                array = array.copy()
+                for index, part in enumerate(parts):
+                    if part is not None:
+                        array[index, :, -1] += part.astype(array.dtype)
+                new[source][key] = array
+    return new
+
+
+@dataclass
+class PreparedPerturbation:
+    """Adds what another thread prepares, for perturbations that need the model.
+
+    `prepare` is called with each group of tasks before it runs; the thread that reads
+    waits for it.
+
+    Attributes:
+        make: tasks -> key -> (batch, level, lat, lon), which is added.
+    """
+
+    make: Callable[[Sequence[Task]], Mapping[str, np.ndarray]]
+    _ready: dict[Task, dict[str, np.ndarray]] = field(default_factory=dict)
+    _changed: Any = field(default_factory=threading.Condition)
+    _closed: bool = False
+
+    def prepare(self, tasks: Sequence[Task]) -> None:
+        """Makes the perturbations of a group."""
+        made = self.make(tasks)
+        with self._changed:
+            for index, task in enumerate(tasks):
+                self._ready[task] = {key: x[index] for key, x in made.items()}
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Lets a thread go that waits for what will not come."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __call__(self, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+        """See `NoisePerturbation`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or all(task in self._ready for task in tasks)
+            )
+            if self._closed:
+                raise RuntimeError("the campaign has ended")
+            ready = {task: self._ready[task] for task in tasks}
+            for task in ready:
+                del self._ready[task]
+        return add(fields, tasks, lambda key, task, _: ready[task].get(key))
+
+
+def member_keys(seed: int, schedule: Schedule) -> np.ndarray:
+    """(start, member, 2) uint32: the key of every member of every start date.
+
+    It is that of the seed, folded with the minutes since 1970 of the start date, then
+    with the number of the member.
+    """
+    minutes = schedule.starts.astype("datetime64[m]").astype(np.int64)
+    words = (minutes & 0xFFFFFFFF).astype(np.uint32)
+
+    def key(start: Any, member: Any) -> Any:
+        own = jax.random.fold_in(jax.random.key(seed), start)
+        return jax.random.key_data(jax.random.fold_in(own, member))
+
+    members = np.arange(schedule.num_members, dtype=np.uint32)
+    over = jax.vmap(jax.vmap(key, (None, 0)), (0, None))
+    return np.asarray(over(words, members))
+
+
+def gaussian(rng: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
+    """Independent numbers at every point, (level, lat, lon)."""
+    return rng.standard_normal(shape)
+
+
+def noise_perturbation(
+    config: PerturbationConfig,
+    seed: int,
+    schedule: Schedule,
+    latitude: np.ndarray,
+    longitude: np.ndarray,
+) -> NoisePerturbation:
+    """The noise that a config asks for, "gaussian" or "spherical".
+
+    Args:
+        config: its type, amplitude and length scale.
+        seed: of all members.
+        schedule: start dates and members.
+        latitude, longitude: degrees.
+    """
+    draw: Draw = gaussian
+    if config.type == "spherical":
+        draw = SphericalNoise(latitude, longitude, config.length_scale).draw
+    amplitude = Amplitude(config.std, latitude)
+    return NoisePerturbation(draw, amplitude, member_keys(seed, schedule))

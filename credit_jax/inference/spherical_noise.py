@@ -1,0 +1,82 @@
+"""Noise that is smooth on the sphere, from spherical harmonics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float
+
+# Harmonics with less than this of the largest variance are left out.
+_SMALLEST = 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class SphericalNoise:
+    """Isotropic Gaussian fields of variance 1 on a grid of latitudes and longitudes.
+
+    The correlation of two points at an angle t is close to exp(-(t / scale)^2 / 2). It
+    is a sum of spherical harmonics whose variance falls as exp(-l (l + 1) scale^2 / 2)
+    with the degree l, so that there is no seam and nothing special about the poles.
+
+    Attributes:
+        latitude, longitude: (lat,) and (lon,) degrees.
+        length_scale: degrees.
+    """
+
+    latitude: np.ndarray
+    longitude: np.ndarray
+    length_scale: float
+
+    def draw(
+        self, rng: np.random.Generator, shape: tuple[int, int, int]
+    ) -> Float[np.ndarray, "level lat lon"]:
+        """Independent fields, one a level.
+
+        Args:
+            rng: of the numbers.
+            shape: (level, lat, lon).
+        """
+        degrees = len(self._deviations)
+        random = rng.standard_normal((shape[0], 2, degrees, degrees))
+        random *= self._deviations[:, None]
+        # (level, 2, order, lat): sums over degrees.
+        rows = np.einsum("kclm,lmy->kcmy", random, self._legendre)
+        angles = np.deg2rad(self.longitude)[None] * np.arange(degrees)[:, None]
+        waves = np.stack([np.cos(angles), np.sin(angles)])
+        return np.einsum("kcmy,cmx->kyx", rows, waves)
+
+    @cached_property
+    def _deviations(self) -> np.ndarray:
+        """(degree,) standard deviation of each coefficient."""
+        scale = np.deg2rad(self.length_scale)
+        last = int(np.ceil(np.sqrt(-2 * np.log(_SMALLEST)) / scale))
+        degree = np.arange(last + 1)
+        power = np.exp(-degree * (degree + 1) * scale**2 / 2)
+        return np.sqrt(power / np.sum((2 * degree + 1) * power))
+
+    @cached_property
+    def _legendre(self) -> np.ndarray:
+        """(degree, order, lat) Legendre functions P.
+
+        Of each degree, the sum over orders of P^2 is 2 degree + 1: the addition
+        theorem, which makes the variance the same everywhere.
+        """
+        count = len(self._deviations)
+        sine = np.sin(np.deg2rad(self.latitude))
+        cosine = np.cos(np.deg2rad(self.latitude))
+        found = np.zeros((count, count, len(sine)))
+        diagonal = np.ones_like(sine)
+        for m in range(count):
+            if m > 0:
+                diagonal = diagonal * cosine * np.sqrt((2 * m + 1) / (2 * m))
+            found[m, m] = diagonal
+            if m + 1 < count:
+                found[m + 1, m] = np.sqrt(2 * m + 3) * sine * diagonal
+            for n in range(m + 2, count):
+                a = np.sqrt((4 * n**2 - 1) / (n**2 - m**2))
+                b = np.sqrt(((n - 1) ** 2 - m**2) / (4 * (n - 1) ** 2 - 1))
+                found[n, m] = a * (sine * found[n - 1, m] - b * found[n - 2, m])
+        found[:, 1:] *= np.sqrt(2)
+        return found

@@ -1,0 +1,209 @@
+"""Perturbations that the model itself makes: bred vectors and lagged starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from credit_jax.config.dates import duration
+from credit_jax.config.inference import PerturbationConfig
+from credit_jax.data.calendars import shift_all
+from credit_jax.inference.autoregression import ForecastStep
+from credit_jax.inference.forecaster import to_host
+from credit_jax.inference.perturbation import (
+    PROGNOSTIC,
+    Amplitude,
+    NoisePerturbation,
+    add,
+)
+from credit_jax.inference.reading import FirstStep, ForecastReader
+from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.parallel.placement import place_batch
+from credit_jax.transforms import FieldTree
+
+# Key -> (batch, level, lat, lon).
+Fields = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class SpinUp:
+    """Runs the model before the start dates.
+
+    Attributes:
+        step: the compiled step; it returns every prognostic variable.
+        weights: of the model.
+        reader: of states and forcing, without perturbations.
+    """
+
+    step: ForecastStep
+    weights: Any
+    reader: ForecastReader
+
+    def dates(self, tasks: Sequence[Task], steps: Sequence[int]) -> list[np.datetime64]:
+        """The date some steps after the start of each task."""
+        schedule = self.reader.schedule
+        return [
+            schedule.valid_time(t.start, k) for t, k in zip(tasks, steps, strict=True)
+        ]
+
+    def advance(
+        self, first: FirstStep, starts: Sequence[np.datetime64], num_steps: int
+    ) -> list[Fields]:
+        """Prognostic fields after each step of forecasts from some states and dates."""
+        mesh = self.step.model.mesh
+        state, constants = self.step.start(place_batch(first.arrays, mesh))
+        forcing: Any = {}
+        found = []
+        for k in range(1, num_steps + 1):
+            if k < num_steps:
+                forcing = place_batch(self.reader.forcing_at(starts, k), mesh)
+            elif not forcing:
+                forcing = self._any_forcing(starts)
+            state, fields = self.step(self.weights, state, constants, forcing)
+            rows = self.step.model.model_def.image_height
+            found.append({k: to_host(x)[:, :, 0, :rows] for k, x in fields.items()})
+        return found
+
+    def _any_forcing(self, starts: Sequence[np.datetime64]) -> FieldTree:
+        """Forcing that the last step does not look at."""
+        mesh = self.step.model.mesh
+        return place_batch(self.reader.forcing_at(starts, 0), mesh)
+
+
+@dataclass(frozen=True)
+class BredVectors:
+    """Bred vectors: differences of forecasts, grown and scaled back in cycles.
+
+    `num_cycles` steps before the start date noise is added to the analysis. In each
+    cycle the model goes one step from the analysis and from the perturbed one; the
+    difference, scaled back variable by variable, is added to the next analysis.
+
+    Attributes:
+        spin_up: runs the model.
+        noise: what breeding begins with.
+        amplitude: to which differences are scaled back.
+        num_cycles: how many times.
+    """
+
+    spin_up: SpinUp
+    noise: NoisePerturbation
+    amplitude: Amplitude
+    num_cycles: int
+
+    def __call__(self, tasks: Sequence[Task]) -> Mapping[str, np.ndarray]:
+        """Key -> (batch, level, lat, lon), what is added to the initial states."""
+        spin_up, bred = self.spin_up, Fields()
+        for cycle in range(-self.num_cycles, 0):
+            dates = spin_up.dates(tasks, [cycle] * len(tasks))
+            perturb = partial(_add_all, bred) if bred else self.noise
+            base = spin_up.reader.at(dates)
+            other = spin_up.reader.at(dates, tasks, perturb)
+            (control,) = spin_up.advance(base, dates, 1)
+            (changed,) = spin_up.advance(other, dates, 1)
+            bred = {
+                key: self._scaled(key, changed[key] - field, base.fields[key], tasks)
+                for key, field in control.items()
+            }
+        return bred
+
+    def _scaled(
+        self, key: str, difference: np.ndarray, base: np.ndarray, tasks: Sequence[Task]
+    ) -> np.ndarray:
+        """Differences with the amplitude of their variable; none for member 0."""
+        scaled = np.zeros_like(difference)
+        for index, task in enumerate(tasks):
+            std = self.amplitude.of(key, base[index])
+            size = self.amplitude.rms(difference[index])
+            if std is not None and task.member > 0:
+                factor = np.divide(std, size, out=np.zeros_like(std), where=size > 0)
+                scaled[index] = difference[index] * factor
+        return scaled
+
+
+@dataclass(frozen=True)
+class LaggedStarts:
+    """Lagged starts: member m begins as the forecast from m lags before the start date.
+
+    Attributes:
+        spin_up: runs the model.
+        steps: of a lag.
+    """
+
+    spin_up: SpinUp
+    steps: int
+
+    def __call__(self, tasks: Sequence[Task]) -> Mapping[str, np.ndarray]:
+        """Key -> (batch, level, lat, lon), what is added to the initial states."""
+        spin_up = self.spin_up
+        lags = [self.steps * task.member for task in tasks]
+        dates = spin_up.dates(tasks, [-lag for lag in lags])
+        analysis = spin_up.reader.at(spin_up.dates(tasks, [0] * len(tasks))).fields
+        longest = max(lags)
+        if longest == 0:
+            return {}
+        found = spin_up.advance(spin_up.reader.at(dates), dates, longest)
+        return {
+            key: np.stack(
+                [
+                    found[lag - 1][key][index] - analysis[key][index]
+                    if lag
+                    else np.zeros_like(analysis[key][index])
+                    for index, lag in enumerate(lags)
+                ]
+            )
+            for key in found[0]
+        }
+
+
+def earliest(config: PerturbationConfig, schedule: Schedule) -> int:
+    """Steps before the start dates from which on data are read.
+
+    Raises:
+        ValueError: the lag is no multiple of the time step.
+    """
+    if schedule.num_members == 1:
+        return 0
+    if config.type == "bred":
+        return config.num_cycles
+    if config.type == "lagged":
+        return steps_of(config.lag, schedule) * (schedule.num_members - 1)
+    return 0
+
+
+def steps_of(lag: str, schedule: Schedule) -> int:
+    """Steps of a lag."""
+    length = duration(lag)
+    if length % schedule.timestep != duration("0h"):
+        raise ValueError(
+            f"inference.perturbation.lag: {lag} is no multiple of the time step "
+            f"{schedule.timestep}"
+        )
+    return int(length / schedule.timestep)
+
+
+def before(schedule: Schedule, steps: int) -> np.ndarray:
+    """All dates up to `steps` steps before each start date."""
+    moved = [
+        shift_all(schedule.starts, -k * schedule.timestep, schedule.calendar)
+        for k in range(steps + 1)
+    ]
+    return np.unique(np.concatenate(moved))
+
+
+def prognostic(step: ForecastStep, keys: Sequence[str]) -> ForecastStep:
+    """A step that returns whole prognostic variables."""
+    wanted = {key: None for key in keys if key.split("/")[1] == PROGNOSTIC}
+    return replace(step, outputs=wanted)
+
+
+def _add_all(made: Fields, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
+    """Fields with what is made of each sample added."""
+    # Samples may be of equal tasks, where a group is filled up: they are equal, too.
+    index = {task: number for number, task in enumerate(tasks)}
+    return add(
+        fields, tasks, lambda key, t, _: made[key][index[t]] if key in made else None
+    )

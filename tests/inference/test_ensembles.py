@@ -1,0 +1,145 @@
+"""Members of ensembles: the same alone, in a batch, on any mesh, and run again."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from credit_jax.inference.perturbation import member_keys
+from credit_jax.inference.schedule import Schedule
+from credit_jax.inference.spherical_noise import SphericalNoise
+from tests.inference.test_campaign import chunks
+from tests.inference.tiny_run import forecast, make_run, read
+from tests.support import assert_close
+
+TYPES = {
+    "gaussian": {"type": "gaussian", "std": 0.1},
+    "spherical": {"type": "spherical", "std": {"T": 0.2, "SP": 0.1}},
+    "bred": {"type": "bred", "std": 0.1, "num_cycles": 2},
+    "lagged": {"type": "lagged", "lag": "6h"},
+}
+BATCH = {
+    "forecast_length": "12h",
+    "first_init_date": "2000-01-01",
+    "last_init_date": "2000-01-01T12",
+    "init_interval": "12h",
+}
+# These go through more steps of the model, and differences of them have more rounding.
+ROUNDING = dict.fromkeys(TYPES, 1e-6) | {"bred": 1e-5, "lagged": 1e-5}
+LAYOUTS = {
+    "six in a batch": ("--batch", "6"),
+    "three devices": ("--parallelism", "data=ddp", "--devices", "3"),
+    "domain 2, tp 2": ("--parallelism", "data=none,tensor=2,domain=2"),
+}
+
+
+def ensemble(world, folder, name, members=3):
+    inference = {
+        "batch_forecast": BATCH,
+        "output": {"format": "zarr"},
+        "members": members,
+        "perturbation": TYPES[name],
+    }
+    return make_run(world, folder, inference=inference)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_members_do_not_depend_on_the_layout(world, tmp_path, tiny_model, name):
+    config = ensemble(world, tmp_path, name)
+    assert forecast(config, tmp_path / "one") == 0
+    one = read(tmp_path / "one")
+    assert one["T"].dims[:3] == ("time", "number", "prediction_timedelta")
+    assert one.sizes["number"] == 3
+    for layout, options in LAYOUTS.items():
+        assert forecast(config, tmp_path / layout, *options) == 0
+        other = read(tmp_path / layout)
+        for variable in ("T", "U", "SP"):
+            found, expected = other[variable], one[variable]
+            assert_close(found, expected, ROUNDING[name], f"{layout}, {variable}")
+            if name in ("gaussian", "spherical"):
+                lead = {"prediction_timedelta": 0}
+                assert np.array_equal(found[lead], expected[lead]), "initial states"
+
+
+@pytest.mark.parametrize("name", ["gaussian", "bred"])
+def test_a_member_alone_and_run_again_is_the_same_bitwise(
+    world, tmp_path, tiny_model, name
+):
+    config = ensemble(world, tmp_path, name)
+    assert forecast(config, tmp_path / "all") == 0
+    for number in range(1, 7):
+        out = tmp_path / "parts"
+        assert forecast(config, out, "--shard", f"{number}/6") == 0
+    assert chunks(tmp_path / "parts") == chunks(tmp_path / "all")
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_members_differ_as_asked_for(world, tmp_path, tiny_model, name):
+    config = ensemble(world, tmp_path, name, members=2)
+    assert forecast(config, tmp_path / "two") == 0
+    two = read(tmp_path / "two")
+    first = two.isel(prediction_timedelta=0)
+    difference = first.isel(number=1) - first.isel(number=0)
+    weights = np.cos(np.deg2rad(two["latitude"]))
+    for variable, std in (("T", 0.1), ("SP", 0.1), ("U", 0.1)):
+        if name == "spherical":
+            std = TYPES[name]["std"].get(variable, 0.0)
+        control = first[variable].isel(number=0)
+        spread = control - control.weighted(weights).mean(("latitude", "longitude"))
+        sizes = [
+            np.sqrt((x**2).weighted(weights).mean(("latitude", "longitude")))
+            for x in (difference[variable], spread)
+        ]
+        ratio = (sizes[0] / sizes[1]).values
+        if name == "lagged":
+            assert (ratio > 0.01).all()
+        elif name == "bred":
+            assert np.allclose(ratio, std, rtol=0.5), "of the analysis a step before"
+        elif std == 0:
+            assert (ratio == 0).all()
+        elif name == "gaussian":
+            assert np.allclose(ratio, std, rtol=0.4)
+        else:
+            assert ((ratio > 0.2 * std) & (ratio < 3 * std)).all()
+
+
+def test_the_control_is_the_forecast_without_members(world, tmp_path, tiny_model):
+    config = ensemble(world, tmp_path, "gaussian", members=2)
+    assert forecast(config, tmp_path / "two") == 0
+    assert forecast(config, tmp_path / "one", "--members", "1") == 0
+    control = read(tmp_path / "two").isel(number=0)
+    alone = read(tmp_path / "one")
+    for variable in alone.data_vars:
+        same = np.array_equal(control[variable], alone[variable], equal_nan=True)
+        assert same, variable
+
+
+def test_a_lag_reads_data_that_have_to_be_there(world, tmp_path, tiny_model, capsys):
+    config = ensemble(world, tmp_path, "lagged", members=40)
+    assert forecast(config, tmp_path / "out") == 2
+    assert "1999-12-22" in capsys.readouterr().err
+
+
+def test_keys_are_those_of_seed_start_and_member():
+    starts = np.array(["2000-01-01", "2000-01-02"], "datetime64[ns]")
+    many = member_keys(7, Schedule(starts, 1, pd.Timedelta("6h"), num_members=9))
+    one = member_keys(7, Schedule(starts[1:], 1, pd.Timedelta("6h"), num_members=8))
+    assert np.array_equal(many[1, :8], one[0])
+    assert len({tuple(key) for key in many.reshape(-1, 2)}) == 18
+    other = member_keys(8, Schedule(starts, 1, pd.Timedelta("6h"), num_members=9))
+    assert not (many == other).all(axis=-1).any()
+
+
+def test_spherical_noise_is_isotropic():
+    scale = 25.0
+    latitude, longitude = np.linspace(90, -90, 19), np.arange(36) * 10.0
+    noise = SphericalNoise(latitude, longitude, scale)
+    fields = noise.draw(np.random.default_rng(0), (4000, 19, 36))
+    variance = fields.var(axis=0)
+    print(f"variance from {variance.min():.3f} to {variance.max():.3f}")
+    assert np.allclose(variance, 1, atol=0.12)
+    assert np.allclose(fields[:, 0], fields[:, 0, :1]), "one value at the pole"
+    for row, column, angle in ((9, 2, 20.0), (7, 0, 20.0), (4, 0, 50.0)):
+        correlation = np.mean(fields[:, 9, 0] * fields[:, row, column])
+        expected = np.exp(-((angle / scale) ** 2) / 2)
+        print(f"{angle} degrees: {correlation:.3f}, expected {expected:.3f}")
+        assert abs(correlation - expected) < 0.06
