@@ -210,7 +210,7 @@ class Loader:
             _check_raw(steps)
         raw = steps[0]
         first = self.pipeline.initial(raw)
-        later = [self.pipeline.renamed(step, Phase.INITIAL) for step in steps[1:]]
+        later = [self.pipeline.aligned(step, Phase.INITIAL) for step in steps[1:]]
         done = self.pipeline.before_step(first)
         targets = [done["y"]]
         targets += [self.pipeline.before_step(without_input(s))["y"] for s in later]
@@ -223,12 +223,21 @@ class Loader:
             raise
         if plateau:
             _check_raw(steps)
-        physical = self.pipeline.renamed(first, Phase.BEFORE_STEP)["input"]
+        fields = self._named_fields(raw, first, later)
+        return Batch(done["x"], y, first["input_times"], times, fields)
+
+    def _named_fields(
+        self, raw: FieldTree, first: FieldTree, later: Sequence[FieldTree]
+    ) -> dict[str, FieldTree]:
+        """The fields of a batch that the steps need besides x and y."""
+        if not (later or self.pipeline.needs("x_physical", "ic_raw")):
+            return {}
+        physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
         fields = initial_entries(self.pipeline, raw["input"], physical)
         if later:
-            renamed = [self.pipeline.renamed(s, Phase.BEFORE_STEP) for s in later]
-            fields |= fields_of_rollout(physical, [s["input"] for s in renamed])
-        return Batch(done["x"], y, first["input_times"], times, fields)
+            aligned = [self.pipeline.aligned(s, Phase.BEFORE_STEP) for s in later]
+            fields |= fields_of_rollout(physical, [s["input"] for s in aligned])
+        return fields
 
     def _step(self, indices: Any, step: int) -> dict[str, Any]:
         """The fields of one step of a batch, before any transform."""

@@ -85,7 +85,7 @@ class ForecastReader:
         done = self.pipeline.initial(raw)
         if perturb is not None:
             done = {**done, "input": perturb(done["input"], tasks)}
-        physical = self.pipeline.renamed(done, Phase.BEFORE_STEP)["input"]
+        physical = self.pipeline.aligned(done, Phase.BEFORE_STEP)["input"]
         x = self.pipeline.before_step(done)["x"]
         if self.finite:
             check_finite(x, x[:, :0], np.array(starts), self.schema)
@@ -102,7 +102,7 @@ class ForecastReader:
     def forcing_at(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
         """Dynamic forcing at a step after each of some dates."""
         fields = _collate(starts, lambda start: self.data.forcing(start, step))
-        return self.pipeline.renamed({"input": fields}, *PREBLOCKS)["input"]
+        return self.pipeline.aligned({"input": fields}, *PREBLOCKS)["input"]
 
     def stream(
         self, groups: Sequence[Sequence[Task]], num_steps: int, mesh: Mesh

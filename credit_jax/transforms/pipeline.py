@@ -43,6 +43,7 @@ from credit_jax.transforms.base import (
 )
 from credit_jax.transforms.post.reconstruct import Reconstruct
 from credit_jax.transforms.pre.normalize import Denormalize, Normalizer
+from credit_jax.transforms.pre.regrid import Regrid
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerTransform
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
@@ -162,17 +163,40 @@ class Pipeline:
                 undo = Denormalize(each.transform)
                 yield replace(each, phase=Phase.AFTER_STEP, transform=undo)
 
-    def renamed(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
-        """Run the renames of some phases alone, on the host.
+    def aligned(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
+        """Run the renames and regrids of some phases alone, on the host.
 
         In a forecast of several steps they have to be done before the fields of steps
-        meet: the later steps have not gone through the phase of the initial state.
+        meet: the later steps have not gone through the phase of the initial state, and
+        their rows are split over devices.
         """
         new = dict(tree)
         for each in self.transforms:
-            if each.phase in phases and isinstance(each.transform, Rename):
+            if each.phase in phases and isinstance(each.transform, Rename | Regrid):
                 new = each.transform(new)
         return new
+
+    def after_aligned(self) -> Pipeline:
+        """The same for fields that have gone through the regrids of every step.
+
+        Raises:
+            ValueError: a block before a regrid changes what it regrids, so that the two
+                cannot be exchanged.
+        """
+        steps = self._of(Phase.BEFORE_STEP)
+        for index, each in enumerate(steps):
+            if not isinstance(each.transform, Regrid):
+                continue
+            for before in steps[:index]:
+                _check_exchange(before, each, each.transform.args.variables)
+        return Pipeline(
+            tuple(
+                each
+                for each in self.transforms
+                if each.phase is not Phase.BEFORE_STEP
+                or not isinstance(each.transform, Regrid)
+            )
+        )
 
     def named_as_before(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -212,11 +236,12 @@ class Pipeline:
         }
         return lambda tree, context: self.after_step({**tree, **maps}, context)
 
-    def needs(self, name: str) -> bool:
-        """Whether a transform needs an entry of the tree that others do not."""
+    def needs(self, *names: str) -> bool:
+        """Whether a transform needs one of the entries that others do not."""
         return any(
             name in TRANSFORMS[each.section][each.type].needs
             for each in self.transforms
+            for name in names
         )
 
     def require(self, phase: Phase, where: Where) -> None:
@@ -395,6 +420,21 @@ def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
         there = " or ".join(own.value for own in entry.phases)
         raise ConfigError([f"{path}.type: {config.type} belongs into {there}"])
     return parse(entry.args, config.args, f"{path}.args")
+
+
+def _check_exchange(before: Placed, regrid: Placed, variables: Sequence[str]) -> None:
+    """Check that a block leaves some variables as they are, but for their names."""
+    own = before.transform
+    if isinstance(own, Rename | Regrid):
+        return
+    changed = own.selection if isinstance(own, Selects) else lambda key: True
+    lost = [key for key in variables if changed(key)]
+    if lost:
+        raise ValueError(
+            f"{regrid.path} regrids {lost[0]} after {before.path} (type {before.type}) "
+            "has changed it; in a forecast of several steps the block of type regrid "
+            "must come first"
+        )
 
 
 def _check_concat(preblocks: Sequence[tuple[str, str]]) -> None:

@@ -132,7 +132,8 @@ class Advance:
         target_channels: those of y and of the model's output.
 
     Raises:
-        ValueError: a preblock of every step runs on the host only.
+        ValueError: a preblock of every step runs on the host only, or a regrid of every
+            step cannot be done before the others.
     """
 
     pipeline: Pipeline
@@ -140,7 +141,9 @@ class Advance:
     target_channels: Mapping[str, slice]
 
     def __post_init__(self) -> None:
-        self.pipeline.require(Phase.BEFORE_STEP, Where.TRACED)
+        steps = self.pipeline.after_aligned()
+        steps.require(Phase.BEFORE_STEP, Where.TRACED)
+        object.__setattr__(self, "pipeline", steps)
 
     def __call__(
         self,

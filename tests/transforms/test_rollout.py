@@ -3,11 +3,12 @@
 import jax
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit_jax.config.base import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 from credit_jax.data.channels import ChannelGroup, ChannelSchema
-from credit_jax.transforms import build_pipeline
+from credit_jax.transforms import Phase, build_pipeline
 from credit_jax.transforms.rollout import Advance
 from tests.support import assert_close
 from tests.support.whole_fields import field_context
@@ -46,21 +47,72 @@ def test_renamed_variables_are_fed_back_and_forced(rng, name):
     pipeline = build_pipeline(
         parse(PreblocksConfig, {"per_step": chain(name)}), PostblocksConfig()
     )
+    fields = {
+        key: rng.uniform(1, 4, (2, count, 1, LAT, LON)).astype(np.float32)
+        for key, count in LEVELS.items()
+    }
+    check_next_input(pipeline, fields, NEW)
+
+
+def check_next_input(pipeline, fields, new):
+    """Fed back and forced fields go through the chain as those of a first step do."""
     groups = {key: ChannelGroup(key, count, 1) for key, count in LEVELS.items()}
     data = ChannelSchema(
         (groups[T], groups[SP], groups[LSM], groups[TSI]), (groups[T], groups[SP])
     )
     schema = data.after(pipeline)
-    fields = {
-        key: rng.uniform(1, 4, (2, count, 1, LAT, LON)).astype(np.float32)
-        for key, count in LEVELS.items()
-    }
     order = {group.var_key: 0 for group in data.as_read()["input"]}
     expected = pipeline.before_step({"input": {"S": {k: fields[k] for k in order}}})
     advance = Advance(pipeline, schema.input_slices(), schema.target_slices())
-    predicted = {"S": {SP: fields[SP]}, "A": {NEW[T]: fields[T]}}
+    predicted = {"S": {SP: fields[SP]}}
+    predicted.setdefault(new[T].split("/")[0], {})[new[T]] = fields[T]
     tree = {"x": np.zeros_like(expected["x"]), "y_processed": predicted}
-    forcing, static = {"S": {TSI: fields[TSI]}}, {"S": {LSM: fields[LSM]}}
+    given = pipeline.aligned({"input": {"S": fields}}, Phase.BEFORE_STEP)["input"]
+    given = {key: x for own in given.values() for key, x in own.items()}
+    forcing = {new[TSI].split("/")[0]: {new[TSI]: given[new[TSI]]}}
+    static = {"S": {LSM: given[LSM]}}
     run = jax.jit(lambda *given: advance(*given, field_context(LAT)))
     found = run(tree, forcing, static)
     assert_close(found["x"], expected["x"], 1e-6, "x of the next step")
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Each point is two of a grid of ten rows, added up."""
+    count = LAT * LON
+    content = {
+        "row": ("n_s", np.repeat(np.arange(count), 2) + 1),
+        "col": ("n_s", np.arange(2 * count) + 1),
+        "S": ("n_s", np.ones(2 * count)),
+        "dst_grid_dims": ("rank", [LON, LAT]),
+        "xc_a": ("n_a", np.zeros(2 * count)),
+        "xc_b": ("n_b", np.zeros(count)),
+    }
+    xr.Dataset(content).to_netcdf(tmp_path / "weights.nc")
+    return str(tmp_path / "weights.nc")
+
+
+def regridding(weights, *before):
+    """A chain that regrids what is not predicted."""
+    args = {"weight_file": weights, "variables": [TSI, LSM]}
+    blocks = {f"b{n}": own for n, own in enumerate(before)}
+    blocks["regrid"] = {"type": "regrid", "args": args}
+    blocks["roots"] = {"type": ROOTS, "args": {"variables": [TSI, SP]}}
+    steps = {"per_step": {**blocks, "concat": CONCAT}}
+    return build_pipeline(parse(PreblocksConfig, steps), PostblocksConfig())
+
+
+def test_forcing_on_another_grid(rng, weights):
+    rows = {T: LAT, SP: LAT, TSI: 2 * LAT, LSM: 2 * LAT}
+    fields = {
+        key: rng.uniform(1, 4, (2, count, 1, rows[key], LON)).astype(np.float32)
+        for key, count in LEVELS.items()
+    }
+    pipeline = regridding(weights, {"type": ROOTS, "args": {"variables": [SP]}})
+    check_next_input(pipeline, fields, {T: T, TSI: TSI})
+
+
+def test_a_block_before_a_regrid(weights):
+    pipeline = regridding(weights, {"type": ROOTS, "args": {"variables": [TSI]}})
+    with pytest.raises(ValueError, match="the block of type regrid must come first"):
+        Advance(pipeline, {}, {})
