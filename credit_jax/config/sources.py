@@ -1,5 +1,7 @@
 """One section of `data.source`: a class for each `dataset_type`."""
 
+import os
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -236,12 +238,42 @@ class DownloadedConfig(SourceConfig):
     mode: str = "local"
 
     @model_validator(mode="after")
-    def _has_files(self) -> "DownloadedConfig":
+    def _can_be_reached(self) -> "DownloadedConfig":
         if self.mode != "local":
             fetch = f" with credit.datasets.gen_2.{self.downloader}"
             raise ValueError(
-                f"mode: {got(self.mode)} is not available; fetch the files"
-                f"{fetch if self.downloader else ''} and set mode: local"
+                f"mode: {got(self.mode)} is not available for {self.dataset_type}; "
+                f"fetch the files{fetch if self.downloader else ''} and set mode: local"
+            )
+        return self
+
+
+class BucketConfig(SourceConfig):
+    """Files of NOAA's buckets, there or in folders of the same names.
+
+    Attributes:
+        mode: "local" reads `base_path`, "remote" the bucket.
+        base_path: folder that holds those of the days.
+        store: address of the bucket, or of a copy of it; not in CREDIT.
+    """
+
+    mode: Literal["local", "remote"] = "remote"
+    base_path: str | None = None
+    store: str = ""
+
+    @property
+    def folder(self) -> str:
+        """Where the folders of the days are."""
+        if self.mode == "remote":
+            return self.store.rstrip("/")
+        return os.path.expanduser(str(self.base_path))
+
+    @model_validator(mode="after")
+    def _has_folder(self) -> "BucketConfig":
+        if self.mode == "local" and self.base_path is None:
+            raise ValueError(
+                "base_path: missing; it is the folder of the days (mode: remote reads "
+                "NOAA's bucket)"
             )
         return self
 
@@ -317,22 +349,18 @@ class GoesConfig(FlatConfig):
         return value
 
 
-class GfsConfig(DownloadedConfig):
+class GfsConfig(BucketConfig):
     """Analyses and forecasts of GFS and GDAS on the Gaussian grid, NetCDF.
 
     Attributes:
         system: "gdas" or "gfs"; `gfs_type` and `model` are other names of the key.
-        base_path: folder that holds those of the days.
         forecast_hour: lead time; null takes the analysis.
         level_type: whether `levels` are positions, from 1 ("model"), or the nearest
             values of the level coordinate, hPa ("pressure").
         check_availability: leave out times whose files are missing.
     """
 
-    downloader: ClassVar[str] = "gfs_download"
-
-    mode: str = "remote"
-    base_path: str | None = None
+    store: str = "gs://global-forecast-system"
     system: Literal["gdas", "gfs"] | None = None
     gfs_type: Literal["gdas", "gfs"] | None = None
     model: Literal["gdas", "gfs"] | None = None
@@ -346,28 +374,52 @@ class GfsConfig(DownloadedConfig):
         """The system that one of the three keys names."""
         return self.gfs_type or self.system or self.model or "gdas"
 
-    @model_validator(mode="after")
-    def _has_folder(self) -> "GfsConfig":
-        if self.base_path is None:
-            raise ValueError("base_path: missing; it is the folder of the days")
-        return self
+
+class GefsConfig(BucketConfig):
+    """The state of a member of GEFS at the start of its runs, on the cube sphere.
+
+    Its points are one dim; a regrid block brings them to rows and columns.
+
+    Attributes:
+        members: the member, such as [c00] or [p01]; null takes c00. A sample is one
+            state: for several members take several runs.
+    """
+
+    store: str = "gs://gfs-ensemble-forecast-system"
+    members: tuple[str, ...] | None = None
+
+    @property
+    def member(self) -> str:
+        """The one member."""
+        return self.members[0] if self.members else "c00"
+
+    @field_validator("members")
+    @classmethod
+    def _one_member(cls, value: tuple[str, ...] | None) -> Any:
+        if value is None:
+            return value
+        wrong = [own for own in value if not re.fullmatch(r"c00|p\d{2}", own)]
+        if len(value) != 1 or wrong:
+            raise ValueError(
+                f"must name one member, [c00] or [p01] to [p99], got {list(value)}; a "
+                "sample is one state: name several sources, or take a run for each"
+            )
+        return value
 
 
-class HrrrConfig(DownloadedConfig):
+class HrrrConfig(BucketConfig):
     """HRRR's GRIB files with their inventories (.idx).
 
     Attributes:
         product: "wrfprs" (pressure levels), "wrfnat" (hybrid levels), or "wrfsubh"
             (2-D variables every 15 minutes).
-        base_path: folder that holds those of the days.
         forecast_hour: lead time.
         extent: west, east, south, north; null takes the whole grid.
     """
 
-    downloader: ClassVar[str] = "hrrr_download"
-
+    mode: Literal["local", "remote"] = "local"
+    store: str = "s3://noaa-hrrr-bdp-pds"
     product: Literal["wrfprs", "wrfnat", "wrfsubh"] = "wrfprs"
-    base_path: str | None = None
     forecast_hour: int = Field(default=0, ge=0)
     extent: Extent | None = None
 
@@ -375,8 +427,6 @@ class HrrrConfig(DownloadedConfig):
 
     @model_validator(mode="after")
     def _can_be_read(self) -> "HrrrConfig":
-        if self.base_path is None:
-            raise ValueError("base_path: missing; it is the folder of the days")
         if self.product == "wrfsubh" and self.variables.has_levels:
             raise ValueError("wrfsubh has no levels: remove vars_3D")
         return self
@@ -391,6 +441,7 @@ SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "mrms": MrmsConfig,
     "goes": GoesConfig,
     "gfs": GfsConfig,
+    "gefs": GefsConfig,
     "hrrr": HrrrConfig,
     "hrrr_nat": HrrrConfig,
     "hrrr_subh": HrrrConfig,
@@ -409,9 +460,6 @@ def parse_source(value: Any) -> Any:
     text = str(not_available("dataset type", kind, SOURCE_CONFIGS))
     text += {
         "base": "; CREDIT's base reads nothing: its fields are constants for tests",
-        "gefs": "; its cube-sphere tiles have a dim of members before levels, which "
-        "CREDIT's concat cannot join either: write a member to files on a grid, and "
-        "take local",
     }.get(
         str(kind),
         "; classes that CREDIT registers by custom_objects are torch datasets",

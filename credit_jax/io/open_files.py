@@ -11,15 +11,12 @@ from typing import Any
 
 import xarray as xr
 
+from credit_jax.io.remote import is_url, open_binary, store_at
+
 # Files whose metadata are kept.
 MAX_OPEN = 1000
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _CLASSIC = (b"CDF\x01", b"CDF\x02")
-
-
-def is_url(path: str | Path) -> bool:
-    """Whether a path is the address of a store: gs://, s3://, http:// or https://."""
-    return "://" in str(path)
 
 
 def reading_engine(path: str | Path) -> str | None:
@@ -30,11 +27,14 @@ def reading_engine(path: str | Path) -> str | None:
     and are read by h5netcdf, whose library locks itself; classic ones by scipy.
 
     Args:
-        path: a file, or the folder or the address of a Zarr store.
+        path: a file, or the folder or the address of a Zarr store; an address that ends
+            with .nc is that of a NetCDF-4 file.
 
     Returns:
         Name of the engine; None leaves the choice to xarray.
     """
+    if is_url(path) and str(path).endswith(".nc"):
+        return "h5netcdf"
     if is_url(path) or os.path.isdir(path):
         return "zarr"
     try:
@@ -79,9 +79,9 @@ class OpenFiles:
 
 
 def _open(path: str, engine: str | None) -> xr.Dataset:
-    place = _remote_store(path) if is_url(path) else path
-    engine = engine or reading_engine(path)
+    engine = reading_engine(path) if is_url(path) else engine or reading_engine(path)
     try:
+        place = _remote(path, engine) if is_url(path) else path
         with warnings.catch_warnings():
             # Zarr 3 has no consolidated metadata; times outside of datetime64 become
             # cftime objects, and where they are read, that is an error.
@@ -95,16 +95,10 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
         ) from error
 
 
-def _remote_store(url: str) -> Any:
-    """A Zarr store at an address, read without credentials and without the GIL."""
-    try:
-        from obstore import store
-        from zarr.storage import ObjectStore
-    except ImportError:
-        raise ValueError(
-            f"{url}: stores at an address need obstore: pip install credit-jax[cloud]"
-        ) from None
-    options: dict[str, Any] = {"skip_signature": True}
-    if url.startswith("http"):
-        options = {"client_options": {"allow_http": url.startswith("http:")}}
-    return ObjectStore(store.from_url(url, **options), read_only=True)
+def _remote(url: str, engine: str | None) -> Any:
+    """A NetCDF file or a Zarr store at an address."""
+    if engine == "h5netcdf":
+        return open_binary(url)
+    from zarr.storage import ObjectStore
+
+    return ObjectStore(store_at(url), read_only=True)

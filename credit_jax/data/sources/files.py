@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from credit_jax.io.open_files import is_url
+from credit_jax.io.remote import exists, is_url
 
 _DIGITS = {
     "%Y": r"\d{4}",
@@ -152,7 +152,7 @@ class TimedFiles(Files):
     def find(self, time: np.datetime64) -> str | None:
         """The file of a time, or None."""
         path = self.path(time)
-        return path if os.path.exists(path) else None
+        return path if exists(path) else None
 
     def lacks(self, time: np.datetime64) -> str:
         """Why there is no file of a time: the end of a sentence."""

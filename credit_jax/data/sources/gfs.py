@@ -16,7 +16,9 @@ _ATMOSPHERE = ("hgtsfc", "pressfc")
 def open_gfs(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """The files of CREDIT's gfs_download: <system>.<date>/<hour>/atmos/<name>.nc.
+    """The files of NOAA, or of CREDIT's gfs_download in the same folders.
+
+    <system>.<date>/<hour>/atmos/<name>.nc; of the former only pieces are read.
 
     Args:
         name: of the source.
@@ -34,7 +36,7 @@ def open_gfs(
     assert isinstance(config, GfsConfig)
     system, hour = config.model_system, config.forecast_hour
     suffix = "anl" if hour is None else f"f{hour:03d}"
-    base = os.path.expanduser(str(config.base_path)).replace("%", "%%")
+    base = config.folder.replace("%", "%%")
     folder = os.path.join(base, f"{system}.%Y%m%d", "%H", "atmos")
     probe = probe_times(data, config)
     atmosphere, surface = (

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import importlib
-import os
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from credit_jax.data.sources.source import BadSampleError
+from credit_jax.io.remote import exists, read_bytes
 
 # Inventories that are kept.
 _KEPT = 512
@@ -67,7 +67,7 @@ def read_inventory(path: str, where: str) -> tuple[Message, ...]:
         ValueError: if it cannot be read.
     """
     for needed in (path, f"{path}.idx"):
-        if not os.path.exists(needed):
+        if not exists(needed):
             raise BadSampleError(f"{where}: {needed!r} does not exist")
     try:
         return _inventory(f"{path}.idx")
@@ -77,8 +77,8 @@ def read_inventory(path: str, where: str) -> tuple[Message, ...]:
 
 @functools.lru_cache(_KEPT)
 def _inventory(path: str) -> tuple[Message, ...]:
-    with open(path) as file:
-        lines = [line.strip().split(":") for line in file if line.strip()]
+    text = read_bytes(path).decode()
+    lines = [line.strip().split(":") for line in text.splitlines() if line.strip()]
     parts = [line for line in lines if len(line) > 5]
     starts = [int(line[1]) for line in parts]
     ends = [*starts[1:], starts[-1] - 1]
@@ -100,9 +100,7 @@ def decode(path: str, message: Message) -> GribField:
         raise ValueError(
             f"{path}: GRIB needs pygrib: pip install credit-jax[grib]"
         ) from None
-    with open(path, "rb") as file:
-        file.seek(message.start)
-        content = file.read(message.size)
+    content = read_bytes(path, message.start, message.size)
     try:
         decoded = pygrib.fromstring(content)
         values = np.ma.filled(decoded.values, np.nan).astype(np.float32)

@@ -15,6 +15,7 @@ from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.grib import Message, decode, read_inventory
 from credit_jax.data.sources.source import Fields, Grid, field_key, variables_of
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.io.remote import exists
 
 # From this day on the files lie in a folder of their region.
 _REGIONS = pd.Timestamp("2018-07-12")
@@ -211,8 +212,7 @@ def path_of(config: HrrrConfig, time: np.datetime64) -> tuple[str, int | None]:
         # A full hour is the last step of the run of the hour before.
         minutes = (run.minute - 1) % 60 + 1
         run, hour = run - pd.Timedelta(minutes=minutes), 1
-    base = os.path.expanduser(str(config.base_path))
-    folder = os.path.join(base, f"hrrr.{run:%Y%m%d}")
+    folder = os.path.join(config.folder, f"hrrr.{run:%Y%m%d}")
     folder = os.path.join(folder, "conus") if run >= _REGIONS else folder
     name = f"hrrr.t{run:%H}z.{config.product}f{hour:02d}.grib2"
     return os.path.join(folder, name), minutes
@@ -221,7 +221,9 @@ def path_of(config: HrrrConfig, time: np.datetime64) -> tuple[str, int | None]:
 def open_hrrr(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> HrrrSource:
-    """The files of CREDIT's hrrr_download: hrrr.<date>/conus/<run>.grib2 and .idx.
+    """The files of NOAA, or of CREDIT's hrrr_download in the same folders.
+
+    hrrr.<date>/conus/<run>.grib2 and .idx; of the former only messages are read.
 
     Args:
         name: of the source.
@@ -235,16 +237,17 @@ def open_hrrr(
     config = data.source[name]
     assert isinstance(config, HrrrConfig)
     times = probe_times(data, config)
-    there = [t for t in times[:_MANY_FILES] if os.path.exists(path_of(config, t)[0])]
-    if not there:
+    tried = (time for time in times[:_MANY_FILES] if exists(path_of(config, time)[0]))
+    first_time = next(tried, None)
+    if first_time is None:
         path = path_of(config, times[0])[0]
-        raise FileNotFoundError(f"data.source.{name}.base_path: no file {path!r}")
+        raise FileNotFoundError(f"data.source.{name}: no file {path!r}")
     whole = slice(None)
-    source = HrrrSource(name, config, there[0], whole, whole)
+    source = HrrrSource(name, config, first_time, whole, whole)
     counts: dict[str, int] = {}
     first: tuple[str, Message] | None = None
     for kind in config.variables.given:
-        for key, (path, messages) in source.messages(kind, there[0]).items():
+        for key, (path, messages) in source.messages(kind, first_time).items():
             first = first or (path, messages[0])
             counts |= {key: len(messages)} if "/3d/" in key else {}
     assert first is not None
@@ -257,7 +260,7 @@ def open_hrrr(
     rows, columns = _part(config, field.latitude, field.longitude)
     shape = field.values[rows, columns].shape
     levels = max(counts.values(), default=0)
-    return HrrrSource(name, config, there[0], rows, columns, shape, levels)
+    return HrrrSource(name, config, first_time, rows, columns, shape, levels)
 
 
 def _part(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from credit_jax.config.data import DataConfig
 from credit_jax.data.sources.era5 import open_arco, open_weatherbench
+from credit_jax.data.sources.gefs import open_gefs
 from credit_jax.data.sources.gfs import open_gfs
 from credit_jax.data.sources.goes import open_goes
 from credit_jax.data.sources.hrrr import open_hrrr
@@ -22,6 +23,7 @@ SOURCES: dict[str, Callable[[str, DataConfig, OpenFiles | None], Source]] = {
     "mrms": open_mrms,
     "goes": open_goes,
     "gfs": open_gfs,
+    "gefs": open_gefs,
     "hrrr": open_hrrr,
     "hrrr_nat": open_hrrr,
     "hrrr_subh": open_hrrr,

@@ -10,6 +10,7 @@ import xarray as xr
 from credit_jax.config.base import parse
 from credit_jax.config.data import DataConfig
 from credit_jax.data import open_dataset
+from tests.data.sources.server import same_samples, served
 
 TIMES = pd.date_range("2024-01-01", "2024-01-02T12", freq="6h")
 DATES = {
@@ -92,9 +93,21 @@ def test_gfs_leaves_out_what_is_missing(gfs):
         dataset[len(dataset) - 1]
 
 
+def test_gfs_in_the_bucket(gfs):
+    whole = sum(path.stat().st_size for path in gfs.rglob("*.nc"))
+    with served(gfs) as (address, sent):
+        keys = {"mode": "remote", "store": address, "base_path": None}
+        there = open_dataset(parse(DataConfig, data_of(**gfs_source(gfs, **keys))))
+        same_samples(open_dataset(parse(DataConfig, data_of(**gfs_source(gfs)))), there)
+        print(f"gfs over http: {sum(sent)} of {whole} bytes")
+        data = data_of(**gfs_source(gfs, **keys)) | {"end_datetime": "2024-01-03"}
+        starts = open_dataset(parse(DataConfig, data)).starts
+    assert str(starts[-1])[:13] == "2024-01-02T06"
+
+
 def test_gfs_errors(gfs, tmp_path):
-    data = data_of(**gfs_source(gfs, mode="remote"))
-    with pytest.raises(ValueError, match=r"gen_2\.gfs_download and set mode: local"):
+    data = data_of(**gfs_source(gfs, base_path=None))
+    with pytest.raises(ValueError, match=r"base_path: missing; .*mode: remote"):
         parse(DataConfig, data)
     data = data_of(**gfs_source(gfs, levels=[0, 5]))
     with pytest.raises(ValueError, match=r"levels \[0\.0, 5\.0\] .* 1 to 4"):

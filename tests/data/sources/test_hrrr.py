@@ -9,6 +9,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.data import open_dataset
 from credit_jax.data.sources.grib import read_inventory
 from tests.data.sources.grib import NX, NY, message
+from tests.data.sources.server import same_samples, served
 
 TIMES = pd.date_range("2024-01-01", "2024-01-01T04", freq="1h")
 DATES = {
@@ -114,9 +115,9 @@ def test_sub_hourly(credit, folder):
     ("change", "text"),
     [
         ({"levels": [250, 700]}, r"T: no level mb \[700\.0\]; it has \[250\.0, 500"),
-        ({"base_path": "/nowhere"}, "base_path: no file '/nowhere/hrrr"),
+        ({"base_path": "/nowhere"}, "no file '/nowhere/hrrr"),
         ({"extent": [0, 10, 0, 10]}, "no point of HRRR's grid"),
-        ({"mode": "remote"}, r"gen_2\.hrrr_download and set mode: local"),
+        ({"mode": "there"}, "mode: must be one of 'local' or 'remote'"),
         ({"base_path": None}, "base_path: missing"),
         ({"variables": {"prognostic": {"vars_2D": ["x"]}}}, "'x' is none of T, U, V"),
         ({"variables": {"prognostic": {"vars_2D": ["cape"]}}}, "no message of cape"),
@@ -128,6 +129,32 @@ def test_errors(folder, change, text):
     data["source"]["own"] |= change
     with pytest.raises((ValueError, FileNotFoundError), match=text):
         open_dataset(parse(DataConfig, data))
+
+
+def test_the_bucket(folder):
+    """Only the messages that a sample needs are read."""
+    keys = {"levels": [500]}
+    with served(folder) as (address, sent):
+        remote = {"mode": "remote", "store": address, "base_path": None}
+        there = open_dataset(parse(DataConfig, section(folder, **keys, **remote)))
+        local = open_dataset(parse(DataConfig, section(folder, **keys)))
+        same_samples(local, there)
+        before = len(sent)
+        there[0]
+        path = next(folder.rglob("*t00z.wrfprsf00.grib2"))
+        sizes = sent[before:]
+        print("bytes of a sample:", sizes, "of a file:", path.stat().st_size)
+        assert max(sizes) < path.stat().st_size / 4
+        there.sources["own"].check("prognostic", TIMES.to_numpy())
+        late = np.array(["2024-01-05T00"], "datetime64[ns]")
+        with pytest.raises(ValueError, match=r"http.*hrrr\.20240105.* does not exist"):
+            there.sources["own"].check("prognostic", late)
+
+
+def test_a_bucket_that_does_not_answer(folder):
+    keys = {"mode": "remote", "store": "http://127.0.0.1:9"}
+    with pytest.raises(OSError, match="cannot be reached"):
+        open_dataset(parse(DataConfig, section(folder, **keys)))
 
 
 def test_without_a_decoder(folder, monkeypatch):

@@ -1,0 +1,212 @@
+"""The `gefs` source: a member of GEFS at the start of its runs, on the cube sphere."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from credit_jax.config.data import DataConfig
+from credit_jax.config.sources import GefsConfig
+from credit_jax.data.clock import probe_times
+from credit_jax.data.sources.source import (
+    BadSampleError,
+    Fields,
+    Grid,
+    field_key,
+    variables_of,
+)
+from credit_jax.io.open_files import OpenFiles
+from credit_jax.io.remote import exists
+
+_TILES = range(1, 7)
+# 2-D variables of the files of the atmosphere; all others are in the surface's.
+_ATMOSPHERE = ("ps",)
+# Winds at cell centers -> winds at cell edges, and the dim that is averaged.
+_CENTERED = {"u_a": ("u_s", 1), "v_a": ("v_w", 2)}
+# Files that are looked at before a run.
+_MANY_FILES = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class GefsSource:
+    """Fields of the six tiles one after the other, a dim of points; see `Source`.
+
+    Attributes:
+        name: of the source.
+        config: its section.
+        open_files: opens and keeps files.
+        shape: (points,).
+        num_levels: levels of its 3-D variables (0 without any).
+        calendar: of its times.
+    """
+
+    name: str
+    config: GefsConfig
+    open_files: OpenFiles
+    shape: tuple[int, ...] = ()
+    num_levels: int = 0
+    calendar: str = "standard"
+
+    def read(
+        self, field_type: str, times: np.ndarray, rows: slice | None = None
+    ) -> Fields:
+        """See `Source.read`."""
+        if rows is not None:
+            raise ValueError(f"data.source.{self.name}: the cube sphere has no rows")
+        read = functools.partial(self._read_one, field_type)
+        if field_type == "static":
+            fields = read(times[-1])
+            return {k: np.repeat(f[:, None], len(times), 1) for k, f in fields.items()}
+        steps = [read(time) for time in times]
+        return {key: np.stack([s[key] for s in steps], axis=1) for key in steps[0]}
+
+    def grids(self) -> Iterator[Grid]:
+        """See `Source.grids`."""
+        yield Grid(f"data.source.{self.name}: gefs", self.shape, None, None)
+
+    def coverage(self) -> None:
+        """A file has one time."""
+
+    def available(self, times: np.ndarray) -> np.ndarray:
+        """All times: a missing file is an error."""
+        return np.ones(times.shape, dtype=bool)
+
+    def check(self, field_type: str, times: np.ndarray) -> None:
+        """See `Source.check`."""
+        for time in times[:: -(-len(times) // _MANY_FILES)] if len(times) else ():
+            for part in {self._part(*own) for own in self._variables(field_type)}:
+                for path in paths_of(self.config, time, part):
+                    if not exists(path):
+                        raise BadSampleError(
+                            f"data.source.{self.name}: {str(time)[:16]}: no file "
+                            f"{path!r}"
+                        )
+
+    def _variables(self, field_type: str) -> list[tuple[str, str]]:
+        return list(variables_of(self.config, field_type))
+
+    def _part(self, dims: str, name: str) -> str:
+        """Which of the two files of a tile has a variable."""
+        return "gfs" if dims == "3d" or name in _ATMOSPHERE else "sfc"
+
+    def _read_one(
+        self, field_type: str, time: np.datetime64
+    ) -> dict[str, Float[np.ndarray, "level point"]]:
+        """All variables of a field type at one time."""
+        fields = {}
+        for dims, name in self._variables(field_type):
+            paths = paths_of(self.config, time, self._part(dims, name))
+            tiles = [self._tile(path, dims, name) for path in paths]
+            field = np.concatenate(tiles, axis=1, dtype=np.float32)
+            fields[field_key(self.name, field_type, dims, name)] = field
+        return fields
+
+    def _tile(
+        self, path: str, dims: str, name: str
+    ) -> Float[np.ndarray, "level point"]:
+        """One variable of one tile."""
+        if not exists(path):
+            raise BadSampleError(f"data.source.{self.name}: no file {path!r}")
+        dataset = self.open_files.dataset(path)
+        edge, dim = _CENTERED.get(name, (name, 0)) if dims == "3d" else (name, 0)
+        if edge not in dataset.data_vars:
+            raise ValueError(
+                f"{path}: no variable {edge!r}; it has: "
+                f"{', '.join(map(str, dataset.data_vars))}"
+            )
+        try:
+            array = dataset.variables[edge]
+            values = np.asarray(array.isel(Time=0) if "Time" in array.dims else array)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{path}: variable {edge!r} cannot be read ({error}); fetch the file "
+                "again"
+            ) from error
+        if dims == "2d":
+            return values.reshape(1, -1)
+        if edge != name or name == "zh":
+            values = _between(values, dim)
+        return values[self._levels(len(values), path)].reshape(-1, values[0].size)
+
+    def _levels(self, count: int, path: str) -> list[int]:
+        """Positions of the levels that are taken."""
+        wanted = self.config.levels
+        if wanted is None:
+            return list(range(count))
+        lost = [own for own in wanted if own != int(own) or not 1 <= own <= count]
+        if lost:
+            raise ValueError(
+                f"{path}: levels {lost} of data.source.{self.name}.levels are not "
+                f"positions of 1 to {count}"
+            )
+        return [int(own) - 1 for own in wanted]
+
+
+def paths_of(config: GefsConfig, time: np.datetime64, part: str) -> list[str]:
+    """The files of the six tiles.
+
+    Args:
+        config: of the source.
+        time: of the run.
+        part: "gfs" for the atmosphere, "sfc" for the surface.
+    """
+    run: Any = pd.Timestamp(time)
+    day = os.path.join(config.folder, f"gefs.{run:%Y%m%d}", f"{run:%H}", "atmos/init")
+    names = (f"{part}_data.tile{tile}.nc" for tile in _TILES)
+    return [os.path.join(day, config.member, name) for name in names]
+
+
+def open_gefs(
+    name: str, data: DataConfig, open_files: OpenFiles | None = None
+) -> GefsSource:
+    """The files of NOAA, or of CREDIT's gefs_download in the same folders.
+
+    gefs.<date>/<hour>/atmos/init/<member>/gfs_data.tile<n>.nc and sfc_data.tile<n>.nc.
+
+    Args:
+        name: of the source.
+        data: the data section that it is in.
+        open_files: files that are open already, shared with other sources.
+
+    Raises:
+        FileNotFoundError: if no time has files.
+        ValueError: if a variable or a level is missing.
+
+    Differs from CREDIT: one member, and fields without a dim of members, which its
+    concat cannot join.
+    """
+    config = data.source[name]
+    assert isinstance(config, GefsConfig)
+    files = open_files or OpenFiles()
+    source = GefsSource(name, config, files)
+    times = probe_times(data, config)
+    tried = times[:_MANY_FILES]
+    first = next((t for t in tried if exists(paths_of(config, t, "gfs")[0])), None)
+    if first is None:
+        path = paths_of(config, times[0], "gfs")[0]
+        raise FileNotFoundError(f"data.source.{name}: no file {path!r}")
+    fields: dict[str, np.ndarray] = {}
+    for kind in config.variables.given:
+        fields |= source._read_one(kind, first)
+    levels = {key: len(field) for key, field in fields.items() if "/3d/" in key}
+    if len(set(levels.values())) > 1:
+        raise ValueError(
+            f"data.source.{name}: 3-D variables have different numbers of levels: "
+            f"{levels}"
+        )
+    shape = next(iter(fields.values())).shape[1:]
+    count = max(levels.values(), default=0)
+    return dataclasses.replace(source, shape=shape, num_levels=count)
+
+
+def _between(values: np.ndarray, dim: int) -> np.ndarray:
+    """Means of neighbors along a dim."""
+    low, high = (
+        np.moveaxis(values, dim, 0)[part] for part in (slice(-1), slice(1, None))
+    )
+    return np.moveaxis(0.5 * (low + high), 0, dim)

@@ -1,0 +1,133 @@
+"""Files at an address, read by ranges, without credentials and without the GIL."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+from typing import Any
+
+# Addresses whose existence is remembered.
+_KEPT = 100_000
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is an address: gs://, s3://, http:// or https://."""
+    return "://" in str(path)
+
+
+@functools.lru_cache(64)
+def store_at(url: str) -> Any:
+    """The store of an address.
+
+    Raises:
+        ValueError: obstore is not installed.
+    """
+    try:
+        from obstore import store
+    except ImportError:
+        raise ValueError(
+            f"{url}: data at an address need obstore: pip install credit-jax[cloud]"
+        ) from None
+    options: dict[str, Any] = {"skip_signature": True}
+    if url.startswith("http"):
+        options = {"client_options": {"allow_http": url.startswith("http:")}}
+    return store.from_url(url, **options)
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file, in a folder or at an address.
+
+    Raises:
+        OSError: a server does not answer.
+    """
+    return _exists_there(path) if is_url(path) else os.path.exists(path)
+
+
+@functools.lru_cache(_KEPT)
+def _exists_there(url: str) -> bool:
+    store, key = _parts(url)
+    import obstore
+
+    try:
+        obstore.head(store, key)
+    except FileNotFoundError:
+        return False
+    except Exception as error:
+        raise OSError(f"{url}: cannot be reached ({error})") from error
+    return True
+
+
+def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
+    """Some bytes of a file, in a folder or at an address.
+
+    Args:
+        path: of the file.
+        start: of the bytes.
+        size: of them; -1 reads to the end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not is_url(path):
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(size)
+    store, key = _parts(path)
+    import obstore
+
+    try:
+        if size >= 0:
+            found = obstore.get_range(store, key, start=start, length=size)
+            return bytes(found)
+        options: Any = {"range": {"offset": start}} if start else {}
+        return bytes(obstore.get(store, key, options=options).bytes())
+    except Exception as error:
+        raise OSError(f"{path}: cannot be read ({error})") from error
+
+
+def open_binary(url: str) -> io.BufferedReader:
+    """A file at an address, as one that is read in pieces.
+
+    Raises:
+        OSError: there is none, or the server does not answer.
+    """
+    store, key = _parts(url)
+    import obstore
+
+    try:
+        return io.BufferedReader(_Ranges(obstore.open_reader(store, key)), 2**16)
+    except Exception as error:
+        raise OSError(f"{url}: cannot be opened ({error})") from error
+
+
+def _parts(url: str) -> tuple[Any, str]:
+    """The store of the host or bucket, and the path in it."""
+    scheme, _, rest = url.partition("://")
+    host, _, key = rest.partition("/")
+    return store_at(f"{scheme}://{host}"), key
+
+
+class _Ranges(io.RawIOBase):
+    """obstore's reader as a raw file of Python."""
+
+    def __init__(self, reader: Any) -> None:
+        super().__init__()
+        self._reader = reader
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._reader.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._reader.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        found = memoryview(self._reader.read(len(buffer)))
+        buffer[: len(found)] = found
+        return len(found)

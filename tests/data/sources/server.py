@@ -1,0 +1,59 @@
+"""A server of files on the loopback interface, which knows ranges of bytes."""
+
+import contextlib
+import functools
+import http.server
+import re
+import threading
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Counts the bytes that it sends in `server.sent`."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        try:
+            with open(self.translate_path(self.path), "rb") as file:
+                content = file.read()
+        except OSError:
+            self.send_error(404)
+            return
+        start = int(asked[1]) if asked else 0
+        end = int(asked[2]) + 1 if asked and asked[2] else len(content)
+        part = content[start:end]
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(part)))
+        if asked:
+            last = start + len(part) - 1
+            self.send_header("Content-Range", f"bytes {start}-{last}/{len(content)}")
+        self.end_headers()
+        self.server.sent.append(len(part))
+        self.wfile.write(part)
+
+
+@contextlib.contextmanager
+def served(folder):
+    """Address of a folder, and the numbers of bytes that are sent of it."""
+    handler = functools.partial(Ranges, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.sent = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", server.sent
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def same_samples(one, other):
+    """The samples of two data sets are equal bit for bit."""
+    assert len(one) == len(other)
+    for index in range(len(one)):
+        for part in ("input", "target"):
+            for source, fields in getattr(one[index], part).items():
+                for key, field in fields.items():
+                    found = getattr(other[index], part)[source][key]
+                    assert found.tobytes() == field.tobytes(), (index, key)
