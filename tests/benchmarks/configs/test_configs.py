@@ -19,8 +19,6 @@ REASONS = {
     "weatherbench2_era5_wxformer_tiny": NO_MODEL,
     "wxformer_npj_era5_028deg": "refused: preblocks.norm: unknown key; known keys here:"
     " ic_only, per_step",
-    "smoke_ensemble_gen2_casper": "refused: trainer.ensemble_size: 2 is not available; "
-    "train one member; use 1",
     "smoke_tp_parity_nextgen_tp1_derecho": "refused: credit_jax has no model "
     "`nextgen_wxformer`",
     "smoke_tp_parity_nextgen_tp2_derecho": "refused: credit_jax has no model "
