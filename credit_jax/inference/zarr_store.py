@@ -2,12 +2,14 @@
 
 Dims are time (start), number (of ensembles), prediction_timedelta, level, latitude and
 longitude. The store is made first, without values; then every forecast writes its own
-part, one lead time after the other. A chunk is one level of the whole globe; in Zarr v3
-the levels of a lead time are one file (a shard).
+part, one lead time after the other. A chunk is the whole globe at one lead time, all
+levels together up to MANY_LEVELS bytes, else one level; in Zarr v3 the levels of a lead
+time are one file also then (a shard).
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ from credit_jax.inference.stores import Fields, Job
 from credit_jax.io.atomic import new_folder
 
 NAME = "forecast.zarr"
+MANY_LEVELS = 8 * 2**20
 TIME, MEMBER, LEAD = "time", "number", "prediction_timedelta"
 _SPACE = ("latitude", "longitude")
 _COORDINATES: dict[str, dict[str, Any]] = {
@@ -175,16 +178,18 @@ class ZarrStore:
         dims, sizes = self.dims(variable), self._sizes()
         shape = tuple(sizes[dim] for dim in dims)
         whole = (*_SPACE, variable.level_dim)
+        together = tuple(sizes[dim] if dim in whole else 1 for dim in dims)
         chunks = tuple(sizes[dim] if dim in _SPACE else 1 for dim in dims)
-        shards = tuple(sizes[dim] if dim in whole else 1 for dim in dims)
-        sharded = self.zarr_format == 3 and shards != chunks
+        if 4 * math.prod(together) <= MANY_LEVELS:
+            chunks = together
+        sharded = self.zarr_format == 3 and together != chunks
         attributes = dict(self.outputs.attributes.get(variable.name, {}))
         attributes.pop("_FillValue", None)
         group.create_array(
             variable.name,
             shape=shape,
             chunks=chunks,
-            shards=shards if sharded else None,
+            shards=together if sharded else None,
             dtype="float32",
             fill_value=float("nan"),
             **self._named(dims, attributes),

@@ -94,14 +94,20 @@ def write_checkpoints(
     store.close()
 
 
-def credit_rollout(config: Path, threads: int = 1) -> None:
+def credit_rollout(config: Path, threads: int = 1, dtype: str = "float32") -> None:
     """Runs CREDIT's `rollout_gen2.py` in the folder of a YAML, in its own process.
+
+    Args:
+        config: the YAML.
+        threads: of torch.
+        dtype: of the model.
 
     Raises:
         RuntimeError: CREDIT failed; carries the end of what it printed.
     """
+    command = [sys.executable, "-m", "tests.reference.rollout_driver"]
     run = subprocess.run(
-        [sys.executable, "-m", "tests.reference.rollout_driver", config, str(threads)],
+        [*command, str(config), str(threads), dtype],
         cwd=config.parent,
         env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": str(threads)},
         stdout=subprocess.PIPE,

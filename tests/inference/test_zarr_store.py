@@ -8,6 +8,7 @@ import pytest
 import xarray as xr
 import zarr
 
+from credit_jax.inference import zarr_store
 from tests.inference.tiny_run import forecast, make_run, read
 from tests.support import assert_close
 
@@ -36,8 +37,11 @@ def test_the_layout_of_weatherbench(config, tmp_path, world):
     assert np.isfinite(store["TP"].isel(prediction_timedelta=slice(1, None))).all()
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
-def test_chunks_are_whole_globes(config, tmp_path, version):
+def test_chunks_are_whole_globes(config, tmp_path, monkeypatch, version, large):
+    if large:
+        monkeypatch.setattr(zarr_store, "MANY_LEVELS", 100)
     out = tmp_path / "out"
     arguments = ("--zarr-format", str(version), "--init-time", "2000-01-01")
     assert forecast(config, out, *arguments) == 0
@@ -45,8 +49,8 @@ def test_chunks_are_whole_globes(config, tmp_path, version):
     assert group.metadata.zarr_format == version
     assert group.metadata.consolidated_metadata is not None
     array = group["T"]
-    assert array.chunks == (1, 1, 1, 6, 10)
-    assert array.shards == ((1, 1, 2, 6, 10) if version == 3 else None)
+    assert array.chunks == (1, 1, 1 if large else 2, 6, 10)
+    assert array.shards == ((1, 1, 2, 6, 10) if version == 3 and large else None)
     assert read(out)["T"].shape == (1, 4, 2, 6, 10)
 
 

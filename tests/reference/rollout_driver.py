@@ -1,7 +1,10 @@
-"""CREDIT's own gen2 rollout: python -m tests.reference.rollout_driver YAML [THREADS]
+"""CREDIT's own gen2 rollout.
+
+    python -m tests.reference.rollout_driver YAML [THREADS [DTYPE]]
 
 It runs as `credit rollout` does, except that files are written in this process instead
-of by a pool of processes, which only costs their start.
+of by a pool of processes, which only costs their start. With DTYPE float64 the model
+computes in double precision, and what it predicts is fed back in it.
 """
 
 import sys
@@ -12,7 +15,7 @@ import torch
 from credit_torch_bridge.compare.credit_import import import_torchvision
 
 
-def main(config: str, threads: str = "1") -> None:
+def main(config: str, threads: str = "1", dtype: str = "float32") -> None:
     """Rolls out every start date of the config."""
     torch.set_num_threads(int(threads))
     import_torchvision()
@@ -20,8 +23,22 @@ def main(config: str, threads: str = "1") -> None:
 
     no_pool = SimpleNamespace(Pool=lambda _: _NoPool())
     rollout_gen2.mp = SimpleNamespace(get_context=lambda _: no_pool)
+    if dtype == "float64":
+        load = rollout_gen2.load_model_for_inference
+        rollout_gen2.load_model_for_inference = lambda *args: _Double(load(*args))
     sys.argv = ["rollout_gen2", "-c", config]
     rollout_gen2.main()
+
+
+class _Double(torch.nn.Module):
+    """A model in double precision, of inputs of any."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model.double()
+
+    def forward(self, x):
+        return self.model(x.double())
 
 
 class _NoPool:
