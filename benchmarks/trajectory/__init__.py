@@ -1,0 +1,1 @@
+"""Training runs beside CREDIT's own trainer, step by step."""

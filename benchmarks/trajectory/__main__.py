@@ -1,0 +1,148 @@
+"""50 training steps beside CREDIT's own trainer: same YAML, data, weights and seed.
+
+    python -m benchmarks.trajectory [--cases NAME ...] [--meshes 1 dp2xtp2xdomain2]
+
+CREDIT trains on one process and one thread; credit_jax begins with its weights and
+trains on each mesh with the loop of `credit-jax train`, reading the data itself. Writes
+reports/trajectory.md and .json; exits with status 1 if a case is not within its bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.meshes import num_devices
+from benchmarks.report import Table, add_out_option, publish
+from benchmarks.trajectory.cases import CASES, NUM_STEPS, base_config, write_case
+from benchmarks.trajectory.errors import BOUNDS, errors_of
+from benchmarks.trajectory.our_side import train_on
+from credit_jax.parallel.compiler import use_cache
+from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.training.loggers import read_log
+from tests.reference.training import credit_train
+
+MESHES = ("1", "dp2xtp2xdomain2")
+_COLUMNS = {
+    "batches": "other batches",
+    "loss_20": "loss, steps 1 to 20",
+    "loss_50": f"loss, step {NUM_STEPS}",
+    "gradient_norm": "gradient norm, to 20",
+    "learning_rate": "learning rate",
+    "validation": "validation, epochs 1 and 2",
+    "validation_last": "validation, last epoch",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the cases, prints the table, writes the report.
+
+    Returns:
+        0, or 1 where a case is not within its bounds.
+    """
+    options = _parse(arguments)
+    ensure_devices(max(map(num_devices, options.meshes)))
+    use_cache(options.cache)
+    console, results = Console(), []
+    for name in options.cases:
+        results += _run_case(name, options.meshes, console)
+    _publish(results, options)
+    failed = [r for r in results if not r["within"]]
+    for result in failed:
+        console.print(f"above bounds: {result['case']}, {result['mesh']}")
+    return 1 if failed else 0
+
+
+def _run_case(name: str, meshes: Sequence[str], console: Console) -> Iterator[Any]:
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        folder = Path(scratch)
+        path = write_case(CASES[name], folder)
+        began = time.monotonic()
+        run = credit_train(path, folder)
+        rows = read_log(folder / "run/training_log.csv")
+        console.print(f"{name}: CREDIT, {time.monotonic() - began:.0f} s")
+        for mesh in meshes:
+            began = time.monotonic()
+            out = folder / f"ours-{mesh}"
+            out.mkdir()
+            try:
+                record = train_on(path, mesh, run, out)
+            except Exception:
+                console.print(traceback.format_exc())
+                yield {"case": name, "mesh": mesh, "within": False, "errors": {}}
+                continue
+            errors = errors_of(record, run, rows)
+            within = all(errors[key] <= bound for key, bound in BOUNDS.items())
+            seconds = time.monotonic() - began
+            console.print(f"  {mesh}: {seconds:.0f} s {_short(errors)}")
+            losses = {"credit": run.loss.tolist(), "credit_jax": record.loss}
+            yield {
+                "case": name,
+                "mesh": mesh,
+                "within": within,
+                "errors": errors,
+                "loss": losses,
+            }
+
+
+def _short(errors: dict[str, float]) -> str:
+    return ", ".join(f"{key} {value:.1e}" for key, value in errors.items())
+
+
+def _publish(results: list[Any], options: Any) -> None:
+    rows = [
+        [
+            result["case"],
+            "one device" if result["mesh"] == "1" else result["mesh"],
+            *(_cell(key, result["errors"].get(key)) for key in _COLUMNS),
+        ]
+        for result in results
+    ]
+    bounds = ", ".join(f"{_COLUMNS[key]} {value:.0e}" for key, value in BOUNDS.items())
+    text = (
+        f"# {NUM_STEPS} training steps beside CREDIT's trainer\n\n"
+        "The same YAML, data, initial weights and seed in CREDIT's `train_gen2` (one "
+        "process, one thread, CPU) and in credit_jax, which reads the data itself. "
+        "Relative differences, the largest over the steps that a column names; "
+        '"other batches" counts micro-batches that are not CREDIT\'s bit for bit; '
+        "validation is every number of the logs, of the first two epochs and of the "
+        f"last. Bounds: {bounds}."
+    )
+    config = {"cases": options.cases, "meshes": options.meshes, "base": base_config()}
+    table = Table("training beside CREDIT", ["case", "mesh", *_COLUMNS.values()], rows)
+    publish(
+        "trajectory",
+        [text, table],
+        {"bounds": dict(BOUNDS), "runs": results},
+        config=config,
+        folder=options.out,
+    )
+
+
+def _cell(key: str, value: float | None) -> str:
+    if value is None:
+        return "failed"
+    return f"{value:.0f}" if key == "batches" else f"{value:.1e}"
+
+
+def _parse(arguments: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trajectory")
+    add = parser.add_argument
+    add("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
+    add("--meshes", nargs="+", default=list(MESHES), metavar="MESH")
+    add("--cache", metavar="DIR", help="folder of compiled programs, for the next run")
+    add_out_option(parser)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""The training jobs: CREDIT's YAML and the data that it names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import yaml
+
+from benchmarks.trajectory import atmosphere
+from tests.reference.dataset import write_dataset
+from tests.reference.training import GEN2_CONFIG
+
+NUM_EPOCHS, BATCHES_PER_EPOCH = 5, 10
+NUM_STEPS = NUM_EPOCHS * BATCHES_PER_EPOCH
+
+_HELD_OUT = {"start_datetime": "2000-01-08", "end_datetime": "2000-01-13"}
+_WARM_UP = {
+    "scheduler_type": "linear-warmup-cosine",
+    "warmup_steps": 10,
+    "total_steps": 60,
+    "min_lr": 1e-5,
+}
+_RESTARTS = {
+    "scheduler_type": "cosine-annealing-restarts",
+    "first_cycle_steps": 20,
+    "cycle_mult": 1.5,
+    "max_lr": 1e-3,
+    "min_lr": 1e-5,
+    "warmup_steps": 4,
+    "gamma": 0.7,
+}
+_PLATEAU = {
+    "scheduler_type": "plateau",
+    "mode": "min",
+    "factor": 0.3,
+    "patience": 0,
+    "threshold": 0.5,
+}
+# Variables that are scaled, as `write_dataset` names them, and whether of levels.
+_SCALED = {
+    "ERA5/prognostic/3d/T": "T",
+    "ERA5/prognostic/3d/U": "U",
+    "ERA5/prognostic/2d/SP": "SP",
+    "ERA5/diagnostic/2d/TP": "TP",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training job.
+
+    Attributes:
+        change: changes CREDIT's YAML, a mapping, in place.
+        write: writes the data into a folder.
+        validation: what `validation_data` has besides the keys of `data`.
+    """
+
+    change: Callable[[dict[str, Any]], None]
+    write: Callable[[Path], None] = write_dataset
+    validation: Mapping[str, Any] = field(default_factory=lambda: _HELD_OUT)
+
+
+def base_config() -> dict[str, Any]:
+    """CREDIT's YAML that all cases start from: one step, 5 epochs of 10 batches."""
+    raw = yaml.safe_load(GEN2_CONFIG.read_text())
+    raw["trainer"] |= {
+        "batches_per_epoch": BATCHES_PER_EPOCH,
+        "valid_batches_per_epoch": 3,
+        "epochs": NUM_EPOCHS,
+        "num_epoch": NUM_EPOCHS,
+        "use_ema": False,
+        "scheduler": dict(_WARM_UP),
+    }
+    return raw
+
+
+def write_case(case: Case, folder: Path) -> Path:
+    """Writes the data and the YAML of a case; returns the path of the YAML."""
+    case.write(folder)
+    raw = base_config()
+    case.change(raw)
+    raw["validation_data"] = raw["data"] | case.validation
+    path = folder / "case.yml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return path
+
+
+def scheduled(scheduler: Mapping[str, Any]) -> Case:
+    """A case that differs by its learning rate schedule."""
+    return Case(lambda raw: raw["trainer"].update(scheduler=dict(scheduler)))
+
+
+def forecast(forecast_len: int, backprop_on: list[int]) -> Case:
+    """A case of several steps, in training and validation."""
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["data"] |= {
+            "forecast_len": forecast_len,
+            "backprop_on_timestep": backprop_on,
+        }
+        _scale_with_bridgescaler(raw, _SCALED)
+
+    return Case(change, _write_scaled)
+
+
+def _accumulation(raw: dict[str, Any]) -> None:
+    raw["trainer"] |= {
+        "grad_accum_every": 3,
+        "grad_max_norm": 0.1,
+        "use_ema": True,
+        "ema_decay": 0.9,
+        "weight_decay": 0.01,
+    }
+
+
+def _log_transforms_and_base(raw: dict[str, Any]) -> None:
+    """Logarithms and roots before scalers; `base` with weights of variables."""
+    _scale_with_bridgescaler(raw, _SCALED)
+    logs = {"variables": ["ERA5/diagnostic/2d/TP"], "eps": 1e-3}
+    roots = {"variables": ["ERA5/prognostic/2d/SP"]}
+    pre, post = raw["preblocks"]["per_step"], raw["postblocks"]["per_step"]
+    raw["preblocks"]["per_step"] = {
+        "log": {"type": "log_transform", "args": logs},
+        "sqrt": {"type": "sqrt_transform", "args": roots},
+        **pre,
+    }
+    undo = {
+        "square": {"type": "square_transform", "args": roots},
+        "exp": {"type": "exp_transform", "args": logs},
+    }
+    twin = {
+        f"{name}_twin": {**block, "args": block["args"] | {"key": "y_target_processed"}}
+        for name, block in undo.items()
+    }
+    raw["postblocks"]["per_step"] = {**post, **undo, **twin}
+    raw["loss"] = {
+        "type": "base",
+        "args": {
+            "training_loss": "mae",
+            "validation_loss": "mse",
+            "var_weighting": "inverse_variance",
+            "scaler_path": "./scaler.json",
+            "variable_weights": {"ERA5/prognostic/3d/T": 2.0},
+            "use_latitude_weights": True,
+            "latitude_weights": "./static.nc",
+        },
+    }
+
+
+def _two_calendars(raw: dict[str, Any]) -> None:
+    """A source without leap days, and a daily forcing of the standard calendar."""
+    era5 = raw["data"]["source"]["ERA5"]
+    variables = era5["variables"]
+    for group in ("prognostic", "diagnostic"):
+        variables[group]["path"] = "./noleap.nc"
+    variables["dynamic_forcing"] = None
+    sst = {
+        "dataset_type": "local",
+        "temporal_mode": "persist",
+        "timestep": "24h",
+        "start_datetime": "2000-01-01",
+        "end_datetime": "2000-03-31",
+        "variables": {"dynamic_forcing": {"vars_2D": ["sst"], "path": "./daily.nc"}},
+    }
+    period = {"start_datetime": "2000-02-22", "end_datetime": "2000-03-06"}
+    raw["data"] |= period | {"source": {"ERA5": era5, "ocean": sst}}
+
+
+def _write_two_calendars(folder: Path) -> None:
+    write_dataset(folder)
+    with xr.open_dataset(folder / "d_2000.nc") as fields:
+        fields = fields.load()
+    own = xr.date_range(
+        "2000-02-22",
+        periods=fields.sizes["time"],
+        freq="6h",
+        calendar="noleap",
+        use_cftime=True,
+    )
+    fields.assign_coords(time=own).to_netcdf(folder / "noleap.nc")
+    days = xr.date_range("2000-01-01", "2000-03-31", freq="1D", use_cftime=False)
+    rng = np.random.default_rng(7)
+    shape = (len(days), fields.sizes["latitude"], fields.sizes["longitude"])
+    sst = (("time", "latitude", "longitude"), rng.random(shape).astype(np.float32))
+    grid = {name: fields[name] for name in ("latitude", "longitude")}
+    xr.Dataset({"sst": sst}, coords={"time": days, **grid}).to_netcdf(
+        folder / "daily.nc"
+    )
+
+
+def _write_scaled(folder: Path) -> None:
+    write_dataset(folder)
+    with xr.open_dataset(folder / "d_2000.nc") as fields:
+        _write_scalers(folder, fields, _SCALED)
+
+
+def _write_logs_scaled(folder: Path) -> None:
+    """The scalers are fitted to what they will scale: logarithms and roots."""
+    write_dataset(folder)
+    with xr.open_dataset(folder / "d_2000.nc") as fields:
+        made = fields.assign(
+            TP=np.log(fields["TP"] + 1e-3) - np.log(1e-3), SP=np.sqrt(fields["SP"])
+        )
+        _write_scalers(folder, made, _SCALED)
+
+
+def _write_scalers(folder: Path, fields: xr.Dataset, names: Mapping[str, str]) -> None:
+    """Bridgescaler's own file: a standard scaler of each variable."""
+    import torch
+    from bridgescaler import save_scaler_dict
+    from bridgescaler.distributed_tensor import DStandardScalerTensor
+
+    fitted: dict[str, dict[str, Any]] = {"input": {}, "target": {}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for key, name in names.items():
+            values = fields[name].to_numpy()
+            values = values if "/3d/" in key else values[:, None]
+            scaler = DStandardScalerTensor(channels_last=False)
+            scaler.fit(torch.from_numpy(values[:, :, None]))
+            fitted["target"][key] = scaler
+            if "diagnostic" not in key:
+                fitted["input"][key] = scaler
+    scalers = {part: {"ERA5": own} for part, own in fitted.items()}
+    save_scaler_dict(scalers, str(folder / "scaler.json"))
+
+
+def _scale_with_bridgescaler(raw: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Scaled before each step, back to physical units after it, target and output."""
+    args = {"scaler_path": "./scaler.json", "variables": list(names)}
+    forth = {"type": "bridgescaler_transform", "args": args | {"method": "transform"}}
+    back_args = args | {"method": "inverse_transform"}
+    back = {"type": "bridgescaler_transform", "args": back_args}
+    raw["preblocks"] = {"per_step": {"scaler": forth, "concat": {"type": "concat"}}}
+    twin = {**back, "args": back_args | {"key": "y_target_processed"}}
+    raw["postblocks"]["per_step"] |= {"scaler": back, "scaler_twin": twin}
+
+
+def _write_atmosphere(folder: Path) -> None:
+    fields = atmosphere.write(folder)
+    _write_scalers(folder, fields, atmosphere.SCALED)
+
+
+def _conservation(raw: dict[str, Any]) -> None:
+    atmosphere.configure(raw)
+    _scale_with_bridgescaler(raw, atmosphere.SCALED)
+    raw["postblocks"]["per_step"] |= atmosphere.fixers()
+
+
+CASES: Mapping[str, Case] = {
+    "two steps, gradients of both": forecast(2, [1, 2]),
+    "two steps, gradient of the second": forecast(2, [2]),
+    "three steps, mass, water and energy fixers": Case(
+        _conservation, _write_atmosphere
+    ),
+    "BridgeScaler, log and sqrt, base loss": Case(
+        _log_transforms_and_base, _write_logs_scaled
+    ),
+    "two sources, two calendars": Case(
+        _two_calendars, _write_two_calendars, {"start_datetime": "2000-02-26"}
+    ),
+    "linear-warmup-cosine": scheduled(_WARM_UP),
+    "cosine-annealing-restarts": scheduled(_RESTARTS),
+    "cosine-annealing": scheduled({"scheduler_type": "cosine-annealing", "T_max": 4}),
+    "lambda": scheduled({"scheduler_type": "lambda"}),
+    "plateau": scheduled(_PLATEAU),
+    "accumulation, EMA, clipping, decay, warm-up": Case(_accumulation),
+}

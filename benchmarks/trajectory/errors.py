@@ -1,0 +1,83 @@
+"""Distances of a run from CREDIT's, and their bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from benchmarks.trajectory.our_side import Record
+from credit_jax.training.loggers import Row
+from tests.reference.training import CreditRun
+
+FIRST = 20
+BOUNDS: Mapping[str, float] = MappingProxyType(
+    {
+        "batches": 0,
+        "loss_20": 1e-5,
+        "loss_50": 1e-3,
+        "learning_rate": 1e-6,
+        "validation": 1e-5,
+    }
+)
+
+
+def errors_of(record: Record, run: CreditRun, rows: Sequence[Row]) -> dict[str, float]:
+    """Relative differences, the largest of each kind.
+
+    Args:
+        record: of our run.
+        run: CREDIT's steps.
+        rows: CREDIT's log, one row an epoch.
+
+    Raises:
+        ValueError: the runs differ in the number of steps, epochs or metrics.
+    """
+    loss = _relative(record.loss, run.loss)
+    updates = len(record.learning_rate) * FIRST // len(record.loss)
+    norms = np.zeros(1)
+    if len(run.gradient_norm):
+        norms = _relative(record.gradient_norm, run.gradient_norm)[:updates]
+    valid = _validation(record.rows, rows)
+    return {
+        "batches": len(record.other_batches),
+        "loss_20": float(loss[:FIRST].max()),
+        "loss_50": float(loss[-1]),
+        "gradient_norm": float(norms.max()),
+        "learning_rate": float(
+            _relative(record.learning_rate, run.learning_rate).max()
+        ),
+        "validation": max(valid[:2]),
+        "validation_last": valid[-1],
+    }
+
+
+def _relative(actual: Sequence[float], expected: np.ndarray) -> np.ndarray:
+    if len(actual) != len(expected):
+        raise ValueError(f"{len(actual)} values, CREDIT has {len(expected)}")
+    away = np.abs(np.asarray(actual) - expected)
+    return away / np.maximum(np.abs(expected), 1e-12)
+
+
+def _validation(ours: Sequence[Row], theirs: Sequence[Row]) -> list[float]:
+    """The largest difference of each epoch, over the columns that both logs have."""
+    if len(ours) != len(theirs):
+        raise ValueError(f"{len(ours)} epochs, CREDIT has {len(theirs)}")
+    out = []
+    for own, other in zip(ours, theirs, strict=True):
+        names = [
+            name for name in own if name.startswith("valid_") and "_len" not in name
+        ]
+        missing = [name for name in names if name not in other]
+        if missing or not names:
+            raise ValueError(f"CREDIT's log has no {missing or 'validation'}")
+        out.append(
+            max(
+                abs(own[name] - other[name]) / max(abs(other[name]), 1e-12)
+                for name in names
+                if math.isfinite(other[name])
+            )
+        )
+    return out

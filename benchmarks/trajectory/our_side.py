@@ -1,0 +1,139 @@
+"""A training run of credit_jax with the weights that CREDIT's began with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from benchmarks.meshes import num_devices, parse_mesh
+from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.config import load_config
+from credit_jax.data import Batch
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
+from credit_jax.parallel.params.packing import pack, unpack
+from credit_jax.plan import plan_run
+from credit_jax.training.display import Display
+from credit_jax.training.loggers import LOG_NAME, CsvLog, Row, read_log
+from credit_jax.training.loop import Loggers, Steps, TrainingLoop
+from credit_jax.training.restore import RunStore, Start
+from credit_jax.training.setup import Setup, prepare
+from credit_jax.training.state import TrainState, place_state, state_of, state_specs
+from credit_torch_bridge.checkpoint.state_dict import from_state_dict
+from tests.reference.training import CreditRun
+
+
+@dataclass
+class Record:
+    """What a run did.
+
+    Attributes:
+        loss: one value of each micro-batch.
+        gradient_norm, learning_rate: one value of each update.
+        other_batches: micro-batches whose x or y are not CREDIT's bit for bit.
+        rows: of the log, one an epoch.
+        params: after the last step, by path.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    gradient_norm: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
+    other_batches: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    params: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def train_on(config_path: Path, mesh: str, run: CreditRun, folder: Path) -> Record:
+    """Trains to the last epoch with the loop of `credit-jax train`.
+
+    Args:
+        config_path: the YAML that CREDIT trained with; its data are in the working
+            folder.
+        mesh: such as "dp2xtp2xdomain2"; the global batch is the same on all.
+        run: of CREDIT, which began with the same weights.
+        folder: for checkpoints and log.
+    """
+    setup = setup_on(config_path, mesh)
+    record = Record()
+    store = RunStore(CheckpointStore(folder), setup.model_def.param_specs)
+    display = Display(Console(quiet=True), silent=True)
+    loop = TrainingLoop(
+        setup.config.trainer,
+        _watched(setup, run, record),
+        setup.train_loader,
+        setup.valid_loader,
+        Loggers(store, display, CsvLog(folder / LOG_NAME)),
+    )
+    outcome = loop.run(Start(start_of(setup, run.initial), Progress()))
+    store.checkpoints.close()
+    record.rows = read_log(folder / LOG_NAME)
+    params = unpack(outcome.state.params, setup.model_def.param_specs)
+    record.params = jax.device_get(params)
+    return record
+
+
+def setup_on(config_path: Path, mesh: str) -> Setup:
+    """The setup of a config on a mesh of the first devices."""
+    degrees = parse_mesh(mesh)
+    dp = degrees.get(DP_SHARD, 1) * degrees.get(DP_REPLICATE, 1)
+    parallelism = {
+        "data": "fsdp2" if DP_SHARD in degrees else "none",
+        "tensor": degrees.get(TP, 1),
+        "domain": degrees.get(DOMAIN, 1),
+    }
+    overrides = [f"trainer.parallelism.{key}={n}" for key, n in parallelism.items()]
+    config = load_config(config_path)
+    for kind in ("train", "valid"):
+        samples = getattr(config.trainer, f"{kind}_batch_size") // dp
+        overrides.append(f"trainer.{kind}_batch_size={samples}")
+    count = num_devices(mesh)
+    plan = plan_run(load_config(config_path, overrides), num_devices=count)
+    return prepare(plan, jax.devices()[:count])
+
+
+def start_of(setup: Setup, initial: dict[str, np.ndarray]) -> TrainState:
+    """The state before the first step, with the weights of CREDIT's state dict."""
+    model_def, ema = setup.model_def, setup.config.trainer.use_ema
+    params, model_state = jax.device_put(from_state_dict(model_def, initial))
+    packed = pack(params, model_def.param_specs)
+    key = jax.random.key(0)
+    state = state_of(setup.model, packed, model_state, setup.optimizer, key, ema=ema)
+    specs = state_specs(setup.model, setup.optimizer, ema=ema)
+    return place_state(state, specs, setup.mesh)
+
+
+def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:
+    """The steps of a run, which also write down what goes in and comes out."""
+    steps = setup.steps()
+    num_steps = setup.objective.rollout.num_steps
+    batches = 0
+
+    def place_train(group: Sequence[Batch]) -> Any:
+        nonlocal batches
+        for batch in group:
+            if not _same(batch, run, batches, num_steps):
+                record.other_batches.append(batches)
+            batches += 1
+        return steps.place_train(group)
+
+    def train(state: TrainState, placed: Any) -> Any:
+        state, info = steps.train(state, placed)
+        record.loss += np.ravel(info["loss"]).astype(float).tolist()
+        record.gradient_norm.append(float(info["grad_norm"]))
+        record.learning_rate.append(float(info["learning_rate"]))
+        return state, info
+
+    return dataclasses.replace(steps, place_train=place_train, train=train)
+
+
+def _same(batch: Batch, run: CreditRun, index: int, num_steps: int) -> bool:
+    """Whether x of the first step and y of all steps are CREDIT's, bit for bit."""
+    first = index * num_steps
+    y = np.concatenate([*run.y[first : first + num_steps]], axis=2)
+    return np.array_equal(batch.x, run.x[first]) and np.array_equal(batch.y, y)
