@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.meshes import num_devices, parse_mesh
-from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import load_config
 from credit_jax.data import Batch
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
@@ -22,7 +22,7 @@ from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, Row, read_log
 from credit_jax.training.loop import Loggers, Steps, TrainingLoop
-from credit_jax.training.restore import RunStore, Start
+from credit_jax.training.restore import RunStore, start_of_run
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 from credit_torch_bridge.checkpoint.state_dict import from_state_dict
@@ -70,7 +70,8 @@ def train_on(config_path: Path, mesh: str, run: CreditRun, folder: Path) -> Reco
         setup.valid_loader,
         Loggers(store, display, CsvLog(folder / LOG_NAME)),
     )
-    outcome = loop.run(Start(start_of(setup, run.initial), Progress()))
+    state = start_of(setup, run.initial)
+    outcome = loop.run(start_of_run(setup.config.trainer, store, state, resume=False))
     store.checkpoints.close()
     record.rows = read_log(folder / LOG_NAME)
     params = unpack(outcome.state.params, setup.model_def.param_specs)
@@ -122,8 +123,8 @@ def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:
             batches += 1
         return steps.place_train(group)
 
-    def train(state: TrainState, placed: Any) -> Any:
-        state, info = steps.train(state, placed)
+    def train(*given: Any) -> Any:
+        state, info = steps.train(*given)
         record.loss += np.ravel(info["loss"]).astype(float).tolist()
         record.gradient_norm.append(float(info["grad_norm"]))
         record.learning_rate.append(float(info["learning_rate"]))
