@@ -13,6 +13,7 @@ from credit_jax.training.loggers import Row
 from tests.reference.training import CreditRun
 
 FIRST = 20
+_OF_ORDER_ONE = ("acc", "r2score", "log_variance_ratio")
 BOUNDS: Mapping[str, float] = MappingProxyType(
     {
         "batches": 0,
@@ -62,22 +63,30 @@ def _relative(actual: Sequence[float], expected: np.ndarray) -> np.ndarray:
 
 
 def _validation(ours: Sequence[Row], theirs: Sequence[Row]) -> list[float]:
-    """The largest difference of each epoch, over the columns that both logs have."""
+    """The largest difference of each epoch, over all numbers of validation."""
     if len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} epochs, CREDIT has {len(theirs)}")
-    out = []
-    for own, other in zip(ours, theirs, strict=True):
-        names = [
-            name for name in own if name.startswith("valid_") and "_len" not in name
-        ]
-        missing = [name for name in names if name not in other]
-        if missing or not names:
-            raise ValueError(f"CREDIT's log has no {missing or 'validation'}")
-        out.append(
-            max(
-                abs(own[name] - other[name]) / max(abs(other[name]), 1e-12)
-                for name in names
-                if math.isfinite(other[name])
-            )
-        )
-    return out
+    return [max(_of_epoch(*rows)) for rows in zip(ours, theirs, strict=True)]
+
+
+def _of_epoch(own: Row, other: Row) -> list[float]:
+    names = [name for name in own if name.startswith("valid_") and "_len" not in name]
+    missing = [name for name in names if name not in other]
+    if missing or not names:
+        raise ValueError(f"CREDIT's log has no {missing or 'validation'}")
+    finite = [name for name in names if math.isfinite(other[name])]
+    return [abs(own[name] - other[name]) / _scale(name, other) for name in finite]
+
+
+def _scale(name: str, row: Row) -> float:
+    """What a number of validation is measured against: itself, where it has a scale.
+
+    Correlations and scores may be zero, and are measured against one; a bias against
+    the error of its variable.
+    """
+    metric, _, key = name.removeprefix("valid_").partition("/")
+    if metric in _OF_ORDER_ONE:
+        return 1.0
+    if metric == "bias":
+        return row[f"valid_rmse/{key}" if key else "valid_rmse"]
+    return max(abs(row[name]), 1e-12)
