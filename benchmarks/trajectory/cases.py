@@ -125,6 +125,7 @@ def _log_transforms_and_base(raw: dict[str, Any]) -> None:
     logs = {"variables": ["ERA5/diagnostic/2d/TP"], "eps": 1e-3}
     roots = {"variables": ["ERA5/prognostic/2d/SP"]}
     pre, post = raw["preblocks"]["per_step"], raw["postblocks"]["per_step"]
+    post["reconstruct"]["args"]["detach"] = False
     raw["preblocks"]["per_step"] = {
         "log": {"type": "log_transform", "args": logs},
         "sqrt": {"type": "sqrt_transform", "args": roots},
