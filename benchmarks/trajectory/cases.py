@@ -155,22 +155,19 @@ def _log_transforms_and_base(raw: dict[str, Any]) -> None:
 
 
 def _two_calendars(raw: dict[str, Any]) -> None:
-    """A source without leap days, and a daily forcing of the standard calendar."""
+    """A source without leap days, and a forcing of the standard calendar."""
     era5 = raw["data"]["source"]["ERA5"]
     variables = era5["variables"]
     for group in ("prognostic", "diagnostic"):
         variables[group]["path"] = "./noleap.nc"
     variables["dynamic_forcing"] = None
-    sst = {
+    path = "./ocean.nc"
+    ocean = {
         "dataset_type": "local",
-        "temporal_mode": "persist",
-        "timestep": "24h",
-        "start_datetime": "2000-01-01",
-        "end_datetime": "2000-03-31",
-        "variables": {"dynamic_forcing": {"vars_2D": ["sst"], "path": "./daily.nc"}},
+        "variables": {"dynamic_forcing": {"vars_2D": ["sst"], "path": path}},
     }
     period = {"start_datetime": "2000-02-22", "end_datetime": "2000-03-06"}
-    raw["data"] |= period | {"source": {"ERA5": era5, "ocean": sst}}
+    raw["data"] |= period | {"source": {"ERA5": era5, "ocean": ocean}}
 
 
 def _write_two_calendars(folder: Path) -> None:
@@ -185,14 +182,13 @@ def _write_two_calendars(folder: Path) -> None:
         use_cftime=True,
     )
     fields.assign_coords(time=own).to_netcdf(folder / "noleap.nc")
-    days = xr.date_range("2000-01-01", "2000-03-31", freq="1D", use_cftime=False)
+    times = xr.date_range("2000-02-20", "2000-03-31", freq="6h", use_cftime=False)
     rng = np.random.default_rng(7)
-    shape = (len(days), fields.sizes["latitude"], fields.sizes["longitude"])
+    shape = (len(times), fields.sizes["latitude"], fields.sizes["longitude"])
     sst = (("time", "latitude", "longitude"), rng.random(shape).astype(np.float32))
     grid = {name: fields[name] for name in ("latitude", "longitude")}
-    xr.Dataset({"sst": sst}, coords={"time": days, **grid}).to_netcdf(
-        folder / "daily.nc"
-    )
+    ocean = xr.Dataset({"sst": sst}, coords={"time": times, **grid})
+    ocean.to_netcdf(folder / "ocean.nc")
 
 
 def _write_scaled(folder: Path) -> None:
