@@ -34,10 +34,11 @@ _KEYS |= {name: f"ERA5/diagnostic/2d/{name}" for name in _DIAGNOSTIC}
 _SOLAR, _GROUND = "ERA5/dynamic_forcing/2d/SOLIN", "PHIS"
 
 SCALED = {key: name for name, key in _KEYS.items()}
+SCALED |= {_SOLAR: "SOLIN", f"ERA5/static/2d/{_GROUND}": _GROUND}
 
 
 def write(folder: Path) -> xr.Dataset:
-    """Writes fields, orography and the grid of the fixers; returns the fields."""
+    """Writes fields, orography and the grid of the fixers; returns what to scale."""
     rng = np.random.default_rng(3)
     grid = {
         "latitude": np.linspace(90, -90, NUM_LAT),
@@ -57,11 +58,13 @@ def write(folder: Path) -> xr.Dataset:
     coords = {"time": TIMES, "level": LEVELS, **grid}
     fields = xr.Dataset(made, coords=coords)
     fields.to_netcdf(folder / "d_2000.nc")
-    _write_ground(folder, grid, rng)
-    return fields
+    hills = _write_ground(folder, grid, rng)
+    return fields.isel(time=slice(0, 8)).assign({_GROUND: (flat[1:], hills)})
 
 
-def _write_ground(folder: Path, grid: dict[str, Any], rng: np.random.Generator) -> None:
+def _write_ground(
+    folder: Path, grid: dict[str, Any], rng: np.random.Generator
+) -> np.ndarray:
     hills = np.maximum(rng.normal(0, 8000, (NUM_LAT, NUM_LON)), 0).astype(np.float32)
     over = ("latitude", "longitude")
     ground = xr.Dataset({_GROUND: (over, hills), "LSM": (over, hills > 0)}, coords=grid)
@@ -76,6 +79,7 @@ def _write_ground(folder: Path, grid: dict[str, Any], rng: np.random.Generator) 
             _GROUND: (over, hills),
         }
     ).to_netcdf(folder / "physics.nc")
+    return hills
 
 
 def configure(raw: dict[str, Any]) -> None:

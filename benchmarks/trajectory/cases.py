@@ -218,10 +218,13 @@ def _write_scalers(folder: Path, fields: xr.Dataset, names: Mapping[str, str]) -
         warnings.simplefilter("ignore")
         for key, name in names.items():
             values = fields[name].to_numpy()
+            if "time" not in fields[name].dims:
+                values = values[None]
             values = values if "/3d/" in key else values[:, None]
             scaler = DStandardScalerTensor(channels_last=False)
             scaler.fit(torch.from_numpy(values[:, :, None]))
-            fitted["target"][key] = scaler
+            if _is_predicted(key):
+                fitted["target"][key] = scaler
             if "diagnostic" not in key:
                 fitted["input"][key] = scaler
     scalers = {part: {"ERA5": own} for part, own in fitted.items()}
@@ -232,11 +235,16 @@ def _scale_with_bridgescaler(raw: dict[str, Any], names: Mapping[str, str]) -> N
     """Scaled before each step, back to physical units after it, target and output."""
     args = {"scaler_path": "./scaler.json", "variables": list(names)}
     forth = {"type": "bridgescaler_transform", "args": args | {"method": "transform"}}
-    back_args = args | {"method": "inverse_transform"}
+    predicted = {"variables": [key for key in names if _is_predicted(key)]}
+    back_args = args | predicted | {"method": "inverse_transform"}
     back = {"type": "bridgescaler_transform", "args": back_args}
     raw["preblocks"] = {"per_step": {"scaler": forth, "concat": {"type": "concat"}}}
     twin = {**back, "args": back_args | {"key": "y_target_processed"}}
     raw["postblocks"]["per_step"] |= {"scaler": back, "scaler_twin": twin}
+
+
+def _is_predicted(key: str) -> bool:
+    return "/prognostic/" in key or "/diagnostic/" in key
 
 
 def _write_atmosphere(folder: Path) -> None:

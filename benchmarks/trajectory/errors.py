@@ -81,12 +81,12 @@ def _of_epoch(own: Row, other: Row) -> list[float]:
 def _scale(name: str, row: Row) -> float:
     """What a number of validation is measured against: itself, where it has a scale.
 
-    Correlations and scores may be zero, and are measured against one; a bias against
-    the error of its variable.
+    Correlations and scores may be zero, and are measured against one at least; a bias
+    against the error of its variable.
     """
     metric, _, key = name.removeprefix("valid_").partition("/")
     if metric in _OF_ORDER_ONE:
-        return 1.0
+        return max(abs(row[name]), 1.0)
     if metric == "bias":
         return row[f"valid_rmse/{key}" if key else "valid_rmse"]
     return max(abs(row[name]), 1e-12)
