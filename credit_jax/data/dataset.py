@@ -137,6 +137,10 @@ class Dataset:
         for source in self.sources.values():
             yield from source.grids()
 
+    def units(self) -> dict[str, tuple[str, str]]:
+        """Key -> unit and file of the variables whose files name one."""
+        return {k: own for s in self.sources.values() for k, own in s.units().items()}
+
     @property
     def latitude(self) -> np.ndarray:
         """(lat,) degrees, as the files have it.

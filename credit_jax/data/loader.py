@@ -321,6 +321,7 @@ def build_loader(
     lines = check_dataset(dataset, grid, same_grid=pipeline.grid is None)
     _check_new_grid(pipeline.grid, grid)
     pipeline.check(dataset.schema.as_read())
+    pipeline.check_units(dataset.units())
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size
     workers = trainer.thread_workers if train else trainer.valid_thread_workers

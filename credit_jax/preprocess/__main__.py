@@ -83,6 +83,7 @@ def preprocess(
         num_threads = config.trainer.thread_workers
     plan = plan_fits(config.preblocks, overwrite=overwrite)
     samples = open_samples(config, in_order=plan.in_order)
+    plan = plan.with_units(samples.dataset.units())
     with Display(console) as display:
         for path in plan.kept:
             display.message(f"note: {path} is there and kept")

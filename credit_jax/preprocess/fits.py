@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from os.path import expandvars
 from pathlib import Path
@@ -182,10 +182,12 @@ class NormalizerFit:
     Attributes:
         path: see `Fit`.
         args: of the block.
+        units: of the variables, by name, as far as they are known.
     """
 
     path: str
     args: NormalizerArgs
+    units: Mapping[str, str] = field(default_factory=dict)
 
     in_order = False
     variables: Variables = ()
@@ -216,7 +218,8 @@ class NormalizerFit:
             arrays = {
                 name: self._at(name, which, own) for name, own in collected.items()
             }
-            made = {name: (_dims(x), x) for name, x in arrays.items()}
+            attrs = {name: {"units": unit} for name, unit in self.units.items()}
+            made = {n: (_dims(x), x, attrs.get(n, {})) for n, x in arrays.items()}
             xr.Dataset(made).to_netcdf(path, engine="h5netcdf")
 
     def _at(self, name: str, which: str, moments: Moments) -> np.ndarray:

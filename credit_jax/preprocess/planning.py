@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.preprocess.fits import Collected, Fit, NormalizerFit, ScalerFit
 from credit_jax.transforms import FieldTree, Layout
-from credit_jax.transforms.base import ChangesLayout
+from credit_jax.transforms.base import ChangesLayout, Selects, variable_of
 from credit_jax.transforms.pipeline import Placed, parse_preblocks
+from credit_jax.transforms.pre.fill_values import FillValues
 from credit_jax.transforms.pre.normalize import NormalizerArgs
+from credit_jax.transforms.pre.regrid import Regrid
+from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerArgs
 from credit_jax.transforms.selection import Selection
 
@@ -54,6 +57,26 @@ class FitPlan:
                 found[own.path] = own.collect(tree)
         return found
 
+    def with_units(self, units: Mapping[str, tuple[str, str]]) -> FitPlan:
+        """The same, with the units of variables that are written.
+
+        Args:
+            units: key -> unit and file, of the variables as the data have them.
+        """
+        chain, known = [], {key: unit for key, (unit, _) in units.items()}
+        for own in self.chain:
+            if isinstance(own, NormalizerFit):
+                by_name = {variable_of(key): unit for key, unit in known.items()}
+                chain.append(replace(own, units=by_name))
+                continue
+            if isinstance(own, Placed) and isinstance(own.transform, Rename):
+                names = own.transform.mapping
+                known = {names.get(key, key): unit for key, unit in known.items()}
+            elif isinstance(own, Placed):
+                known = {k: u for k, u in known.items() if not _changes(own, k)}
+            chain.append(own)
+        return replace(self, chain=tuple(chain))
+
     def notes(self, layout: Layout) -> list[str]:
         """What blocks name and the data do not have: it is left out, as in CREDIT.
 
@@ -69,6 +92,14 @@ class FitPlan:
             elif isinstance(own.transform, ChangesLayout):
                 layout = own.transform.layout(layout)
         return found
+
+
+def _changes(placed: Placed, key: str) -> bool:
+    """Whether a block may give a variable another unit."""
+    own = placed.transform
+    return not isinstance(own, FillValues | Regrid) and (
+        not isinstance(own, Selects) or own.selection(key)
+    )
 
 
 def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan:

@@ -40,6 +40,7 @@ from credit_jax.transforms.base import (
     Selects,
     Transform,
     Where,
+    variable_of,
 )
 from credit_jax.transforms.post.reconstruct import Reconstruct
 from credit_jax.transforms.pre.normalize import Denormalize, Normalizer
@@ -47,6 +48,7 @@ from credit_jax.transforms.pre.regrid import Regrid
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerTransform
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
+from credit_jax.transforms.unit_names import EXPECTED, differ
 
 # A traced phase: (tree, context) -> tree.
 Postprocess = Callable[[FieldTree, FieldContext], dict[str, Any]]
@@ -277,6 +279,30 @@ class Pipeline:
                 except ValueError as error:
                     raise ValueError(f"{each.path}: {error}") from error
 
+    def check_units(self, units: Mapping[str, tuple[str, str]]) -> None:
+        """Check the units of variables against statistics and formulas.
+
+        Args:
+            units: key -> unit and file, of the variables whose files name one.
+
+        Raises:
+            ValueError: a unit is another one than that of the file of means, or than
+                the one that a formula takes.
+        """
+        known = {key: (*own, variable_of(key)) for key, own in units.items()}
+        for each in self.transforms:
+            own = each.transform
+            if isinstance(own, Rename) and each.phase in PREBLOCKS:
+                known = {own.mapping.get(key, key): unit for key, unit in known.items()}
+            for key, expected, whose in _units_of(own, known):
+                unit, path, name = known[key]
+                if differ(unit, expected):
+                    raise ValueError(
+                        f"{path}: variable {name!r} has units {unit!r}, "
+                        f"but {each.path}{whose} {expected!r}; bring the file to that "
+                        "unit"
+                    )
+
     def notes(self, layout: Layout) -> list[str]:
         """What transforms name and the data do not have: it is left out, as in CREDIT.
 
@@ -420,6 +446,22 @@ def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
         there = " or ".join(own.value for own in entry.phases)
         raise ConfigError([f"{path}.type: {config.type} belongs into {there}"])
     return parse(entry.args, config.args, f"{path}.args")
+
+
+def _units_of(
+    transform: Any, known: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Key, expected unit and who expects it, of variables with known units."""
+    if isinstance(transform, Normalizer):
+        for key in known:
+            unit = transform.units.get(variable_of(key))
+            if unit is not None:
+                yield key, unit, f" has a mean ({transform.paths}) in"
+    args = getattr(transform, "args", None)
+    for name, unit in EXPECTED.items():
+        key = getattr(args, name, None)
+        if isinstance(key, str) and key in known:
+            yield key, unit, f".args.{name} takes"
 
 
 def _check_exchange(before: Placed, regrid: Placed, variables: Sequence[str]) -> None:

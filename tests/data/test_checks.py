@@ -111,6 +111,42 @@ def test_units_of_two_files(folder):
     refused(folder, "'SP' has units 'hPa', but in", "'Pa'; bring all files to one")
 
 
+def with_units(folder, **units):
+    """Units of variables of the data, or of the file of means."""
+    for name in ("w_1999.nc", "w_2000.nc", "mean.nc"):
+        own = {k: u[name == "mean.nc"] for k, u in units.items()}
+
+        def name_them(dataset, own=own):
+            made = {k: dataset[k].assign_attrs(units=u) for k, u in own.items() if u}
+            return dataset.assign(made)
+
+        rewrite(folder / name, name_them)
+
+
+def test_units_of_the_means(folder):
+    with_units(folder, SP=("hPa", "Pa"), T=("K", "kelvin"), U=("m s**-1", "m/s"))
+    refused(
+        folder,
+        "w_1999.nc: variable 'SP' has units 'hPa', but preblocks.per_step.norm has a",
+        "mean.nc and",
+        "in 'Pa'; bring the file to that unit",
+    )
+
+
+def test_units_of_a_formula(folder):
+    """Also of a variable that is renamed before."""
+    with_units(folder, SP=("mbar", None), T=("degrees_C", None))
+    old, new = "ERA5/prognostic/2d/SP", "ERA5/prognostic/2d/PS"
+    args = {"surface_pressure_var": new, "temperature_var": "ERA5/prognostic/3d/T"}
+    blocks = {"sea": {"type": "mslp_diagnostic", "args": args}}
+    rename = {"type": "rename", "args": {"mapping": {old: new}}}
+    changes = {"postblocks__per_step": blocks, "preblocks__ic_only": {"names": rename}}
+    text = (
+        "'SP' has units 'mbar', but postblocks.per_step.sea.args.surface_pressure_var"
+    )
+    refused(folder, text, "takes 'Pa'", **changes)
+
+
 @pytest.mark.parametrize(
     ("years", "text"),
     [

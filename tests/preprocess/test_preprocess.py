@@ -283,3 +283,20 @@ def test_a_variable_without_values(folder, tmp_path):
         rewrite(folder / f"w_{year}.nc", lambda d: d.assign(SP=d["SP"] * np.nan))
     with pytest.raises(ValueError, match=f"{SP}.*: no value but NaN in 32 samples"):
         fit(folder, {"scale": scaler(tmp_path / "s.json")})
+
+
+def test_units_are_kept(folder, tmp_path):
+    """Of what no block before has changed."""
+    for year in (1999, 2000):
+        rewrite(
+            folder / f"w_{year}.nc",
+            lambda d: d.assign(
+                {k: d[k].assign_attrs(units=u) for k, u in (("T", "K"), ("SP", "Pa"))}
+            ),
+        )
+    args = {"mean_path": str(tmp_path / "m.nc"), "std_path": str(tmp_path / "s.nc")}
+    log = {"type": "log_transform", "args": {"variables": [SP]}}
+    fit(folder, {"log": log, "norm": {"type": "era5_normalizer", "args": args}})
+    with xr.open_dataset(args["mean_path"], engine="h5netcdf") as mean:
+        assert mean["T"].attrs == {"units": "K"}
+        assert not mean["SP"].attrs

@@ -104,6 +104,18 @@ class FileSource:
             values = [None if c is None else c.values for c in coordinates]
             yield Grid(f"{opened.path}: {name}", shape, *values)
 
+    def units(self) -> dict[str, tuple[str, str]]:
+        """See `Source.units`."""
+        found = {}
+        for kind in self.config.variables.given:
+            for dims, name in variables_of(self.config, kind):
+                opened = self._first_file(kind, name)
+                unit = opened.variable(name).attrs.get("units")
+                if unit is not None:
+                    key = field_key(self.name, kind, dims, name)
+                    found[key] = str(unit), opened.path
+        return found
+
     def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
         """See `Source.coverage`."""
         for kind, name in self.files:

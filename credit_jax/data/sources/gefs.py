@@ -69,6 +69,10 @@ class GefsSource:
         """See `Source.grids`."""
         yield Grid(f"data.source.{self.name}: gefs", self.shape, None, None)
 
+    def units(self) -> dict[str, tuple[str, str]]:
+        """No file names one."""
+        return {}
+
     def coverage(self) -> None:
         """A file has one time."""
 

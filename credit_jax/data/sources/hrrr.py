@@ -116,6 +116,10 @@ class HrrrSource:
         where = f"data.source.{self.name}: {self.config.product}"
         yield Grid(where, self.shape, None, None)
 
+    def units(self) -> dict[str, tuple[str, str]]:
+        """No file names one."""
+        return {}
+
     def coverage(self) -> None:
         """A file has one time."""
 

@@ -82,6 +82,10 @@ class Source(Protocol):
         """The grid of each field type."""
         ...
 
+    def units(self) -> dict[str, tuple[str, str]]:
+        """Key -> unit and file of the variables whose files name one."""
+        ...
+
     def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
         """First and last time of the first file that has times, if there is one."""
         ...

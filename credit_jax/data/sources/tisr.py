@@ -81,6 +81,10 @@ class TisrSource:
         coordinates = (lat[:, 0], lon[0]) if straight else (None, None)
         yield Grid(where, lat.shape, *coordinates)
 
+    def units(self) -> dict[str, tuple[str, str]]:
+        """No file names one."""
+        return {}
+
     def coverage(self) -> None:
         """There is no file."""
 

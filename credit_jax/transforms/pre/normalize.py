@@ -41,11 +41,13 @@ class Normalizer:
         mean: variable -> () or (level,) float32, in the variable's own units.
         std: the same.
         paths: where they come from, for errors.
+        units: variable -> unit that the file of means names.
     """
 
     mean: Mapping[str, np.ndarray]
     std: Mapping[str, np.ndarray]
     paths: str
+    units: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -131,7 +133,8 @@ def build_normalizer(args: NormalizerArgs) -> Normalizer:
         ValueError: for a value that is not finite, a negative std, or a level that the
             files do not have.
     """
-    mean, std = _read(args.mean_path, "mean_path"), _read(args.std_path, "std_path")
+    mean, units = _read(args.mean_path, "mean_path")
+    std, _ = _read(args.std_path, "std_path")
     shared = [name for name in mean if name in std]
     chosen = {}
     for label, values, path in (
@@ -145,11 +148,11 @@ def build_normalizer(args: NormalizerArgs) -> Normalizer:
     if negative:
         raise ValueError(f"{args.std_path}: negative std of {', '.join(negative)}")
     paths = f"{args.mean_path} and {args.std_path}"
-    return Normalizer(chosen["mean"], chosen["std"], paths)
+    return Normalizer(chosen["mean"], chosen["std"], paths, units)
 
 
-def _read(path: str, key: str) -> dict[str, np.ndarray]:
-    """Variable -> its values, float32."""
+def _read(path: str, key: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Variable -> its values, float32; and its unit, where the file names one."""
     if not os.path.exists(path):
         folder = os.path.dirname(path) or "."
         there = sorted(os.listdir(folder)) if os.path.isdir(folder) else None
@@ -163,6 +166,11 @@ def _read(path: str, key: str) -> dict[str, np.ndarray]:
             str(name): np.asarray(variable.values, dtype=np.float32)
             for name, variable in dataset.data_vars.items()
         }
+        units = {
+            str(name): str(variable.attrs["units"])
+            for name, variable in dataset.data_vars.items()
+            if "units" in variable.attrs
+        }
     for name, array in values.items():
         if not np.isfinite(array).all():
             bad = int((~np.isfinite(array)).sum())
@@ -170,7 +178,7 @@ def _read(path: str, key: str) -> dict[str, np.ndarray]:
                 f"era5_normalizer {key}: {path} has {bad} of {array.size} values that "
                 f"are not finite in {name!r}; recompute it"
             )
-    return values
+    return values, units
 
 
 def _levels(
