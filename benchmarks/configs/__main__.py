@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +27,8 @@ from benchmarks.configs.table import FOLDER, outcome, report_table, write_docs
 from benchmarks.configs.training import NUM_DEVICES, Trained, train_two_steps
 from benchmarks.report import add_out_option, publish
 
+# Programs that run twice need not be fast.
+_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _INTRODUCTION = """# CREDIT's example configs
 
 Each config of CREDIT's repository (tests/reference/credit_configs), one of generation
@@ -39,27 +43,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Surveys, trains, reports; returns 1 if a config that should train does not."""
     options = _parse(arguments)
     console = Console()
+    every = [survey(path, options.folder) for path in find_configs(options.folder)]
     verdicts = [
-        survey(path, options.folder)
-        for path in find_configs(options.folder)
-        if not options.only or any(text in str(path) for text in options.only)
+        verdict
+        for verdict in every
+        if not options.only or any(text in verdict.name for text in options.only)
     ]
-    trained: dict[str, Trained | str] = {}
+    trained = _earlier(options.out) if options.train and options.only else {}
     for verdict in verdicts if options.train else ():
         if verdict.trains:
             trained[verdict.name] = _train(verdict)
             console.print(f"{verdict.name}: {trained[verdict.name]}", markup=False)
     if options.docs:
-        write_docs(verdicts)
+        write_docs(every)
     if not options.train:
         for verdict in verdicts:
             console.print(f"{verdict.name}: {outcome(verdict)}", markup=False)
         return 0
     publish(
         "configs",
-        [_INTRODUCTION, report_table(verdicts, trained)],
-        {"configs": [_as_json(verdict, trained) for verdict in verdicts]},
-        config={"folder": options.folder.name, "only": options.only},
+        [_INTRODUCTION, report_table(every, trained)],
+        {"configs": [_as_json(verdict, trained) for verdict in every]},
+        config={"folder": options.folder.name, "XLA_FLAGS": _FLAGS},
         folder=options.out,
     )
     return int(any(isinstance(found, str) for found in trained.values()))
@@ -73,6 +78,18 @@ def _train(verdict: Verdict) -> Trained | str:
             return train_two_steps(verdict.config, Path(folder))
         except (ValueError, OSError) as error:
             return str(error).replace(folder, "")
+
+
+def _earlier(folder: Path) -> dict[str, Trained | str]:
+    """What an earlier report says of configs that are not trained now."""
+    path = folder / "configs.json"
+    configs = json.loads(path.read_text())["configs"] if path.exists() else []
+    found = {own["name"]: own["trained"] for own in configs}
+    return {
+        name: Trained(**steps) if isinstance(steps, dict) else steps
+        for name, steps in found.items()
+        if steps is not None
+    }
 
 
 def _as_json(verdict: Verdict, trained: dict[str, Trained | str]) -> dict[str, object]:
@@ -95,7 +112,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     parser.add_argument("--train", action="store_true", help="train for two steps")
-    parser.add_argument("--only", nargs="+", default=[], help="parts of the names")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        help="parts of the names; the report keeps what it says of other configs",
+    )
     parser.add_argument(
         "--docs", action="store_true", help="write the table of docs/bridge.md"
     )
@@ -104,5 +126,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("XLA_FLAGS", _FLAGS)
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
     sys.exit(main())

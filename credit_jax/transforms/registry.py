@@ -12,6 +12,7 @@ from credit_jax.transforms.post import (
     reconstruct,
     wet_mask,
 )
+from credit_jax.transforms.post import normalize as denormalize
 from credit_jax.transforms.post import scaler as post_scaler
 from credit_jax.transforms.post.exp import ExpArgs, ExpTransform
 from credit_jax.transforms.post.square import SquareArgs, SquareTransform
@@ -96,6 +97,13 @@ _POSTBLOCKS: dict[str, TransformEntry] = {
         POSTBLOCKS,
         _BOTH,
         files=("scaler_path",),
+    ),
+    "era5_normalizer": TransformEntry(
+        denormalize.DenormalizerArgs,
+        denormalize.build_denormalizer,
+        POSTBLOCKS,
+        _BOTH,
+        files=("mean_path", "std_path"),
     ),
     "exp_transform": TransformEntry(ExpArgs, ExpTransform, POSTBLOCKS, _BOTH),
     "square_transform": TransformEntry(SquareArgs, SquareTransform, POSTBLOCKS, _BOTH),

@@ -14,6 +14,7 @@ from credit_torch_bridge.config.to_gen1 import gen2_to_gen1
 from credit_torch_bridge.config.to_gen2 import (
     blocks_are_named,
     gen2_to_credit,
+    refuse_rollouts,
     sections_are_there,
 )
 from credit_torch_bridge.config.to_jax import gen2_to_jax
@@ -109,7 +110,7 @@ def _convert(editor: ConfigEditor, found: str, to: str, level_coord: str) -> Non
     if found == GEN1:
         if to == GEN1:
             return
-        gen1_to_gen2(editor, level_coord, corrects=to == JAX)
+        gen1_to_gen2(editor, level_coord, for_jax=to == JAX)
     blocks_are_named(editor)
     if editor.problems:
         return
@@ -121,5 +122,7 @@ def _convert(editor: ConfigEditor, found: str, to: str, level_coord: str) -> Non
     if to == GEN2 and inside:
         names = [name for name in inside if name != "data"]
         refuse_for_gen2(editor, OURS, names)
+    if to == GEN2:
+        refuse_rollouts(editor)
     if to == GEN1 and not editor.problems:
         gen2_to_gen1(editor)

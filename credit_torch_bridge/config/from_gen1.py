@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from credit_jax.config.base import nearest_key
 from credit_jax.config.trainer import TrainerConfig
 from credit_torch_bridge.config.editor import ConfigEditor
@@ -24,6 +26,8 @@ DATA_OF_MODE = {
 }
 
 _DEFAULT = "gen1's default"
+_METRICS = "gen2's metrics need both, and what is fed back is in physical units"
+_TARGET = {"in_key": "y", "out_key": "y_target_processed"}
 _DEFAULTS = {
     "amp": False,
     "weight_decay": 0,
@@ -41,14 +45,14 @@ _KNOWN = {
 
 
 def gen1_to_gen2(
-    editor: ConfigEditor, level_coord: str, *, corrects: bool = False
+    editor: ConfigEditor, level_coord: str, *, for_jax: bool = False
 ) -> None:
     """Converts a whole config; what cannot be converted goes to `editor.problems`.
 
     Args:
         editor: of the config.
         level_coord: name of the level coordinate, for which gen1 has no key.
-        corrects: whether the target can correct inside the model.
+        for_jax: whether the target is credit_jax, which has what gen2 lacks.
 
     Differs from CREDIT: its own `credit convert` adds 1 to forecast_len each time,
     leaves the model's flat padding keys, which gen2 does not read, invents levels, adds
@@ -63,8 +67,8 @@ def gen1_to_gen2(
         )
     one_sample = editor.get("data.dataset_type") == ONE_SAMPLE
     weighted = _weight_order(editor)
-    model_to_gen2(editor, corrects=corrects)
-    data_to_gen2(editor, level_coord)
+    model_to_gen2(editor, for_jax=for_jax)
+    data_to_gen2(editor, level_coord, for_jax=for_jax)
     if editor.problems:
         return
     trainer_to_gen2(editor)
@@ -72,14 +76,25 @@ def gen1_to_gen2(
         for key in ("train_batch_size", "valid_batch_size"):
             editor.compute(f"trainer.{key}", 1, f"{ONE_SAMPLE} gives one sample")
     _loss(editor, weighted)
-    blocks = {
-        "reconstruct": {"type": "reconstruct"},
-        "reconstruct_target": {
-            "type": "reconstruct",
-            "args": {"in_key": "y", "out_key": "y_target_processed"},
-        },
-    }
-    editor.default("postblocks", {"per_step": blocks}, "gen2's metrics need both")
+    editor.default("postblocks", {"per_step": _postblocks(editor)}, _METRICS)
+
+
+def _postblocks(editor: ConfigEditor) -> dict[str, Any]:
+    """Named fields of the prediction and the target.
+
+    Over several steps they are in physical units, as what is fed back must be.
+    """
+    steps = editor.get("data.forecast_len"), editor.get("validation_data.forecast_len")
+    norm = editor.get("preblocks.per_step.norm")
+    blocks: dict[str, Any] = {}
+    for name, keys in (("", {}), ("_target", _TARGET)):
+        own = {"args": dict(keys)} if keys else {}
+        blocks[f"reconstruct{name}"] = {"type": "reconstruct", **own}
+        if norm and max(count or 1 for count in steps) > 1:
+            key = {"key": keys["out_key"]} if keys else {}
+            block = {"type": "era5_normalizer", "args": {**norm["args"], **key}}
+            blocks[f"denormalize{name}"] = block
+    return blocks
 
 
 def _weight_order(editor: ConfigEditor) -> list[str]:
@@ -89,7 +104,7 @@ def _weight_order(editor: ConfigEditor) -> list[str]:
     return [name for names in lists if isinstance(names, list) for name in names]
 
 
-def model_to_gen2(editor: ConfigEditor, *, corrects: bool) -> None:
+def model_to_gen2(editor: ConfigEditor, *, for_jax: bool) -> None:
     """Converts padding to `padding_conf`, and corrections inside the model."""
     flat = [editor.get(f"model.{key}") for key in ("pad_lat", "pad_lon")]
     if editor.get("model.padding_conf") is not None:
@@ -107,7 +122,7 @@ def model_to_gen2(editor: ConfigEditor, *, corrects: bool) -> None:
             editor.drop(f"model.{key}", "gen1 pads only where both are whole numbers")
     pairs(editor)
     active = active_physics(editor.get(GEN1))
-    if active and not corrects:
+    if active and not for_jax:
         refuse_for_gen2(editor, GEN1, active)
         return
     post_conf_from_gen1(editor)

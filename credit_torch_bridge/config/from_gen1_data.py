@@ -43,7 +43,9 @@ _UNREAD = {
 }
 
 
-def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
+def data_to_gen2(
+    editor: ConfigEditor, level_coord: str, *, for_jax: bool = False
+) -> None:
     """Converts `data` to gen2's `data`, `validation_data` and `preblocks`.
 
     The channels keep gen1's order: prognostic variables with levels, without levels,
@@ -53,8 +55,14 @@ def data_to_gen2(editor: ConfigEditor, level_coord: str) -> None:
     Args:
         editor: of the config.
         level_coord: name of the level coordinate, for which gen1 has no key.
+        for_jax: whether the target is credit_jax, whose forecasts of several steps
+            can feed normalized fields back, and have gradients across steps.
     """
     _refuse(editor)
+    if for_jax:
+        _gradients(editor)
+    else:
+        _refuse_steps(editor)
     names = read_variables(editor)
     hours = _whole(editor, "data.lead_time_periods")
     history = _whole(editor, "data.history_len")
@@ -127,18 +135,6 @@ def _refuse(editor: ConfigEditor) -> None:
         editor.problem(
             "data.sst_forcing", "active: gen2 has no step that replaces sea surfaces"
         )
-    if scaler == "std_new" and steps:
-        editor.problem(
-            "data.forecast_len",
-            f"{steps}, that is {steps + 1} steps: gen2 gives the normalized output of "
-            "a step to era5_normalizer again, so it would normalize twice; use 0, one "
-            "step",
-        )
-    if steps and editor.get("data.retain_graph"):
-        editor.problem(
-            "data.retain_graph",
-            "true lets gradients cross the steps in gen1, and never in gen2; use false",
-        )
     old_single = kind == SINGLE or (
         not editor.has("data.dataset_type") and editor.get("trainer.type") == "standard"
     )
@@ -155,6 +151,39 @@ def _refuse(editor: ConfigEditor) -> None:
             f"{levels} differs from model.levels {editor.get('model.levels')}; gen2 "
             "has the latter alone",
         )
+
+
+def _refuse_steps(editor: ConfigEditor) -> None:
+    """Records what CREDIT's gen2 does otherwise in forecasts of several steps."""
+    steps = editor.get("data.forecast_len", 0)
+    if not isinstance(steps, int) or not steps:
+        return
+    if editor.get("data.scaler_type") == "std_new":
+        editor.problem(
+            "data.forecast_len",
+            f"{steps}, that is {steps + 1} steps: gen2 gives the normalized output of "
+            "a step to era5_normalizer again, so it would normalize twice; use 0, one "
+            "step",
+        )
+    if editor.get("data.retain_graph"):
+        editor.problem(
+            "data.retain_graph",
+            "true lets gradients cross the steps in gen1, and never in gen2; use false",
+        )
+
+
+def _gradients(editor: ConfigEditor) -> None:
+    """Gradients across steps: `retain_graph` of gen1."""
+    if not editor.get("data.retain_graph") or not editor.get("data.forecast_len"):
+        return
+    if editor.get("data.history_len") != 1:
+        editor.problem(
+            "data.retain_graph",
+            "true with several input times: gen1 keeps the gradients of the newest "
+            "time alone; use false, or history_len: 1",
+        )
+        return
+    editor.move("data.retain_graph", "trainer.backprop", "full")
 
 
 def _whole(editor: ConfigEditor, key: str, least: int = 1) -> int | None:

@@ -14,11 +14,13 @@ _BLOCKS = [
     if name.endswith(("_fixer", "_updown", "skebs"))
 ]
 _LISTS = ("variables", "surface_variables", "diagnostic_variables")
-_OUTSIDE = "gen1 applies it in its rollouts alone, outside of the model"
+_OUTSIDE = "activate_outside_model"
+# Blocks that gen1's trainer applies outside of the model: after those inside.
+_TRAINED_OUTSIDE = ("global_mass_fixer", "global_water_fixer", "global_energy_fixer")
 
 
 def active_physics(conf: Any) -> list[str]:
-    """The blocks of a `post_conf` that are active inside the model."""
+    """The blocks of a `post_conf` that correct a prediction before gen1's loss."""
     if not isinstance(conf, dict) or not conf.get("activate"):
         return []
     return [
@@ -26,7 +28,7 @@ def active_physics(conf: Any) -> list[str]:
         for name in _BLOCKS
         if isinstance(block := conf.get(name), dict)
         and block.get("activate")
-        and not block.get("activate_outside_model")
+        and (name in _TRAINED_OUTSIDE or not block.get(_OUTSIDE))
     ]
 
 
@@ -35,15 +37,16 @@ def post_conf_from_gen1(editor: ConfigEditor) -> None:
     conf = editor.get(GEN1)
     active = active_physics(conf)
     if not active:
-        editor.drop(GEN1, "nothing in it is active inside the model")
+        editor.drop(GEN1, "nothing in it is active")
         return
+    _check_order(editor, active)
     editor.drop((*GEN1.split("."), "activate"), "a block is active")
     for name in editor.keys(GEN1):
         if name not in active:
             editor.drop(f"{GEN1}.{name}", _why_dropped(name, conf[name]))
     blocks = {name: dict(conf[name]) for name in active}
     for block in blocks.values():
-        block.pop("activate_outside_model", None)
+        block.pop(_OUTSIDE, None)
     editor.moved(GEN1, OURS, "gen2's name for it is dropped in training")
     editor.put(OURS, {**blocks, "data": _data(editor)})
     editor.moved("data.save_loc_physics", f"{OURS}.data.save_loc_physics")
@@ -53,8 +56,20 @@ def _why_dropped(name: str, block: Any) -> str:
     if name not in _BLOCKS:
         return "no model of gen1 reads it"
     if isinstance(block, dict) and block.get("activate"):
-        return _OUTSIDE
+        return "gen1's training does not apply it outside of the model"
     return "not active"
+
+
+def _check_order(editor: ConfigEditor, active: list[str]) -> None:
+    """Records blocks that run in another order here: gen1 runs those outside last."""
+    outside = [bool(editor.get(f"{GEN1}.{name}.{_OUTSIDE}")) for name in active]
+    if outside != sorted(outside):
+        editor.problem(
+            GEN1,
+            f"{active[outside.index(True)]} runs outside of the model, after "
+            f"{active[-1 - outside[::-1].index(False)]}, which runs inside; here they "
+            "run in the order of CREDIT's blocks: set activate_outside_model alike",
+        )
 
 
 def _data(editor: ConfigEditor) -> dict[str, Any]:

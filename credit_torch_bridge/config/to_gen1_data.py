@@ -43,8 +43,14 @@ def data_to_gen1(editor: ConfigEditor) -> None:
             "validation_data.source", "differs from data.source; gen1 has one for both"
         )
     written = _groups(editor)
+    fed_back = _denormalized(editor)
     scaler = _normalizer(editor)
-    if scaler["scaler_type"] == "std_new" and type(steps) is int and steps > 1:
+    if (
+        scaler["scaler_type"] == "std_new"
+        and type(steps) is int
+        and steps > 1
+        and (not fed_back)
+    ):
         editor.problem(
             "data.forecast_len",
             f"{steps}: gen2 gives the normalized output of a step to era5_normalizer "
@@ -64,6 +70,10 @@ def data_to_gen1(editor: ConfigEditor) -> None:
     chosen = editor.get("data.backprop_on_timestep")
     if chosen is not None:
         flat["backprop_on_timestep"] = chosen
+    if editor.get("trainer.backprop") == "full":
+        editor.moved("trainer.backprop", "data.retain_graph = true")
+        flat["retain_graph"] = True
+    editor.drop("trainer.backprop", "gen1's default")
     _finish(editor, flat)
 
 
@@ -224,8 +234,8 @@ def _normalizer(editor: ConfigEditor) -> dict[str, Any]:
             for name in editor.keys((section, phase)):
                 block = editor.get((section, phase, name)) or {}
                 kind = block.get("type")
-                if section == "preblocks" and kind == "era5_normalizer":
-                    found.append(_args(block))
+                if kind == "era5_normalizer":
+                    found += [_args(block)] if section == "preblocks" else []
                 elif kind not in ("concat", "to_device", "reconstruct"):
                     editor.problem(
                         (section, phase, name), f"{kind!r} has no counterpart in gen1"
@@ -246,6 +256,17 @@ def _normalizer(editor: ConfigEditor) -> dict[str, Any]:
         return {"scaler_type": "std_cached"}
     paths = {key: found[0].get(key) for key in ("mean_path", "std_path")}
     return {**paths, "scaler_type": "std_new"}
+
+
+def _denormalized(editor: ConfigEditor) -> bool:
+    """Whether a postblock undoes the normalizer of what is fed back."""
+    blocks = editor.get("postblocks.per_step", {})
+    keys = [
+        _args(block).get("key", "y_processed")
+        for block in (blocks.values() if isinstance(blocks, dict) else ())
+        if isinstance(block, dict) and block.get("type") == "era5_normalizer"
+    ]
+    return "y_processed" in keys
 
 
 def _args(block: dict[str, Any]) -> dict[str, Any]:

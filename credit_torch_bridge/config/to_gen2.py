@@ -63,6 +63,20 @@ def gen2_to_credit(editor: ConfigEditor) -> None:
     _cautions(editor)
 
 
+def refuse_rollouts(editor: ConfigEditor) -> None:
+    """Records what CREDIT's gen2 lacks in forecasts of several steps."""
+    if editor.get("trainer.backprop") == "full":
+        editor.problem(
+            "trainer.backprop",
+            "full: CREDIT's gen2 cuts gradients between steps; use truncated",
+        )
+    editor.drop("trainer.backprop", "CREDIT's gen2 has no other way")
+    for name in editor.keys("postblocks.per_step"):
+        path = ("postblocks", "per_step", name)
+        if editor.get((*path, "type")) == "era5_normalizer":
+            editor.problem(path, "CREDIT has no postblock era5_normalizer")
+
+
 def trainer_of_gen1(editor: ConfigEditor) -> None:
     """Converts `trainer.mode` in a gen2 config."""
     if editor.get("trainer.parallelism") is None and editor.has("trainer.mode"):

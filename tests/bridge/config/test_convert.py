@@ -358,14 +358,14 @@ def test_corrections_inside_the_model():
     changes = [
         "model.post_conf.activate=true",
         "model.post_conf.scaling_coefs={U: 1}",
-        "model.post_conf.global_mass_fixer={activate: true, "
-        "activate_outside_model: true, fix_level_num: 1}",
+        "model.post_conf.global_energy_fixer_updown={activate: true, "
+        "activate_outside_model: true}",
     ]
     given = apply_overrides(CONFIGS["gen1"], changes)
     out, report = check(given, "jax")
     words = "\n".join(report.lines())
     assert "post_conf.scaling_coefs: {'U': 1} (no model of gen1 reads it)" in words
-    assert "(gen1 applies it in its rollouts alone, outside of the model)" in words
+    assert "(gen1's training does not apply it outside of the model)" in words
     conf = out["model"]["gen1_post_conf"]
     assert list(conf) == ["tracer_fixer", "data"]
     assert conf["data"] == {
@@ -385,9 +385,41 @@ def test_corrections_inside_the_model():
     assert alike(convert_config(back, to="jax")[0], out)
     with pytest.raises(ValueError, match=r"gen1_post_conf: tracer_fixer active"):
         convert_config(out, to="gen2")
+    order = {"activate": True, "activate_outside_model": True}
+    given["model"]["post_conf"]["global_mass_fixer"] = order
+    given["model"]["post_conf"]["global_water_fixer"] = {"activate": True}
+    with pytest.raises(ValueError, match="global_mass_fixer runs outside of the model"):
+        convert_config(given, to="jax")
     conf["data"]["surface_variables"] = ["t2m", "SP"]
     with pytest.raises(ValueError, match=r"those of the target are U 3, .*same order"):
         convert_config(out, to="jax")
+
+
+def test_steps_with_a_normalizer():
+    """Here a postblock undoes it; CREDIT's gen2 would normalize twice."""
+    changes = ["data.forecast_len=2", "data.retain_graph=true"]
+    given = apply_overrides(CONFIGS["gen1"], changes)
+    out, _ = check(given, "jax")
+    blocks = out["postblocks"]["per_step"]
+    assert [block["type"] for block in blocks.values()] == [
+        *("reconstruct", "era5_normalizer", "reconstruct", "era5_normalizer")
+    ]
+    norm = out["preblocks"]["per_step"]["norm"]["args"]
+    assert blocks["denormalize"]["args"] == norm
+    target = {**norm, "key": "y_target_processed"}
+    assert blocks["denormalize_target"]["args"] == target
+    assert out["trainer"]["backprop"] == "full"
+    back, _ = check(out, "gen1")
+    assert back["data"]["forecast_len"] == 2
+    assert back["data"]["retain_graph"] is True
+    assert alike(convert_config(back, to="jax")[0], out)
+    with pytest.raises(ValueError, match="cannot become gen2, 3 problems") as caught:
+        convert_config(out, to="gen2")
+    assert "trainer.backprop: full: CREDIT's gen2 cuts" in str(caught.value)
+    assert "denormalize: CREDIT has no postblock era5" in str(caught.value)
+    given["data"]["history_len"] = given["data"]["valid_history_len"] = 2
+    with pytest.raises(ValueError, match="true with several input times"):
+        convert_config(given, to="jax")
 
 
 VALUES = (None, True, 0, -3, 2.5, "text", [], [1, None], {}, {"a": {"b": 1}}, "%", "*")

@@ -110,6 +110,15 @@ def test_equals_one_device(folder: Any, degrees: tuple[int, int, int]) -> None:
     assert_close(ours[2], one[2], 1e-4, f"{what}: norm of the gradient of all weights")
 
 
+def test_blocks_outside_of_the_model(folder: Any) -> None:
+    """gen1's trainer applies them to the same fields, in the same order."""
+    config = gen1_config(folder, {"type": "wxformer"})
+    for name in ("global_mass_fixer", "global_water_fixer", "global_energy_fixer"):
+        config["model"]["post_conf"][name]["activate_outside_model"] = True
+    outside = convert_config(config, to="jax")[0]["model"]
+    assert outside == converted(folder, "wxformer")
+
+
 def test_inactive_section_changes_nothing(folder: Any) -> None:
     section = converted(folder, "wxformer")
     section["gen1_post_conf"]["activate"] = False
