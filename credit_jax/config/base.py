@@ -125,12 +125,17 @@ class StrictModel(BaseModel):
             text = ""
             known = [*fields, *cls.ignored, *cls.unavailable]
             if key not in known and not cls.is_passed_over(key):
-                text = f"unknown key; {nearest_key(key, known)}"
+                text = cls.unknown_key(key, known)
             elif key in cls.unavailable and not cls.unavailable[key].accepts(own):
                 text = f"{got(own)} is not available; {cls.unavailable[key].instead}"
             if text:
                 error = PydanticCustomError(OTHER_KEY, "{text}", {"text": text})
                 yield InitErrorDetails(type=error, loc=(str(key),), input=own)
+
+    @classmethod
+    def unknown_key(cls, key: object, known: Iterable[str]) -> str:
+        """What is wrong with an unknown key, and the nearest fix."""
+        return f"unknown key; {nearest_key(key, known)}"
 
     @classmethod
     def is_passed_over(cls, key: object) -> bool:

@@ -3,7 +3,8 @@
 `credit_jax.transforms.registry` lists their types and validates their arguments.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -22,7 +23,21 @@ class TransformConfig(StrictModel):
     args: dict[str, Any] = Field(default_factory=dict)
 
 
-class PreblocksConfig(StrictModel):
+class _Phases(StrictModel):
+    """Blocks by phase."""
+
+    section: ClassVar[str]
+
+    @classmethod
+    def unknown_key(cls, key: object, known: Iterable[str]) -> str:
+        """See `StrictModel.unknown_key`; a block beside the phases is common."""
+        return (
+            f"blocks stand in {' or '.join(cls.model_fields)}, and CREDIT refuses "
+            f"others, too; move it to {cls.section}.per_step.{key}"
+        )
+
+
+class PreblocksConfig(_Phases):
     """From samples to the model's input tensor.
 
     Attributes:
@@ -30,17 +45,21 @@ class PreblocksConfig(StrictModel):
         per_step: transforms that run before every model step.
     """
 
+    section: ClassVar = "preblocks"
+
     ic_only: dict[str, TransformConfig] = Field(default_factory=dict)
     per_step: dict[str, TransformConfig] = Field(default_factory=dict)
 
 
-class PostblocksConfig(StrictModel):
+class PostblocksConfig(_Phases):
     """From the model's output tensor to named fields.
 
     Attributes:
         per_step: transforms that run after every model step.
         post_rollout: transforms that run once, after the last step.
     """
+
+    section: ClassVar = "postblocks"
 
     per_step: dict[str, TransformConfig] = Field(default_factory=dict)
     post_rollout: dict[str, TransformConfig] = Field(default_factory=dict)

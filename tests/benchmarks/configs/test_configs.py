@@ -17,8 +17,8 @@ REASONS = {
     "multi_source_data": NO_MODEL,
     "weatherbench2_era5_wxformer": NO_MODEL,
     "weatherbench2_era5_wxformer_tiny": NO_MODEL,
-    "wxformer_npj_era5_028deg": "refused: preblocks.norm: unknown key; known keys here:"
-    " ic_only, per_step",
+    "wxformer_npj_era5_028deg": "refused: preblocks.norm: blocks stand in ic_only or "
+    "per_step, and CREDIT refuses others, too; move it to preblocks.per_step.norm",
     "smoke_tp_parity_nextgen_tp1_derecho": "refused: credit_jax has no model "
     "`nextgen_wxformer`",
     "smoke_tp_parity_nextgen_tp2_derecho": "refused: credit_jax has no model "
