@@ -12,8 +12,8 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Protocol, cast, runtime_checkable
@@ -26,7 +26,7 @@ from credit_jax.config import Config, load_config
 OK = 0
 FAILED = 1  # a comparison or a check that does not pass
 USER_ERROR = 2
-DIVERGED = 3  # a loss that is not finite
+DIVERGED = 3  # a loss or a forecast that is not finite
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 # What a shell completes, by the name of a value in --help.
@@ -249,9 +249,15 @@ def read_config(path: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         FileNotFoundError, ConfigError: see `load_config`.
     """
+    with warnings_as_notes():
+        return load_config(path, overrides)
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Warnings of the block become yellow notes, unless it raises."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        config = load_config(path, overrides)
+        yield
     for warning in caught:
         print_line(f"note: {warning.message}", "yellow")
-    return config

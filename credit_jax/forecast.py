@@ -27,8 +27,9 @@ from credit_jax.commands import (
     print_line,
     read_config,
     run_module,
+    warnings_as_notes,
 )
-from credit_jax.config import Config
+from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.inference import Forecaster
@@ -125,9 +126,11 @@ def run(args: argparse.Namespace) -> int:
     """
     compile_sooner()
     config = read_config(args.config, args.set)
+    with warnings_as_notes():
+        inference = config.inference
     use_cache(args.cache)
     parallelism = parse_parallelism(args.parallelism)
-    folder = folder_of(config, args.out)
+    folder = folder_of(inference, args.out)
     devices = forward_devices(parallelism, args.devices)
     plan = plan_forecast(
         config,
@@ -181,13 +184,13 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def folder_of(config: Config, out: str | None) -> Path:
+def folder_of(inference: InferenceConfig | None, out: str | None) -> Path:
     """The folder of the forecasts.
 
     Raises:
         ValueError: neither the command line nor the config names one.
     """
-    named = out or (config.inference.save_forecast if config.inference else None)
+    named = out or (inference.save_forecast if inference else None)
     if not named:
         raise ValueError("--out DIR is needed: inference.save_forecast names no folder")
     if "$" in (expanded := os.path.expandvars(named)):

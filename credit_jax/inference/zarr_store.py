@@ -75,6 +75,14 @@ class ZarrStore:
         """Makes the store without values, unless it is there."""
         if self.path.exists():
             return
+        try:
+            self._create()
+        except OSError:
+            # Another process of the same campaign may have been first.
+            if not self.path.exists():
+                raise
+
+    def _create(self) -> None:
         with new_folder(self.path) as partial, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Consolidated metadata")
             form: Any = self.zarr_format
