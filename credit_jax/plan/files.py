@@ -36,13 +36,15 @@ def find_missing(
     named = latitude_files(config) | scaler_files(config) | climatology_files(config)
     if model is not None:
         named |= _existing({f"model.{k}": path for k, path in model.files.items()})
+    fitted = [path for _, path in _transform_files(config, fitted=True)]
     for key, path in (*named.items(), *_transform_files(config)):
         if Path(path).exists():
             continue
         if path in expected:
             found.notes.append(f"{key}: {path} is made by the first training")
         else:
-            found.problems.append(f"{key}: {path} does not exist")
+            hint = "; `credit-jax preprocess` fits it" if path in fitted else ""
+            found.problems.append(f"{key}: {path} does not exist{hint}")
     return found
 
 
@@ -99,13 +101,15 @@ def _existing(named: Mapping[str, str | None]) -> dict[str, str]:
     return {key: expandvars(path) for key, path in named.items() if path}
 
 
-def _transform_files(config: Config) -> Iterator[tuple[str, str]]:
-    """Dotted key and path of the files that transforms read."""
+def _transform_files(
+    config: Config, *, fitted: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Dotted key and path of the files that transforms read, or of those fitted."""
     for phase in Phase:
         section, name = phase.value.split(".")
         blocks = getattr(getattr(config, section), name)
         for block, own in blocks.items():
             entry = TRANSFORMS[section].get(own.type)
-            for key in entry.files if entry is not None else ():
+            for key in () if entry is None or fitted > entry.is_fitted else entry.files:
                 if isinstance(path := own.args.get(key), str):
                     yield f"{section}.{name}.{block}.args.{key}", expandvars(path)

@@ -82,6 +82,7 @@ class TransformEntry:
         files: names of the arguments that are paths of files that must be there.
         needs: entries of the tree that are there only for transforms that need them,
             "x_physical" or "ic_raw".
+        is_fitted: whether `credit-jax preprocess` makes its files.
     """
 
     args: type[StrictModel]
@@ -90,6 +91,7 @@ class TransformEntry:
     where: Where
     files: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    is_fitted: bool = False
 
 
 @runtime_checkable

@@ -46,6 +46,7 @@ _PREBLOCKS: dict[str, TransformEntry] = {
         PREBLOCKS,
         _BOTH,
         files=("mean_path", "std_path"),
+        is_fitted=True,
     ),
     "to_device": TransformEntry(ToDeviceArgs, ToDevice, PREBLOCKS, _BOTH),
     "log_transform": TransformEntry(LogArgs, LogTransform, PREBLOCKS, _BOTH),
@@ -71,6 +72,7 @@ _PREBLOCKS: dict[str, TransformEntry] = {
         PREBLOCKS,
         _BOTH,
         files=("scaler_path",),
+        is_fitted=True,
     ),
     "hybrid_level_interp": TransformEntry(
         levels.LevelInterpPreArgs, levels.build_level_interp_pre, PREBLOCKS, _BOTH

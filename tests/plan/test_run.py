@@ -71,7 +71,7 @@ def test_all_problems_at_once(plan):
         "trainer.fsdp.keep_whole has 'dance/*', which matches no parameter",
         "data.source.ERA5.variables.static.path: no file matches 'mask.nc'",
         "loss.latitude_weights: absent.nc does not exist",
-        "preblocks.per_step.norm.args.std_path: std.nc does not exist",
+        "preblocks.per_step.norm.args.std_path: std.nc does not exist; `credit-jax pre",
         "model.frames: 2 differs from data.history_len 1; make them equal",
         "model: has 8 input channels, but data.source has 7: model 2 x 2 + 2 + 2 = 8;",
         "model: has 7 output channels, but data.source has 6",
