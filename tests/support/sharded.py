@@ -1,8 +1,9 @@
 """Runs operations on fields split over shards, and on one device, with gradients.
 
-A case is a function of fields and weights. All cases run in one compiled program for
-each number of shards, because compiling takes most of the time. What padding rows hold
-must not matter, so they go in as large numbers.
+A case is a function of fields and weights. Cases of a number of shards share compiled
+programs, because compiling takes most of the time; XLA's time grows faster than the
+program, so each holds a few of them. What padding rows hold must not matter, so they go
+in as large numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from credit_jax.parallel.rows.layout import Field, Layout, block_layout
 from tests.support.gradients import cotangent, draw
 
 GARBAGE = 1e6
+CASES_OF_A_PROGRAM = 20
 
 Shape = tuple[int, ...]
 
@@ -54,12 +56,15 @@ def run_cases(
     cases: Mapping[str, Case], num_shards: int, dtype: Any = np.float32
 ) -> dict[str, Outcome]:
     """Outputs and gradients of all cases on `num_shards` devices."""
-    program, arguments, layouts = build_cases(cases, num_shards, dtype)
-    results = jax.jit(program)(*arguments)
-    return {
-        name: _collect(case, num_shards, layouts[name], *results[name])
-        for name, case in cases.items()
-    }
+    outcomes = {}
+    names = list(cases)
+    for start in range(0, len(names), CASES_OF_A_PROGRAM):
+        few = {n: cases[n] for n in names[start : start + CASES_OF_A_PROGRAM]}
+        program, arguments, layouts = build_cases(few, num_shards, dtype)
+        results = jax.jit(program)(*arguments)
+        for name, case in few.items():
+            outcomes[name] = _collect(case, num_shards, layouts[name], *results[name])
+    return outcomes
 
 
 def build_cases(
