@@ -182,7 +182,9 @@ def check_finite(
     """
     plateau = False
     for which, array in (("input", x), ("target", y)):
-        low, high = array.min((0, 2, 3, 4)), array.max((0, 2, 3, 4))
+        # Channel by channel: the second pass finds it in the cache.
+        extremes = [(field.min(), field.max()) for field in np.moveaxis(array, 1, 0)]
+        low, high = np.array(extremes).T
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ValueError(_not_finite(which, array, times, schema))
         for ends in (low, high):

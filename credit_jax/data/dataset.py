@@ -68,12 +68,13 @@ class Dataset:
     def __getitem__(self, index: int) -> Sample:
         return self.step(index, 0)
 
-    def step(self, index: int, step: int) -> Sample:
+    def step(self, index: int, step: int, rows: slice | None = None) -> Sample:
         """One step of a sample: everything for the first one, then forcing and target.
 
         Args:
             index: of the sample.
             step: counts from 0; it starts `step` timesteps after the sample.
+            rows: latitude rows to read; None reads all.
         """
         start = self.starts_at(step)[index]
         inputs: dict[str, Fields] = {}
@@ -82,12 +83,12 @@ class Dataset:
             inputs[name] = {}
             for kind in READ_ORDER if step == 0 else READ_ORDER[:1]:
                 own = times if step == 0 else times[-1:]
-                inputs[name] |= source.read(kind, own)
-        targets, target_time = self.target(index, step)
+                inputs[name] |= source.read(kind, own, rows)
+        targets, target_time = self.target(index, step, rows)
         return Sample(inputs, targets, start, target_time)
 
     def target(
-        self, index: int, step: int = 0
+        self, index: int, step: int = 0, rows: slice | None = None
     ) -> tuple[dict[str, Fields], np.datetime64]:
         """Target fields of a step of a sample, in channel order, and their time."""
         targets: dict[str, Fields] = {}
@@ -95,7 +96,7 @@ class Dataset:
             times = self.clocks[name].target_times(self.starts_at(step)[index])
             targets[name] = {}
             for kind in OUTPUT_TYPES:
-                targets[name] |= source.read(kind, times)
+                targets[name] |= source.read(kind, times, rows)
         return targets, self.target_time(index, step)
 
     def starts_at(self, step: int) -> np.ndarray:
@@ -229,7 +230,10 @@ def collate(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _stack(parts: Sequence[Mapping[str, Fields]]) -> dict[str, dict[str, np.ndarray]]:
+    def stack(arrays: list[np.ndarray]) -> np.ndarray:
+        return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+
     return {
-        source: {key: np.stack([part[source][key] for part in parts]) for key in fields}
+        source: {key: stack([part[source][key] for part in parts]) for key in fields}
         for source, fields in parts[0].items()
     }

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import grain
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -22,6 +23,7 @@ from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms import (
+    Destination,
     FieldTree,
     Grid,
     Phase,
@@ -82,6 +84,7 @@ class Loader:
         prefetch: largest number of batches ready in advance.
         notes: what a user should know of the data, one line each.
         bad: samples that cannot be used -> why, as far as they were met.
+        rows: latitude rows of the batches; None is all.
     """
 
     dataset: Dataset
@@ -91,6 +94,7 @@ class Loader:
     prefetch: int
     notes: tuple[str, ...] = ()
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
+    rows: slice | None = None
 
     @property
     def num_batches(self) -> int:
@@ -137,6 +141,15 @@ class Loader:
         return dataclasses.replace(
             self, sampler=dataclasses.replace(self.sampler, **ranks)
         )
+
+    def for_rows(self, rows: slice | None) -> "Loader":
+        """The loader of some latitude rows, if preblocks make each row by itself.
+
+        Where one needs the whole grid, all rows are read.
+        """
+        if self.pipeline.needs_grid:
+            return self
+        return dataclasses.replace(self, rows=rows)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch.
@@ -205,26 +218,48 @@ class Loader:
         self, indices: Int[np.ndarray, "b"] | Sequence[int], *, thorough: bool = False
     ) -> Batch:
         """One batch; `thorough` looks for fill values also where nothing stands out."""
-        steps = [self._step(indices, k) for k in range(self.dataset.num_steps)]
+        out = _Arrays(len(indices), self.dataset.num_steps, self.schema)
+        samples = [
+            self._sample(int(index), out, number, thorough=thorough)
+            for number, index in enumerate(indices)
+        ]
+        input_times, target_times = (
+            np.concatenate([sample[name] for sample in samples])
+            for name in ("input_times", "target_times")
+        )
+        fields = jax.tree.map(
+            lambda *parts: parts[0] if len(parts) == 1 else np.concatenate(parts),
+            *(sample["fields"] for sample in samples),
+        )
+        return Batch(out.x, out.y, input_times, target_times, fields)
+
+    def _sample(
+        self, index: int, out: "_Arrays", number: int, *, thorough: bool
+    ) -> dict[str, Any]:
+        """Put x and y of one sample into a batch; its times, and other fields."""
+        steps = [
+            collate([self.dataset.step(index, k, self.rows)])
+            for k in range(self.dataset.num_steps)
+        ]
         if thorough:
             _check_raw(steps)
         raw = steps[0]
         first = self.pipeline.initial(raw)
         later = [self.pipeline.aligned(step, Phase.INITIAL) for step in steps[1:]]
-        done = self.pipeline.before_step(first)
-        targets = [done["y"]]
-        targets += [self.pipeline.before_step(without_input(s))["y"] for s in later]
-        y = targets[0] if not later else np.concatenate(targets, axis=2)
+        for step, own in enumerate((first, *map(without_input, later))):
+            out.fill(self.pipeline, own, number, step)
         times = np.stack([step["target_times"] for step in (first, *later)], axis=1)
+        x, y = out.x[number : number + 1], out.y[number : number + 1]
         try:
-            plateau = check_finite(done["x"], y, first["input_times"], self.schema)
+            plateau = check_finite(x, y, first["input_times"], self.schema)
         except ValueError:
             _check_raw(steps)  # what made it so says more
             raise
         if plateau:
             _check_raw(steps)
         fields = self._named_fields(raw, first, later)
-        return Batch(done["x"], y, first["input_times"], times, fields)
+        known = {"input_times": first["input_times"], "target_times": times}
+        return {**known, "fields": fields}
 
     def _named_fields(
         self, raw: FieldTree, first: FieldTree, later: Sequence[FieldTree]
@@ -238,10 +273,6 @@ class Loader:
             aligned = [self.pipeline.aligned(s, Phase.BEFORE_STEP) for s in later]
             fields |= fields_of_rollout(physical, [s["input"] for s in aligned])
         return fields
-
-    def _step(self, indices: Any, step: int) -> dict[str, Any]:
-        """The fields of one step of a batch, before any transform."""
-        return collate([self.dataset.step(int(index), step) for index in indices])
 
     def probe(self) -> "Loader":
         """Read the first, the middle and the last sample; the loader with its notes.
@@ -262,6 +293,61 @@ class Loader:
             if self.pipeline.normalizes and index == 0:
                 notes += scale_notes(batch.x, self.schema)
         return dataclasses.replace(self, notes=tuple(notes))
+
+
+class _Arrays:
+    """x and y of a batch, filled sample by sample and step by step.
+
+    Args:
+        num_samples: of the batch.
+        num_steps: of y.
+        schema: channels of x and y.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def __init__(self, num_samples: int, num_steps: int, schema: ChannelSchema) -> None:
+        self._num_samples, self._num_steps = num_samples, num_steps
+        self._channels = {
+            "input": schema.input_slices(),
+            "target": schema.target_slices(),
+        }
+
+    def fill(self, pipeline: Pipeline, tree: FieldTree, sample: int, step: int) -> None:
+        """Run the preblocks of a step; x and y go to their places."""
+        if not hasattr(self, "x"):
+            self.x, self.y = self._allocated(pipeline, tree)
+        places = {
+            "input": self.x[sample : sample + 1],
+            "target": self.y[sample : sample + 1, :, step : step + 1],
+        }
+        given = {
+            part: Destination(place, self._channels[part])
+            for part, place in places.items()
+        }
+        done = pipeline.before_step({**tree, "destination": given})
+        for name, part in (("x", "input"), ("y", "target")):
+            if name in done and done[name] is not places[part]:
+                places[part][...] = done[name]
+
+    def _allocated(
+        self, pipeline: Pipeline, tree: FieldTree
+    ) -> tuple[np.ndarray, np.ndarray]:
+        field = next(x for own in tree["input"].values() for x in own.values())
+        history, *space = field.shape[2:]
+        if pipeline.grid is not None:
+            space = pipeline.grid.shape
+        channels = [
+            max(place.stop for place in self._channels[part].values())
+            for part in ("input", "target")
+        ]
+        shapes = zip(channels, (history, self._num_steps), strict=True)
+        made = [
+            np.empty((self._num_samples, *shape, *space), np.float32)
+            for shape in shapes
+        ]
+        return made[0], made[1]
 
 
 def _check_raw(steps: Sequence[FieldTree]) -> None:

@@ -8,6 +8,7 @@ of the last row. Functions that take a `Mesh` work on whole arrays, outside of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,10 +19,52 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
 from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.device_mesh import local_coords
 from credit_jax.parallel.rows.layout import Field, block_layout
 from credit_jax.parallel.rows.take import take_rows, take_static
 
 ROW_DIM = -2
+
+
+@dataclass(frozen=True)
+class LocalRows:
+    """Adjacent rows of a grid, as a process has them.
+
+    Attributes:
+        first: number of the first one in the grid.
+        size: rows of the grid.
+        count: how many; None is all from the first on.
+    """
+
+    first: int
+    size: int
+    count: int | None = None
+
+    @property
+    def part(self) -> slice | None:
+        """Where they are in the grid; None if they are all."""
+        if self.count in (None, self.size):
+            return None
+        return slice(self.first, self.first + self.count)
+
+    def block(self, num_domain: int) -> int:
+        """Rows of each of `num_domain` equal blocks, padding included."""
+        return max(-(-self.size // num_domain), 1)
+
+    def take(self, x: np.ndarray, begin: int, end: int, dim: int) -> np.ndarray:
+        """Rows begin, ..., end - 1 of the padded grid; the padding is the last row.
+
+        Args:
+            x: with these rows along `dim`.
+            begin, end: in the grid.
+            dim: array dim of the rows.
+        """
+        if end <= self.size:
+            index = [slice(None)] * x.ndim
+            index[dim] = slice(begin - self.first, end - self.first)
+            return x[tuple(index)]
+        wanted = np.minimum(np.arange(begin, end), self.size - 1) - self.first
+        return np.take(x, wanted, axis=dim)
 
 
 def batch_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
@@ -41,6 +84,7 @@ def place_batch(
     *,
     local_dp_ranks: Sequence[int] | None = None,
     shared: bool = False,
+    rows: LocalRows | None = None,
 ) -> dict[str, Any]:
     """Split arrays over the mesh; rows are padded to equal blocks with the last row.
 
@@ -51,6 +95,7 @@ def place_batch(
         mesh: the device mesh.
         local_dp_ranks: the dp ranks this process loads samples for; default all.
         shared: the samples are those of every dp rank.
+        rows: which rows the fields have; default all.
 
     Raises:
         ValueError: an array of other dims, or the number of samples is no multiple of
@@ -72,6 +117,7 @@ def place_batch(
             row_dim=ROW_DIM if x.ndim >= 5 else None,
             local_dp_ranks=local_dp_ranks,
             shared=shared,
+            rows=rows,
         )
 
     return jax.tree_util.tree_map_with_path(place, dict(arrays))
@@ -205,6 +251,7 @@ def place_samples(
     row_dim: int | None = ROW_DIM,
     local_dp_ranks: Sequence[int] | None = None,
     shared: bool = False,
+    rows: LocalRows | None = None,
 ) -> Shaped[Array, "*blocks"]:
     """Split one host array: samples over dp, rows over domain.
 
@@ -215,6 +262,8 @@ def place_samples(
             rows.
         local_dp_ranks: the dp ranks this process loads samples for; default all.
         shared: `x` has the samples of one rank, and every rank gets them.
+        rows: which rows `x` has, those of this process's devices at least (`rows_of`);
+            default all.
 
     Raises:
         ValueError: the number of samples is no multiple of the number of ranks.
@@ -228,9 +277,10 @@ def place_samples(
             "data-parallel ranks; choose a multiple"
         )
     per_rank = samples // len(ranks)
-    if row_dim is not None:
-        x = pad_rows(x, axes.num_domain, row_dim)
     shape = list(x.shape)
+    if row_dim is not None:
+        rows = rows or LocalRows(0, x.shape[row_dim])
+        shape[row_dim] = rows.block(axes.num_domain) * axes.num_domain
     shape[sample_dim] = per_rank * axes.num_data
     spec = array_spec(axes, x.ndim, sample_dim=sample_dim, row_dim=row_dim)
 
@@ -240,10 +290,29 @@ def place_samples(
         first = 0 if shared else ranks.index(start // per_rank) * per_rank
         local = list(index)
         local[sample_dim] = slice(first, first + stop - start)
-        return x[tuple(local)]
+        if row_dim is None or rows is None:
+            return x[tuple(local)]
+        begin, end, _ = index[row_dim].indices(shape[row_dim])
+        local[row_dim] = slice(None)
+        return rows.take(x[tuple(local)], begin, end, row_dim)
 
     sharding = NamedSharding(mesh, spec)
     return jax.make_array_from_callback(tuple(shape), sharding, shard)
+
+
+def rows_of(mesh: Mesh, size: int) -> LocalRows:
+    """The rows of this process's devices, of a grid of `size` rows.
+
+    Blocks of padding alone need the last row.
+    """
+    axes = MeshAxes.from_mesh(mesh)
+    if axes.domain is None:
+        return LocalRows(0, size, size)
+    dim = mesh.axis_names.index(axes.domain)
+    own = [coords[dim] for coords in local_coords(mesh)]
+    length = LocalRows(0, size).block(axes.num_domain)
+    first = min(min(own) * length, size - 1)
+    return LocalRows(first, size, min((max(own) + 1) * length, size) - first)
 
 
 def array_spec(

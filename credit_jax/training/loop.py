@@ -122,6 +122,7 @@ class TrainingLoop:
         self._losses = list(start.progress.epoch_losses)
         self._num_bad = 0
         self._sums = dict(start.progress.epoch_sums)
+        self._waits: list[float] = []
         first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
         reason: str | None = None
         with self.loggers.display, StopRequests() as requests:
@@ -163,7 +164,8 @@ class TrainingLoop:
         # Simulated devices share the cores: two programs at once block each other.
         ahead = 0 if jax.default_backend() == "cpu" else 1
         pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = deque()
-        for group in groups:
+        for group, seconds in with_wait(groups):
+            self._waits.append(seconds)
             self._state, info = self.steps.train(
                 self._state, self.steps.place_train(group), self._kept_rate
             )
@@ -212,6 +214,7 @@ class TrainingLoop:
                 "loss": float(losses.mean()),
                 "lr": float(info["learning_rate"]),
                 "grad norm": norm,
+                "data wait s": self._waits[-1],
                 **self._scaling(info, skipped=skipped),
             },
         )
@@ -295,7 +298,7 @@ class TrainingLoop:
         measured |= {f"train_{name}": value for name, value in self._means.items()}
         value = measured.get(self.trainer.training_metric)
         self._progress = self._progress_after(epoch, value)
-        self._losses, self._sums = [], {}
+        self._losses, self._sums, self._waits = [], {}, []
         self._num_bad = 0
         if self.loggers.log:
             self.loggers.log.append(row)
@@ -320,6 +323,7 @@ class TrainingLoop:
                 for name, value in logged_metrics(found, chosen).items()
             },
             "lr": self._logged_rate(),
+            "data_wait_seconds": float(np.mean(self._waits)) if self._waits else 0.0,
             **({"bad_samples": self._num_bad} if skips else {}),
         }
 
@@ -392,6 +396,18 @@ def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
     """Micro-batches of one update each; the last group of an epoch may be smaller."""
     while group := list(itertools.islice(batches, size)):
         yield group
+
+
+def with_wait(
+    groups: Iterator[list[Batch]],
+) -> Iterator[tuple[list[Batch], float]]:
+    """Each group with the seconds that the step waited for it."""
+    while True:
+        began = time.monotonic()
+        group = next(groups, None)
+        if group is None:
+            return
+        yield group, time.monotonic() - began
 
 
 def is_better(value: int | float, best: float | None, direction: str) -> bool:

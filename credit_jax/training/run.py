@@ -125,6 +125,7 @@ def report_skill(
     """Prints the errors of the best weights on held-out samples; draws a figure."""
     state, valid = outcome.state, setup.valid_loader
     assert valid is not None, "asked for by the caller"
+    valid = valid.for_rows(None)
     store = CheckpointStore(folder)
     best = store.best_step()
     if best is not None and best != int(state.micro_step):

@@ -27,7 +27,7 @@ from credit_jax.parallel.mesh.credit import (
     shares_samples,
 )
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.placement import place_batch
+from credit_jax.parallel.placement import place_batch, rows_of
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.loop import Steps, num_batches
 from credit_jax.training.loss_state import init_loss_state
@@ -155,10 +155,10 @@ class Setup:
     def place_train(self, group: Sequence[Batch]) -> dict[str, Any]:
         """Micro-batches of one update, stacked, on the mesh."""
         arrays = [batch.arrays for batch in group]
-        return self._placed(
-            jax.tree.map(lambda *leaves: np.stack(leaves), *arrays),
-            shared=self.config.shares_batches,
+        stacked = jax.tree.map(
+            lambda *x: x[0][None] if len(x) == 1 else np.stack(x), *arrays
         )
+        return self._placed(stacked, shared=self.config.shares_batches)
 
     def place_valid(self, batch: Batch) -> dict[str, Any]:
         """One batch on the mesh."""
@@ -168,7 +168,11 @@ class Setup:
         self, arrays: dict[str, Any], *, shared: bool = False
     ) -> dict[str, Any]:
         ranks = None if shared else local_dp_ranks(self.mesh)
-        return place_batch(arrays, self.mesh, local_dp_ranks=ranks, shared=shared)
+        rows = None
+        if self.train_loader.rows is not None:
+            rows = rows_of(self.mesh, self.model_def.image_height)
+        options = {"local_dp_ranks": ranks, "shared": shared, "rows": rows}
+        return place_batch(arrays, self.mesh, **options)
 
     def fresh_state(self) -> TrainState:
         """New weights, from `seed`."""
@@ -206,8 +210,9 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
     shards = dict.fromkeys(plan.loaders, (ranks, dp_size))
     if plan.config.shares_batches:
         shards["train"] = ((0,), 1)
+    rows = rows_of(mesh, model.model_def.image_height).part
     own = {
-        split: loader.for_ranks(*shards[split])
+        split: loader.for_ranks(*shards[split]).for_rows(rows)
         for split, loader in plan.loaders.items()
     }
     return Setup(plan, model, own["train"], own.get("valid"))

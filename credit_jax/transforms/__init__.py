@@ -2,6 +2,7 @@
 
 from credit_jax.transforms.base import (
     PREBLOCKS,
+    Destination,
     FieldTree,
     Grid,
     Layout,
@@ -30,6 +31,7 @@ __all__ = [
     "PREBLOCKS",
     "TRANSFORMS",
     "Advance",
+    "Destination",
     "FieldTree",
     "Grid",
     "Layout",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveInt
@@ -101,6 +101,7 @@ class AdvectTracers:
     half_levels: Coefficients
     latitude: np.ndarray
     longitude: np.ndarray
+    needs_grid: ClassVar = True
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

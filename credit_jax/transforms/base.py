@@ -18,6 +18,8 @@ take and return a `FieldTree`, a nested dict with these entries:
     y_target_processed     the same of y, where the config asks for it
     input_channel_map,     {key: slice} of the channels of x, of y and y_pred
     channel_map
+    destination            {"input" or "target": Destination}, on the host only, if x
+                           and y are parts of arrays that are there already
 
 A transform runs on the host, on whole numpy arrays, or traced, on local JAX arrays
 inside `shard_map` with a `FieldContext` for global integrals, or on both (`Where`). One
@@ -92,6 +94,29 @@ class TransformEntry:
     files: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     is_fitted: bool = False
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where `concat` puts the fields of an entry.
+
+    A transform that maps elements to elements may put its result there at once, which
+    saves a pass over memory; it may also do without.
+
+    Attributes:
+        array: (batch, channel, time, lat, lon) float32, x or y or a part of them.
+        channels: key -> channels of the array.
+    """
+
+    array: np.ndarray
+    channels: Mapping[str, slice]
+
+    def place(self, key: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The part of `array` for a field; None if it has none of that shape."""
+        if key not in self.channels:
+            return None
+        part = self.array[:, self.channels[key]]
+        return part if part.shape == shape else None
 
 
 @runtime_checkable
@@ -204,6 +229,14 @@ def map_fields(
                 for source, fields in tree[part].items()
             }
     return new
+
+
+def place_of(
+    tree: FieldTree, part: str, key: str, shape: tuple[int, ...]
+) -> np.ndarray | None:
+    """Where a transform may put a field of x or y at once; None if nowhere."""
+    destination = tree.get("destination", {}).get(part)
+    return None if destination is None else destination.place(key, shape)
 
 
 def change_entry(

@@ -347,6 +347,11 @@ class Pipeline:
         return any(isinstance(each.transform, kinds) for each in self.preblocks)
 
     @property
+    def needs_grid(self) -> bool:
+        """Whether a preblock needs all rows of a field to make any of them."""
+        return any(getattr(p.transform, "needs_grid", False) for p in self.preblocks)
+
+    @property
     def preblocks(self) -> tuple[Placed, ...]:
         """Those before the model, in the order they run."""
         return tuple(each for each in self.transforms if each.phase in PREBLOCKS)

@@ -1,4 +1,4 @@
-"""log and exp with an offset, of numpy and of JAX arrays: formulas of both phases."""
+"""Elementwise formulas of numpy and of JAX arrays, for both phases."""
 
 from __future__ import annotations
 
@@ -31,6 +31,29 @@ def shifted_log(x: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, .
 def shifted_exp(y: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, ...]:
     """`base ^ (y + log_base(eps)) - eps`, the inverse of `shifted_log`."""
     return _exp(y + log_offset(base, eps), base) - eps
+
+
+def standardize(
+    x: Shaped[Any, "batch level time lat lon"],
+    shift: Shaped[Any, ...],
+    factor: Shaped[Any, ...],
+    out: Shaped[np.ndarray, "batch level time lat lon"] | None = None,
+) -> Shaped[Any, "batch level time lat lon"]:
+    """`(x - shift) / factor`.
+
+    Args:
+        x: field.
+        shift, factor: of 5 dims.
+        out: array for the result if it has its dtype; each level is then written while
+            it is in the cache.
+    """
+    if out is None or np.result_type(x, shift, factor) != out.dtype:
+        return (x - shift) / factor
+    shift, factor = (np.broadcast_to(part, x.shape) for part in (shift, factor))
+    for place in np.ndindex(x.shape[:2]):
+        np.subtract(x[place], shift[place], out=out[place])
+        np.divide(out[place], factor[place], out=out[place])
+    return out
 
 
 def is_numpy(x: Any) -> bool:

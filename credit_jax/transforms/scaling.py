@@ -21,8 +21,8 @@ from credit_jax.fields.bridgescaler import (
     read_scalers,
 )
 from credit_jax.transforms import quantile
-from credit_jax.transforms.base import FieldTree, Group, change_entry
-from credit_jax.transforms.pointwise import is_numpy
+from credit_jax.transforms.base import FieldTree, Group, change_entry, place_of
+from credit_jax.transforms.pointwise import is_numpy, standardize
 from credit_jax.transforms.selection import Selection, Variables
 
 Method: TypeAlias = Literal["transform", "inverse_transform"]
@@ -82,6 +82,7 @@ def scale(
     *,
     per_point: bool = False,
     context: FieldContext | None = None,
+    out: np.ndarray | None = None,
 ) -> Fields:
     """Transform a field, or transform it back.
 
@@ -92,6 +93,7 @@ def scale(
         per_point: a channel of the scaler is a grid point; else it is a level, or a
             longitude for a scaler with channels last.
         context: of a traced step.
+        out: array that `transform` may put its result into.
 
     Returns:
         The field in the dtype that x and the scaler's numbers promote to.
@@ -111,7 +113,7 @@ def scale(
         shift, factor = (jnp.asarray(value, x.dtype) for value in (shift, factor))
     if method == "transform":
         with np.errstate(divide="ignore", invalid="ignore"):
-            return (x - shift) / factor
+            return standardize(x, shift, factor, out)
     return x * factor + shift
 
 
@@ -144,7 +146,9 @@ def scale_fields(
                 raise ValueError(_not_selected(key))
             return x
         scaler = find_scaler(scalers, key, f"the scalers of {part}")
-        return scale(scaler, x, method, per_point=spatial(key), context=context)
+        options = {"per_point": spatial(key), "context": context}
+        out = place_of(tree, part, key, x.shape)
+        return scale(scaler, x, method, **options, out=out)
 
     return change_entry(tree, change, part, "bridgescaler_transform")
 

@@ -1,10 +1,12 @@
 """Batches: restartable, the same for any number of threads, split over dp only."""
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
 
 from credit_jax.data import build_loader
+from tests.data.bytes_read import bytes_read
 from tests.data.damaged import refused
 from tests.data.world import (
     FLAT,
@@ -12,9 +14,11 @@ from tests.data.world import (
     NUM_LAT,
     NUM_LON,
     TIMES,
+    make_fields,
     parsed,
     raw_config,
     save,
+    write_world,
 )
 
 
@@ -166,3 +170,38 @@ def test_a_source_on_another_grid_is_regridded(world, tmp_path):
     args["variables"] = ["ERA5/prognostic/2d/none"]
     with pytest.raises(ValueError, match=r"must agree in all but the levels.*soil"):
         build_loader(parsed(raw), split="train")
+
+
+@pytest.mark.parametrize("forecast_len", [1, 2])
+def test_some_rows_are_those_of_the_batch(world, forecast_len):
+    loader = load(world, data__forecast_len=forecast_len)
+    whole, part = loader.read([3, 1]), loader.for_rows(slice(2, 5)).read([3, 1])
+    assert np.array_equal(part.x, whole.x[..., 2:5, :])
+    assert np.array_equal(part.y, whole.y[..., 2:5, :])
+    assert part.fields.keys() == whole.fields.keys()
+    for own, every in zip(
+        jax.tree.leaves(part.fields), jax.tree.leaves(whole.fields), strict=True
+    ):
+        assert np.array_equal(own, every[..., 2:5, :])
+
+
+def test_a_process_reads_the_bytes_of_its_rows(tmp_path):
+    """TensorStore counts what it reads of stores in chunks of two rows."""
+    write_world(tmp_path)
+    for year in (1999, 2000):
+        fields = make_fields().sel(time=str(year))
+        encoding = {
+            name: {"chunks": (1, *field.shape[1:-2], 2, 10), "compressors": None}
+            for name, field in fields.data_vars.items()
+        }
+        fields.to_zarr(tmp_path / f"w_{year}.zarr", zarr_format=2, encoding=encoding)
+    loader = build_loader(parsed(raw_config(tmp_path, "zarr")), split="train")
+    read = {}
+    for rows in (None, slice(2, 4), slice(4, 6)):
+        part = loader.for_rows(rows)
+        part.read([9])  # the metadata, too
+        before = bytes_read()
+        part.read([12])
+        read[rows and rows.start] = bytes_read() - before
+    print("bytes read of all rows and of a third of them:", read)
+    assert read[2] == read[4] == read[None] / 3 > 0

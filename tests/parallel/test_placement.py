@@ -7,11 +7,15 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, MeshAxes
+from credit_jax.parallel.mesh.device_mesh import mesh_of_degrees
 from credit_jax.parallel.placement import (
+    LocalRows,
     batch_spec,
     gather_tensor,
     pad_rows,
     place_batch,
+    place_samples,
+    rows_of,
     shard_batch,
     shard_tensor,
 )
@@ -181,3 +185,45 @@ def test_filling():
     assert isinstance(pad_rows(x, 2), np.ndarray)
     assert isinstance(pad_rows(jnp.asarray(x), 2), jax.Array)
     assert pad_rows(x, 8).shape == (1, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "size", "expected"),
+    [
+        ({DP_SHARD: 2, DOMAIN: 4}, 13, [(0, 8), (8, 5), (0, 8), (8, 5)]),
+        # Blocks of 2, 2, 2, 2, 1, 0, 0, 0 rows: padding is made of the last row.
+        ({DOMAIN: 8}, 9, [(0, 4), (4, 4), (8, 1), (8, 1)]),
+    ],
+)
+def test_a_process_has_the_rows_of_its_devices(degrees, size, expected):
+    class Device:
+        def __init__(self, number):
+            self.id, self.process_index = number, number // 2
+
+    mesh = mesh_of_degrees(degrees, [Device(g) for g in range(8)])
+    for process, (first, count) in enumerate(expected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax, "process_index", lambda process=process: process)
+            assert rows_of(mesh, size) == LocalRows(first, size, count), process
+
+
+@pytest.mark.parametrize("num_domain", [2, 3, 4, 8])
+def test_blocks_of_some_rows_are_those_of_all(num_domain):
+    x = draw((1, 2, 1, 9, 3))
+    length = -(-9 // num_domain)
+    padded = pad_rows(x, num_domain)
+    for shard in range(num_domain):
+        begin, end = shard * length, (shard + 1) * length
+        first = min(begin, 8)
+        rows = LocalRows(first, 9, min(end, 9) - first)
+        part = x[..., first : min(end, 9), :]
+        block = rows.take(part, begin, end, 3)
+        assert np.array_equal(block, padded[..., begin:end, :]), shard
+
+
+def test_some_rows_are_placed_where_all_are():
+    mesh, x = make_mesh(dp=2, domain=2), draw((2, 3, 1, 7, 4))
+    whole = place_samples(x, mesh)
+    part = place_samples(x, mesh, rows=LocalRows(0, 7, 7))
+    assert part.sharding == whole.sharding
+    assert np.array_equal(part, whole)

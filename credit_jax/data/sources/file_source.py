@@ -84,10 +84,12 @@ class FileSource:
             key = field_key(self.name, field_type, dims, name)
             if field_type == "static":
                 field = self._at(field_type, dims, name, times[-1], rows)
-                arrays[key] = np.repeat(field[:, None], len(times), axis=1)
-                continue
-            steps = [self._at(field_type, dims, name, time, rows) for time in times]
-            arrays[key] = np.stack(steps, axis=1)
+                steps = [field] * len(times)
+            else:
+                steps = [self._at(field_type, dims, name, time, rows) for time in times]
+            # One time is a view: samples of 0.25 degrees are copied once, into x.
+            one = len(steps) == 1
+            arrays[key] = steps[0][:, None] if one else np.stack(steps, axis=1)
         return arrays
 
     def grids(self) -> Iterator[Grid]:
@@ -240,7 +242,7 @@ class FileSource:
         if timed:
             steps = self.reader.chunk_times(array, index)
             chosen[opened.time_coord] = slice(steps.start, steps.stop)
-        values = opened.values(array.isel(chosen), name, index if timed else None)
+        values = opened.values(name, chosen, index if timed else None)
         order = [dim for dim in array.dims if dim not in space] + list(space)
         values = values.transpose([array.dims.index(dim) for dim in order])
         values = np.ascontiguousarray(values, dtype=np.float32)

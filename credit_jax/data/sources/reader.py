@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import xarray as xr
 from jaxtyping import Shaped
 
 from credit_jax.data.calendars import calendar_of, to_labels
+from credit_jax.data.sources.zarr_array import ZarrArray, open_zarr_array
 from credit_jax.io.open_files import MAX_OPEN, OpenFiles
 
 # Size of the cache of fields; small data sets are read once.
@@ -37,6 +38,7 @@ class OpenFile:
         calendar: of the times.
         time_coord: name of the time dim.
         latitude, longitude: 1-D coordinate variables, or None.
+        arrays: variables of a local Zarr store that were read; None where xarray reads.
     """
 
     path: str
@@ -46,6 +48,7 @@ class OpenFile:
     time_coord: str
     latitude: xr.DataArray | None
     longitude: xr.DataArray | None
+    arrays: dict[str, ZarrArray | None] = dataclasses.field(default_factory=dict)
 
     def variable(self, name: str) -> xr.Variable:
         """A variable, or a ValueError with the nearest names that are there."""
@@ -59,20 +62,23 @@ class OpenFile:
         )
 
     def values(
-        self, array: xr.Variable, name: str, index: int | None
+        self, name: str, chosen: Mapping[Any, Any], index: int | None
     ) -> Shaped[np.ndarray, "..."]:
         """The values of a part of a variable.
 
         Args:
-            array: the part, lazy.
-            name: of the variable, and
+            name: of the variable.
+            chosen: dim -> slice or list of positions; other dims are whole.
             index: of the time that is asked for, for the error; None without time.
 
         Raises:
             ValueError: if it cannot be read or decoded.
         """
+        variable = self.variable(name)
         try:
-            return np.asarray(array.values)
+            if (array := self._zarr_array(name, variable)) is not None:
+                return array[tuple(chosen.get(d, slice(None)) for d in variable.dims)]
+            return np.asarray(variable.isel(chosen).values)
         except _UNREADABLE as error:
             when = f" at {self.times[index]}" if self.times is not None else ""
             raise ValueError(
@@ -80,6 +86,11 @@ class OpenFile:
                 f"cannot be read ({type(error).__name__}: {error}); the file is "
                 "damaged or incomplete: make it again"
             ) from error
+
+    def _zarr_array(self, name: str, variable: xr.Variable) -> ZarrArray | None:
+        if name not in self.arrays:
+            self.arrays[name] = open_zarr_array(self.path, name, variable)
+        return self.arrays[name]
 
     def time_index(self, label: np.datetime64) -> int:
         """Position of a time, or a ValueError with what the file covers."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
-from credit_jax.transforms.base import FieldTree, Layout
+from credit_jax.transforms.base import Destination, FieldTree, Layout
 
 # Rank of a field type among the channels of x; CREDIT's FIELD_TYPE_RANK.
 FIELD_TYPE_RANK = {"prognostic": 0, "static": 1, "dynamic_forcing": 2, "diagnostic": 3}
@@ -66,10 +66,11 @@ def concatenate(tree: FieldTree, context: FieldContext | None = None) -> dict[st
     traced = context is not None
     if inputs:
         order = _order(tree, "input_channel_map", traced)
-        new["x"] = join(inputs, order or _ranked(tree["input"]))
+        keys = order or _ranked(tree["input"])
+        new["x"] = join(inputs, keys, tree.get("destination", {}).get("input"))
     if targets:
         order = _order(tree, "channel_map", traced) or list(targets)
-        new["y"] = join(targets, order)
+        new["y"] = join(targets, order, tree.get("destination", {}).get("target"))
     return new
 
 
@@ -126,6 +127,18 @@ class ToDevice:
         return dict(tree)
 
 
+def _fits(destination: Destination, fields: Mapping[str, np.ndarray]) -> bool:
+    """Whether the fields, in their order, fill the destination."""
+    ordered = sorted(destination.channels, key=lambda k: destination.channels[k].start)
+    return ordered == list(fields) and all(
+        destination.place(key, field.shape) is not None for key, field in fields.items()
+    )
+
+
+def _is_view(field: np.ndarray, place: np.ndarray) -> bool:
+    return field.__array_interface__ == place.__array_interface__
+
+
 def _flat(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Key -> field, of all sources."""
     return {key: field for own in sources.values() for key, field in own.items()}
@@ -148,12 +161,18 @@ def _order(tree: FieldTree, name: str, traced: bool) -> list[str] | None:
     return sorted(tree[name], key=lambda key: tree[name][key].start)
 
 
-def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
+def join(
+    fields: Mapping[str, Any],
+    keys: Sequence[str],
+    destination: Destination | None = None,
+) -> Any:
     """Fields along channels, in the order of keys, float32 (or wider, if traced).
 
     Args:
         fields: key -> (batch, level, time, lat, lon), numpy or JAX.
         keys: of the fields, in channel order.
+        destination: for the result, if its channels are those of the fields. What a
+            transform has put there already is not copied.
 
     Raises:
         ValueError: if the fields differ in more than their levels.
@@ -167,6 +186,12 @@ def join(fields: Mapping[str, Any], keys: Sequence[str]) -> Any:
             f"levels: {listed}"
         )
     arrays = list(fields.values())
+    if destination is not None and _fits(destination, fields):
+        for key, field in fields.items():
+            place = destination.array[:, destination.channels[key]]
+            if not _is_view(field, place):
+                place[...] = field
+        return destination.array
     if all(isinstance(array, np.ndarray) for array in arrays):
         return np.concatenate(arrays, axis=1, dtype=np.float32)
     joined = jnp.concatenate(arrays, axis=1)

@@ -12,7 +12,14 @@ from jaxtyping import Float, Shaped
 from credit_jax.config.base import StrictModel
 from credit_jax.fields import FieldContext
 from credit_jax.io.open_files import reading_engine
-from credit_jax.transforms.base import FieldTree, Layout, map_fields, variable_of
+from credit_jax.transforms.base import (
+    FieldTree,
+    Layout,
+    map_fields,
+    place_of,
+    variable_of,
+)
+from credit_jax.transforms.pointwise import standardize
 
 SMALLEST_STD = 1e-12  # CREDIT's floor of the divisor
 
@@ -53,7 +60,14 @@ class Normalizer:
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
         """Normalize all fields of the input and the target."""
-        return map_fields(tree, self.normalize, ("input", "target"))
+        new = dict(tree)
+        for part in ("input", "target"):
+
+            def change(key: str, x: Any, part: str = part) -> Any:
+                return self.normalize(key, x, place_of(tree, part, key, x.shape))
+
+            new = map_fields(new, change, (part,))
+        return new
 
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -62,13 +76,16 @@ class Normalizer:
         return map_fields(tree, self.denormalize, ("input", "target"))
 
     def normalize(
-        self, key: str, array: Shaped[Any, "batch level time lat lon"]
+        self,
+        key: str,
+        array: Shaped[Any, "batch level time lat lon"],
+        out: Shaped[np.ndarray, "batch level time lat lon"] | None = None,
     ) -> Shaped[Any, "batch level time lat lon"]:
-        """Physical units -> normalized."""
+        """Physical units -> normalized; perhaps into `out` (`standardize`)."""
         if variable_of(key) not in self.mean:
             return array
         mean, std = self.statistics(key, array.shape[1])
-        return (array - _by_level(mean)) / _by_level(std)
+        return standardize(array, _by_level(mean), _by_level(std), out)
 
     def denormalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]

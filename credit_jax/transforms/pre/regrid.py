@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os.path import expandvars
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -51,6 +51,8 @@ class Regrid:
     matrix: csr_array
     num_points: int
     grid: Grid
+
+    needs_grid: ClassVar = True
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

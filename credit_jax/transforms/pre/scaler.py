@@ -62,6 +62,11 @@ class ScalerTransform:
         """The variables that it changes."""
         return Selection(self.args.variables)
 
+    @property
+    def needs_grid(self) -> bool:
+        """Whether variables are scaled by grid point: their scalers have all rows."""
+        return bool(self.args.spatial_variables)
+
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:

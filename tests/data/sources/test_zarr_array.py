@@ -1,0 +1,49 @@
+"""Arrays that TensorStore reads are those that xarray reads."""
+
+import numpy as np
+import pytest
+
+from credit_jax.data.sources.zarr_array import open_zarr_array
+from credit_jax.io.open_files import OpenFiles
+from tests.data.world import make_fields
+
+INDEX = {"time": slice(2, 3), "level": [2, 0], "latitude": slice(1, 5)}
+
+
+def store(folder, zarr_format, encoding=None):
+    path = str(folder / "fields.zarr")
+    chunks = {"T": {"chunks": (1, 2, 4, 10)}}
+    make_fields().to_zarr(
+        path, zarr_format=zarr_format, encoding=encoding or chunks, consolidated=False
+    )
+    return path, OpenFiles().dataset(path)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_values_are_those_of_xarray(tmp_path, zarr_format):
+    path, dataset = store(tmp_path, zarr_format)
+    for name in ("T", "SP"):
+        variable = dataset[name].variable
+        array = open_zarr_array(path, name, variable)
+        assert array is not None, name
+        chosen = {dim: own for dim, own in INDEX.items() if dim in variable.dims}
+        found = array[tuple(chosen.get(dim, slice(None)) for dim in variable.dims)]
+        expected = variable.isel(chosen).values
+        assert found.dtype == expected.dtype
+        assert found.tobytes() == expected.tobytes(), name
+
+
+def test_values_that_are_decoded_are_left_to_xarray(tmp_path):
+    packed = {"dtype": "int16", "scale_factor": 0.01, "_FillValue": -9999}
+    path, dataset = store(tmp_path, 2, {"SP": {"_FillValue": 1e20}, "T": packed})
+    for name in ("T", "SP", "time"):
+        assert open_zarr_array(path, name, dataset[name].variable) is None, name
+    assert open_zarr_array(path, "U", dataset["U"].variable) is not None
+
+
+def test_a_filter_of_another_package_is_left_to_xarray(tmp_path):
+    numcodecs = pytest.importorskip("numcodecs")
+    filters = {"SP": {"filters": [numcodecs.Delta(dtype="f4")]}}
+    path, dataset = store(tmp_path, 2, filters)
+    assert open_zarr_array(path, "SP", dataset["SP"].variable) is None
+    assert np.isfinite(dataset["SP"].values).all()
