@@ -4,9 +4,10 @@
 
 The loader runs alone, from the store on disk to arrays that a step takes, for several
 numbers of threads: a first epoch, later ones with what fits of the fields kept in
-memory, and epochs with none kept, as of a data set much larger than that. The step is
-timed on random data. The stores are written to a temporary folder, or to --data, which
-is kept.
+memory, and epochs with none kept, as of a data set much larger than that. Beside these
+stand TensorStore alone, which reads the same chunks as often and makes nothing of them,
+and a copy of the sample in memory; the three take turns. The step is timed on random
+data. The stores are written to a temporary folder, or to --data, which is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
+import tensorstore
 import xarray as xr
 
 from benchmarks.compiled_step import CONFIGS
@@ -44,6 +47,9 @@ HEADER = [
     "first epoch, samples/s",
     "later epochs",
     "none kept",
+    "TensorStore alone",
+    "none kept / TensorStore",
+    "copy of memory",
     "first epoch / step",
     "later epochs / step",
     "none kept / step",
@@ -59,12 +65,14 @@ class Store:
         folder: what its paths start with.
         size: of `speed_cases.SIZES` whose step is timed.
         parts: number of these steps per sample of the store.
+        compressed: whether chunks are; noise, which compresses least.
     """
 
     config: str
     folder: str
     size: str
     parts: int
+    compressed: bool = True
 
 
 # The step of the whole 0.25 degree model does not fit in memory; that of a block is
@@ -72,6 +80,9 @@ class Store:
 STORES: Mapping[str, Store] = {
     "demo": Store("demo.yaml", "demo_data/T21", "demo", 1),
     "025deg": Store("wxformer_025deg.yaml", "era5/025deg", "025deg_block", 16),
+    "025deg_plain": Store(
+        "wxformer_025deg.yaml", "era5/025deg", "025deg_block", 16, compressed=False
+    ),
 }
 
 
@@ -106,11 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> Path:
 _INTRO = (
     "Samples a second that the loader delivers alone, from Zarr on disk through "
     "normalization to arrays, and how many times that is what the training step takes "
-    "on the same machine. Above 1 the step never waits. The first epoch reads every "
-    "field once; in later epochs those are in memory that fit there (1 GiB). `none "
-    "kept` reads a field for every sample that has it, twice as a rule, as of a store "
-    "much larger than memory. The step at 0.25 degrees is that of a sixteenth of the "
-    "globe, times 16."
+    "on the same machine. Above 1 the step never waits. `TensorStore alone` reads "
+    "the same arrays of the same times, with the same number of samples at once, and "
+    "drops them; `copy of memory` copies as many bytes as x and y have. The first "
+    "epoch reads every field once; in later epochs those are in memory that fit there "
+    "(1 GiB). `none kept` reads a field for every sample that has it, twice as a rule, "
+    "as of a store much larger than memory. The step at 0.25 degrees is that of a "
+    "sixteenth of the globe, times 16."
 )
 
 
@@ -120,6 +133,7 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]
     first: dict[int, float] = {}
     later: dict[int, float] = {}
     none_kept: dict[int, float] = {}
+    plain: dict[int, float] = {}
     for threads in options.threads:
         loader = _loader(config, threads)
         begin = time.perf_counter()
@@ -128,7 +142,10 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]
         later[threads] = _samples_per_second(loader, options.seconds)
         with mock.patch.object(reader, "CACHE_BYTES", 0):
             loader = _loader(config, threads)
-        none_kept[threads] = _samples_per_second(loader, options.seconds)
+        none_kept[threads], plain[threads] = _in_turns(
+            lambda loader=loader: _samples_per_second(loader, options.seconds),
+            lambda loader=loader: _plain_read(loader, options.seconds),
+        )
     batch = _loader(config, 0).read([0])
     side = _step(options.size or store.size)
     found = take_turns({"step": side.train}, warmup=2, rounds=5)["step"]
@@ -139,6 +156,8 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]
         "loader_first": first,
         "loader": later,
         "loader_none_kept": none_kept,
+        "tensorstore": plain,
+        "copy": _copies_per_second(batch, options.seconds),
         "step": step,
         "step_spread": found.spread,
     }
@@ -157,6 +176,70 @@ def _samples_per_second(loader: Any, seconds: float) -> float:
     while time.perf_counter() - begin < seconds:
         count += len(next(batches).x)
     return count / (time.perf_counter() - begin)
+
+
+def _in_turns(*rates: Callable[[], float], rounds: int = 3) -> list[float]:
+    """The median of what each measures; they take turns on a machine that is shared."""
+    found = [[rate() for rate in rates] for _ in range(rounds)]
+    return [float(np.median(column)) for column in zip(*found, strict=True)]
+
+
+def _plain_read(loader: Any, seconds: float) -> float:
+    """Samples a second that TensorStore reads, as many at once as the loader.
+
+    It drops them, and leaves out what is not in a Zarr store: forcing, static fields.
+    """
+    arrays = _arrays(loader.dataset)
+
+    def read(index: int) -> None:
+        found = [
+            array[time : time + 1].read()
+            for array, times, labels in arrays
+            for time in np.flatnonzero(np.isin(labels, times(index)))
+        ]
+        for future in found:
+            future.result()
+
+    threads = max(loader.num_threads, 1)
+    count, begin = 0, time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        while time.perf_counter() - begin < seconds:
+            chosen = np.arange(count, count + threads) % len(loader.dataset)
+            list(pool.map(read, chosen.tolist()))
+            count += len(chosen)
+    return count / (time.perf_counter() - begin)
+
+
+def _arrays(dataset: Any) -> list[tuple[Any, Callable[[int], Any], np.ndarray]]:
+    """Each array of prognostic variables, a sample's times, and the array's times."""
+    found = []
+    for name, source in dataset.sources.items():
+        prognostic = source.config.variables.prognostic
+        for variable in prognostic.vars_3D + prognostic.vars_2D:
+            for path in source.files["prognostic", variable].paths:
+                opened = source.reader.open(path)
+                spec = {
+                    "driver": "zarr",
+                    "kvstore": {"driver": "file", "path": f"{path}/{variable}"},
+                }
+                array = tensorstore.open(spec, read=True, open=True).result()
+
+                def times(index: int, name: str = name) -> Any:
+                    return dataset.window(name, "prognostic")[index]
+
+                found.append((array, times, opened.times.to_numpy()))
+    return found
+
+
+def _copies_per_second(batch: Any, seconds: float) -> float:
+    """Copies a second of x and y, into memory that is there already."""
+    room = [np.empty_like(x) for x in (batch.x, batch.y)]
+    count, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        for to, x in zip(room, (batch.x, batch.y), strict=True):
+            np.copyto(to, x)
+        count += 1
+    return count * len(batch.x) / (time.perf_counter() - begin)
 
 
 def _loader(config: Mapping[str, Any], threads: int) -> Any:
@@ -189,11 +272,13 @@ def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str
         config["data"]["start_datetime"] = str(times[0])
         config["data"]["end_datetime"] = str(times[-1])
         if not folder.exists():
-            _write_store(config, folder, times)
+            _write_store(config, folder, times, compressed=store.compressed)
     return config
 
 
-def _write_store(config: Mapping[str, Any], folder: Path, times: Any) -> None:
+def _write_store(
+    config: Mapping[str, Any], folder: Path, times: Any, *, compressed: bool
+) -> None:
     """Writes noise in CREDIT's layout: it compresses least and reads slowest."""
     (source,) = config["data"]["source"].values()
     model, levels = config["model"], source["levels"]
@@ -217,6 +302,8 @@ def _write_store(config: Mapping[str, Any], folder: Path, times: Any) -> None:
     year = times[0].year
     for number in range(len(times)):
         more: dict[str, Any] = {"append_dim": "time"} if number else {"mode": "w-"}
+        if not number and not compressed:
+            more["encoding"] = {name: {"compressors": None} for name in state}
         _noise(state, {**coords, "time": times[[number]]}).to_zarr(
             folder / f"prognostic_{year}.zarr", zarr_format=2, consolidated=True, **more
         )
@@ -255,6 +342,9 @@ def _rows(run: Mapping[str, Any]) -> list[list[str]]:
             f"{run['sample_bytes'] / 1e6:.2f}",
             str(threads),
             *(f"{run[name][threads]:.3g}" for name in names),
+            f"{run['tensorstore'][threads]:.3g}",
+            f"{run['loader_none_kept'][threads] / run['tensorstore'][threads]:.2f}",
+            f"{run['copy']:.3g}",
             *(f"{run[name][threads] / run['step']:.3g}" for name in names),
         ]
         for threads in run["loader"]
