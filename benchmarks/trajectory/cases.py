@@ -100,10 +100,8 @@ def forecast(forecast_len: int, backprop_on: list[int]) -> Case:
     """A case of several steps, in training and validation."""
 
     def change(raw: dict[str, Any]) -> None:
-        raw["data"] |= {
-            "forecast_len": forecast_len,
-            "backprop_on_timestep": backprop_on,
-        }
+        raw["data"]["forecast_len"] = forecast_len
+        raw["trainer"]["backprop_on_timestep"] = backprop_on
         _scale_with_bridgescaler(raw, _SCALED)
 
     return Case(change, _write_scaled)

@@ -1,0 +1,53 @@
+"""Distances of runs: of equal ones zero, of others what was changed."""
+
+import numpy as np
+import pytest
+
+from benchmarks.trajectory.errors import errors_of
+from benchmarks.trajectory.our_side import Record
+from tests.reference.training import CreditRun
+
+STEPS = 50
+
+
+def run_and_record():
+    loss = np.linspace(1.0, 0.5, STEPS)
+    arrays = {name: np.zeros(0) for name in ("x", "y", "valid_loss")}
+    states = {"initial": {}, "final": {}, "ema": None}
+    run = CreditRun(
+        loss=loss, learning_rate=loss, gradient_norm=loss, **arrays, **states
+    )
+    rows = [{"epoch": e, "valid_loss": 2.0, "valid_acc": 0.0} for e in range(5)]
+    values = loss.tolist()
+    return (
+        run,
+        rows,
+        Record([*values], [*values], [*values], rows=[dict(r) for r in rows]),
+    )
+
+
+def test_equal_runs():
+    run, rows, record = run_and_record()
+    assert set(errors_of(record, run, rows).values()) == {0.0}
+
+
+def test_what_differs_is_found():
+    run, rows, record = run_and_record()
+    record.loss[3] *= 1.01
+    record.loss[-1] *= 1.02
+    record.rows[1]["valid_acc"] = 0.03
+    record.other_batches.append(7)
+    found = errors_of(record, run, rows)
+    assert found["loss_20"] == pytest.approx(0.01)
+    assert found["loss_50"] == pytest.approx(0.02)
+    assert found["validation"] == pytest.approx(0.03)
+    assert (found["batches"], found["validation_last"]) == (1, 0.0)
+
+
+def test_runs_of_other_lengths_are_refused():
+    run, rows, record = run_and_record()
+    with pytest.raises(ValueError, match="5 epochs, CREDIT has 4"):
+        errors_of(record, run, rows[:4])
+    record.loss.pop()
+    with pytest.raises(ValueError, match="49 values, CREDIT has 50"):
+        errors_of(record, run, rows)
