@@ -61,11 +61,10 @@ class Moments:
     @classmethod
     def of(cls, x: Values, axis: int) -> Moments:
         """Those of an array; `axis` has the channels."""
-        if x.ndim == 5 and axis == 1 and x.shape[1] > 1:
+        if x.ndim == 5 and axis == 1:
             # One level after the other, for little memory.
-            parts = [cls.of(x[:, k : k + 1], 1) for k in range(x.shape[1])]
-            names = ("count", "mean", "squares")
-            return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
+            levels = [_moments(x[:, k].ravel()) for k in range(x.shape[1])]
+            return cls(*np.array(levels, np.float64).T)
         axes = _others(x, axis)
         valid = ~np.isnan(x)
         count = valid.sum(axes, dtype=np.float64, keepdims=True)
@@ -235,6 +234,19 @@ def _digest_class() -> Any:
         raise ValueError(
             "scaler_type: quantile needs crick: pip install 'credit-jax[preprocess]'"
         ) from None
+
+
+def _moments(x: np.ndarray) -> tuple[float, float, float]:
+    """Count, mean and sum of squared deviations of one channel."""
+    total = x.sum(dtype=np.float64)
+    if np.isnan(total):
+        x = x[~np.isnan(x)]
+        total = x.sum(dtype=np.float64)
+    if not x.size:
+        return 0.0, np.nan, 0.0
+    mean = total / x.size
+    deviation = np.subtract(x, mean, dtype=np.float64)
+    return float(x.size), float(mean), float(deviation @ deviation)
 
 
 def _others(x: Values, axis: int) -> tuple[int, ...]:
