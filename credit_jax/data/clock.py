@@ -110,7 +110,7 @@ class SourceClock:
         return times
 
     def _last_before(self, times: np.ndarray) -> np.ndarray:
-        """The last start of this source at or before each time; else its very last."""
+        """The last start of this source at or before each time; else its last."""
         own = self.starts()
         position = np.searchsorted(own, times, side="right") - 1
         if self.mode == "persist" and (position < 0).any():

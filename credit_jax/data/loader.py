@@ -377,7 +377,7 @@ def build_loader(
     open_files: OpenFiles | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Loader:
-    """The loader of a split, checked: files, times, grids, first sample.
+    """The loader of a split; its files, times, grids and some samples are checked.
 
     Args:
         config: the whole config; its model section is not read.

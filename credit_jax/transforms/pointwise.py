@@ -57,7 +57,7 @@ def standardize(
 
 
 def is_numpy(x: Any) -> bool:
-    """Whether an array is numpy's: then JAX is left out."""
+    """Whether an array is a NumPy array, computed without JAX."""
     return isinstance(x, np.ndarray)
 
 

@@ -32,7 +32,7 @@ class Selection:
     variables: Variables
 
     def __call__(self, key: str) -> bool:
-        """Whether the selection has a variable."""
+        """Whether the variable of a key is selected."""
         if not self.variables:
             return True
         return any(_covers(own, key) for own in self.variables)

@@ -1,4 +1,4 @@
-"""Units of variables by their names in files: which surely are not the same."""
+"""Compares the units that files name; only known units of one quantity differ."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class GefsSource:
         yield Grid(f"data.source.{self.name}: gefs", self.shape, None, None)
 
     def units(self) -> dict[str, tuple[str, str]]:
-        """No file names one."""
+        """See `Source.units`: unknown here."""
         return {}
 
     def coverage(self) -> None:

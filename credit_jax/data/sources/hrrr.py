@@ -117,7 +117,7 @@ class HrrrSource:
         yield Grid(where, self.shape, None, None)
 
     def units(self) -> dict[str, tuple[str, str]]:
-        """No file names one."""
+        """See `Source.units`: unknown here."""
         return {}
 
     def coverage(self) -> None:

@@ -1,4 +1,4 @@
-"""Which levels of a file are those of the config."""
+"""Selects the levels of a file that the config asks for."""
 
 from typing import Literal, TypeAlias
 

@@ -82,7 +82,7 @@ class TisrSource:
         yield Grid(where, lat.shape, *coordinates)
 
     def units(self) -> dict[str, tuple[str, str]]:
-        """No file names one."""
+        """See `Source.units`: unknown here."""
         return {}
 
     def coverage(self) -> None:

@@ -1,4 +1,4 @@
-"""`bridgescaler_transform` of the postblocks: the target's scalers, by default back."""
+"""`bridgescaler_transform` of the postblocks: the inverse of the target's scalers."""
 
 from __future__ import annotations
 

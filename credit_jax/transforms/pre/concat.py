@@ -91,7 +91,7 @@ class Concat:
         return concatenate(tree, context)
 
     def layout(self, layout: Layout) -> Layout:
-        """The variables of x as they lie in it; those of y as they come."""
+        """The variables of x in channel order; those of y keep their order."""
         inputs = layout.get("input", ())
         sources = dict.fromkeys(group.var_key.split("/")[0] for group in inputs)
         ranked = sorted(inputs, key=lambda group: channel_rank(group.var_key))

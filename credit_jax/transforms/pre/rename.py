@@ -66,7 +66,7 @@ class Rename:
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """The old names."""
+        """Gives the fields their old keys."""
         return self._renamed(tree, {new: old for old, new in self.mapping.items()})
 
     def layout(self, layout: Layout) -> Layout:

@@ -80,7 +80,7 @@ class ScalerTransform:
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Scale back."""
+        """The inverse of the scaling."""
         return self._scaled(tree, INVERSE[self.args.method], context)
 
     def check(self, layout: Layout) -> None:
