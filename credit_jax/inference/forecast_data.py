@@ -14,10 +14,13 @@ from credit_jax.config.dates import duration
 from credit_jax.data.calendars import most_restrictive, shift_all
 from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Fields, Grid, Source
 from credit_jax.io.open_files import OpenFiles
 
+# Names of latitude and longitude, as CREDIT looks for them.
+_TWO_DIMENSIONAL = (("latitude", "longitude"), ("lat", "lon"))
 DIAGNOSTIC, FORCING = "diagnostic", "dynamic_forcing"
 
 
@@ -102,21 +105,37 @@ class ForecastData:
         for source in self.sources.values():
             yield from source.grids()
 
-    def coordinate(self, name: str) -> np.ndarray:
-        """(lat,) or (lon,) degrees of the "latitude" or "longitude" of the files.
+    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        """Latitudes and longitudes of the files: (lat,) and (lon,), or both (y, x).
 
         Raises:
-            ValueError: no file has it.
+            ValueError: no file has them.
         """
         for grid in self.grids():
-            values = getattr(grid, name)
-            if values is not None:
-                return np.asarray(values, np.float64)
+            if grid.latitude is not None and grid.longitude is not None:
+                return grid.latitude.astype(float), grid.longitude.astype(float)
+        for source in self.sources.values():
+            found = _curvilinear(source)
+            if found is not None:
+                return found
         raise ValueError(
-            f"no file of data.source has a {name} coordinate with one value for each "
-            f"{'row' if name == 'latitude' else 'column'}, which forecasts are written "
-            "with"
+            "no file of data.source has latitudes and longitudes, which forecasts are "
+            "written with"
         )
+
+
+def _curvilinear(source: Source) -> tuple[np.ndarray, np.ndarray] | None:
+    """(y, x) latitudes and longitudes of the first file of a source that has them."""
+    if not isinstance(source, FileSource):
+        return None
+    for files in source.files.values():
+        dataset = source.reader.open(files.first_path).dataset
+        for names in _TWO_DIMENSIONAL:
+            arrays = [dataset.variables.get(name) for name in names]
+            if all(array is not None and array.ndim == 2 for array in arrays):
+                latitude, longitude = (dataset[n].values.astype(float) for n in names)
+                return latitude, longitude
+    return None
 
 
 def open_forecast_data(

@@ -27,6 +27,8 @@ from credit_jax.inference.stores import Fields, Job
 from credit_jax.io.atomic import new_file
 
 UNITS = "seconds since 1970-01-01"
+# Attribute of variables on curvilinear grids.
+COORDINATES = "latitude longitude"
 _FORMATS = {"day": "%Y-%m-%d", "month": "%Y-%m", "year": "%Y"}
 
 
@@ -134,11 +136,14 @@ def to_dataset(
         member: number of the ensemble member; None without an ensemble.
     """
     dates = as_dates(np.array(times), outputs.calendar)
-    space = {"latitude": outputs.latitude, "longitude": outputs.longitude}
+    space = outputs.space
+    lines = {"latitude": outputs.latitude, "longitude": outputs.longitude}
     arrays = {}
     for variable in outputs.variables:
         values = np.stack([step[variable.key] for step in steps])
-        coords: dict[str, Any] = {"time": dates, **space}
+        coords: dict[str, Any] = {"time": dates}
+        if not outputs.curvilinear:
+            coords |= lines
         if variable.levels is None:
             values = values[:, 0]
             dims = ["time", *space]
@@ -147,12 +152,16 @@ def to_dataset(
             dims = ["time", variable.level_dim, *space]
         array = xr.DataArray(values, dims=dims, coords=coords)
         attributes = dict(outputs.attributes.get(variable.name, {}))
+        if outputs.curvilinear:
+            attributes = {"coordinates": COORDINATES, **attributes}
         fill = attributes.pop("_FillValue", None)
         array.attrs.update(attributes)
         if fill is not None:
             array.encoding["_FillValue"] = fill
         arrays[variable.name] = array
     dataset = xr.Dataset(arrays, attrs={"Conventions": "CF-1.11"})
+    if outputs.curvilinear:
+        dataset = dataset.assign_coords({k: (space, v) for k, v in lines.items()})
     if member is not None:
         dataset = dataset.assign_coords(number=member)
     units = outputs.attributes.get("time", {}).get("units", UNITS)

@@ -49,7 +49,8 @@ class Outputs:
 
     Attributes:
         variables: in the order in which they are written.
-        latitude, longitude: (lat,) and (lon,) degrees.
+        latitude, longitude: (lat,) and (lon,) degrees, or both (y, x) on a curvilinear
+            grid.
         calendar: of the valid times.
         attributes: CF attributes by variable, and those of "time".
     """
@@ -59,6 +60,16 @@ class Outputs:
     longitude: np.ndarray
     calendar: str = STANDARD
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def curvilinear(self) -> bool:
+        """Whether latitudes differ along a row."""
+        return self.latitude.ndim == 2
+
+    @property
+    def space(self) -> tuple[str, str]:
+        """Names of the dims of rows and columns."""
+        return ("y", "x") if self.curvilinear else ("latitude", "longitude")
 
     @property
     def wanted(self) -> dict[str, tuple[int, ...] | None]:

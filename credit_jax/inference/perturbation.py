@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from credit_jax.config.inference import PerturbationConfig
-from credit_jax.fields import latitude_weights
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.inference.spherical_noise import SphericalNoise
 from credit_jax.transforms import FieldTree
@@ -34,7 +33,7 @@ class Amplitude:
 
     Attributes:
         std: a number, or one for each variable by short name; the others stay.
-        latitude: (lat,) degrees, for means over the globe.
+        latitude: (lat,) or (y, x) degrees, for means over the globe.
     """
 
     std: float | Mapping[str, float]
@@ -59,7 +58,9 @@ class Amplitude:
         return np.sqrt(self._mean(np.square(values.astype(np.float64))))
 
     def _mean(self, values: np.ndarray) -> np.ndarray:
-        weights = latitude_weights(self.latitude)[:, None]
+        cosine = np.cos(np.deg2rad(self.latitude))
+        cosine = cosine[:, None] if cosine.ndim == 1 else cosine
+        weights = np.broadcast_to(cosine / cosine.mean(), values.shape[-2:])
         return (values * weights).mean(axis=(-2, -1), keepdims=True)
 
 
@@ -209,9 +210,17 @@ def noise_perturbation(
         seed: of all members.
         schedule: start dates and members.
         latitude, longitude: degrees.
+
+    Raises:
+        ValueError: spherical noise on a curvilinear grid.
     """
     draw: Draw = gaussian
     if config.type == "spherical":
+        if latitude.ndim == 2:
+            raise ValueError(
+                "inference.perturbation.type: spherical noise needs rows of one "
+                "latitude; on this curvilinear grid take gaussian, bred or lagged"
+            )
         draw = SphericalNoise(latitude, longitude, config.length_scale).draw
     amplitude = Amplitude(config.std, latitude)
     return NoisePerturbation(draw, amplitude, member_keys(seed, schedule))

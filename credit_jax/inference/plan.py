@@ -78,10 +78,15 @@ class ForecastPlan:
         order += [key for key in shapes if key not in order]
         pipeline, data = self.reader.pipeline, self.reader.data
         grid = pipeline.grid
-        latitude, longitude = (
-            data.coordinate(name) if grid is None else getattr(grid, name)
-            for name in ("latitude", "longitude")
-        )
+        if grid is None:
+            latitude, longitude = data.coordinates()
+        else:
+            latitude, longitude = grid.latitude, grid.longitude
+        if latitude is None or longitude is None:
+            raise ValueError(
+                "the weight file of the regrid block gives no latitudes and longitudes "
+                "of rows and columns, which forecasts are written with"
+            )
         config = self.inference.output
         variables = choose_outputs(
             config, {key: shapes[key] for key in order}, self._levels(), pipeline

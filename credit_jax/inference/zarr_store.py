@@ -23,7 +23,7 @@ import pandas as pd
 import zarr
 
 from credit_jax.data.calendars import STANDARD
-from credit_jax.inference.netcdf import UNITS
+from credit_jax.inference.netcdf import COORDINATES, UNITS
 from credit_jax.inference.outputs import Outputs, OutputVariable, as_dates
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.inference.stores import Fields, Job
@@ -32,7 +32,6 @@ from credit_jax.io.atomic import new_folder
 NAME = "forecast.zarr"
 MANY_LEVELS = 8 * 2**20
 TIME, MEMBER, LEAD = "time", "number", "prediction_timedelta"
-_SPACE = ("latitude", "longitude")
 _COORDINATES: dict[str, dict[str, Any]] = {
     TIME: {
         "standard_name": "forecast_reference_time",
@@ -93,7 +92,8 @@ class ZarrStore:
                 attributes={"Conventions": "CF-1.11", **self.attributes},
             )
             for name, (values, attributes) in self._coordinates().items():
-                self._coordinate(group, name, values, attributes)
+                dims = self.outputs.space if values.ndim == 2 else (name,)
+                self._coordinate(group, name, dims, values, attributes)
             for variable in self.outputs.variables:
                 self._variable(group, variable)
             zarr.consolidate_metadata(str(partial), zarr_format=form)
@@ -111,7 +111,7 @@ class ZarrStore:
         """Names of the dims of a variable."""
         members = (MEMBER,) if self.schedule.num_members > 1 else ()
         levels = () if variable.levels is None else (variable.level_dim,)
-        return (TIME, *members, LEAD, *levels, *_SPACE)
+        return (TIME, *members, LEAD, *levels, *self.outputs.space)
 
     def write(self, task: Task, step: int, fields: Fields) -> None:
         """Writes all variables of a lead time of a forecast; missing ones stay NaN."""
@@ -139,7 +139,9 @@ class ZarrStore:
         return zarr.open_group(str(self.path), mode="r+", use_consolidated=False)
 
     def _sizes(self) -> dict[str, int]:
-        return {name: len(values) for name, (values, _) in self._coordinates().items()}
+        found = {name: len(values) for name, (values, _) in self._coordinates().items()}
+        shape = len(self.outputs.latitude), self.outputs.longitude.shape[-1]
+        return found | dict(zip(self.outputs.space, shape, strict=True))
 
     def _coordinates(self) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
         """Values and attributes of every coordinate."""
@@ -157,7 +159,7 @@ class ZarrStore:
             found[MEMBER] = (members, _COORDINATES[MEMBER])
         for name, levels in self.outputs.levels().items():
             found[name] = (levels, _COORDINATES.get(name, _COORDINATES["level"]))
-        for name in _SPACE:
+        for name in ("latitude", "longitude"):
             found[name] = (getattr(self.outputs, name), _COORDINATES[name])
         return found
 
@@ -171,28 +173,36 @@ class ZarrStore:
         return np.array(values, np.int64), "seconds"
 
     def _coordinate(
-        self, group: Any, name: str, values: np.ndarray, attributes: dict[str, Any]
+        self,
+        group: Any,
+        name: str,
+        dims: tuple[str, ...],
+        values: np.ndarray,
+        attributes: dict[str, Any],
     ) -> None:
         array = group.create_array(
             name,
             shape=values.shape,
             chunks=values.shape,
             dtype=values.dtype,
-            **self._named((name,), attributes),
+            **self._named(dims, attributes),
         )
         array[...] = values
 
     def _variable(self, group: Any, variable: OutputVariable) -> None:
         dims, sizes = self.dims(variable), self._sizes()
         shape = tuple(sizes[dim] for dim in dims)
-        whole = (*_SPACE, variable.level_dim)
+        space = self.outputs.space
+        whole = (*space, variable.level_dim)
         together = tuple(sizes[dim] if dim in whole else 1 for dim in dims)
-        chunks = tuple(sizes[dim] if dim in _SPACE else 1 for dim in dims)
+        chunks = tuple(sizes[dim] if dim in space else 1 for dim in dims)
         if 4 * math.prod(together) <= MANY_LEVELS:
             chunks = together
         sharded = self.zarr_format == 3 and together != chunks
         attributes = dict(self.outputs.attributes.get(variable.name, {}))
         attributes.pop("_FillValue", None)
+        if self.outputs.curvilinear:
+            attributes["coordinates"] = COORDINATES
         group.create_array(
             variable.name,
             shape=shape,

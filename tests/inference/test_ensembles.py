@@ -25,10 +25,11 @@ BATCH = {
 }
 # These go through more steps of the model, and differences of them have more rounding.
 ROUNDING = dict.fromkeys(TYPES, 1e-6) | {"bred": 1e-5, "lagged": 1e-5}
+MESH = "domain 2, tp 2"
 LAYOUTS = {
     "six in a batch": ("--batch", "6"),
     "three devices": ("--parallelism", "data=ddp", "--devices", "3"),
-    "domain 2, tp 2": ("--parallelism", "data=none,tensor=2,domain=2"),
+    MESH: ("--parallelism", "data=none,tensor=2,domain=2"),
 }
 
 
@@ -49,7 +50,8 @@ def test_members_do_not_depend_on_the_layout(world, tmp_path, tiny_model, name):
     one = read(tmp_path / "one")
     assert one["T"].dims[:3] == ("time", "number", "prediction_timedelta")
     assert one.sizes["number"] == 3
-    for layout, options in LAYOUTS.items():
+    layouts = LAYOUTS if name == "gaussian" else {MESH: LAYOUTS[MESH]}
+    for layout, options in layouts.items():
         assert forecast(config, tmp_path / layout, *options) == 0
         other = read(tmp_path / layout)
         for variable in ("T", "U", "SP"):
@@ -60,15 +62,11 @@ def test_members_do_not_depend_on_the_layout(world, tmp_path, tiny_model, name):
                 assert np.array_equal(found[lead], expected[lead]), "initial states"
 
 
-@pytest.mark.parametrize("name", ["gaussian", "bred"])
-def test_a_member_alone_and_run_again_is_the_same_bitwise(
-    world, tmp_path, tiny_model, name
-):
-    config = ensemble(world, tmp_path, name)
+def test_a_member_alone_and_run_again_is_the_same_bitwise(world, tmp_path, tiny_model):
+    config = ensemble(world, tmp_path, "bred")
     assert forecast(config, tmp_path / "all") == 0
-    for number in range(1, 7):
-        out = tmp_path / "parts"
-        assert forecast(config, out, "--shard", f"{number}/6") == 0
+    for shard in ("3/3", "1/3", "2/3"):
+        assert forecast(config, tmp_path / "parts", "--shard", shard) == 0
     assert chunks(tmp_path / "parts") == chunks(tmp_path / "all")
 
 
