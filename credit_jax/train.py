@@ -28,11 +28,12 @@ from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
-from credit_jax.training.loop import EARLY, FINISHED, NonFiniteLossError, Outcome
-from credit_jax.training.restore import asked_by, required_step
+from credit_jax.training.loop import EARLY, FINISHED, Outcome
+from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.run import report_skill
 from credit_jax.training.run import train as run_training
 from credit_jax.training.setup import Setup, check_writable, prepare
+from credit_jax.training.start import asked_by, required_step
 
 HELP = "Train a model of CREDIT's gen2 YAML on a dp x tp x domain mesh."
 EXAMPLE = "--config configs/demo.yaml --set trainer.epochs=3"

@@ -15,22 +15,19 @@ import jax
 import numpy as np
 
 from credit_jax.checkpoint import Progress
-from credit_jax.config.schedules import PlateauConfig
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.nn.noise import Noise
-from credit_jax.training import plateau
 from credit_jax.training.display import Display
+from credit_jax.training.epoch_end import progress_after
 from credit_jax.training.loggers import CsvLog, Row, TensorBoard, logged_metrics
-from credit_jax.training.restore import RunStore, Start
+from credit_jax.training.non_finite import check_finite
+from credit_jax.training.restore import RunStore
 from credit_jax.training.signals import StopRequests
+from credit_jax.training.start import Start
 from credit_jax.training.state import TrainState
 
 FINISHED, EARLY = "finished", "stopped early"
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss or the gradient is NaN or infinite; the state was not saved."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,14 @@ class TrainingLoop:
         losses = np.asarray(info["loss"], np.float64).reshape(-1)
         norm = float(info["grad_norm"])
         skipped = bool(info.get("skipped", False))
-        self._check_finite(epoch, losses, 0.0 if skipped else norm, group)
+        check_finite(
+            losses,
+            0.0 if skipped else norm,
+            group,
+            micro_step=self._micro_step,
+            progress=dataclasses.replace(self._progress, epoch=epoch),
+            checkpoints=self.loggers.store.checkpoints,
+        )
         self._micro_step += len(group)
         self._progress = dataclasses.replace(
             self._progress,
@@ -238,32 +242,6 @@ class TrainingLoop:
             )
         return {"loss scale": scale}
 
-    def _check_finite(
-        self, epoch: int, losses: np.ndarray, norm: float, group: Sequence[Batch]
-    ) -> None:
-        if np.isfinite(losses).all() and math.isfinite(norm):
-            return
-        bad = ~np.isfinite(losses)
-        place = int(np.argmax(bad)) if bad.any() else len(group) - 1
-        what = f"the loss is {losses[place]}"
-        if not bad.any():
-            what = f"the norm of the gradient is {norm}"
-        checkpoints = self.loggers.store.checkpoints
-        checkpoints.wait()
-        saved = checkpoints.latest_step()
-        kept = (
-            f"The last good checkpoint is {checkpoints.path(saved)}; --resume "
-            "continues from it."
-            if saved is not None
-            else "No checkpoint had been written yet."
-        )
-        raise NonFiniteLossError(
-            f"{what} at step {self._micro_step + place + 1} (epoch {epoch + 1}, batch "
-            f"{self._progress.batches + place + 1}, samples of "
-            f"{_dates(group[place])}); training has stopped. {kept} A lower "
-            "trainer.learning_rate or a trainer.grad_max_norm of 1.0 may help."
-        )
-
     # ---------------------------------------------------------- validation
 
     def _validate(self, epoch: int, last: int) -> dict[str, float]:
@@ -297,7 +275,8 @@ class TrainingLoop:
         measured = row | {f"valid_{name}": value for name, value in valid.items()}
         measured |= {f"train_{name}": value for name, value in self._means.items()}
         value = measured.get(self.trainer.training_metric)
-        self._progress = self._progress_after(epoch, value)
+        progress = dataclasses.replace(self._progress, epoch=epoch)
+        self._progress = progress_after(self.trainer, progress, value, self._micro_step)
         self._losses, self._sums, self._waits = [], {}, []
         self._num_bad = 0
         if self.loggers.log:
@@ -346,31 +325,6 @@ class TrainingLoop:
         )
         return EARLY
 
-    def _progress_after(self, epoch: int, value: int | float | None) -> Progress:
-        """The position after an epoch, with the best result so far."""
-        after = dataclasses.replace(
-            self._progress, epoch=epoch + 1, batches=0, epoch_losses=(), epoch_sums={}
-        )
-        after = self._with_plateau(after, value)
-        if value is None or not is_better(
-            value, after.best_metric, self.trainer.training_metric_direction
-        ):
-            return after
-        step = self._micro_step if self.trainer.save_best_weights else None
-        return dataclasses.replace(
-            after, best_metric=value, best_epoch=epoch, best_step=step
-        )
-
-    def _with_plateau(self, after: Progress, value: int | float | None) -> Progress:
-        """The position with the state and the rate of the schedule `plateau`."""
-        config, rate = self.trainer.scheduler, after.learning_rate
-        if after.plateau is None or rate is None:
-            return after
-        assert isinstance(config, PlateauConfig), "`start_of_run` sets it for that"
-        found = math.nan if value is None else value
-        state, rate = plateau.after_epoch(config, after.plateau, rate, found)
-        return dataclasses.replace(after, plateau=state, learning_rate=rate)
-
     def _save(self) -> None:
         self.loggers.store.save(self._micro_step, self._state, self._progress)
 
@@ -408,17 +362,3 @@ def with_wait(
         if group is None:
             return
         yield group, time.monotonic() - began
-
-
-def is_better(value: int | float, best: float | None, direction: str) -> bool:
-    """Whether a metric beats the best one; NaN never does."""
-    if math.isnan(value):
-        return False
-    if best is None:
-        return True
-    return value < best if direction == "min" else value > best
-
-
-def _dates(batch: Batch) -> str:
-    times = sorted(str(time)[:16] for time in batch.input_times)
-    return times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}"

@@ -23,14 +23,9 @@ from credit_jax.training.loop import (
     Outcome,
     TrainingLoop,
 )
-from credit_jax.training.restore import (
-    RunStore,
-    Start,
-    asked_by,
-    required_step,
-    start_of_run,
-)
+from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
+from credit_jax.training.start import Start, asked_by, required_step, start_of_run
 
 FIGURE_NAME = "forecast.png"
 

@@ -13,8 +13,8 @@ import torch
 
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import LOG_NAME, read_log
-from credit_jax.training.loop import is_better
 from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
 from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
@@ -179,6 +179,8 @@ def _with_state(
         checkpoint.optimizer, run_config.plan.parameters, allocate
     )
     settings = {"trainer.weight_decay": group.get("weight_decay")}
+    if kind_of(trainer) is None:
+        settings["trainer.learning_rate"] = group.get("lr")
     position, more = _position(run_config, checkpoint, moments.count, batches_per_epoch)
     settings |= more
     if trainer.update_learning_rate:
@@ -233,9 +235,10 @@ def _position(
     batches = run_config.batches_per_epoch(given)
     settings: dict[str, Any] = {}
     if kind is not None and state is not None:
-        settings = settings_of(state, kind)
         if not keeps_rate(run_config.trainer):
-            return read_position(state, kind, batches), settings
+            return read_position(state, kind, batches), settings_of(state, kind)
+        read_plateau(state)  # Or it is that of another schedule.
+        settings = settings_of(state, kind)
     elif kind is not None:
         raise ValueError(
             f"{checkpoint.path}: trainer.use_scheduler is true, but the checkpoint has "

@@ -15,18 +15,19 @@ from credit_jax.checkpoint import CheckpointStore, PlateauState
 from credit_jax.config import build_config, dump_config
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
+from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import read_log
 from credit_jax.training.loop import (
     EARLY,
     FINISHED,
-    NonFiniteLossError,
     Steps,
     grouped,
-    is_better,
 )
-from credit_jax.training.restore import RunStore, start_of_run
+from credit_jax.training.non_finite import NonFiniteLossError
+from credit_jax.training.restore import RunStore
 from credit_jax.training.run import train
 from credit_jax.training.setup import Setup, prepare
+from credit_jax.training.start import start_of_run
 from tests.support import assert_close, make_mesh
 from tests.training.tiny import tiny_config
 

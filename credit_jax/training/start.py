@@ -1,0 +1,128 @@
+"""The beginning of a run: fresh weights, or what a checkpoint and the config say."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from credit_jax.checkpoint import CheckpointStore, PlateauState, Progress
+from credit_jax.config.trainer import TrainerConfig
+from credit_jax.training.restore import RunStore
+from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
+from credit_jax.training.state import TrainState
+
+FRESH = Progress()
+
+
+@dataclass(frozen=True)
+class Start:
+    """The beginning of a run.
+
+    Attributes:
+        state: the training state.
+        progress: position of the run.
+        step: the checkpoint that both come from; None for fresh weights.
+    """
+
+    state: TrainState
+    progress: Progress
+    step: int | None = None
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches seen; does not block on the initialization of fresh weights."""
+        return 0 if self.step is None else int(self.state.micro_step)
+
+
+def start_of_run(
+    trainer: TrainerConfig, store: RunStore, state: TrainState, *, resume: bool
+) -> Start:
+    """Fresh weights, or what `--resume` and CREDIT's `load_*` keys ask for.
+
+    `--resume` continues at the position of the newest checkpoint. `load_weights` alone
+    takes its weights and their average, with a fresh optimizer and schedule. Together
+    with `load_optimizer` it takes the optimizer, too, and with any of `load_optimizer`,
+    `load_scaler` and `load_scheduler` the positions of schedule and loss scaling,
+    unless the first epoch is 0. The epoch is `start_epoch`, or that of the checkpoint
+    with `reload_epoch`.
+
+    A constant rate, and that of `plateau`, comes with the optimizer, except with
+    `update_learning_rate`.
+
+    Args:
+        trainer: the trainer section.
+        store: checkpoints of `save_loc`.
+        state: a fresh state on the mesh of this run.
+        resume: whether `--resume` was given.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint to continue from.
+        ValueError: it does not fit the model.
+    """
+    fresh = Progress(epoch=trainer.start_epoch)
+    if not (resume or trainer.load_weights):
+        return Start(state, _with_rate(fresh, trainer))
+    step = required_step(store.checkpoints, asked_by(resume=resume))
+    saved = store.checkpoints.progress(step)
+    if resume:
+        progress = _with_rate(saved, trainer, optimizer=saved, schedule=saved)
+        return Start(store.restore_all(step, state), progress, step)
+    progress = saved if trainer.reload_epoch else fresh
+    everything = trainer.load_optimizer or trainer.load_scaler or trainer.load_scheduler
+    position = everything and progress.epoch > 0
+    progress = _with_rate(
+        progress,
+        trainer,
+        optimizer=saved if trainer.load_optimizer else fresh,
+        schedule=saved if position else fresh,
+    )
+    state = store.restore_parts(
+        step, state, optimizer=trainer.load_optimizer, position=position
+    )
+    return Start(state, progress, step)
+
+
+def _with_rate(
+    progress: Progress,
+    trainer: TrainerConfig,
+    *,
+    optimizer: Progress = FRESH,
+    schedule: Progress = FRESH,
+) -> Progress:
+    """The progress with the rate and the plateau that the run begins with.
+
+    Args:
+        progress: position of the run.
+        trainer: the trainer section.
+        optimizer: of the checkpoint whose optimizer is loaded, and so its rate.
+        schedule: of the checkpoint whose schedule is loaded.
+    """
+    if not keeps_rate(trainer):
+        return dataclasses.replace(progress, learning_rate=None, plateau=None)
+    rate = None if trainer.update_learning_rate else optimizer.learning_rate
+    state = schedule.plateau or PlateauState()
+    return dataclasses.replace(
+        progress,
+        learning_rate=trainer.learning_rate if rate is None else rate,
+        plateau=state if kind_of(trainer) == PLATEAU else None,
+    )
+
+
+def asked_by(*, resume: bool) -> str:
+    """The option that asks for a checkpoint, for errors."""
+    return "--resume" if resume else "trainer.load_weights: true"
+
+
+def required_step(store: CheckpointStore, why: str) -> int:
+    """The newest checkpoint.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    step = store.latest_step()
+    if step is None:
+        raise FileNotFoundError(
+            f"{why} needs a checkpoint, but there is none in {store.folder}; train "
+            "first, or give the save_loc of the run to go on with"
+        )
+    return step
