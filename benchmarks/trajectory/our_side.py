@@ -22,8 +22,9 @@ from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, Row, read_log
 from credit_jax.training.loop import Loggers, Steps, TrainingLoop
-from credit_jax.training.restore import RunStore, start_of_run
+from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup, prepare
+from credit_jax.training.start import start_of_run
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 from credit_torch_bridge.checkpoint.state_dict import from_state_dict
 from tests.reference.training import CreditRun
