@@ -161,7 +161,7 @@ def _check_coordinate(which: str, own: Grid, first: Grid) -> None:
 
 def check_finite(
     x: Shaped[np.ndarray, "batch channel time lat lon"],
-    y: Shaped[np.ndarray, "batch channel_out time_out lat lon"],
+    y: Shaped[np.ndarray, "batch channel_out time_out lat lon"] | None,
     times: np.ndarray,
     schema: ChannelSchema,
 ) -> bool:
@@ -169,7 +169,7 @@ def check_finite(
 
     Args:
         x: input.
-        y: target.
+        y: target; None in a forecast.
         times: (batch,) newest input time of each sample.
         schema: names the channels.
 
@@ -182,6 +182,8 @@ def check_finite(
     """
     plateau = False
     for which, array in (("input", x), ("target", y)):
+        if array is None:
+            continue
         # Channel by channel: the second pass finds it in the cache.
         extremes = [(field.min(), field.max()) for field in np.moveaxis(array, 1, 0)]
         low, high = np.array(extremes).T

@@ -88,7 +88,7 @@ class ForecastReader:
         physical = self.pipeline.aligned(done, Phase.BEFORE_STEP)["input"]
         x = self.pipeline.before_step(done)["x"]
         if self.finite:
-            check_finite(x, x[:, :0], np.array(starts), self.schema)
+            check_finite(x, None, np.array(starts), self.schema)
         entries = initial_entries(self.pipeline, raw["input"], physical)
         now = newest(physical)
         fields = {k: f[:, :, 0] for own in now.values() for k, f in own.items()}

@@ -9,6 +9,9 @@ import xarray as xr
 import zarr
 
 from credit_jax.inference import zarr_store
+from credit_jax.inference.outputs import Outputs, OutputVariable
+from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.inference.zarr_store import ZarrStore
 from tests.inference.tiny_run import forecast, make_run, read
 from tests.support import assert_close
 
@@ -126,3 +129,26 @@ def test_every_mesh_and_batch_forecasts_the_same(config, tmp_path, options):
         assert_close(
             other[name].isel(leads), one[name].isel(leads), 1e-6, f"{options} {name}"
         )
+
+
+def test_a_curvilinear_grid_and_another_calendar(tmp_path):
+    latitude, longitude = np.mgrid[30:50:5.0, 220:280:10.0]
+    variable = OutputVariable("A/prognostic/3d/T", np.array([10, 20]))
+    outputs = Outputs((variable,), latitude, longitude, "noleap")
+    starts = np.array(["2004-02-28", "2004-03-01"], "datetime64[ns]")
+    schedule = Schedule(starts, 2, pd.Timedelta("30min"), "noleap")
+    store = ZarrStore(tmp_path, outputs, schedule)
+    store.create()
+    fields = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
+    for job in store.writer(Task(1, 0)).add(2, {variable.key: fields}):
+        job()
+    found = read(tmp_path)
+    assert found["T"].dims == ("time", "prediction_timedelta", "level", "y", "x")
+    assert np.array_equal(found["latitude"], latitude)
+    assert set(found["T"].coords) >= {"latitude", "longitude", "level"}
+    days = found["time"].values[1] - found["time"].values[0]
+    assert days.days == 1, "no 29 February"
+    minutes = found["prediction_timedelta"] / np.timedelta64(1, "m")
+    assert np.array_equal(minutes, [0, 30, 60])
+    assert np.array_equal(found["T"].values[1, 2], fields)
+    assert np.isnan(found["T"].values[0]).all()

@@ -1,0 +1,46 @@
+"""Forecasts from other data than those of the training, made alike by preblocks."""
+
+import numpy as np
+import xarray as xr
+import yaml
+
+from tests.inference.tiny_run import BATCH, forecast, make_run, read
+
+OTHER = "ERA5/prognostic/3d/temperature"
+
+
+def test_data_of_the_inference_section(world, tmp_path, tiny_model):
+    config = make_run(world, tmp_path)
+    assert forecast(config, tmp_path / "own") == 0
+    raw = yaml.safe_load((tmp_path / "model.yml").read_text())
+    for path in sorted(world.glob("w_*.nc")):
+        with xr.open_dataset(path) as fields:
+            own = fields[["T", "U", "SP", "tsi"]]
+            own.rename(T="temperature").to_netcdf(tmp_path / path.name)
+    source = raw["data"]["source"]["ERA5"]
+    files = f"{tmp_path}/w_%Y.nc"
+    variables = {
+        "prognostic": {
+            "vars_3D": ["U", "temperature"],
+            "vars_2D": ["SP"],
+            "path": files,
+        },
+        "dynamic_forcing": {"vars_2D": ["tsi"], "path": files},
+        "static": source["variables"]["static"],
+    }
+    names = {"type": "rename", "args": {"mapping": {OTHER: "ERA5/prognostic/3d/T"}}}
+    inference = {
+        "batch_forecast": BATCH,
+        "output": {"format": "zarr"},
+        "data": {
+            "source": {"ERA5": source | {"variables": variables}},
+            "timestep": "6h",
+        },
+        "preblocks": {"per_step": {"names": names, **raw["preblocks"]["per_step"]}},
+    }
+    other = make_run(world, tmp_path / "other", inference=inference)
+    assert forecast(other, tmp_path / "out") == 0
+    ours, theirs = read(tmp_path / "out"), read(tmp_path / "own")
+    assert [*ours.data_vars] == [*theirs.data_vars], "diagnostic variables, too"
+    for name in theirs.data_vars:
+        assert np.array_equal(ours[name], theirs[name], equal_nan=True), name
