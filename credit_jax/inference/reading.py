@@ -91,7 +91,8 @@ class ForecastReader:
             check_finite(x, None, np.array(starts), self.schema)
         entries = initial_entries(self.pipeline, raw["input"], physical)
         now = newest(physical)
-        fields = {k: f[:, :, 0] for own in now.values() for k, f in own.items()}
+        # Copies: the step takes the memory of x_physical.
+        fields = {k: f[:, :, 0].copy() for own in now.values() for k, f in own.items()}
         arrays = {"x": x, "static": constant_fields(physical), **entries}
         return FirstStep(arrays, fields)
 
