@@ -11,7 +11,7 @@ take and return a `FieldTree`, a nested dict with these entries:
                            input and target
     y_pred                 (batch, channel, time, lat, lon): the model's output
     x_physical             like input: the state before the step, in physical units, one
-                           time or more; the batch has it if a transform needs it
+                           time or more; the batch has the fields that transforms read
     ic_raw                 like input: the static fields before any transform; the batch
                            has it if a transform needs it
     y_processed            like target: what `reconstruct` makes of y_pred
@@ -163,6 +163,16 @@ class ChangesGrid(Protocol):
     @property
     def grid(self) -> Grid:
         """The grid after it."""
+        ...
+
+
+@runtime_checkable
+class ReadsState(Protocol):
+    """A transform that reads `x_physical`."""
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """The keys that it reads there."""
         ...
 
 

@@ -37,13 +37,15 @@ from credit_jax.transforms.base import (
     Grid,
     Layout,
     Phase,
+    ReadsState,
     Selects,
     Transform,
     Where,
     variable_of,
 )
+from credit_jax.transforms.post.normalize import Denormalizer
 from credit_jax.transforms.post.reconstruct import Reconstruct
-from credit_jax.transforms.pre.normalize import Denormalize, Normalizer
+from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.pre.regrid import Regrid
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerTransform
@@ -149,7 +151,7 @@ class Pipeline:
         }
         kept: list[Placed] = []
         for each in self.transforms:
-            args: Any = getattr(each.transform, "args", None)
+            args: Any = getattr(each.transform, "args", each.transform)
             keys = {getattr(args, name, None) for name in ("in_key", "out_key", "key")}
             if each.phase is Phase.AFTER_STEP and keys & {"y", *made}:
                 continue
@@ -159,10 +161,13 @@ class Pipeline:
         return Pipeline(tuple(kept))
 
     def _inverses(self) -> Iterator[Placed]:
-        """What undoes the normalizers of every step, of predictions."""
+        """What undoes the normalizers of every step, unless a postblock does."""
+        after = [each.transform for each in self._of(Phase.AFTER_STEP)]
+        if any(isinstance(own, Denormalizer) for own in after):
+            return
         for each in reversed(self._of(Phase.BEFORE_STEP)):
             if isinstance(each.transform, Normalizer):
-                undo = Denormalize(each.transform)
+                undo = Denormalizer(each.transform)
                 yield replace(each, phase=Phase.AFTER_STEP, transform=undo)
 
     def aligned(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
@@ -245,6 +250,20 @@ class Pipeline:
             for each in self.transforms
             for name in names
         )
+
+    def state(self, fields: FieldTree) -> FieldTree:
+        """The fields of a state that transforms read as "x_physical"."""
+        read = {
+            key
+            for each in self.transforms
+            if isinstance(each.transform, ReadsState)
+            for key in each.transform.state_keys
+        }
+        chosen = {
+            source: {key: field for key, field in own.items() if key in read}
+            for source, own in fields.items()
+        }
+        return {source: own for source, own in chosen.items() if own}
 
     def require(self, phase: Phase, where: Where) -> None:
         """Check that a phase can run on the host, or traced.

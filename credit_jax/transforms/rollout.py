@@ -116,7 +116,7 @@ def initial_entries(
     """
     entries: dict[str, FieldTree] = {}
     if pipeline.needs("x_physical"):
-        entries["x_physical"] = newest(physical)
+        entries["x_physical"] = newest(pipeline.state(physical))
     if pipeline.needs("ic_raw"):
         entries["ic_raw"] = newest(static_fields(raw))
     return entries
@@ -183,7 +183,7 @@ class Advance:
         x = jnp.concatenate([tree["x"][:, :, 1:], new.astype(tree["x"].dtype)], axis=2)
         if not self.pipeline.needs("x_physical"):
             return {"x": x}
-        return {"x": x, "x_physical": fields}
+        return {"x": x, "x_physical": self.pipeline.state(fields)}
 
 
 def _predicted(tree: FieldTree, source: str, key: str) -> Array:

@@ -73,6 +73,14 @@ def first_update(world, folder, domain, blocks, **changes):
 
 
 @pytest.mark.usefixtures("tiny_model")
+def test_the_step_gets_the_fields_that_are_read(world, tmp_path, chain):
+    config = tiny_config(world, tmp_path, postblocks={"per_step": chain})
+    setup = prepare(plan_run(build_config(config)), jax.devices()[:1])
+    batch = next(setup.train_loader.epoch(0)).arrays
+    assert {k: set(v) for k, v in batch["x_physical"].items()} == {"ERA5": {T, SP}}
+
+
+@pytest.mark.usefixtures("tiny_model")
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_fixers_and_diagnostics_in_the_step(world, tmp_path, chain, num_steps):
     steps = {"data__forecast_len": num_steps}

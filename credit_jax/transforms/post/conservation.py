@@ -166,6 +166,11 @@ class MassFixer:
     args: MassFixerArgs
     grid: physics.PhysicsGrid
 
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """See `ReadsState`."""
+        return (self.args.q_var, self.args.sp_var)
+
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
@@ -191,6 +196,11 @@ class WaterFixer:
 
     args: WaterFixerArgs
     grid: physics.PhysicsGrid
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """See `ReadsState`."""
+        return (self.args.q_var, self.args.sp_var)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
@@ -223,6 +233,13 @@ class EnergyFixer:
     args: EnergyFixerArgs
     grid: physics.PhysicsGrid
     surface_geopotential: np.ndarray
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """See `ReadsState`."""
+        args = self.args
+        air = (args.T_var, args.q_var, args.U_var, args.V_var, args.sp_var)
+        return (*air, args.toa_down_solar_input_var)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None

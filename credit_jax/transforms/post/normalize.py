@@ -34,21 +34,21 @@ class Denormalizer:
     """y -> y std + mean, for the variables of both files.
 
     Attributes:
-        args: see `DenormalizerArgs`.
         normalizer: the preblock.
+        key: entry whose fields are changed.
     """
 
-    args: DenormalizerArgs
     normalizer: Normalizer
+    key: str = "y_processed"
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
         """From normalized to physical units, in the fields of `key`."""
-        key = self.args.key
-        return change_entry(tree, self.normalizer.denormalize, key, "era5_normalizer")
+        undo = self.normalizer.denormalize
+        return change_entry(tree, undo, self.key, "era5_normalizer")
 
 
 def build_denormalizer(args: DenormalizerArgs) -> Denormalizer:
     """Reads both files; see `build_normalizer` for the errors."""
-    return Denormalizer(args, build_normalizer(args))
+    return Denormalizer(build_normalizer(args), args.key)

@@ -125,23 +125,6 @@ class Normalizer:
                 self.statistics(group.var_key, group.n_levels)
 
 
-@dataclasses.dataclass(frozen=True)
-class Denormalize:
-    """Undoes a normalizer in the fields of a prediction, "y_processed".
-
-    Attributes:
-        normalizer: the preblock.
-    """
-
-    normalizer: "Normalizer"
-
-    def __call__(
-        self, tree: FieldTree, context: FieldContext | None = None
-    ) -> dict[str, Any]:
-        """A new tree with physical units in "y_processed"."""
-        return map_fields(tree, self.normalizer.denormalize, ("y_processed",))
-
-
 def build_normalizer(args: NormalizerArgs) -> Normalizer:
     """Read both files.
 

@@ -5,9 +5,12 @@ import pytest
 import xarray as xr
 
 from credit_jax.config.base import parse
+from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
+from credit_jax.transforms import build_pipeline
 from credit_jax.transforms.post.normalize import DenormalizerArgs, build_denormalizer
 from credit_jax.transforms.pre.normalize import NormalizerArgs, build_normalizer
 from tests.support import assert_close
+from tests.transforms.cases import CONCAT
 
 T, SP, MASK = "S/prognostic/3d/T", "S/prognostic/2d/SP", "S/static/2d/mask"
 
@@ -44,6 +47,20 @@ def test_it_undoes_the_preblock(paths):
     again = normalizer({"input": {"S": physical}})["input"]["S"]
     for key, field in fields["S"].items():
         assert_close(again[key], field, 3e-6, f"{key}: what is fed back")
+
+
+def test_forecasts_denormalize_once(paths):
+    """`for_forecast` undoes a normalizer that no postblock undoes."""
+    norm = {"type": "era5_normalizer", "args": paths}
+    after = {"reconstruct": {"type": "reconstruct"}}
+    pre = parse(PreblocksConfig, {"per_step": {"norm": norm, "concat": CONCAT}})
+    twin = {"type": "reconstruct", "args": {"in_key": "y", "out_key": "twin"}}
+    undo = {**norm, "args": {**paths, "key": "twin"}}
+    for own in ({}, {"undo": norm}, {"undo": norm, "twin": twin, "undo_twin": undo}):
+        post = parse(PostblocksConfig, {"per_step": {**after, **own}})
+        forecast = build_pipeline(pre, post).for_forecast()
+        kinds = [type(each.transform).__name__ for each in forecast.transforms]
+        assert kinds == ["Normalizer", "Concat", "Reconstruct", "Denormalizer"], own
 
 
 def test_another_entry(paths):
