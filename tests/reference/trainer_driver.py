@@ -47,6 +47,7 @@ def _watch(module, folder: Path) -> None:
     def train_one_epoch(self, epoch, loader, optimizer, *args):
         if not (folder / "initial.npz").exists():
             _save_state(folder / "initial.npz", self._raw_model.state_dict())
+        if "learning_rate" not in _RECORD:  # of the first epoch
             optimizer.register_step_pre_hook(_record_learning_rate)
         results = train(self, epoch, loader, optimizer, *args)
         _RECORD["loss"] += results["train_loss"]
