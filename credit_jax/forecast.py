@@ -112,7 +112,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="raise",
         help="values that are not finite end the command, or are missing values",
     )
-    add("--writers", type=int, default=4, help="threads that write files")
+    add(
+        "--writers",
+        type=int,
+        default=max(1, min(4, (os.cpu_count() or 1) // 2)),
+        help="threads that write files (default: half as many as cores, 1 to 4)",
+    )
     add("--cache", metavar="DIR", help=CACHE_HELP)
 
 
@@ -314,8 +319,9 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
         if args.members < 1:
             raise ValueError(f"--members must be at least 1, got {args.members}")
         found["members"] = args.members
-    if args.batch < 1:
-        raise ValueError(f"--batch must be at least 1, got {args.batch}")
+    for name in ("batch", "writers"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     if jax.process_count() > 1:
         raise ValueError(
             "forecasts run in one process; share them out with --shard I/N"
