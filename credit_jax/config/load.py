@@ -1,13 +1,13 @@
 """From a YAML file to a `Config`, with overrides from the command line, and back."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
-from credit_jax.config.base import ConfigError, parse
+from credit_jax.config.base import ConfigError, StrictModel, parse
 from credit_jax.config.config import Config, section_conflicts
 from credit_jax.config.messages import got
 from credit_jax.config.yaml_file import parse_yaml, read_yaml
@@ -38,7 +38,37 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         UserWarning: once, naming all keys that are accepted and ignored.
     """
     written = apply_overrides(read_yaml(path), overrides)
+    problems = [line for text in overrides for line in _unread(text)]
+    if problems:
+        raise ConfigError(problems, "overrides")
     return build_config(written, source=str(path))
+
+
+def _unread(override: str) -> Iterator[str]:
+    """What is wrong with an override of a key that nothing reads.
+
+    In a file such keys are CREDIT's, and a warning; on the command line they are typing
+    errors.
+    """
+    section: Any = Config
+    done: list[str] = []
+    for part in override.partition("=")[0].split("."):
+        if section is None:
+            return
+        done.append(part)
+        if section.is_passed_over(part):
+            yield f"--set {override}: {'.'.join(done)}: unknown key"
+        kinds = _sections_of(section, part)
+        section = kinds[0] if len(kinds) == 1 else None
+
+
+def _sections_of(section: type[StrictModel], key: str) -> list[type[StrictModel]]:
+    """The section classes that a key of a section may have."""
+    field = section.model_fields.get(key)
+    if field is None:
+        return []
+    kinds = [field.annotation, *get_args(field.annotation)]
+    return [k for k in kinds if isinstance(k, type) and issubclass(k, StrictModel)]
 
 
 def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Config:
