@@ -32,6 +32,8 @@ TRAINER = {
     "thread_workers": 1,
     "valid_thread_workers": 1,
     "use_tensorboard": False,
+    "load_weights": False,
+    "start_epoch": 0,
 }
 _STORES = ("store", "model_level_store")
 
