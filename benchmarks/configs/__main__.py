@@ -36,9 +36,9 @@ Each config of CREDIT's repository (tests/reference/credit_configs), one of gene
 by `python -m benchmarks.configs --train`. The sources, variables, levels, blocks, loss,
 metrics, schedule, parallelism and numbers of forecast steps are those of the config;
 the grid is 56 x 56 points, the model narrow and flat, the dates are few, and the data
-are made to the layout: their losses mean nothing but that the steps ran. The seconds, on
-a machine with other work, are nearly all compilation. A call with `--only` replaces the
-results of some configs; the recipe is that of the last call."""
+are made to the layout: their losses mean nothing but that the steps ran. The seconds,
+on a machine with other work, are nearly all compilation. A call with `--only` replaces
+the results of some configs; the recipe is that of the last call."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
