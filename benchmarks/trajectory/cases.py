@@ -268,10 +268,10 @@ CASES: Mapping[str, Case] = {
     "two sources, two calendars": Case(
         _two_calendars, _write_two_calendars, {"start_datetime": "2000-02-26"}
     ),
+    "accumulation, EMA, clipping, decay, warm-up": Case(_accumulation),
     "linear-warmup-cosine": scheduled(_WARM_UP),
     "cosine-annealing-restarts": scheduled(_RESTARTS),
     "cosine-annealing": scheduled({"scheduler_type": "cosine-annealing", "T_max": 4}),
     "lambda": scheduled({"scheduler_type": "lambda"}),
     "plateau": scheduled(_PLATEAU),
-    "accumulation, EMA, clipping, decay, warm-up": Case(_accumulation),
 }
