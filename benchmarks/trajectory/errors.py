@@ -16,7 +16,8 @@ FIRST = 20
 _OF_ORDER_ONE = ("acc", "r2score", "log_variance_ratio")
 BOUNDS: Mapping[str, float] = MappingProxyType(
     {
-        "batches": 0,
+        # Bitwise, but for logarithms and the roots of a scaler's variances: one bit.
+        "batches": 2e-7,
         "loss_20": 1e-5,
         "loss_50": 1e-3,
         "learning_rate": 1e-6,
@@ -43,7 +44,7 @@ def errors_of(record: Record, run: CreditRun, rows: Sequence[Row]) -> dict[str, 
         norms = _relative(record.gradient_norm, run.gradient_norm)[:updates]
     valid = _validation(record.rows, rows)
     return {
-        "batches": len(record.other_batches),
+        "batches": record.batch_error,
         "loss_20": float(loss[:FIRST].max()),
         "loss_50": float(loss[-1]),
         "gradient_norm": float(norms.max()),

@@ -36,12 +36,12 @@ def test_what_differs_is_found():
     record.loss[3] *= 1.01
     record.loss[-1] *= 1.02
     record.rows[1]["valid_acc"] = 0.03
-    record.other_batches.append(7)
+    record.batch_error = 1e-3
     found = errors_of(record, run, rows)
     assert found["loss_20"] == pytest.approx(0.01)
     assert found["loss_50"] == pytest.approx(0.02)
     assert found["validation"] == pytest.approx(0.03)
-    assert (found["batches"], found["validation_last"]) == (1, 0.0)
+    assert (found["batches"], found["validation_last"]) == (1e-3, 0.0)
 
 
 def test_runs_of_other_lengths_are_refused():
