@@ -114,8 +114,9 @@ def _publish(results: list[Any], options: Any) -> None:
         "process, one thread, CPU) and in credit_jax, which reads the data itself. "
         "Relative differences, the largest over the steps that a column names. "
         "Batches are bitwise CREDIT's but for logarithms and for standard scalers, "
-        "whose deviations torch rounds otherwise in the last bit; validation is every number of the logs, of the first two epochs and of the "
-        f"last. Bounds: {bounds}."
+        "whose deviations torch rounds otherwise in the last bit; validation is every "
+        "number of the logs, of the first two epochs and of the last. "
+        f"Bounds: {bounds}."
     )
     config = {"cases": options.cases, "meshes": options.meshes, "base": base_config()}
     table = Table("training beside CREDIT", ["case", "mesh", *_COLUMNS.values()], rows)
