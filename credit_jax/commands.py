@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import shtab
 from rich.console import Console
@@ -243,14 +243,14 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_config(path: str, overrides: Sequence[str] = ()) -> Config:
-    """Loads a config; its warnings become yellow notes.
+def read_config(path: str, overrides: Sequence[str] = (), **options: Any) -> Config:
+    """Loads a config (`load_config`); its warnings become yellow notes.
 
     Raises:
         FileNotFoundError, ConfigError: see `load_config`.
     """
     with warnings_as_notes():
-        return load_config(path, overrides)
+        return load_config(path, overrides, **options)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import yaml
@@ -19,12 +20,19 @@ _GEN1 = (
 )
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    absent: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Config:
     """Read, override and check a config.
 
     Args:
         path: the YAML file.
         overrides: texts such as "trainer.epochs=3" (see `apply_overrides`).
+        absent: section -> keys and their values where the file has none, for a command
+            that does without them.
 
     Returns:
         The config. Relative paths in it are relative to the current folder.
@@ -38,6 +46,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         UserWarning: once, naming all keys that are accepted and ignored.
     """
     written = apply_overrides(read_yaml(path), overrides)
+    for name, keys in absent.items():
+        section = written.get(name)
+        if section is None or isinstance(section, Mapping):
+            written[name] = {**keys, **(section or {})}
     problems = [line for text in overrides for line in _unread(text)]
     if problems:
         raise ConfigError(problems, "overrides")

@@ -26,6 +26,13 @@ from credit_jax.preprocess.fitting import (
 from credit_jax.preprocess.planning import plan_fits
 from credit_jax.training.display import Display
 
+# Sections of training, which CREDIT's configs for scalers alone leave out.
+_ABSENT = {
+    "model": {"type": "none"},
+    "loss": {"training_loss": "mse"},
+    "trainer": {"parallelism": {"data": "none", "tensor": 1, "domain": 1}},
+}
+
 HELP = "Fit the scalers of a config, or its means and deviations, to the training data."
 EXAMPLE = "--config configs/demo.yaml"
 
@@ -53,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError, OSError: nothing can be fitted, or the data are damaged.
     """
-    config = read_config(args.config, args.set)
+    config = read_config(args.config, args.set, absent=_ABSENT)
     preprocess(config, num_threads=args.threads, overwrite=args.overwrite)
     return OK
 

@@ -215,6 +215,19 @@ def test_the_command(world, tmp_path, capsys):
     assert "nothing to fit" in capsys.readouterr().err
 
 
+def test_a_config_for_scalers_alone(world, tmp_path, capsys):
+    """CREDIT's `weatherbench2_era5_wxformer.yml` has no model, loss and parallelism."""
+    blocks = {"scale": scaler(tmp_path / "s.json")}
+    command = written(world, blocks, tmp_path, "--threads", "1")
+    path = tmp_path / "config.yml"
+    config = yaml.safe_load(path.read_text())
+    del config["model"], config["loss"], config["trainer"]["parallelism"]
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    assert main(command) == OK
+    assert (tmp_path / "s.json").exists()
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize(
     ("blocks", "text"),
     [
