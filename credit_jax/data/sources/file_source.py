@@ -24,6 +24,7 @@ from credit_jax.data.sources.source import (
     Fields,
     Grid,
     field_key,
+    join_times,
     variables_of,
 )
 from credit_jax.io.open_files import OpenFiles
@@ -87,9 +88,7 @@ class FileSource:
                 steps = [field] * len(times)
             else:
                 steps = [self._at(field_type, dims, name, time, rows) for time in times]
-            # One time is a view: samples of 0.25 degrees are copied once, into x.
-            one = len(steps) == 1
-            arrays[key] = steps[0][:, None] if one else np.stack(steps, axis=1)
+            arrays[key] = join_times(steps)
         return arrays
 
     def grids(self) -> Iterator[Grid]:

@@ -14,10 +14,12 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.sources import GefsConfig
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.source import (
+    AnyTime,
     BadSampleError,
     Fields,
     Grid,
     field_key,
+    read_times,
     variables_of,
 )
 from credit_jax.io.open_files import OpenFiles
@@ -33,7 +35,7 @@ _MANY_FILES = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class GefsSource:
+class GefsSource(AnyTime):
     """Fields of the six tiles one after the other, a dim of points; see `Source`.
 
     Attributes:
@@ -59,26 +61,11 @@ class GefsSource:
         if rows is not None:
             raise ValueError(f"data.source.{self.name}: the cube sphere has no rows")
         read = functools.partial(self._read_one, field_type)
-        if field_type == "static":
-            fields = read(times[-1])
-            return {k: np.repeat(f[:, None], len(times), 1) for k, f in fields.items()}
-        steps = [read(time) for time in times]
-        return {key: np.stack([s[key] for s in steps], axis=1) for key in steps[0]}
+        return read_times(read, field_type, times)
 
     def grids(self) -> Iterator[Grid]:
         """See `Source.grids`."""
         yield Grid(f"data.source.{self.name}: gefs", self.shape, None, None)
-
-    def units(self) -> dict[str, tuple[str, str]]:
-        """See `Source.units`: unknown here."""
-        return {}
-
-    def coverage(self) -> None:
-        """A file has one time."""
-
-    def available(self, times: np.ndarray) -> np.ndarray:
-        """All times: a missing file is an error."""
-        return np.ones(times.shape, dtype=bool)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         """See `Source.check`."""

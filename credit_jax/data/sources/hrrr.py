@@ -1,6 +1,7 @@
 """The `hrrr` source: GRIB messages of HRRR, found by the inventories of its files."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,14 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.sources import HrrrConfig
 from credit_jax.data.clock import probe_times
 from credit_jax.data.sources.grib import Message, decode, read_inventory
-from credit_jax.data.sources.source import Fields, Grid, field_key, variables_of
+from credit_jax.data.sources.source import (
+    AnyTime,
+    Fields,
+    Grid,
+    field_key,
+    read_times,
+    variables_of,
+)
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import exists
 
@@ -79,7 +87,7 @@ VARIABLES: dict[str, tuple[str, str | None]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class HrrrSource:
+class HrrrSource(AnyTime):
     """Fields of HRRR on its Lambert grid; see `Source`.
 
     Attributes:
@@ -105,27 +113,13 @@ class HrrrSource:
         self, field_type: str, times: np.ndarray, rows: slice | None = None
     ) -> Fields:
         """See `Source.read`."""
-        if field_type == "static":
-            fields = self._read_one(field_type, times[-1], rows)
-            return {k: np.repeat(f[:, None], len(times), 1) for k, f in fields.items()}
-        steps = [self._read_one(field_type, time, rows) for time in times]
-        return {key: np.stack([s[key] for s in steps], axis=1) for key in steps[0]}
+        read = functools.partial(self._read_one, field_type, rows=rows)
+        return read_times(read, field_type, times)
 
     def grids(self) -> Iterator[Grid]:
         """See `Source.grids`."""
         where = f"data.source.{self.name}: {self.config.product}"
         yield Grid(where, self.shape, None, None)
-
-    def units(self) -> dict[str, tuple[str, str]]:
-        """See `Source.units`: unknown here."""
-        return {}
-
-    def coverage(self) -> None:
-        """A file has one time."""
-
-    def available(self, times: np.ndarray) -> np.ndarray:
-        """All times: a missing file is an error."""
-        return np.ones(times.shape, dtype=bool)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         """See `Source.check`."""

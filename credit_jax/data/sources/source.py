@@ -1,7 +1,7 @@
 """What a data set asks of a source, whatever it reads from."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -104,6 +104,46 @@ class Source(Protocol):
             ValueError: naming the file, what it has, and what was expected.
         """
         ...
+
+
+class AnyTime:
+    """The part of a source that knows neither its first and last time nor its units."""
+
+    def units(self) -> dict[str, tuple[str, str]]:
+        """See `Source.units`: unknown here."""
+        return {}
+
+    def coverage(self) -> None:
+        """Not known without looking for every time."""
+
+    def available(self, times: np.ndarray) -> np.ndarray:
+        """All times: a missing one is an error."""
+        return np.ones(times.shape, dtype=bool)
+
+
+def join_times(
+    steps: Sequence[Float[np.ndarray, "level *space"]],
+) -> Float[np.ndarray, "level time *space"]:
+    """Fields of one time each, side by side.
+
+    One time is a view: samples of 0.25 degrees are copied once, into x.
+    """
+    return steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1)
+
+
+def read_times(
+    read: Callable[[np.datetime64], Fields], field_type: str, times: np.ndarray
+) -> Fields:
+    """The fields of several times; static ones are read at the last one, and repeated.
+
+    Args:
+        read: all variables of the field type at one time, (level, *space).
+        field_type: see `Source.read`.
+        times: (time,) labels.
+    """
+    static = field_type == "static"
+    steps = [read(times[-1])] * len(times) if static else [read(t) for t in times]
+    return {key: join_times([step[key] for step in steps]) for key in steps[0]}
 
 
 def field_key(name: str, field_type: str, dims: str, variable: str) -> str:

@@ -13,7 +13,13 @@ from jaxtyping import Float
 from credit_jax.config.data import DataConfig
 from credit_jax.config.sources import TisrConfig
 from credit_jax.data.sources.solar import integrated_radiation
-from credit_jax.data.sources.source import Fields, Grid, field_key, variables_of
+from credit_jax.data.sources.source import (
+    AnyTime,
+    Fields,
+    Grid,
+    field_key,
+    variables_of,
+)
 from credit_jax.io.open_files import OpenFiles
 
 _LATITUDES = ("latitude", "lat", "XLAT", "nav_lat")
@@ -41,7 +47,7 @@ class _Recent:
 
 
 @dataclasses.dataclass(frozen=True)
-class TisrSource:
+class TisrSource(AnyTime):
     """Radiation of the time step before each time, J m-2; see `Source`.
 
     Attributes:
@@ -80,17 +86,6 @@ class TisrSource:
         where = f"data.source.{self.name}: tisr"
         coordinates = (lat[:, 0], lon[0]) if straight else (None, None)
         yield Grid(where, lat.shape, *coordinates)
-
-    def units(self) -> dict[str, tuple[str, str]]:
-        """See `Source.units`: unknown here."""
-        return {}
-
-    def coverage(self) -> None:
-        """There is no file."""
-
-    def available(self, times: np.ndarray) -> np.ndarray:
-        """All times are there."""
-        return np.ones(times.shape, dtype=bool)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
         """Check that the irradiance of the sun is known at all times."""
