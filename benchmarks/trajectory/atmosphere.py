@@ -33,8 +33,8 @@ _KEYS |= {"SP": "ERA5/prognostic/2d/SP"}
 _KEYS |= {name: f"ERA5/diagnostic/2d/{name}" for name in _DIAGNOSTIC}
 _SOLAR, _GROUND = "ERA5/dynamic_forcing/2d/SOLIN", "PHIS"
 
-SCALED = {key: name for name, key in _KEYS.items()}
-SCALED |= {_SOLAR: "SOLIN", f"ERA5/static/2d/{_GROUND}": _GROUND}
+# Variable -> key.
+SCALED = _KEYS | {"SOLIN": _SOLAR, _GROUND: f"ERA5/static/2d/{_GROUND}"}
 
 
 def write(folder: Path) -> xr.Dataset:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,12 @@ import yaml
 
 from benchmarks.trajectory import atmosphere
 from tests.reference.dataset import write_dataset
+from tests.reference.scalers import (
+    SCALED,
+    fit_scalers,
+    scaler_blocks,
+    write_scalers,
+)
 from tests.reference.training import GEN2_CONFIG
 
 NUM_EPOCHS, BATCHES_PER_EPOCH = 5, 10
@@ -41,13 +46,6 @@ _PLATEAU = {
     "factor": 0.3,
     "patience": 0,
     "threshold": 0.5,
-}
-# Variables that are scaled, as `write_dataset` names them, and whether of levels.
-_SCALED = {
-    "ERA5/prognostic/3d/T": "T",
-    "ERA5/prognostic/3d/U": "U",
-    "ERA5/prognostic/2d/SP": "SP",
-    "ERA5/diagnostic/2d/TP": "TP",
 }
 
 
@@ -102,7 +100,7 @@ def forecast(forecast_len: int, backprop_on: list[int]) -> Case:
     def change(raw: dict[str, Any]) -> None:
         raw["data"]["forecast_len"] = forecast_len
         raw["trainer"]["backprop_on_timestep"] = backprop_on
-        _scale_with_bridgescaler(raw, _SCALED)
+        _scale_with_bridgescaler(raw, SCALED.values())
 
     return Case(change, _write_scaled)
 
@@ -119,7 +117,7 @@ def _accumulation(raw: dict[str, Any]) -> None:
 
 def _log_transforms_and_base(raw: dict[str, Any]) -> None:
     """Logarithms and roots before scalers; `base` with weights of variables."""
-    _scale_with_bridgescaler(raw, _SCALED)
+    _scale_with_bridgescaler(raw, SCALED.values())
     logs = {"variables": ["ERA5/diagnostic/2d/TP"], "eps": 1e-3}
     roots = {"variables": ["ERA5/prognostic/2d/SP"]}
     pre, post = raw["preblocks"]["per_step"], raw["postblocks"]["per_step"]
@@ -191,8 +189,7 @@ def _write_two_calendars(folder: Path) -> None:
 
 def _write_scaled(folder: Path) -> None:
     write_dataset(folder)
-    with xr.open_dataset(folder / "d_2000.nc") as fields:
-        _write_scalers(folder, fields, _SCALED)
+    write_scalers(folder)
 
 
 def _write_logs_scaled(folder: Path) -> None:
@@ -202,57 +199,24 @@ def _write_logs_scaled(folder: Path) -> None:
         made = fields.assign(
             TP=np.log(fields["TP"] + 1e-3) - np.log(1e-3), SP=np.sqrt(fields["SP"])
         )
-        _write_scalers(folder, made, _SCALED)
+        fit_scalers(folder, made)
 
 
-def _write_scalers(folder: Path, fields: xr.Dataset, names: Mapping[str, str]) -> None:
-    """Bridgescaler's own file: a standard scaler of each variable."""
-    import torch
-    from bridgescaler import save_scaler_dict
-    from bridgescaler.distributed_tensor import DStandardScalerTensor
-
-    fitted: dict[str, dict[str, Any]] = {"input": {}, "target": {}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for key, name in names.items():
-            values = fields[name].to_numpy()
-            if "time" not in fields[name].dims:
-                values = values[None]
-            values = values if "/3d/" in key else values[:, None]
-            scaler = DStandardScalerTensor(channels_last=False)
-            scaler.fit(torch.from_numpy(values[:, :, None]))
-            if _is_predicted(key):
-                fitted["target"][key] = scaler
-            if "diagnostic" not in key:
-                fitted["input"][key] = scaler
-    scalers = {part: {"ERA5": own} for part, own in fitted.items()}
-    save_scaler_dict(scalers, str(folder / "scaler.json"))
-
-
-def _scale_with_bridgescaler(raw: dict[str, Any], names: Mapping[str, str]) -> None:
+def _scale_with_bridgescaler(raw: dict[str, Any], keys: Iterable[str]) -> None:
     """Scaled before each step, back to physical units after it, target and output."""
-    args = {"scaler_path": "./scaler.json", "variables": list(names)}
-    forth = {"type": "bridgescaler_transform", "args": args | {"method": "transform"}}
-    predicted = {"variables": [key for key in names if _is_predicted(key)]}
-    back_args = args | predicted | {"method": "inverse_transform"}
-    back = {"type": "bridgescaler_transform", "args": back_args}
+    forth, back, twin = scaler_blocks(keys)
     raw["preblocks"] = {"per_step": {"scaler": forth, "concat": {"type": "concat"}}}
-    twin = {**back, "args": back_args | {"key": "y_target_processed"}}
     raw["postblocks"]["per_step"] |= {"scaler": back, "scaler_twin": twin}
-
-
-def _is_predicted(key: str) -> bool:
-    return "/prognostic/" in key or "/diagnostic/" in key
 
 
 def _write_atmosphere(folder: Path) -> None:
     fields = atmosphere.write(folder)
-    _write_scalers(folder, fields, atmosphere.SCALED)
+    fit_scalers(folder, fields, atmosphere.SCALED)
 
 
 def _conservation(raw: dict[str, Any]) -> None:
     atmosphere.configure(raw)
-    _scale_with_bridgescaler(raw, atmosphere.SCALED)
+    _scale_with_bridgescaler(raw, atmosphere.SCALED.values())
     raw["postblocks"]["per_step"] |= atmosphere.fixers()
 
 

@@ -17,7 +17,7 @@ from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import load_config
 from credit_jax.data import Batch
 from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP
-from credit_jax.parallel.params.packing import pack, unpack
+from credit_jax.parallel.params.packing import unpack
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, Row, read_log
@@ -25,8 +25,8 @@ from credit_jax.training.loop import Loggers, Steps, TrainingLoop
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import start_of_run
-from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 from credit_torch_bridge.checkpoint.state_dict import from_state_dict
+from tests.reference.start import start_of
 from tests.reference.training import CreditRun
 
 
@@ -71,7 +71,7 @@ def train_on(config_path: Path, mesh: str, run: CreditRun, folder: Path) -> Reco
         setup.valid_loader,
         Loggers(store, display, CsvLog(folder / LOG_NAME)),
     )
-    state = start_of(setup, run.initial)
+    state = start_of(setup, from_state_dict(setup.model_def, run.initial))
     outcome = loop.run(start_of_run(setup.config.trainer, store, state, resume=False))
     store.checkpoints.close()
     record.rows = read_log(folder / LOG_NAME)
@@ -97,17 +97,6 @@ def setup_on(config_path: Path, mesh: str) -> Setup:
     count = num_devices(mesh)
     plan = plan_run(load_config(config_path, overrides), num_devices=count)
     return prepare(plan, jax.devices()[:count])
-
-
-def start_of(setup: Setup, initial: dict[str, np.ndarray]) -> TrainState:
-    """The state before the first step, with the weights of CREDIT's state dict."""
-    model_def, ema = setup.model_def, setup.config.trainer.use_ema
-    params, model_state = jax.device_put(from_state_dict(model_def, initial))
-    packed = pack(params, model_def.param_specs)
-    key = jax.random.key(0)
-    state = state_of(setup.model, packed, model_state, setup.optimizer, key, ema=ema)
-    specs = state_specs(setup.model, setup.optimizer, ema=ema)
-    return place_state(state, specs, setup.mesh)
 
 
 def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:

@@ -1,8 +1,5 @@
 """A run of CREDIT with a checkpoint of each side, and forecasts of CREDIT's rollout."""
 
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,31 +8,24 @@ import numpy as np
 import yaml
 
 from tests.reference import GEN2_CONFIG, write_dataset
-from tests.reference.scalers import SCALED, write_scalers
+from tests.reference.scalers import scaler_blocks, write_scalers
+from tests.reference.training import run_credit
 
 NUM_CHANNELS = 7
 # Training forwards after which spectral norm has the norm of every matrix.
 NUM_ITERATIONS = 15
-_ROOT = Path(__file__).parents[2]
-_TIME_LIMIT = 600  # seconds
-_TAIL = 3000  # characters of output in an error
 
 
 def raw_config(**inference: Any) -> dict[str, Any]:
     """CREDIT's YAML of a model in physical units, with an inference section."""
     raw = yaml.safe_load(GEN2_CONFIG.read_text())
-    args = {"scaler_path": "./scaler.json", "variables": [*SCALED.values()]}
-    scaler = {"type": "bridgescaler_transform", "args": args | {"method": "transform"}}
-    inverse = {
-        "type": "bridgescaler_transform",
-        "args": args | {"method": "inverse_transform"},
-    }
+    scaler, inverse, inverse_twin = scaler_blocks()
     raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
     own = {"reconstruct": {"type": "reconstruct"}, "scaler": inverse}
     key = "y_target_processed"
     twin = {
         "twin": {"type": "reconstruct", "args": {"in_key": "y", "out_key": key}},
-        "scaler_twin": {**inverse, "args": inverse["args"] | {"key": key}},
+        "scaler_twin": inverse_twin,
     }
     # CREDIT's rollout fails at blocks of the target.
     raw["postblocks"] = {"per_step": own | twin}
@@ -105,16 +95,7 @@ def credit_rollout(config: Path, threads: int = 1, dtype: str = "float32") -> No
     Raises:
         RuntimeError: CREDIT failed; carries the end of what it printed.
     """
-    command = [sys.executable, "-m", "tests.reference.rollout_driver"]
-    run = subprocess.run(
-        [*command, str(config), str(threads), dtype],
-        cwd=config.parent,
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": str(threads)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_TIME_LIMIT,
-        check=False,
+    arguments = [str(config), str(threads), dtype]
+    run_credit(
+        "tests.reference.rollout_driver", arguments, config.parent, threads=threads
     )
-    if run.returncode != 0:
-        raise RuntimeError(f"CREDIT's rollout failed:\n{run.stdout[-_TAIL:]}")

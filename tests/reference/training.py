@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +55,29 @@ def credit_train(config_path: Path, cwd: Path) -> CreditRun:
         RuntimeError: CREDIT failed; carries the end of what it printed.
     """
     out = cwd / "watched"
-    command = [sys.executable, "-m", "tests.reference.trainer_driver"]
+    arguments = [str(config_path.resolve()), str(out)]
+    run_credit("tests.reference.trainer_driver", arguments, cwd)
+    return _read_run(out)
+
+
+def run_credit(
+    module: str, arguments: Sequence[str], cwd: Path, *, threads: int = 1
+) -> None:
+    """Runs CREDIT in a process of its own, by a module that drives it.
+
+    Args:
+        module: such as "tests.reference.trainer_driver".
+        arguments: of the module.
+        cwd: working folder.
+        threads: of torch.
+
+    Raises:
+        RuntimeError: CREDIT failed; carries the end of what it printed.
+    """
     run = subprocess.run(
-        [*command, str(config_path.resolve()), str(out)],
+        [sys.executable, "-m", module, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": str(threads)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -66,10 +85,8 @@ def credit_train(config_path: Path, cwd: Path) -> CreditRun:
         check=False,
     )
     if run.returncode != 0:
-        raise RuntimeError(
-            f"CREDIT's trainer failed on {config_path}:\n{run.stdout[-_TAIL:]}"
-        )
-    return _read_run(out)
+        listed = " ".join(arguments)
+        raise RuntimeError(f"CREDIT failed: {module} {listed}:\n{run.stdout[-_TAIL:]}")
 
 
 def _read_run(folder: Path) -> CreditRun:

@@ -13,11 +13,11 @@ from credit_jax.config import load_config
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.nn.model_state import SPECTRAL_NORM
-from credit_jax.parallel.params.packing import pack, unpack
+from credit_jax.parallel.params.packing import unpack
 from credit_jax.plan import plan_run
 from credit_jax.training.setup import Setup, prepare
-from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 from credit_torch_bridge.checkpoint.state_dict import from_state_dict
+from tests.reference.start import start_of
 from tests.support import assert_close, assert_trees_close
 
 NUM_STEPS = 20
@@ -63,7 +63,7 @@ def train_as_credit(config_path: Path, mesh: str, run: Any) -> Trajectory:
     """
     setup = _prepare(config_path, mesh)
     steps = setup.steps()
-    state = _start(setup, run.initial)
+    state = start_of(setup, from_state_dict(setup.model_def, run.initial))
     batches = setup.train_loader.epoch(0)
     infos = []
     for index in range(NUM_STEPS):
@@ -96,17 +96,6 @@ def _prepare(config_path: Path, mesh: str) -> Setup:
     config = load_config(config_path, overrides)
     plan = plan_run(config, num_devices=num_devices)
     return prepare(plan, jax.devices()[:num_devices])
-
-
-def _start(setup: Setup, initial: dict[str, np.ndarray]) -> TrainState:
-    """The state before the first step, with CREDIT's weights and vectors."""
-    model_def = setup.model_def
-    params, model_state = jax.device_put(from_state_dict(model_def, initial))
-    packed = pack(params, model_def.param_specs)
-    key = jax.random.key(0)
-    state = state_of(setup.model, packed, model_state, setup.optimizer, key, ema=True)
-    specs = state_specs(setup.model, setup.optimizer, ema=True)
-    return place_state(state, specs, setup.mesh)
 
 
 def assert_follows(ours: Trajectory, run: Any, config_path: Path, what: str) -> None:

@@ -14,10 +14,9 @@ import yaml
 from credit_jax.config import load_config
 from credit_jax.plan import plan_run
 from credit_jax.training.loggers import read_log
-from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.setup import Setup, prepare
-from credit_jax.training.state import place_state, state_of, state_specs
-from tests.reference.scalers import SCALED, write_scalers
+from tests.reference.scalers import SCALED, scaler_blocks, write_scalers
+from tests.reference.start import start_of
 from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close
 
@@ -53,19 +52,13 @@ def write_config(
     raw["data"] |= data
     raw["trainer"] |= {"batches_per_epoch": NUM_UPDATES} | dict(trainer)
     raw["postblocks"]["per_step"]["reconstruct"]["args"]["detach"] = False
-    args = {"scaler_path": "./scaler.json", "variables": [*SCALED.values()]}
-    scaler = {"type": "bridgescaler_transform", "args": args | {"method": "transform"}}
-    inverse = {
-        "type": "bridgescaler_transform",
-        "args": args | {"method": "inverse_transform"},
-    }
+    scaler, inverse, inverse_twin = scaler_blocks()
     raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
     twin = raw["postblocks"]["per_step"].pop("reconstruct_target")
-    key = {"key": "y_target_processed"}
     raw["postblocks"]["per_step"] |= {
         "scaler": inverse,
         "twin": twin,
-        "scaler_twin": {**inverse, "args": inverse["args"] | key},
+        "scaler_twin": inverse_twin,
     }
     path = folder / "case.yml"
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
@@ -149,17 +142,9 @@ def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
 
 def train(setup: Setup, start: Any, run: Any) -> Any:
     """Losses, gradient norms, the row of the log, and the last parameters."""
-    from credit_jax.parallel.params.packing import pack, unpack
+    from credit_jax.parallel.params.packing import unpack
 
-    specs = setup.model_def.param_specs
-    params, model_state = jax.device_put(start)
-    loss_state = init_loss_state(setup.objective.loss, setup.loss_optimizer)
-    further = {"ema": True, "loss_state": loss_state}
-    key, packed = jax.random.key(0), pack(params, specs)
-    state = state_of(setup.model, packed, model_state, setup.optimizer, key, **further)
-    state = place_state(
-        state, state_specs(setup.model, setup.optimizer, **further), setup.mesh
-    )
+    specs, state = setup.model_def.param_specs, start_of(setup, start)
     steps, losses, norms, log = setup.steps(), [], [], defaultdict(list)
     batches = setup.train_loader.epoch(0)
     num_steps = setup.objective.rollout.num_steps
