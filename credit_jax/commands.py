@@ -243,6 +243,23 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_mesh_options(parser: argparse.ArgumentParser) -> None:
+    """Adds `--parallelism`, `--devices` and `--precision`, of a model that predicts."""
+    add = parser.add_argument
+    add(
+        "--parallelism",
+        default="data=none",
+        metavar="KEY=N,...",
+        help="the mesh: data=none,tensor=2,domain=2 (default: one device)",
+    )
+    add("--devices", type=int, help="devices to use; simulated on a CPU-only machine")
+    add(
+        "--precision",
+        default="float32",
+        help="float32 (default), bfloat16 or float16",
+    )
+
+
 def read_config(path: str, overrides: Sequence[str] = (), **options: Any) -> Config:
     """Loads a config (`load_config`); its warnings become yellow notes.
 

@@ -24,6 +24,7 @@ from credit_jax.commands import (
     OK,
     CommandError,
     add_config_options,
+    add_mesh_options,
     print_line,
     read_config,
     run_module,
@@ -81,19 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, help="steps of each forecast")
     add("--length", metavar="DURATION", help="length of each forecast: 10d")
     add("--members", type=int, help="ensemble members of each forecast")
-    add(
-        "--parallelism",
-        default="data=none",
-        metavar="KEY=N,...",
-        help="the mesh: data=none,tensor=2,domain=2 (default: one device)",
-    )
-    add("--devices", type=int, help="devices to use; simulated on a CPU-only machine")
+    add_mesh_options(parser)
     add("--batch", type=int, default=1, help="forecasts side by side on a device")
-    add(
-        "--precision",
-        default="float32",
-        help="float32 (default), bfloat16 or float16",
-    )
     add("--out", metavar="DIR", help="folder, instead of inference.save_forecast")
     add("--format", choices=("netcdf", "zarr"), help="instead of that of the config")
     add("--zarr-format", type=int, choices=(2, 3), default=3, help="version of Zarr")

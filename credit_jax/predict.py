@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from credit_jax.commands import OK, run_module
+from credit_jax.commands import OK, add_mesh_options, run_module
 from credit_jax.config.load import read_model_section
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.inference import Forecaster
@@ -42,20 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", required=True, metavar="DIR", help="folder of the run")
     add("--input", required=True, metavar="NPY", help=f"x {INPUT}, float32")
     add("--output", required=True, metavar="NPY", help=f"y {INPUT}, float32")
-    add(
-        "--parallelism",
-        default="data=none",
-        metavar="KEY=N,...",
-        help="the mesh: data=none,tensor=2,domain=2 (default: one device)",
-    )
-    add("--devices", type=int, help="devices to use; simulated on a CPU-only machine")
+    add_mesh_options(parser)
     add("--step", type=int, help="which checkpoint (default: the newest)")
     add("--ema", action="store_true", help="use the moving average of the weights")
-    add(
-        "--precision",
-        default="float32",
-        help="float32 (default), bfloat16 or float16",
-    )
     add("--cache", metavar="DIR", help=CACHE_HELP)
 
 

@@ -194,8 +194,8 @@ def _plain_read(loader: Any, seconds: float) -> float:
     def read(index: int) -> None:
         found = [
             array[time : time + 1].read()
-            for array, times, labels in arrays
-            for time in np.flatnonzero(np.isin(labels, times(index)))
+            for array, places in arrays
+            for time in places[index]
         ]
         for future in found:
             future.result()
@@ -210,24 +210,22 @@ def _plain_read(loader: Any, seconds: float) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def _arrays(dataset: Any) -> list[tuple[Any, Callable[[int], Any], np.ndarray]]:
-    """Each array of prognostic variables, a sample's times, and the array's times."""
+def _arrays(dataset: Any) -> list[tuple[Any, list[np.ndarray]]]:
+    """Each array of prognostic variables, and where in it each sample's times are."""
     found = []
     for name, source in dataset.sources.items():
         prognostic = source.config.variables.prognostic
+        window = dataset.window(name, "prognostic")
         for variable in prognostic.vars_3D + prognostic.vars_2D:
             for path in source.files["prognostic", variable].paths:
-                opened = source.reader.open(path)
+                times = source.reader.open(path).times.to_numpy()
                 spec = {
                     "driver": "zarr",
                     "kvstore": {"driver": "file", "path": f"{path}/{variable}"},
                 }
                 array = tensorstore.open(spec, read=True, open=True).result()
-
-                def times(index: int, name: str = name) -> Any:
-                    return dataset.window(name, "prognostic")[index]
-
-                found.append((array, times, opened.times.to_numpy()))
+                places = [np.flatnonzero(np.isin(times, own)) for own in window]
+                found.append((array, places))
     return found
 
 

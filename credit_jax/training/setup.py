@@ -27,7 +27,7 @@ from credit_jax.parallel.mesh.credit import (
     shares_samples,
 )
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.placement import place_batch, rows_of
+from credit_jax.parallel.placement import LocalRows, place_batch, rows_of
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.loop import Steps, num_batches
 from credit_jax.training.loss_state import init_loss_state
@@ -168,11 +168,15 @@ class Setup:
         self, arrays: dict[str, Any], *, shared: bool = False
     ) -> dict[str, Any]:
         ranks = None if shared else local_dp_ranks(self.mesh)
-        rows = None
-        if self.train_loader.rows is not None:
-            rows = rows_of(self.mesh, self.model_def.image_height)
-        options = {"local_dp_ranks": ranks, "shared": shared, "rows": rows}
+        options = {"local_dp_ranks": ranks, "shared": shared, "rows": self._rows}
         return place_batch(arrays, self.mesh, **options)
+
+    @cached_property
+    def _rows(self) -> LocalRows | None:
+        """The rows of the loaders' batches; None where these have all rows."""
+        if self.train_loader.rows is None:
+            return None
+        return rows_of(self.mesh, self.model_def.image_height)
 
     def fresh_state(self) -> TrainState:
         """New weights, from `seed`."""

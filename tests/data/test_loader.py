@@ -14,11 +14,10 @@ from tests.data.world import (
     NUM_LAT,
     NUM_LON,
     TIMES,
-    make_fields,
     parsed,
     raw_config,
     save,
-    write_world,
+    write_chunked,
 )
 
 
@@ -187,14 +186,7 @@ def test_some_rows_are_those_of_the_batch(world, forecast_len):
 
 def test_a_process_reads_the_bytes_of_its_rows(tmp_path):
     """TensorStore counts what it reads of stores in chunks of two rows."""
-    write_world(tmp_path)
-    for year in (1999, 2000):
-        fields = make_fields().sel(time=str(year))
-        encoding = {
-            name: {"chunks": (1, *field.shape[1:-2], 2, 10), "compressors": None}
-            for name, field in fields.data_vars.items()
-        }
-        fields.to_zarr(tmp_path / f"w_{year}.zarr", zarr_format=2, encoding=encoding)
+    write_chunked(tmp_path)
     loader = build_loader(parsed(raw_config(tmp_path, "zarr")), split="train")
     read = {}
     for rows in (None, slice(2, 4), slice(4, 6)):

@@ -48,6 +48,23 @@ def write_world(folder: Path, times: Any = TIMES, kind: str = "nc") -> xr.Datase
     return fields
 
 
+def write_chunked(folder: Path) -> None:
+    """The data set, and w_1999.zarr and w_2000.zarr in chunks of two rows."""
+    write_world(folder)
+    for year in (1999, 2000):
+        fields = make_fields().sel(time=str(year))
+        encoding = {
+            name: {"chunks": (1, *field.shape[1:-2], 2, 10), "compressors": None}
+            for name, field in fields.data_vars.items()
+        }
+        fields.to_zarr(
+            folder / f"w_{year}.zarr",
+            zarr_format=2,
+            consolidated=True,
+            encoding=encoding,
+        )
+
+
 def make_fields(times: Any = TIMES) -> xr.Dataset:
     """T and U (3-D, double precision), SP, tsi and TP (single precision)."""
     rng = np.random.default_rng(0)

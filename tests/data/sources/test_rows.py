@@ -5,25 +5,13 @@ import pytest
 
 from credit_jax.data import open_dataset
 from tests.data.bytes_read import bytes_read
-from tests.data.world import make_fields, parsed, raw_config, write_world
+from tests.data.world import parsed, raw_config, write_chunked
 
 
 @pytest.fixture
 def chunked(tmp_path):
     """The data set in chunks of two rows."""
-    write_world(tmp_path)
-    for year in (1999, 2000):
-        fields = make_fields().sel(time=str(year))
-        encoding = {
-            name: {"chunks": (1, *field.shape[1:-2], 2, 10), "compressors": None}
-            for name, field in fields.data_vars.items()
-        }
-        fields.to_zarr(
-            tmp_path / f"w_{year}.zarr",
-            zarr_format=2,
-            consolidated=True,
-            encoding=encoding,
-        )
+    write_chunked(tmp_path)
     return tmp_path
 
 
