@@ -1,8 +1,6 @@
 from .checkpoint.jax_checkpoint import JaxCheckpoint as JaxCheckpoint
 from .checkpoint.jax_checkpoint import Moments as Moments
 from .checkpoint.jax_to_torch import to_torch as to_torch
-from .checkpoint.state_dict import from_state_dict as from_state_dict
-from .checkpoint.state_dict import to_state_dict as to_state_dict
 from .checkpoint.torch_checkpoint import TorchCheckpoint as TorchCheckpoint
 from .checkpoint.torch_checkpoint import open_checkpoint as open_checkpoint
 from .checkpoint.torch_to_jax import from_torch as from_torch

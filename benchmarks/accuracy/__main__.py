@@ -45,7 +45,7 @@ from benchmarks.report import add_out_option, write_report
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.precision import default_mp_policy
-from credit_torch_bridge.checkpoint.state_dict import to_state_dict
+from credit_jax.state_dict.convert import to_state_dict
 
 # Rows of each model's grid; those of WXFormer are divisible on no mesh.
 ROWS: Mapping[str, int] = MappingProxyType({"wxformer": 45, "crossformer": 32})

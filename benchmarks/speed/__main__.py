@@ -37,7 +37,7 @@ from benchmarks.speed.jax_side import JaxSide
 from benchmarks.speed.torch_side import TorchSide
 from benchmarks.timing import Times, ratio, take_turns
 from credit_jax.parallel.compiler import compile_sooner
-from credit_torch_bridge.checkpoint.state_dict import to_state_dict
+from credit_jax.state_dict.convert import to_state_dict
 
 OURS, EAGER, COMPILED = "credit_jax", "eager", "compiled"
 ROLLOUT_STEPS = 10

@@ -19,7 +19,7 @@ class ModelEntry(NamedTuple):
     Attributes:
         config: class of its `model:` section.
         module: its NNX class, called with the config.
-        key_table: module of `credit_torch_bridge.models` that has CREDIT's names of its
+        key_table: module of `credit_jax.state_dict` that has CREDIT's names of its
             parameters; None for a model that CREDIT does not have.
     """
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from credit_jax.io.atomic import new_folder
+from credit_jax.state_dict.key_plan import Allocate
 from credit_jax.training.loggers import LOG_NAME
 from credit_torch_bridge.checkpoint.disk_arrays import DiskArrays
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
@@ -19,7 +20,6 @@ from credit_torch_bridge.checkpoint.jax_to_torch import (
     config_for_credit,
     to_torch_files,
 )
-from credit_torch_bridge.checkpoint.key_plan import Allocate
 from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
 from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
 from credit_torch_bridge.checkpoint.torch_checkpoint import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from credit_jax.checkpoint import Progress
-from credit_torch_bridge.checkpoint.key_plan import Arrays, HostModelState
+from credit_jax.state_dict.key_plan import Arrays, HostModelState
 
 
 @dataclass(frozen=True)

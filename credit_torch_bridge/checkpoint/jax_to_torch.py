@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from credit_jax.state_dict.convert import idle_keys
+from credit_jax.state_dict.key_plan import Allocate
 from credit_jax.training.schedules import kind_of
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
-from credit_torch_bridge.checkpoint.key_plan import Allocate
 from credit_torch_bridge.checkpoint.optimizer import write_moments
 from credit_torch_bridge.checkpoint.orbax_run import read_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import write_position
-from credit_torch_bridge.checkpoint.state_dict import idle_keys
 from credit_torch_bridge.checkpoint.torch_checkpoint import CHECKPOINT
 
 AVERAGE = "checkpoint_ema.pt"

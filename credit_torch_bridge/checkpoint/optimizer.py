@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.state_dict.key_plan import Allocate, Arrays, KeyPlan
+from credit_jax.state_dict.problems import raise_problems
 from credit_jax.training.optimizer import BETAS, EPSILON
 from credit_jax.training.schedules import keeps_rate
 from credit_torch_bridge.checkpoint.arrays import as_arrays, is_zero, raise_non_finite
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
-from credit_torch_bridge.checkpoint.key_plan import Allocate, Arrays, KeyPlan
 from credit_torch_bridge.checkpoint.torch_files import as_tensors
-from credit_torch_bridge.problems import raise_problems
 
 STEP, FIRST, SECOND = "step", "exp_avg", "exp_avg_sq"
 # From this count on AdamW's bias corrections are 1 in float32: 0.95 ** 400 is 1e-9.

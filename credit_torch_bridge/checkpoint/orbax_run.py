@@ -17,9 +17,9 @@ from jaxtyping import PyTree
 from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMIZER, WEIGHTS, CheckpointStore
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.model_state import COLLECTIONS
+from credit_jax.state_dict.key_plan import Allocate
 from credit_jax.training.optimizer import ADAM
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments
-from credit_torch_bridge.checkpoint.key_plan import Allocate
 from credit_torch_bridge.checkpoint.orbax_streaming import one_by_one, read_item
 from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
 from credit_torch_bridge.config.yaml_io import dump

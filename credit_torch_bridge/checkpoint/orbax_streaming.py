@@ -21,8 +21,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
 
+from credit_jax.state_dict.key_plan import Allocate
 from credit_torch_bridge.checkpoint.disk_arrays import DiskArray
-from credit_torch_bridge.checkpoint.key_plan import Allocate
 
 # Bytes that are read at a time.
 PART = 1 << 25

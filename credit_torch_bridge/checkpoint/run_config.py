@@ -18,8 +18,8 @@ from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
-from credit_torch_bridge.checkpoint.key_plan import KeyPlan
-from credit_torch_bridge.checkpoint.state_dict import key_plan_for
+from credit_jax.state_dict.convert import key_plan_for
+from credit_jax.state_dict.key_plan import KeyPlan
 
 CONFIG_FILE = "model.yml"
 

@@ -13,19 +13,20 @@ import torch
 
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
-from credit_jax.training.epoch_end import is_better
-from credit_jax.training.loggers import LOG_NAME, read_log
-from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
-from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
-from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
-from credit_torch_bridge.checkpoint.key_plan import (
+from credit_jax.state_dict.key_plan import (
     Allocate,
     Arrays,
     HostModelState,
     KeyPlan,
 )
+from credit_jax.state_dict.registry import torch_model
+from credit_jax.state_dict.renames import RenamedKey
+from credit_jax.training.epoch_end import is_better
+from credit_jax.training.loggers import LOG_NAME, read_log
+from credit_jax.training.schedules import PLATEAU, keeps_rate, kind_of
+from credit_torch_bridge.checkpoint.arrays import as_arrays, raise_non_finite
+from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import read_moments
-from credit_torch_bridge.checkpoint.renames import RenamedKey
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.schedulers import (
     PER_EPOCH,
@@ -37,8 +38,7 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,
 )
-from credit_torch_bridge.models.registry import torch_model
-from credit_torch_bridge.models.unsupported import refuse_unsupported
+from credit_torch_bridge.checkpoint.unsupported import refuse_unsupported
 
 
 def from_torch(

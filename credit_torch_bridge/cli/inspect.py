@@ -8,16 +8,16 @@ from pathlib import Path
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.commands import OK
-from credit_torch_bridge.checkpoint.renames import is_domain_parallel
+from credit_jax.state_dict.problems import compare_shapes
+from credit_jax.state_dict.renames import is_domain_parallel
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,
 )
 from credit_torch_bridge.checkpoint.torch_to_jax import renamed_keys
+from credit_torch_bridge.checkpoint.unsupported import unsupported_model
 from credit_torch_bridge.cli.options import add_config_option, config_file
-from credit_torch_bridge.models.unsupported import unsupported_model
-from credit_torch_bridge.problems import compare_shapes
 
 HELP = "List what a checkpoint holds, and what a conversion does to each key."
 EXAMPLE = "--checkpoint RUN/checkpoint.pt"

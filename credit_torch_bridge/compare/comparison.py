@@ -17,9 +17,10 @@ from credit_jax.parallel.mesh.credit import build_device_mesh
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
+from credit_jax.state_dict.convert import to_state_dict
+from credit_jax.state_dict.registry import torch_model
 from credit_torch_bridge.checkpoint.orbax_run import read_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
-from credit_torch_bridge.checkpoint.state_dict import to_state_dict
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_to_jax import read_model
 from credit_torch_bridge.compare.credit_import import import_credit
@@ -27,7 +28,6 @@ from credit_torch_bridge.compare.credit_side import build_credit, run_credit
 from credit_torch_bridge.compare.errors import relative_error
 from credit_torch_bridge.compare.jax_side import compile_pass
 from credit_torch_bridge.compare.outputs import ModelOutputs
-from credit_torch_bridge.models.registry import torch_model
 
 # Tolerances of the relative L2 errors in float32 (docs/numerics.md).
 FORWARD, GRADIENT = 1e-5, 1e-4

@@ -7,6 +7,7 @@ from typing import Any
 
 from credit_jax.config.messages import got
 from credit_jax.models.registry import MODELS
+from credit_jax.state_dict.problems import raise_problems
 from credit_torch_bridge.config.editor import ConfigEditor, ConfigReport, settle
 from credit_torch_bridge.config.from_gen1 import gen1_to_gen2
 from credit_torch_bridge.config.post_conf import OURS, refuse_for_gen2
@@ -18,7 +19,6 @@ from credit_torch_bridge.config.to_gen2 import (
     sections_are_there,
 )
 from credit_torch_bridge.config.to_jax import gen2_to_jax
-from credit_torch_bridge.problems import raise_problems
 
 GEN1, GEN2, JAX = "gen1", "gen2", "jax"
 TARGETS = (GEN2, GEN1, JAX)

@@ -73,7 +73,7 @@ def write_checkpoints(
 
     from credit_jax.checkpoint import CheckpointStore, Progress
     from credit_jax.models.registry import build
-    from credit_torch_bridge.checkpoint.state_dict import from_state_dict
+    from credit_jax.state_dict.convert import from_state_dict
 
     run.mkdir(exist_ok=True)
     tensors = {name: torch.from_numpy(np.array(x)) for name, x in state.items()}

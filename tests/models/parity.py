@@ -18,7 +18,7 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import Precision
-from credit_torch_bridge.checkpoint.state_dict import from_state_dict, to_state_dict
+from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-9

@@ -15,8 +15,8 @@ from credit_jax.models.registry import build
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.parallel.params.packing import unpack
 from credit_jax.plan import plan_run
+from credit_jax.state_dict.convert import from_state_dict
 from credit_jax.training.setup import Setup, prepare
-from credit_torch_bridge.checkpoint.state_dict import from_state_dict
 from tests.reference.start import start_of
 from tests.support import assert_close, assert_trees_close
 

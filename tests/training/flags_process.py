@@ -23,7 +23,7 @@ from credit_jax.parallel.compiler import compile_program, compile_sooner
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.placement import place_batch
-from credit_torch_bridge.checkpoint.state_dict import from_state_dict, to_state_dict
+from credit_jax.state_dict.convert import from_state_dict, to_state_dict
 from tests.support import make_mesh
 from tests.training.credit_trajectory import Trajectory, train_as_credit
 

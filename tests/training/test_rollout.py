@@ -69,7 +69,7 @@ def write_config(
 def test_trains_as_credit(
     credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from credit_torch_bridge.checkpoint.state_dict import from_state_dict
+    from credit_jax.state_dict.convert import from_state_dict
 
     monkeypatch.chdir(folder)
     path = write_config(folder, CASES[name])
@@ -99,7 +99,7 @@ def test_learned_variances_train_as_credit(
     In the log are the losses of single variables; the validation has the first
     variances.
     """
-    from credit_torch_bridge.checkpoint.state_dict import from_state_dict
+    from credit_jax.state_dict.convert import from_state_dict
 
     monkeypatch.chdir(folder)
     scheduler = {

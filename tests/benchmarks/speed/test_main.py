@@ -12,7 +12,7 @@ from benchmarks.speed.__main__ import accelerator_use, main
 from benchmarks.speed.cases import initial_weights, make_case
 from benchmarks.speed.jax_side import JaxSide
 from benchmarks.speed.torch_side import TorchSide
-from credit_torch_bridge.checkpoint.state_dict import to_state_dict
+from credit_jax.state_dict.convert import to_state_dict
 
 
 def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):

@@ -9,13 +9,13 @@ import torch
 import yaml
 
 from credit_jax.models.registry import build
+from credit_jax.state_dict.convert import idle_keys, key_plan_for
 from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.optimizer import (
     CORRECTED,
     read_moments,
     write_moments,
 )
-from credit_torch_bridge.checkpoint.state_dict import idle_keys, key_plan_for
 from tests.reference.training import GEN2_CONFIG
 from tests.training.settings import trainer_config
 

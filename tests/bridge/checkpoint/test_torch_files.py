@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from credit_jax.models.registry import build
-from credit_torch_bridge.checkpoint.state_dict import key_plan_for
+from credit_jax.state_dict.convert import key_plan_for
 from tests.bridge.checkpoint.untrusted import Creates
 from tests.reference.training import GEN2_CONFIG
 

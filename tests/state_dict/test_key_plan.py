@@ -6,9 +6,9 @@ import chex
 import numpy as np
 import pytest
 
-from credit_torch_bridge.checkpoint.match_keys import make_key_plan
-from credit_torch_bridge.models.key_table import Ignore
-from tests.bridge.checkpoint.tables import DEPTH, PARAM_SPECS, TABLE
+from credit_jax.state_dict.key_table import Ignore
+from credit_jax.state_dict.match_keys import make_key_plan
+from tests.state_dict.tables import DEPTH, PARAM_SPECS, TABLE
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from credit_jax.nn.model_state import COLLECTIONS
-from credit_torch_bridge.checkpoint.renames import RenamedKey, current_names
-from credit_torch_bridge.models.arrangement import Arrangement
-from credit_torch_bridge.models.key_table import Ignore
-from credit_torch_bridge.models.torch_model import Rename
-from credit_torch_bridge.problems import Shape, compare_shapes, raise_problems
+from credit_jax.state_dict.arrangement import Arrangement
+from credit_jax.state_dict.key_table import Ignore
+from credit_jax.state_dict.problems import Shape, compare_shapes, raise_problems
+from credit_jax.state_dict.renames import RenamedKey, current_names
+from credit_jax.state_dict.torch_model import Rename
 
 # Whole arrays on the host, by path of ours or by key of PyTorch.
 Arrays = dict[str, np.ndarray]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from credit_torch_bridge.checkpoint.renames import current_names
-from credit_torch_bridge.models.wxformer import TORCH_MODEL
+from credit_jax.state_dict.renames import current_names
+from credit_jax.state_dict.wxformer import TORCH_MODEL
 
 # (name in a file, wanted names, what it is)
 NAMES = [

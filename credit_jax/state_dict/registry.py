@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 
 from credit_jax.models.registry import MODELS
-from credit_torch_bridge.models.torch_model import TorchModel
+from credit_jax.state_dict.torch_model import TorchModel
 
 
 def torch_model(model_type: str) -> TorchModel:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from credit_torch_bridge.models.torch_model import Rename
+from credit_jax.state_dict.torch_model import Rename
 
 # Prefixes and infixes of modules that wrap another one.
 _PREFIX = re.compile(r"^(?:module\.|_orig_mod\.|_fsdp_wrapped_module\.)+")

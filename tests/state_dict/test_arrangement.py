@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from credit_torch_bridge.models.arrangement import (
+from credit_jax.state_dict.arrangement import (
     CHANNELS_OF_FIELD,
     CONV_2D,
     CONV_3D,

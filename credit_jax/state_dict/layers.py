@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from credit_torch_bridge.models.arrangement import (
+from credit_jax.state_dict.arrangement import (
     CHANNELS_OF_FIELD,
     CONV_2D,
     CONV_3D,
@@ -15,7 +15,7 @@ from credit_torch_bridge.models.arrangement import (
     QUERY_KEY_VALUE,
     Arrangement,
 )
-from credit_torch_bridge.models.key_table import Rule
+from credit_jax.state_dict.key_table import Rule
 
 
 def weight_and_bias(torch: str, ours: str, arrangement: Arrangement) -> Iterator[Rule]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from credit_torch_bridge.models.arrangement import (
+from credit_jax.state_dict.arrangement import (
     CONV_2D,
     POINTWISE,
     Arrangement,
 )
-from credit_torch_bridge.models.key_table import Rule
-from credit_torch_bridge.models.layers import (
+from credit_jax.state_dict.key_table import Rule
+from credit_jax.state_dict.layers import (
     encoder_decoder_blocks,
     patch_embedding,
     residual_convolutions,
@@ -25,7 +25,7 @@ from credit_torch_bridge.models.layers import (
     unused_patch_embedding,
     weight_and_bias,
 )
-from credit_torch_bridge.models.torch_model import TorchModel
+from credit_jax.state_dict.torch_model import TorchModel
 
 # PyTorch's transposed convolutions have their input channels first; spectral norm still
 # takes the output channels as rows of the matrix.

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from credit_jax.models.model_def import ModelDef
-from credit_torch_bridge.checkpoint.batch_stats import with_statistics
-from credit_torch_bridge.checkpoint.key_plan import (
+from credit_jax.state_dict.batch_stats import with_statistics
+from credit_jax.state_dict.key_plan import (
     Arrays,
     HostModelState,
     KeyPlan,
 )
-from credit_torch_bridge.checkpoint.match_keys import make_key_plan
-from credit_torch_bridge.models.registry import torch_model
+from credit_jax.state_dict.match_keys import make_key_plan
+from credit_jax.state_dict.registry import torch_model
 
 
 def key_plan_for(model_def: ModelDef) -> KeyPlan:

@@ -1,8 +1,8 @@
-"""The layouts of an array in PyTorch and here, as an invertible einops pattern.
+"""The layouts of an array in PyTorch and here, as an invertible pattern.
 
-An arrangement is written as an einops pattern whose left side is PyTorch's and whose
-right side is ours. "(n h d) i 1 1 -> i n h d" says that PyTorch's first dim holds n
-(q, k and v), heads h and head dims d, and that the two trailing dims of a 1 x 1
+An arrangement is a pattern as einops writes them, whose left side is PyTorch's and
+whose right side is ours. "(n h d) i 1 1 -> i n h d" says that PyTorch's first dim holds
+n (q, k and v), heads h and head dims d, and that the two trailing dims of a 1 x 1
 convolution are dropped. Every letter occurs on both sides, so that
 the pattern is its own inverse, read from right to left.
 """
@@ -13,9 +13,8 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from einops import rearrange
 
-from credit_torch_bridge.problems import Shape
+from credit_jax.state_dict.problems import Shape
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,8 @@ class Arrangement:
     torch_out: int = 0
 
     def __post_init__(self) -> None:
-        left, right = map(_groups, self._sides)
+        right, torch = _groups(self._sides[1]), self._torch_letters
         ours = [letter for group in right for letter in group]
-        torch = [letter for group in left for letter in group]
         plain = all(len(group) == 1 for group in right)
         if not plain or len(set(ours)) != len(ours) or sorted(ours) != sorted(torch):
             raise ValueError(
@@ -48,13 +46,24 @@ class Arrangement:
         Args:
             array: in PyTorch's layout.
             shape: of the result; it gives the size of every letter.
+
+        Raises:
+            ValueError: the array has another shape than the pattern says.
         """
-        return _contiguous(rearrange(array, self.pattern, **self._sizes(shape)))
+        if array.shape != self.torch_shape(shape):
+            raise ValueError(
+                f"{self.pattern!r} of {shape}: PyTorch's array has shape "
+                f"{array.shape}, expected {self.torch_shape(shape)}"
+            )
+        sizes, torch = self._sizes(shape), self._torch_letters
+        split = array.reshape([sizes[letter] for letter in torch])
+        return _contiguous(split.transpose([torch.index(k) for k in self.letters]))
 
     def to_torch(self, array: np.ndarray) -> np.ndarray:
         """Converts our array to PyTorch's layout: the inverse of `to_ours`."""
-        torch, ours = self._sides
-        return _contiguous(rearrange(array, f"{ours} -> {torch}"))
+        ours = self.letters
+        moved = array.transpose([ours.index(k) for k in self._torch_letters])
+        return _contiguous(moved.reshape(self.torch_shape(array.shape)))
 
     def torch_shape(self, shape: Shape) -> Shape:
         """Shape of PyTorch's array if ours has `shape`."""
@@ -84,6 +93,11 @@ class Arrangement:
     def _sides(self) -> tuple[str, str]:
         left, _, right = self.pattern.partition("->")
         return left.strip(), right.strip()
+
+    @property
+    def _torch_letters(self) -> list[str]:
+        """The letters of PyTorch's dims, in order."""
+        return [letter for group in _groups(self._sides[0]) for letter in group]
 
     @property
     def letters(self) -> list[str]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_torch_bridge.checkpoint.key_plan import KeyEntry, KeyPlan
-from credit_torch_bridge.models.arrangement import SAME, Arrangement
-from credit_torch_bridge.problems import Shape
+from credit_jax.state_dict.arrangement import SAME, Arrangement
+from credit_jax.state_dict.key_plan import KeyEntry, KeyPlan
+from credit_jax.state_dict.problems import Shape
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""CREDIT's names for the parts of a model: what the bridge defines for each model."""
+"""CREDIT's names for the parts of a model: one for each architecture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from credit_torch_bridge.models.key_table import KeyTable
+from credit_jax.state_dict.key_table import KeyTable
 
 
 @dataclass(frozen=True)

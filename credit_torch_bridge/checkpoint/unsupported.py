@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
-from credit_torch_bridge.models.torch_model import RemovedLayer
+from credit_jax.state_dict.torch_model import RemovedLayer
 
 # Keys that occur in no other model of CREDIT.
 SIGNATURES: Mapping[str, re.Pattern[str]] = MappingProxyType(

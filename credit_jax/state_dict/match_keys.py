@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_torch_bridge.checkpoint.key_order import KeyOrder
-from credit_torch_bridge.checkpoint.key_plan import KeyEntry, KeyPlan
-from credit_torch_bridge.models.key_table import Ignore, KeyTable, Rule
-from credit_torch_bridge.problems import raise_problems
+from credit_jax.state_dict.key_order import KeyOrder
+from credit_jax.state_dict.key_plan import KeyEntry, KeyPlan
+from credit_jax.state_dict.key_table import Ignore, KeyTable, Rule
+from credit_jax.state_dict.problems import raise_problems
 
 
 def make_key_plan(

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from credit_torch_bridge.checkpoint.match_keys import make_key_plan
-from credit_torch_bridge.models.arrangement import LINEAR
-from credit_torch_bridge.models.key_table import Rule
-from tests.bridge.checkpoint.tables import PARAM_SPECS, TABLE
+from credit_jax.state_dict.arrangement import LINEAR
+from credit_jax.state_dict.key_table import Rule
+from credit_jax.state_dict.match_keys import make_key_plan
+from tests.state_dict.tables import PARAM_SPECS, TABLE
 
 
 @pytest.mark.parametrize(

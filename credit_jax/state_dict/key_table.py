@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from credit_torch_bridge.models.arrangement import SAME, Arrangement
+from credit_jax.state_dict.arrangement import SAME, Arrangement
 
 # Index of a layer that is stacked along our leading dim; only in PyTorch's key.
 STACKED = "{d}"

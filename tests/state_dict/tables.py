@@ -1,8 +1,8 @@
 """A small key table and the parameters that it names."""
 
 from credit_jax.parallel.params.spec import ParamSpec
-from credit_torch_bridge.models.arrangement import LINEAR
-from credit_torch_bridge.models.key_table import Ignore, Rule
+from credit_jax.state_dict.arrangement import LINEAR
+from credit_jax.state_dict.key_table import Ignore, Rule
 
 DEPTH = 3
 TABLE = (

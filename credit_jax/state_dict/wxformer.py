@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from credit_torch_bridge.models.arrangement import CONV_2D
-from credit_torch_bridge.models.key_table import Rule
-from credit_torch_bridge.models.layers import (
+from credit_jax.state_dict.arrangement import CONV_2D
+from credit_jax.state_dict.key_table import Rule
+from credit_jax.state_dict.layers import (
     encoder_decoder_blocks,
     patch_embedding,
     residual_convolutions,
@@ -15,7 +15,7 @@ from credit_torch_bridge.models.layers import (
     unused_patch_embedding,
     weight_and_bias,
 )
-from credit_torch_bridge.models.torch_model import RemovedLayer, Rename, TorchModel
+from credit_jax.state_dict.torch_model import RemovedLayer, Rename, TorchModel
 
 
 def _rules() -> Iterator[Rule]:

@@ -5,11 +5,11 @@ import pytest
 import torch
 import yaml
 
+from credit_jax import from_state_dict, to_state_dict
 from credit_jax.models.registry import build
 from credit_jax.nn.field_attention import KINDS
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
-from credit_torch_bridge import from_state_dict, to_state_dict
 from credit_torch_bridge.__main__ import main
 from tests.models.crossformer.cases import CROSSFORMER_CASES
 

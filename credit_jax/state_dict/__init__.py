@@ -1,0 +1,1 @@
+"""CREDIT's state dict of a model: names and layouts of its arrays, without torch."""
