@@ -25,7 +25,7 @@ from credit_jax.inference.perturbation import PreparedPerturbation
 from credit_jax.inference.reading import FirstStep, ForecastReader
 from credit_jax.inference.schedule import Task
 from credit_jax.inference.stores import Job, Store, TaskWriter
-from credit_jax.inference.workers import ReadAhead, Workers
+from credit_jax.io.workers import ReadAhead, Workers
 
 # Steps whose input is read in advance, and steps on the devices.
 NUM_AHEAD, NUM_IN_FLIGHT = 3, 2

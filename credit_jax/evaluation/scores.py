@@ -1,0 +1,178 @@
+"""The scores of forecasts: what `credit-jax score` writes and pages and plots read.
+
+An `xarray.Dataset`, one data variable a metric:
+
+    rmse, mae, bias, activity, crps, spread    in the units of the channel
+    acc, spread_skill_ratio, missing           ratios
+    rank_histogram                             ratio, with the dim `rank`
+    energy_spectrum                            units squared, with the dim
+                                               `zonal_wavenumber`, and `band` instead of
+                                               `region`
+
+The dims are `system`, `channel`, `region`, `prediction_timedelta`, in this order.
+
+Coordinates:
+
+    system               "forecast" (with members their mean), "members" (each one for
+                         itself, the mean over them), "persistence", "climatology",
+                         "truth" (has activity and energy_spectrum alone)
+    channel              labels, "T500" or "t2m"; beside it `variable` (name), `level`
+                         (NaN at the surface), `units` and `long_name` ("" if unknown)
+    region               names of `evaluation.regions`, "global" first
+    prediction_timedelta lead times, increasing, without 0
+    rank                 0 (the truth is below all members) to the number of members
+    band                 regions that span all longitudes
+    zonal_wavenumber     0, 1, ... of the whole circle of latitude
+
+Metrics that were not computed (no members, no climatology) are not there; values that
+do not exist are NaN: `spread` of persistence, `acc` of climatology. `missing` is the
+share of area and start dates that had no value, and is left out of the others.
+Attributes: `num_start_dates`, `first_start_date`, `last_start_date`, `num_members`,
+`forecast`, `truth`, `climatology`, `weights`, and versions of packages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from credit_jax.io.atomic import new_file
+
+NETCDF_NAME, CSV_NAME = "scores.nc", "scores.csv"
+FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH = (
+    "forecast",
+    "members",
+    "persistence",
+    "climatology",
+    "truth",
+)
+SYSTEM, CHANNEL, REGION, LEAD = "system", "channel", "region", "prediction_timedelta"
+RANK, BAND, WAVENUMBER = "rank", "band", "zonal_wavenumber"
+DIMS = (SYSTEM, CHANNEL, REGION, LEAD)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the data set.
+
+    Attributes:
+        long_name: for titles.
+        dims: of its array.
+        power: of the unit of the channel that its values have; 0 is a ratio.
+        best: the value of a perfect forecast; None if there is none.
+    """
+
+    long_name: str
+    dims: tuple[str, ...] = DIMS
+    power: int = 1
+    best: float | None = 0.0
+
+
+METRICS: Mapping[str, Metric] = {
+    "rmse": Metric("root mean squared error"),
+    "mae": Metric("mean absolute error"),
+    "bias": Metric("mean error"),
+    "acc": Metric("anomaly correlation", power=0, best=1.0),
+    "activity": Metric("root mean squared anomaly", best=None),
+    "crps": Metric("fair continuous ranked probability score"),
+    "spread": Metric("standard deviation of the members", best=None),
+    "spread_skill_ratio": Metric("spread over error", power=0, best=1.0),
+    "rank_histogram": Metric(
+        "share of each rank of the truth", (*DIMS, RANK), power=0, best=None
+    ),
+    "energy_spectrum": Metric(
+        "zonal energy spectrum",
+        (SYSTEM, CHANNEL, BAND, LEAD, WAVENUMBER),
+        power=2,
+        best=None,
+    ),
+    "missing": Metric("share without values", power=0, best=0.0),
+}
+
+
+def write_scores(scores: xr.Dataset, folder: str | Path) -> tuple[Path, Path]:
+    """Writes scores.nc and scores.csv.
+
+    Args:
+        scores: the data set.
+        folder: is made if it is not there.
+
+    Returns:
+        The two paths.
+    """
+    paths = Path(folder) / NETCDF_NAME, Path(folder) / CSV_NAME
+    check_scores(scores, os.fspath(folder))
+    packed = {"zlib": True, "complevel": 1}
+    encoding = dict.fromkeys(scores.data_vars, packed)
+    with new_file(paths[0]) as partial:
+        scores.to_netcdf(partial, engine="h5netcdf", encoding=encoding)
+    with new_file(paths[1]) as partial:
+        to_table(scores).to_csv(partial, index=False, float_format="%.7g")
+    return paths
+
+
+def read_scores(path: str | Path) -> xr.Dataset:
+    """The scores of a file, or of the folder that it is in, in memory.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file holds no scores.
+    """
+    place = Path(path)
+    if place.is_dir():
+        place /= NETCDF_NAME
+    if not place.is_file():
+        raise FileNotFoundError(f"{place} does not exist; `credit-jax score` makes it")
+    with xr.open_dataset(place, engine="h5netcdf", decode_timedelta=True) as found:
+        scores = found.load()
+    check_scores(scores, os.fspath(place))
+    return scores
+
+
+def check_scores(scores: xr.Dataset, where: str) -> None:
+    """Checks dims and coordinates of a data set of scores.
+
+    Raises:
+        ValueError: something is not as this module says.
+    """
+    metrics = [str(name) for name in scores.data_vars]
+    lost = [name for name in DIMS if name not in scores.coords]
+    unknown = [name for name in metrics if name not in METRICS]
+    if lost or unknown or not metrics:
+        raise ValueError(
+            f"{where}: is no data set of scores; coordinates that are not there: "
+            f"{', '.join(lost) or 'none'}; unknown metrics: "
+            f"{', '.join(unknown) or 'none'}"
+        )
+    for name in metrics:
+        if scores[name].dims != METRICS[name].dims:
+            raise ValueError(
+                f"{where}: {name} has the dims {scores[name].dims}, expected "
+                f"{METRICS[name].dims}"
+            )
+
+
+def to_table(scores: xr.Dataset) -> pd.DataFrame:
+    """The metrics without ranks and wavenumbers, one row a value; NaN is left out.
+
+    Columns: metric, system, channel, variable, level, units, region, lead_hours, value.
+    """
+    parts = []
+    for name, metric in METRICS.items():
+        if name not in scores or metric.dims != DIMS:
+            continue
+        part = scores[name].to_dataframe(name="value").reset_index()
+        part.insert(0, "metric", name)
+        if metric.power == 0:
+            part["units"] = "1"
+        parts.append(part)
+    table = pd.concat(parts, ignore_index=True)
+    table["lead_hours"] = table[LEAD] / np.timedelta64(1, "h")
+    columns = ["metric", SYSTEM, CHANNEL, "variable", "level", "units", REGION]
+    return table.loc[table["value"].notna(), [*columns, "lead_hours", "value"]]
