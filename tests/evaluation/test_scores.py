@@ -55,7 +55,7 @@ def test_scores_are_written_and_read(tmp_path):
 
 
 def test_what_is_no_data_set_of_scores(tmp_path):
-    with pytest.raises(FileNotFoundError, match="scores[.]nc does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"scores[.]nc does not exist"):
         read_scores(tmp_path)
     other = some_scores().rename(rmse="speed")
     with pytest.raises(ValueError, match="unknown metrics: speed"):
