@@ -1,0 +1,131 @@
+"""Figures of matplotlib: their style, and how they become files, SVG text or PNG bytes.
+
+Figures are made without pyplot, so that nothing is kept and any thread may draw.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from credit_jax.io.atomic import new_file
+
+# The color of text and lines; in SVG it is that of the text around the figure, so that
+# figures follow a dark scheme.
+INK = "#1b1f24"
+SUFFIXES = (".png", ".svg", ".pdf")
+_STYLE: dict[Any, Any] = {
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "svg.fonttype": "none",
+    # The same drawing has the same ids.
+    "svg.hashsalt": "credit_jax",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The style of all that is drawn in the block."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure.
+
+    Args:
+        width: inches.
+        height: inches.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: str | Path, *, dpi: int = 110) -> Path:
+    """Writes a figure; the suffix of the file is its format.
+
+    Args:
+        figure: of `new_figure`.
+        path: of the file.
+        dpi: pixels an inch, of PNG.
+
+    Raises:
+        ValueError: the suffix is none of SUFFIXES.
+    """
+    path = Path(path)
+    check_suffix(path, SUFFIXES)
+    with style(), new_file(path) as partial:
+        figure.savefig(partial, dpi=dpi, format=path.suffix[1:])
+    return path
+
+
+def check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
+    """Checks the format of a file that is to be written.
+
+    Raises:
+        ValueError: the suffix is none of these.
+    """
+    if path.suffix not in suffixes:
+        raise ValueError(
+            f"{path}: the format is that of the suffix, one of {', '.join(suffixes)}, "
+            f"got {path.suffix or 'none'!r}"
+        )
+
+
+def png_of(figure: Any, *, dpi: int = 100) -> bytes:
+    """A figure as PNG."""
+    file = io.BytesIO()
+    with style():
+        figure.savefig(file, dpi=dpi, format="png")
+    return file.getvalue()
+
+
+def svg_of(figure: Any, prefix: str, label: str) -> str:
+    """A figure as an `<svg>` element for an HTML page.
+
+    It has no background, fills the width of its surroundings and has their text color.
+
+    Args:
+        figure: of `new_figure`.
+        prefix: of all ids in it; another one for each figure of the page.
+        label: what it shows, for readers that do not see it.
+    """
+    file = io.StringIO()
+    with style():
+        figure.savefig(file, format="svg", transparent=True, metadata=_NO_METADATA)
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    # Style elements would hold for the whole page.
+    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text, flags=re.DOTALL)
+    text = re.sub(r"font-family: [^;\"]+;", "", text)
+    text = re.sub(r"\s*\n\s*", " ", text)
+    text = re.sub(r'id="([^"]+)"', rf'id="{prefix}-\1"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
+    text = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
+    box = re.search(r'viewBox="[^"]+"', text)
+    assert box is not None, "matplotlib writes one"
+    head = f'<svg role="img" aria-label="{label}" {box[0]}>'
+    text = head + text[text.index(">") + 1 :]
+    return text.replace(INK, "currentColor").strip()
+
+
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))

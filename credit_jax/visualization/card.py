@@ -1,0 +1,109 @@
+"""Score cards: by channel and lead time, the difference to a baseline in percent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from credit_jax.visualization.labels import lead_text
+from credit_jax.visualization.panels import Panel
+from credit_jax.visualization.summary import FORECAST, GLOBAL
+
+MAX_LEADS = 20
+# Differences beyond this have the same color.
+MAX_PERCENT = 50.0
+# Metrics of which a smaller value is better.
+ERRORS = ("rmse", "mae", "crps")
+
+
+def differences(
+    scores: xr.Dataset,
+    baseline: str | xr.Dataset,
+    *,
+    metric: str = "rmse",
+    region: str = GLOBAL,
+) -> Float[xr.DataArray, "channel lead"]:
+    """100 (forecast / baseline - 1), by channel and lead time; negative is better.
+
+    Args:
+        scores: of `credit_jax.evaluation.scores`.
+        baseline: a system of these scores, or the scores of another forecast, of which
+            the channels and lead times that both have are compared.
+        metric: one of ERRORS.
+        region: name of the region.
+
+    Raises:
+        ValueError: the two have no channel or no lead time in common, or the baseline
+            has no values.
+    """
+    ours = scores[metric].sel(system=FORECAST, region=region, drop=True)
+    if isinstance(baseline, str):
+        theirs = scores[metric].sel(system=baseline, region=region, drop=True)
+    else:
+        theirs = baseline[metric].sel(system=FORECAST, region=region, drop=True)
+    ours, theirs = xr.align(ours, theirs, join="inner")
+    if not ours.size:
+        raise ValueError("the two forecasts have no channel and lead time in common")
+    if not bool((ours.notnull() & theirs.notnull()).any()):
+        raise ValueError(f"the baseline has no {metric} beside that of the forecast")
+    found = 100 * (ours / theirs.where(theirs > 0) - 1)
+    return found.transpose("channel", "prediction_timedelta")
+
+
+def card_panel(difference: Float[xr.DataArray, "channel lead"], title: str) -> Panel:
+    """The score card of `differences`, all channels and up to MAX_LEADS lead times."""
+    num = difference.sizes["prediction_timedelta"]
+    places = np.unique(np.linspace(0, num - 1, min(num, MAX_LEADS)).round().astype(int))
+    shown = difference.isel(prediction_timedelta=places)
+    height = 0.9 + 0.24 * shown.sizes["channel"]
+    return Panel(title, _drawer(shown), 2.0 + 0.52 * len(places), height)
+
+
+def _drawer(shown: xr.DataArray) -> Any:
+    values = shown.values
+    leads = [lead_text(own) for own in shown["prediction_timedelta"].values]
+
+    def draw(axis: Any) -> None:
+        limits = {"vmin": -MAX_PERCENT, "vmax": MAX_PERCENT}
+        image = axis.pcolormesh(
+            np.ma.masked_invalid(values),
+            cmap="RdBu_r",
+            edgecolors="#80808060",
+            linewidth=0.5,
+            **limits,
+        )
+        for (row, column), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                color = "white" if abs(value) > 0.75 * MAX_PERCENT else "black"
+                axis.text(
+                    column + 0.5,
+                    row + 0.5,
+                    percent_text(value),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color=color,
+                )
+        long = max(map(len, leads)) > 5
+        axis.set_xticks(np.arange(len(leads)) + 0.5, leads, rotation=60 if long else 0)
+        axis.set_yticks(np.arange(len(values)) + 0.5, shown["channel"].values)
+        axis.tick_params(length=0)
+        axis.invert_yaxis()
+        axis.set_xlabel("lead time")
+        axis.figure.colorbar(image, ax=axis, extend="both", label="%", aspect=30)
+
+    return draw
+
+
+def percent_text(value: float) -> str:
+    """A difference as the cell of a card has it: `-12`, `+3`, `+0.4`, `>999`.
+
+    >>> percent_text(-12.3), percent_text(0.44), percent_text(1e5)
+    ('-12', '+0.4', '>999')
+    """
+    if value > 999:
+        return ">999"
+    return f"{value:+.1f}" if abs(value) < 0.95 else f"{value:+.0f}"

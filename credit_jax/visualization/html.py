@@ -1,0 +1,142 @@
+"""Pieces of HTML: elements, tables that can be sorted, images."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from credit_jax.visualization.labels import number_text
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: shown, escaped.
+        value: by which the column is sorted; NaN is at the end; None sorts by text.
+        kind: CSS class.
+    """
+
+    text: str
+    value: float | None = None
+    kind: str = ""
+
+    @property
+    def html(self) -> str:
+        """The `<td>` element."""
+        attributes = {"class": self.kind} if self.kind else {}
+        if self.value is not None:
+            attributes["data-value"] = (
+                "" if math.isnan(self.value) else repr(self.value)
+            )
+        return element("td", escape(self.text), attributes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        name: in the first column.
+        cells: of the others.
+        data: by which the row can be filtered, by name.
+    """
+
+    name: str
+    cells: Sequence[Cell]
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+def number_cell(value: float, kind: str = "") -> Cell:
+    """A cell with a number; sorted by its full value."""
+    return Cell(number_text(value), float(value), kind)
+
+
+def element(
+    tag: str, content: str = "", attributes: Mapping[str, str] | None = None
+) -> str:
+    """An element; its content is HTML, values of attributes are escaped.
+
+    >>> element("p", "a", {"title": "<"})
+    '<p title="&lt;">a</p>'
+    """
+    given = (f' {k}="{escape(v, quote=True)}"' for k, v in (attributes or {}).items())
+    return f"<{tag}{''.join(given)}>{content}</{tag}>"
+
+
+def table(
+    name: str, columns: Sequence[tuple[str, bool]], rows: Iterable[Row], caption: str
+) -> str:
+    """A table that can be sorted by any column.
+
+    Args:
+        name: its id.
+        columns: (heading, whether it holds text) of each, that of names first.
+        rows: with a cell less than there are columns.
+        caption: for readers that do not see it.
+    """
+    heads = "".join(
+        element("th", escape(text), _head(is_text)) for text, is_text in columns
+    )
+    body = "\n".join(_row(row) for row in rows)
+    head = element("thead", element("tr", heads))
+    content = f"{head}\n{element('tbody', body)}"
+    attributes = {"class": "sortable", "id": name, "aria-label": caption}
+    inner = element("table", content, attributes)
+    return element("div", inner, {"class": "scroll tall"})
+
+
+def _head(is_text: bool) -> dict[str, str]:
+    return {"scope": "col", **({"class": "text"} if is_text else {})}
+
+
+def _row(row: Row) -> str:
+    cells = "".join(cell.html for cell in row.cells)
+    data = {f"data-{name}": value for name, value in row.data.items()}
+    name = element("th", escape(row.name), {"scope": "row"})
+    return element("tr", name + cells, data)
+
+
+def select(name: str, label: str, choices: Sequence[str], chosen: str) -> str:
+    """A menu; with more than one choice it has one for all of them.
+
+    Args:
+        name: of what it filters by.
+        label: beside it.
+        choices: their values and texts.
+        chosen: the one that is chosen at first.
+    """
+    options = "".join(
+        element(
+            "option",
+            escape(own),
+            {"value": own, **({"selected": ""} if own == chosen else {})},
+        )
+        for own in choices
+    )
+    if len(choices) > 1:
+        options += element("option", "all", {"value": ""})
+    return element("label", f"{label} {element('select', options, {'name': name})}")
+
+
+def image(png: bytes, text: str) -> str:
+    """A picture, inside the page."""
+    data = base64.b64encode(png).decode()
+    shown = f'<img alt="{escape(text, quote=True)}" src="data:image/png;base64,{data}">'
+    return element("figure", shown + element("figcaption", escape(text)))
+
+
+def definitions(pairs: Mapping[str, str]) -> str:
+    """A list of names and values; long values can be unfolded."""
+    found = []
+    for name, value in pairs.items():
+        shown = escape(value)
+        if len(value) > 200:
+            brief = element("summary", f"{escape(value[:60])} …")
+            shown = element("details", brief + element("pre", shown))
+        found.append(element("dt", escape(name)) + element("dd", shown))
+    return element("dl", "".join(found))

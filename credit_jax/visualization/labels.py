@@ -1,0 +1,60 @@
+"""How lead times, channels and numbers are written in figures and tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+DAY = np.timedelta64(1, "D")
+
+
+def lead_text(lead: Any) -> str:
+    """A lead time.
+
+    >>> lead_text(np.timedelta64(30, "h"))
+    '1 d 6 h'
+    >>> lead_text(np.timedelta64(90, "m"))
+    '1 h 30 min'
+    """
+    length: Any = pd.Timedelta(lead)
+    parts = length.components
+    named = [(parts.days, "d"), (parts.hours, "h"), (parts.minutes, "min")]
+    return " ".join(f"{count} {unit}" for count, unit in named if count) or "0 h"
+
+
+def days_of(leads: Any) -> np.ndarray:
+    """Lead times in days."""
+    return np.asarray(leads) / DAY
+
+
+def channel_title(scores: xr.Dataset, channel: str) -> str:
+    """Label of a channel with its units: `T500 (K)`."""
+    units = channel_units(scores, channel)
+    return f"{channel} ({units})" if units else channel
+
+
+def channel_units(scores: xr.Dataset, channel: str) -> str:
+    """Units of a channel; empty if they are not known."""
+    if "units" not in scores.coords:
+        return ""
+    return str(scores["units"].sel(channel=channel).item())
+
+
+def number_text(value: float, digits: int = 3) -> str:
+    """A number with so many digits; a dash for a missing one.
+
+    >>> number_text(0.0012345), number_text(53211.7), number_text(float("nan"))
+    ('0.00123', '53200', '–')
+    """
+    if not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    if -4 <= size <= 5:
+        return f"{round(value, digits - 1 - size):.{max(0, digits - 1 - size)}f}"
+    return f"{value:.{digits - 1}e}"

@@ -1,0 +1,182 @@
+"""The page of scores: one HTML file that needs no other, and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from credit_jax.io.atomic import new_file
+from credit_jax.visualization.card import card_panel, differences
+from credit_jax.visualization.curves import LOOKS, NAMES, curve_panels
+from credit_jax.visualization.html import definitions, element, image
+from credit_jax.visualization.labels import lead_text
+from credit_jax.visualization.panels import Panel, panel_svg
+from credit_jax.visualization.score_tables import score_table, skill_table, verdict
+from credit_jax.visualization.spectra import rank_panels, spectrum_panels
+from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels, series
+
+
+def write_page(
+    scores: xr.Dataset,
+    path: str | Path,
+    *,
+    title: str = "Forecast scores",
+    maps: Sequence[tuple[str, bytes]] = (),
+) -> Path:
+    """Writes the page.
+
+    Args:
+        scores: of `credit_jax.evaluation.scores`.
+        path: of the HTML file.
+        title: of the page.
+        maps: captions and PNG files that are shown, too.
+
+    Returns:
+        The path.
+    """
+    with new_file(path) as partial:
+        partial.write_text(page_of(scores, title=title, maps=maps), encoding="utf-8")
+    return Path(path)
+
+
+def page_of(
+    scores: xr.Dataset, *, title: str, maps: Sequence[tuple[str, bytes]] = ()
+) -> str:
+    """The text of the page; see `write_page`."""
+    region = GLOBAL if GLOBAL in scores["region"] else str(scores["region"].values[0])
+    made = {
+        "Skill": verdict(scores, region) + skill_table(scores, region),
+        "Scores": score_table(scores, region),
+        "Curves": _curves(scores, region),
+        "Score cards": _cards(scores, region),
+        "Spectra": _panels(
+            spectrum_panels(scores, chosen_channels(scores)),
+            "spectrum",
+            "Where lines of longer lead times fall below, forecasts are too smooth.",
+        ),
+        "Rank histograms": _panels(
+            rank_panels(scores, chosen_channels(scores), region=region),
+            "ranks",
+            "Where the truth lies among the members, in shares of all points and "
+            "dates. A reliable ensemble follows the dashed line; high ends mean that its "
+            "spread is too small.",
+        ),
+        "Maps": "".join(image(png, text) for text, png in maps),
+        "Provenance": definitions({k: str(v) for k, v in scores.attrs.items()}),
+    }
+    sections = {name: content for name, content in made.items() if content}
+    links = "".join(
+        element("a", name, {"href": f"#{_anchor(name)}"}) for name in sections
+    )
+    body = "\n".join(
+        element("section", f"<h2>{name}</h2>\n{content}", {"id": _anchor(name)})
+        for name, content in sections.items()
+    )
+    head = f"<h1>{escape(title)}</h1>\n{_of_what(scores)}{element('nav', links)}"
+    return _document(title, f"{head}\n{body}")
+
+
+def _document(title: str, body: str) -> str:
+    css, script = (
+        files("credit_jax.visualization").joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.css", "page.js")
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n"
+        f"<body>\n{body}\n<script>\n{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _of_what(scores: xr.Dataset) -> str:
+    """How many forecasts, how long, against what."""
+    attributes: Mapping[str, Any] = scores.attrs
+    last = lead_text(scores["prediction_timedelta"].values[-1])
+    parts = [f"{scores.sizes['channel']} channels to {last}"]
+    if "num_start_dates" in attributes:
+        parts.insert(0, f"{attributes['num_start_dates']} start dates")
+    if int(attributes.get("num_members", 1)) > 1:
+        parts.append(f"{attributes['num_members']} members")
+    if "truth" in attributes:
+        parts.append(f"truth: {attributes['truth']}")
+    return element("p", escape(", ".join(parts)), {"class": "note"})
+
+
+def _curves(scores: xr.Dataset, region: str) -> str:
+    channels = chosen_channels(scores)
+    parts = []
+    for metric in ("rmse", "acc", "crps", "bias"):
+        panels = curve_panels(scores, channels, metric=metric, region=region)
+        if panels:
+            parts.append(f"<h3>{NAMES[metric]}, {escape(region)}</h3>")
+            parts.append(_panels(panels, metric))
+    shown = len(channels), scores.sizes["channel"]
+    note = "" if shown[0] == shown[1] else f" {shown[0]} of {shown[1]} channels."
+    return _key(scores, region) + element("p", note, {"class": "note"}) + "".join(parts)
+
+
+def _key(scores: xr.Dataset, region: str) -> str:
+    """The legend of all curves."""
+    channels = [str(name) for name in scores["channel"].values]
+    has_spread = any(
+        series(scores, "spread", own, region=region) is not None for own in channels
+    )
+    names = [own for own in LOOKS if own != "spread" or has_spread]
+    dashes = {"--": "6 3", "-.": "6 3 1.5 3", ":": "2 3"}
+    items = []
+    for name in names:
+        look = LOOKS[name]
+        line = {
+            "d": "M0 5H36",
+            "fill": "none",
+            "stroke": look["color"],
+            "stroke-width": "2.5",
+            "stroke-dasharray": dashes.get(look.get("linestyle", ""), "none"),
+        }
+        box = {"aria-hidden": "true", "viewBox": "0 0 36 10"}
+        sample = element("svg", element("path", "", line), box)
+        items.append(element("li", sample + escape(name)))
+    return element("ul", "".join(items), {"class": "key"})
+
+
+def _cards(scores: xr.Dataset, region: str) -> str:
+    parts = []
+    for baseline in BASELINES:
+        try:
+            found = differences(scores, baseline, region=region)
+        except (KeyError, ValueError):
+            continue
+        title = f"RMSE of the forecast beside that of {baseline}, {region}"
+        panel = card_panel(found, title)
+        card = panel_svg(panel, f"card-{baseline}")
+        # As wide as its columns need; the page scrolls it.
+        card = card.replace("<svg ", f'<svg width="{90 * panel.width:g}" ', 1)
+        note = f"<h3>{escape(title)}: difference in percent, blue is better</h3>"
+        parts.append(note + element("div", card, {"class": "scroll card"}))
+    return "".join(parts)
+
+
+def _panels(panels: Sequence[Panel], prefix: str, note: str = "") -> str:
+    """A grid of panels; empty without any."""
+    shown = [
+        element(
+            "figure",
+            panel_svg(panel, f"{prefix}-{place}")
+            + element("figcaption", escape(panel.title)),
+        )
+        for place, panel in enumerate(panels)
+    ]
+    if not shown:
+        return ""
+    before = element("p", note, {"class": "note"}) if note else ""
+    return before + element("div", "\n".join(shown), {"class": "panels"})

@@ -1,0 +1,203 @@
+"""The tables of the page of scores, and what they say in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+import xarray as xr
+
+from credit_jax.visualization.curves import NAMES
+from credit_jax.visualization.html import (
+    Cell,
+    Row,
+    element,
+    number_cell,
+    select,
+    table,
+)
+from credit_jax.visualization.labels import channel_units, lead_text
+from credit_jax.visualization.summary import (
+    BASELINES,
+    FORECAST,
+    Skillful,
+    chosen_leads,
+    series,
+    skillful_until,
+)
+
+# Columns of the forecast alone, beside its RMSE and those of the baselines.
+OTHERS = (
+    "mae",
+    "bias",
+    "acc",
+    "activity",
+    "crps",
+    "spread",
+    "spread_skill_ratio",
+    "missing",
+)
+
+
+def channels_of(scores: xr.Dataset) -> list[str]:
+    """All channels."""
+    return [str(name) for name in scores["channel"].values]
+
+
+def verdict(scores: xr.Dataset, region: str) -> str:
+    """Until when forecasts beat the baselines, in a sentence for each baseline."""
+    sentences = []
+    first = lead_text(scores["prediction_timedelta"].values[0])
+    for baseline in BASELINES:
+        found = {
+            own: skill
+            for own in channels_of(scores)
+            if (skill := skillful_until(scores, own, baseline, region=region))
+        }
+        if found:
+            sentences.append(element("li", escape(_sentence(found, baseline, first))))
+    return element("ul", "".join(sentences)) if sentences else ""
+
+
+def _sentence(found: dict[str, Skillful], baseline: str, first: str) -> str:
+    never = [name for name, own in found.items() if own.until is None]
+    ending = [name for name, own in found.items() if own.until and not own.to_the_end]
+    start = f"The RMSE is below that of {baseline}"
+    if not never and not ending:
+        last = lead_text(next(iter(found.values())).until)
+        return f"{start} at every lead time, to {last}, for all {len(found)} channels."
+    num = len(found) - len(never)
+    text = f"{start} at the first lead time, {first}, for "
+    if never:
+        text += f"{num} of {len(found)} channels; not for {_few(never)}."
+    else:
+        text += f"all {num} channels."
+    if ending:
+        by_time = sorted(ending, key=lambda name: found[name].days)
+        shortest, longest = (lead_text(found[by_time[i]].until) for i in (0, -1))
+        text += f" It stops being so first for {by_time[0]}, after {shortest}"
+        if longest != shortest:
+            text += f", and for {by_time[-1]} after {longest}"
+        kept = len(found) - len(never) - len(ending)
+        text += f"; {kept} channels keep it to the end." if kept else "."
+    return text
+
+
+def _few(names: Sequence[str], limit: int = 6) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def skill_table(scores: xr.Dataset, region: str) -> str:
+    """By channel, until when the RMSE is below that of each baseline."""
+    columns = [("channel", True), *((f"beats {own} until", False) for own in BASELINES)]
+    columns += [("variable", True)]
+    rows = []
+    for channel in channels_of(scores):
+        cells = []
+        for baseline in BASELINES:
+            skill = skillful_until(scores, channel, baseline, region=region)
+            if skill is None:
+                cells.append(Cell("–", float("nan")))
+            else:
+                kind = "bad" if skill.until is None else "good" * skill.to_the_end
+                cells.append(Cell(skill.text, skill.days, kind))
+        cells.append(_text(scores, "long_name", channel))
+        rows.append(Row(channel, cells))
+    return table("skill-table", columns, rows, f"Lead times with skill, {region}")
+
+
+def _units(scores: xr.Dataset, channel: str) -> tuple[str, None, str]:
+    return channel_units(scores, channel), None, "text"
+
+
+def _text(scores: xr.Dataset, coordinate: str, channel: str) -> Cell:
+    text = ""
+    for name in (coordinate, "variable"):
+        if not text and name in scores.coords:
+            text = str(scores[name].sel(channel=channel).item())
+    return Cell(text, None, "text")
+
+
+def score_table(scores: xr.Dataset, region: str) -> str:
+    """All metrics by channel, region and chosen lead time, with menus to filter it.
+
+    Args:
+        scores: of `credit_jax.evaluation.scores`.
+        region: which is shown at first.
+    """
+    leads = chosen_leads(scores)
+    regions = [str(name) for name in scores["region"].values]
+    others = [
+        metric
+        for metric in OTHERS
+        if metric in scores and bool(scores[metric].notnull().any())
+    ]
+    columns = [("channel", True), ("units", True), ("lead", False), ("RMSE", False)]
+    columns += [*((own, False) for own in BASELINES), ("beats both", True)]
+    columns += [(NAMES[metric], False) for metric in others]
+    columns += [("region", True)]
+    rows = [
+        row
+        for own in regions
+        for channel in channels_of(scores)
+        for row in _score_rows(scores, channel, own, leads, others)
+    ]
+    texts = [lead_text(lead) for lead in leads]
+    menus = select("region", "region", regions, region)
+    menus += select("lead", "lead time", texts, texts[0] if texts else "")
+    attributes = {"class": "filters", "data-table": "score-table", "hidden": ""}
+    note = "Persistence and climatology: their RMSE. The other lead times are in "
+    note += "scores.csv and scores.nc."
+    if int(scores.attrs.get("num_members", 1)) > 1:
+        note += " RMSE, MAE, bias, ACC and activity are those of the ensemble mean."
+    return (
+        element("div", menus, attributes)
+        + table("score-table", columns, rows, "Scores at chosen lead times")
+        + element("p", note, {"class": "note"})
+    )
+
+
+def _score_rows(
+    scores: xr.Dataset,
+    channel: str,
+    region: str,
+    leads: np.ndarray,
+    others: Sequence[str],
+) -> list[Row]:
+    errors = [
+        series(scores, "rmse", channel, system=own, region=region)
+        for own in (FORECAST, *BASELINES)
+    ]
+    rest = [series(scores, metric, channel, region=region) for metric in others]
+    rows = []
+    for lead in leads:
+        values = [_at(line, lead) for line in errors]
+        cells = [
+            Cell(*_units(scores, channel)),
+            Cell(lead_text(lead), float(lead / np.timedelta64(1, "D"))),
+            *(number_cell(value) for value in values),
+            _better(values),
+            *(number_cell(_at(line, lead)) for line in rest),
+            Cell(region, None, "text"),
+        ]
+        data = {"region": region, "lead": lead_text(lead)}
+        rows.append(Row(channel, cells, data))
+    return rows
+
+
+def _at(line: xr.DataArray | None, lead: np.timedelta64) -> float:
+    if line is None:
+        return float("nan")
+    return float(line.sel(prediction_timedelta=lead))
+
+
+def _better(values: Sequence[float]) -> Cell:
+    """Whether the first value is below all others that are known."""
+    others = [value for value in values[1:] if not np.isnan(value)]
+    if np.isnan(values[0]) or not others:
+        return Cell("–", None, "text")
+    if all(values[0] < other for other in others):
+        return Cell("yes", None, "text good")
+    return Cell("no", None, "text bad")

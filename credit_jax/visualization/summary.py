@@ -1,0 +1,138 @@
+"""What scores say in short: chosen channels and lead times, until when there is skill.
+
+Scores are the data set of `credit_jax.evaluation.scores`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from credit_jax.visualization.labels import lead_text
+
+FORECAST, MEMBERS = "forecast", "members"
+PERSISTENCE, CLIMATOLOGY, TRUTH = "persistence", "climatology", "truth"
+BASELINES = (PERSISTENCE, CLIMATOLOGY)
+GLOBAL = "global"
+CHOSEN_DAYS = (1, 3, 5, 7, 10)
+# Levels in hPa, or parts of all levels where there are more of another kind.
+CHOSEN_PRESSURES = (850.0, 500.0, 250.0)
+
+
+def series(
+    scores: xr.Dataset,
+    metric: str,
+    channel: str,
+    *,
+    system: str = FORECAST,
+    region: str = GLOBAL,
+) -> xr.DataArray | None:
+    """One metric by lead time; None where there are no values."""
+    if metric not in scores:
+        return None
+    found = scores[metric]
+    wanted = {"channel": channel, "system": system, "region": region}
+    wanted = {dim: value for dim, value in wanted.items() if dim in found.dims}
+    if any(value not in found[dim] for dim, value in wanted.items()):
+        return None
+    found = found.sel(wanted)
+    return found if bool(found.notnull().any()) else None
+
+
+def chosen_leads(scores: xr.Dataset, days: Sequence[float] = CHOSEN_DAYS) -> np.ndarray:
+    """The lead times of tables: those of so many days, else the first and the last."""
+    leads = scores["prediction_timedelta"].values
+    wanted = [np.timedelta64(round(day * 86400), "s") for day in days]
+    chosen = [lead for lead in leads if lead in wanted]
+    if not chosen:
+        chosen = [*dict.fromkeys((leads[0], leads[-1]))] if len(leads) else []
+    return np.array(chosen, leads.dtype)
+
+
+def chosen_channels(scores: xr.Dataset, limit: int = 24) -> list[str]:
+    """The channels of curves: all of few, else those without level and some levels.
+
+    Args:
+        scores: of which to choose.
+        limit: with more channels than this, a variable has at most three levels: those
+            next to 850, 500 and 250 hPa, or the middle and those at a quarter of
+            either end where levels are numbers of model levels.
+    """
+    channels = [str(name) for name in scores["channel"].values]
+    if len(channels) <= limit:
+        return channels
+    chosen: list[str] = []
+    variables = scores["variable"].values
+    for variable in dict.fromkeys(variables.tolist()):
+        own = [channels[i] for i in np.flatnonzero(variables == variable)]
+        levels = scores["level"].sel(channel=own).values.astype(float)
+        chosen += [own[i] for i in _three(levels)]
+    return chosen
+
+
+def _three(levels: np.ndarray) -> list[int]:
+    """Positions of up to three levels."""
+    if len(levels) <= 3:
+        return [*range(len(levels))]
+    if np.nanmax(levels) >= CHOSEN_PRESSURES[0]:
+        near = [int(np.nanargmin(np.abs(levels - p))) for p in CHOSEN_PRESSURES]
+    else:
+        near = [round(part * (len(levels) - 1)) for part in (0.25, 0.5, 0.75)]
+    return sorted(set(near))
+
+
+@dataclass(frozen=True)
+class Skillful:
+    """Until when forecasts of a channel have a smaller RMSE than a baseline.
+
+    Attributes:
+        until: the last lead time before the first one at which they have not; None if
+            that is the first of all.
+        to_the_end: whether that is the last lead time there is.
+        returns: whether they are better again after `until`.
+    """
+
+    until: np.timedelta64 | None
+    to_the_end: bool
+    returns: bool = False
+
+    @property
+    def text(self) -> str:
+        """For a table.
+
+        >>> Skillful(np.timedelta64(72, "h"), True).text
+        '≥ 3 d'
+        """
+        if self.until is None:
+            return "never" if not self.returns else "not at first"
+        return f"{'≥ ' if self.to_the_end else ''}{lead_text(self.until)}"
+
+    @property
+    def days(self) -> float:
+        """For sorting."""
+        if self.until is None:
+            return 0.0
+        return float(self.until / np.timedelta64(1, "D")) + 0.001 * self.to_the_end
+
+
+def skillful_until(
+    scores: xr.Dataset, channel: str, baseline: str, *, region: str = GLOBAL
+) -> Skillful | None:
+    """Until when a channel beats a baseline; None if that is not known."""
+    ours = series(scores, "rmse", channel, region=region)
+    theirs = series(scores, "rmse", channel, system=baseline, region=region)
+    if ours is None or theirs is None:
+        return None
+    known = (ours.notnull() & theirs.notnull()).values
+    leads = ours["prediction_timedelta"].values[known]
+    if not len(leads):
+        return None
+    better = ours.values[known] < theirs.values[known]
+    if better.all():
+        return Skillful(leads[-1], True)
+    first = int(np.argmin(better))
+    until = leads[first - 1] if first else None
+    return Skillful(until, False, bool(better[first:].any()))

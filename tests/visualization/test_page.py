@@ -1,0 +1,189 @@
+"""The page of scores: one file, whose tables are those of the data set."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from credit_jax.visualization.labels import lead_text
+from credit_jax.visualization.page import page_of, write_page
+from tests.visualization.synthetic import make_scores
+
+VOID = {"meta", "img", "br"}
+PNG = b"\x89PNG of no picture"
+
+
+class Page(HTMLParser):
+    """Elements and tables of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.references, self.open, self.text = [], [], [], []
+        self.tables, self.rows, self.cell = {}, None, None
+        self.tags = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append((tag, given))
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.references += [
+            value for name, value in attrs if name in ("src", "href", "xlink:href")
+        ]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.rows = self.tables[given["id"]] = []
+        elif tag == "tr" and self.rows is not None:
+            self.rows.append((given, []))
+        elif tag in ("td", "th") and self.rows is not None:
+            self.rows[-1][1].append([given.get("data-value"), ""])
+            self.cell = self.rows[-1][1][-1]
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag in VOID:
+            return
+        assert self.open.pop() == tag
+        if tag == "table":
+            self.rows = None
+        elif tag in ("td", "th"):
+            self.cell = None
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.cell is not None:
+            self.cell[1] += data
+
+
+@pytest.fixture(scope="module")
+def scores():
+    return make_scores(levels=(500.0,), num_days=5, members=3).isel(region=[0, 1])
+
+
+@pytest.fixture(scope="module")
+def text(scores):
+    return page_of(scores, title="Scores of <one> model", maps=[("T at 5 d", PNG)])
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    page = Page(text)
+    assert page.open == []
+    return page
+
+
+def test_the_page_needs_no_other_file(text, page):
+    for reference in page.references:
+        assert reference.startswith(("#", "data:image/png;base64,")), reference
+    links = [own[1:] for own in page.references if own.startswith("#")]
+    assert set(links) <= set(page.ids)
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
+    assert "http" not in text
+    assert "@import" not in text
+    assert not {"link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert all("src" not in given for tag, given in page.tags if tag == "script")
+
+
+def test_ids_are_unique(page):
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_sections(page):
+    sections = [given["id"] for tag, given in page.tags if tag == "section"]
+    assert sections == [
+        "skill",
+        "scores",
+        "curves",
+        "score-cards",
+        "spectra",
+        "rank-histograms",
+        "maps",
+        "provenance",
+    ]
+    shown = "".join(page.text)
+    assert "Scores of <one> model" in shown
+    assert "truth <of> 2001 & more" in shown
+    figures = [given for tag, given in page.tags if tag == "svg" and "role" in given]
+    channels = 4
+    assert len(figures) == 4 * channels + 2 + 2 * channels
+    assert all(given["aria-label"] for given in figures)
+
+
+def test_the_table_of_scores_is_that_of_the_data_set(scores, page):
+    (_, heads), *rows = page.tables["score-table"]
+    names = [text for _, text in heads]
+    keys = ["channel", "units", "lead", "rmse", "persistence", "climatology", "wins"]
+    keys += ["mae", "bias", "acc", "activity", "crps", "spread"]
+    keys += ["spread_skill_ratio", "region"]
+    assert len(names) == len(keys)
+    seen = set()
+    for data, cells in rows:
+        found = dict(zip(keys, cells, strict=True))
+        lead = np.timedelta64(round(24 * float(found["lead"][0])), "h")
+        place = {
+            "channel": found["channel"][1],
+            "region": data["data-region"],
+            "prediction_timedelta": lead,
+        }
+        assert found["lead"][1] == data["data-lead"] == lead_text(lead)
+        assert found["region"][1] == data["data-region"]
+        seen.add(tuple(place.values()))
+        own = scores.sel(place)
+        assert found["units"][1] == own["units"].item()
+        for name in ("rmse", "mae", "bias", "acc", "activity", "crps", "spread"):
+            value = own[name].sel(system="forecast").item()
+            assert float(found[name][0]) == value, (name, place)
+            assert float(found[name][1]) == pytest.approx(value, rel=6e-3)
+        errors = [own["rmse"].sel(system="forecast").item()]
+        for name in ("persistence", "climatology"):
+            errors.append(own["rmse"].sel(system=name).item())
+            assert float(found[name][0]) == errors[-1]
+        wins = errors[0] < min(errors[1:])
+        assert found["wins"][1] == ("yes" if wins else "no")
+    days = [np.timedelta64(24 * day, "h") for day in (1, 3, 5)]
+    channels, regions = scores["channel"].values, scores["region"].values
+    assert seen == {(c, r, d) for c in channels for r in regions for d in days}
+    assert len(rows) == len(seen)
+
+
+def test_the_page_says_until_when_there_is_skill(scores, page):
+    (_, heads), *rows = page.tables["skill-table"]
+    assert [own[1] for own in heads][:3] == [
+        "channel",
+        "beats persistence until",
+        "beats climatology until",
+    ]
+    assert [cells[0][1] for _, cells in rows] == [*scores["channel"].values]
+    for _, cells in rows:
+        own = scores["rmse"].sel(channel=cells[0][1], region="global")
+        for (_, found), name in zip(
+            cells[1:3], ("persistence", "climatology"), strict=True
+        ):
+            better = own.sel(system="forecast") < own.sel(system=name)
+            leads = own["prediction_timedelta"].values
+            if better.all():
+                assert found == f"≥ {lead_text(leads[-1])}"
+            else:
+                last = leads[int(np.argmin(better.values)) - 1]
+                assert found == lead_text(last)
+    shown = "".join(page.text)
+    assert "below that of persistence at every lead time, to 5 d, for all 4" in shown
+    assert "It stops being so first for SP, after 3 d" in shown
+
+
+def test_a_page_of_little(tmp_path, scores):
+    few = scores[["rmse"]].sel(system=["forecast"]).isel(channel=[0])
+    few.attrs = {}
+    path = write_page(few, tmp_path / "new" / "scores.html")
+    page = Page(path.read_text(encoding="utf-8"))
+    sections = [given["id"] for tag, given in page.tags if tag == "section"]
+    assert sections == ["skill", "scores", "curves"]
+    assert page.tables["skill-table"][1][1][1] == ["", "–"]
+    assert len(page.ids) == len(set(page.ids))
