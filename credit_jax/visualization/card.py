@@ -8,9 +8,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
+from credit_jax.evaluation.scores import FORECAST
 from credit_jax.visualization.labels import lead_text
 from credit_jax.visualization.panels import Panel
-from credit_jax.visualization.summary import FORECAST, GLOBAL
+from credit_jax.visualization.summary import GLOBAL
 
 MAX_LEADS = 20
 # Differences beyond this have the same color.

@@ -8,14 +8,12 @@ from typing import Any
 
 import xarray as xr
 
+from credit_jax.evaluation.scores import CLIMATOLOGY, FORECAST, PERSISTENCE
 from credit_jax.visualization.labels import channel_units, days_of
 from credit_jax.visualization.panels import Panel
 from credit_jax.visualization.summary import (
     BASELINES,
-    CLIMATOLOGY,
-    FORECAST,
     GLOBAL,
-    PERSISTENCE,
     series,
 )
 

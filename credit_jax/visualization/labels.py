@@ -54,7 +54,8 @@ def number_text(value: float, digits: int = 3) -> str:
         return "–"
     if value == 0:
         return "0"
-    size = math.floor(math.log10(abs(value)))
+    text = f"{value:.{digits - 1}e}"
+    size = int(text.partition("e")[2])
     if -4 <= size <= 5:
-        return f"{round(value, digits - 1 - size):.{max(0, digits - 1 - size)}f}"
-    return f"{value:.{digits - 1}e}"
+        return f"{float(text):.{max(0, digits - 1 - size)}f}"
+    return text

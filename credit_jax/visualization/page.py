@@ -63,11 +63,11 @@ def page_of(
             rank_panels(scores, chosen_channels(scores), region=region),
             "ranks",
             "Where the truth lies among the members, in shares of all points and "
-            "dates. A reliable ensemble follows the dashed line; high ends mean that its "
-            "spread is too small.",
+            "dates. A reliable ensemble follows the dashed line; high ends mean that "
+            "its spread is too small.",
         ),
         "Maps": "".join(image(png, text) for text, png in maps),
-        "Provenance": definitions({k: str(v) for k, v in scores.attrs.items()}),
+        "Provenance": _provenance(scores),
     }
     sections = {name: content for name, content in made.items() if content}
     links = "".join(
@@ -123,6 +123,11 @@ def _curves(scores: xr.Dataset, region: str) -> str:
     shown = len(channels), scores.sizes["channel"]
     note = "" if shown[0] == shown[1] else f" {shown[0]} of {shown[1]} channels."
     return _key(scores, region) + element("p", note, {"class": "note"}) + "".join(parts)
+
+
+def _provenance(scores: xr.Dataset) -> str:
+    pairs = {str(name): str(value) for name, value in scores.attrs.items()}
+    return definitions(pairs) if pairs else ""
 
 
 def _key(scores: xr.Dataset, region: str) -> str:

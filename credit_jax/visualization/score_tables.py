@@ -8,6 +8,7 @@ from html import escape
 import numpy as np
 import xarray as xr
 
+from credit_jax.evaluation.scores import FORECAST
 from credit_jax.visualization.curves import NAMES
 from credit_jax.visualization.html import (
     Cell,
@@ -20,7 +21,6 @@ from credit_jax.visualization.html import (
 from credit_jax.visualization.labels import channel_units, lead_text
 from credit_jax.visualization.summary import (
     BASELINES,
-    FORECAST,
     Skillful,
     chosen_leads,
     series,
@@ -76,11 +76,11 @@ def _sentence(found: dict[str, Skillful], baseline: str, first: str) -> str:
     if ending:
         by_time = sorted(ending, key=lambda name: found[name].days)
         shortest, longest = (lead_text(found[by_time[i]].until) for i in (0, -1))
-        text += f" It stops being so first for {by_time[0]}, after {shortest}"
+        text += f" This ends first for {by_time[0]}, after {shortest}"
         if longest != shortest:
-            text += f", and for {by_time[-1]} after {longest}"
+            text += f", and last for {by_time[-1]}, after {longest}"
         kept = len(found) - len(never) - len(ending)
-        text += f"; {kept} channels keep it to the end." if kept else "."
+        text += f"; it holds to the end for {kept} of {len(found)}." if kept else "."
     return text
 
 

@@ -8,18 +8,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from credit_jax.evaluation.scores import FORECAST, MEMBERS, TRUTH, WAVENUMBER
 from credit_jax.visualization.labels import lead_text
 from credit_jax.visualization.panels import Panel
-from credit_jax.visualization.summary import (
-    FORECAST,
-    GLOBAL,
-    MEMBERS,
-    TRUTH,
-    chosen_leads,
-)
+from credit_jax.visualization.summary import GLOBAL, chosen_leads
 
 SPECTRUM, RANKS = "energy_spectrum", "rank_histogram"
-WAVE = "zonal_wavenumber"
 
 
 def spectrum_panels(
@@ -52,7 +46,7 @@ def _spectra(spectrum: xr.DataArray, channel: str) -> Any:
     def draw(axis: Any) -> None:
         colors = iter(_shades(len(lines.keys() - {TRUTH})))
         for label, line in lines.items():
-            wave = line[WAVE].values
+            wave = line[WAVENUMBER].values
             shown = (wave > 0) & (line.values > 0)
             look: dict[str, Any] = {"color": "#8a8f98", "linewidth": 2.5}
             if label != TRUTH:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from credit_jax.evaluation.scores import CLIMATOLOGY, FORECAST, PERSISTENCE
 from credit_jax.visualization.labels import lead_text
 
-FORECAST, MEMBERS = "forecast", "members"
-PERSISTENCE, CLIMATOLOGY, TRUTH = "persistence", "climatology", "truth"
 BASELINES = (PERSISTENCE, CLIMATOLOGY)
 GLOBAL = "global"
 CHOSEN_DAYS = (1, 3, 5, 7, 10)

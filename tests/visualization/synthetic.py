@@ -3,6 +3,8 @@
 import numpy as np
 import xarray as xr
 
+from credit_jax.evaluation.scores import check_scores
+
 SYSTEMS = ("forecast", "members", "persistence", "climatology", "truth")
 REGIONS = ("global", "tropics", "northern-hemisphere")
 
@@ -51,7 +53,7 @@ def make_scores(levels=(250.0, 500.0, 850.0), num_days=10, step=12, members=0):
                 _first_alone(shape, np.ones(members + 1) / (members + 1)),
             ),
         }
-    return xr.Dataset(
+    scores = xr.Dataset(
         variables,
         coords={
             "system": list(SYSTEMS),
@@ -71,6 +73,8 @@ def make_scores(levels=(250.0, 500.0, 850.0), num_days=10, step=12, members=0):
             "credit-jax": "0.1.0",
         },
     )
+    check_scores(scores, "synthetic")
+    return scores
 
 
 def _spectra(num_channels, days):

@@ -175,7 +175,8 @@ def test_the_page_says_until_when_there_is_skill(scores, page):
                 assert found == lead_text(last)
     shown = "".join(page.text)
     assert "below that of persistence at every lead time, to 5 d, for all 4" in shown
-    assert "It stops being so first for SP, after 3 d" in shown
+    assert "This ends first for t2m, after 4 d, and last for U500, after " in shown
+    assert "it holds to the end for 1 of 4." in shown
 
 
 def test_a_page_of_little(tmp_path, scores):
