@@ -28,10 +28,9 @@ from credit_jax.inference.outputs import Outputs, OutputVariable, as_dates
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.inference.stores import Fields, Job
 from credit_jax.io.atomic import new_folder
+from credit_jax.io.forecast_files import LEAD, MEMBER, STORE, TIME
 
-NAME = "forecast.zarr"
 MANY_LEVELS = 8 * 2**20
-TIME, MEMBER, LEAD = "time", "number", "prediction_timedelta"
 _COORDINATES: dict[str, dict[str, Any]] = {
     TIME: {
         "standard_name": "forecast_reference_time",
@@ -68,7 +67,7 @@ class ZarrStore:
     @property
     def path(self) -> Path:
         """The store."""
-        return self.folder / NAME
+        return self.folder / STORE
 
     def create(self) -> None:
         """Makes the store without values, unless it is there."""
