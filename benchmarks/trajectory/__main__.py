@@ -1,6 +1,6 @@
 """50 training steps beside CREDIT's own trainer: same YAML, data, weights and seed.
 
-    python -m benchmarks.trajectory [--cases NAME ...] [--meshes 1 dp2xtp2xdomain2]
+    python -m benchmarks.trajectory [--cases NAME ...] [--meshes 1 tp2xdomain4 ...]
 
 CREDIT trains on one process and one thread; credit_jax begins with its weights and
 trains on each mesh with the loop of `credit-jax train`, reading the data itself. Writes
@@ -11,27 +11,38 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from rich.console import Console
 
 from benchmarks.meshes import num_devices
 from benchmarks.report import Table, add_out_option, publish
-from benchmarks.trajectory.cases import CASES, NUM_STEPS, base_config, write_case
+from benchmarks.trajectory.cases import (
+    CASES,
+    NUM_STEPS,
+    VALID_BATCHES,
+    Case,
+    base_config,
+    write_case,
+)
 from benchmarks.trajectory.errors import BOUNDS, errors_of
-from benchmarks.trajectory.our_side import train_on
+from benchmarks.trajectory.noise import noise_of
+from benchmarks.trajectory.our_side import setup_on, train_on
 from credit_jax.parallel.compiler import use_cache
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.training.loggers import read_log
+from tests.reference.start import SEED
 from tests.reference.training import credit_train
 
-MESHES = ("1", "dp2xtp2xdomain2")
 _COLUMNS = {
     "batches": "batches",
     "loss_20": "loss, steps 1 to 20",
@@ -50,11 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0, or 1 where a case is not within its bounds.
     """
     options = _parse(arguments)
-    ensure_devices(max(map(num_devices, options.meshes)))
+    meshes = {name: options.meshes or CASES[name].meshes for name in options.cases}
+    ensure_devices(max(map(num_devices, itertools.chain(*meshes.values()))))
     use_cache(options.cache)
     console, results = Console(), []
     for name in options.cases:
-        results += _run_case(name, options.meshes, console)
+        results += _run_case(name, meshes[name], console)
         _publish(results, options)  # a run that is cut leaves what it has
     failed = [r for r in results if not r["within"]]
     for result in failed:
@@ -65,9 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_case(name: str, meshes: Sequence[str], console: Console) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         folder = Path(scratch)
-        path = write_case(CASES[name], folder)
+        case = CASES[name]
+        path = write_case(case, folder)
         began = time.monotonic()
-        run = credit_train(path, folder)
+        run = credit_train(path, folder, noise=_noise(case, path))
         rows = read_log(folder / "run/training_log.csv")
         console.print(f"{name}: CREDIT, {time.monotonic() - began:.0f} s")
         for mesh in meshes:
@@ -75,7 +88,7 @@ def _run_case(name: str, meshes: Sequence[str], console: Console) -> Iterator[An
             out = folder / f"ours-{mesh}"
             out.mkdir()
             try:
-                record = train_on(path, mesh, run, out)
+                record = train_on(path, mesh, run, out, case.spread)
             except Exception:
                 console.print(traceback.format_exc())
                 yield {"case": name, "mesh": mesh, "within": False, "errors": {}}
@@ -92,6 +105,20 @@ def _run_case(name: str, meshes: Sequence[str], console: Console) -> Iterator[An
                 "errors": errors,
                 "loss": losses,
             }
+
+
+def _noise(case: Case, path: Path) -> Mapping[str, np.ndarray] | None:
+    """What CREDIT's predictions have added, if anything."""
+    if not case.spread:
+        return None
+    setup = setup_on(path, "1", case.spread)
+    return noise_of(
+        setup,
+        jax.random.key(SEED),
+        case.spread,
+        num_steps=NUM_STEPS,
+        num_valid=VALID_BATCHES,
+    )
 
 
 def _short(errors: dict[str, float]) -> str:
@@ -116,7 +143,9 @@ def _publish(results: list[Any], options: Any) -> None:
         "Batches are bitwise CREDIT's but for logarithms and for standard scalers, "
         "whose deviations torch rounds otherwise in the last bit; validation is every "
         "number of the logs, of the first two epochs and of the last. "
-        f"Bounds: {bounds}."
+        "Members of a CRPS get the same noise on both sides, added to the prediction; "
+        "its mesh has no dp, over which CREDIT trains other members of the same "
+        f"samples. Bounds: {bounds}."
     )
     config = {"cases": options.cases, "meshes": options.meshes, "base": base_config()}
     table = Table("training beside CREDIT", ["case", "mesh", *_COLUMNS.values()], rows)
@@ -139,7 +168,7 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trajectory")
     add = parser.add_argument
     add("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
-    add("--meshes", nargs="+", default=list(MESHES), metavar="MESH")
+    add("--meshes", nargs="+", metavar="MESH", help="instead of those of the cases")
     add("--cache", metavar="DIR", help="folder of compiled programs, for the next run")
     add_out_option(parser)
     return parser.parse_args(arguments)

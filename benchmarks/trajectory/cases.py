@@ -21,7 +21,8 @@ from tests.reference.scalers import (
 )
 from tests.reference.training import GEN2_CONFIG
 
-NUM_EPOCHS, BATCHES_PER_EPOCH = 5, 10
+MESHES = ("1", "dp2xtp2xdomain2")
+NUM_EPOCHS, BATCHES_PER_EPOCH, VALID_BATCHES = 5, 10, 3
 NUM_STEPS = NUM_EPOCHS * BATCHES_PER_EPOCH
 
 _HELD_OUT = {"start_datetime": "2000-01-08", "end_datetime": "2000-01-13"}
@@ -57,11 +58,15 @@ class Case:
         change: changes CREDIT's YAML, a mapping, in place.
         write: writes the data into a folder.
         validation: what `validation_data` has besides the keys of `data`.
+        spread: standard deviation of noise that is added to predictions.
+        meshes: instead of those that most cases are trained on.
     """
 
     change: Callable[[dict[str, Any]], None]
     write: Callable[[Path], None] = write_dataset
     validation: Mapping[str, Any] = field(default_factory=lambda: _HELD_OUT)
+    spread: float = 0.0
+    meshes: tuple[str, ...] = MESHES
 
 
 def base_config() -> dict[str, Any]:
@@ -69,7 +74,7 @@ def base_config() -> dict[str, Any]:
     raw = yaml.safe_load(GEN2_CONFIG.read_text())
     raw["trainer"] |= {
         "batches_per_epoch": BATCHES_PER_EPOCH,
-        "valid_batches_per_epoch": 3,
+        "valid_batches_per_epoch": VALID_BATCHES,
         "epochs": NUM_EPOCHS,
         "num_epoch": NUM_EPOCHS,
         "use_ema": False,
@@ -113,6 +118,16 @@ def _accumulation(raw: dict[str, Any]) -> None:
         "ema_decay": 0.9,
         "weight_decay": 0.01,
     }
+
+
+def _crps(raw: dict[str, Any]) -> None:
+    """One sample in a batch: CREDIT's metrics fail with members of several."""
+    raw["trainer"] |= {
+        "ensemble_size": 2,
+        "train_batch_size": 1,
+        "valid_batch_size": 1,
+    }
+    raw["loss"] |= {"training_loss": "KCRPS", "validation_loss": "KCRPS"}
 
 
 def _log_transforms_and_base(raw: dict[str, Any]) -> None:
@@ -231,6 +246,11 @@ CASES: Mapping[str, Case] = {
     ),
     "two sources, two calendars": Case(
         _two_calendars, _write_two_calendars, {"start_datetime": "2000-02-26"}
+    ),
+    # By a CRPS, as in CREDIT, dp ranks train other members of the same samples: one
+    # process of CREDIT has no batch of that kind.
+    "KCRPS, two members of injected noise": Case(
+        _crps, spread=0.1, meshes=("1", "tp2xdomain4")
     ),
     "accumulation, EMA, clipping, decay, warm-up": Case(_accumulation),
     "linear-warmup-cosine": scheduled(_WARM_UP),

@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.meshes import num_devices, parse_mesh
+from benchmarks.trajectory.noise import with_noise
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import load_config
 from credit_jax.data import Batch
@@ -26,6 +27,7 @@ from credit_jax.training.loop import Loggers, Steps, TrainingLoop
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import start_of_run
+from credit_jax.transforms import Rollout
 from tests.reference.start import start_of
 from tests.reference.training import CreditRun
 
@@ -50,7 +52,9 @@ class Record:
     params: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def train_on(config_path: Path, mesh: str, run: CreditRun, folder: Path) -> Record:
+def train_on(
+    config_path: Path, mesh: str, run: CreditRun, folder: Path, spread: float = 0.0
+) -> Record:
     """Trains to the last epoch with the loop of `credit-jax train`.
 
     Args:
@@ -59,8 +63,9 @@ def train_on(config_path: Path, mesh: str, run: CreditRun, folder: Path) -> Reco
         mesh: such as "dp2xtp2xdomain2"; the global batch is the same on all.
         run: of CREDIT, which began with the same weights.
         folder: for checkpoints and log.
+        spread: see `setup_on`.
     """
-    setup = setup_on(config_path, mesh)
+    setup = setup_on(config_path, mesh, spread)
     record = Record()
     store = RunStore(CheckpointStore(folder), setup.model_def.param_specs)
     display = Display(Console(quiet=True), silent=True)
@@ -80,8 +85,14 @@ def train_on(config_path: Path, mesh: str, run: CreditRun, folder: Path) -> Reco
     return record
 
 
-def setup_on(config_path: Path, mesh: str) -> Setup:
-    """The setup of a config on a mesh of the first devices."""
+def setup_on(config_path: Path, mesh: str, spread: float = 0.0) -> Setup:
+    """The setup of a config on a mesh of the first devices.
+
+    Args:
+        config_path: the YAML.
+        mesh: such as "dp2xtp2xdomain2".
+        spread: standard deviation of noise that is added to predictions, see `noise`.
+    """
     degrees = parse_mesh(mesh)
     dp = degrees.get(DP_SHARD, 1) * degrees.get(DP_REPLICATE, 1)
     parallelism = {
@@ -96,19 +107,23 @@ def setup_on(config_path: Path, mesh: str) -> Setup:
         overrides.append(f"trainer.{kind}_batch_size={samples}")
     count = num_devices(mesh)
     plan = plan_run(load_config(config_path, overrides), num_devices=count)
+    if spread and plan.model.model_def is not None:
+        noisy = with_noise(plan.model.model_def, spread)
+        model = dataclasses.replace(plan.model, model_def=noisy)
+        plan = dataclasses.replace(plan, model=model)
     return prepare(plan, jax.devices()[:count])
 
 
 def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:
     """The steps of a run, which also write down what goes in and comes out."""
     steps = setup.steps()
-    num_steps = setup.objective.rollout.num_steps
+    rollout = setup.objective.rollout
     batches = 0
 
     def place_train(group: Sequence[Batch]) -> Any:
         nonlocal batches
         for batch in group:
-            error = _batch_error(batch, run, batches, num_steps)
+            error = _batch_error(batch, run, batches, rollout)
             record.batch_error = max(record.batch_error, error)
             batches += 1
         return steps.place_train(group)
@@ -123,9 +138,10 @@ def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:
     return dataclasses.replace(steps, place_train=place_train, train=train)
 
 
-def _batch_error(batch: Batch, run: CreditRun, index: int, num_steps: int) -> float:
+def _batch_error(batch: Batch, run: CreditRun, index: int, rollout: Rollout) -> float:
     """How far x of the first step and y of all steps are from CREDIT's."""
-    first = index * num_steps
-    y = np.concatenate([*run.y[first : first + num_steps]], axis=2)
-    pairs = ((batch.x, run.x[first]), (batch.y, y))
+    first = index * rollout.num_steps
+    y = np.concatenate([*run.y[first : first + rollout.num_steps]], axis=2)
+    # CREDIT repeats a sample for its members before the model takes it.
+    pairs = ((batch.x, run.x[first][:: rollout.num_members]), (batch.y, y))
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)

@@ -9,6 +9,9 @@ from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 
+# Of the key of dropout and noise.
+SEED = 0
+
 
 def start_of(setup: Setup, weights: Any) -> TrainState:
     """The state before the first step.
@@ -23,7 +26,7 @@ def start_of(setup: Setup, weights: Any) -> TrainState:
         "ema": setup.config.trainer.use_ema,
         "loss_state": init_loss_state(setup.objective.loss, setup.loss_optimizer),
     }
-    key = jax.random.key(0)
+    key = jax.random.key(SEED)
     state = state_of(setup.model, packed, model_state, setup.optimizer, key, **further)
     specs = state_specs(setup.model, setup.optimizer, **further)
     return place_state(state, specs, setup.mesh)

@@ -1,8 +1,11 @@
-"""CREDIT's own gen2 trainer, watched: python -m tests.reference.trainer_driver YAML OUT
+"""CREDIT's own gen2 trainer, watched.
+
+    python -m tests.reference.trainer_driver YAML OUT [NOISE]
 
 Runs in its own process, because CREDIT sets flags of the whole of torch. OUT, a folder,
 gets steps.npz (per step: x, y, loss, learning_rate, gradient_norm), and the state dicts
-initial.npz, final.npz and ema.npz.
+initial.npz, final.npz and ema.npz. NOISE, an .npz, has arrays that are added to the
+predictions: `train`, one for each step, `valid`, one for each batch of an epoch.
 """
 
 import logging
@@ -19,7 +22,7 @@ from credit_torch_bridge.compare.credit_import import import_torchvision
 _RECORD: dict[str, list[np.ndarray | float]] = defaultdict(list)
 
 
-def main(config: str, out: str) -> None:
+def main(config: str, out: str, noise: str | None = None) -> None:
     """Trains as `credit train` does on one process, and writes what was seen."""
     torch.set_num_threads(1)
     import_torchvision()
@@ -29,6 +32,8 @@ def main(config: str, out: str) -> None:
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _watch(trainer_gen2, folder)
+    if noise is not None:
+        _add_noise(trainer_gen2.TrainerERA5Gen2, Path(noise))
     logging.getLogger().addHandler(logging.StreamHandler())
     sys.argv = ["train_gen2", "-c", config]
     main_cli()
@@ -76,6 +81,24 @@ def _watch(module, folder: Path) -> None:
     trainer._sharded_forward = sharded_forward
     trainer.validate = validate_and_record
     module.clip_grad_norm_ = clip_grad_norm
+
+
+def _add_noise(trainer, path: Path) -> None:
+    with np.load(path) as arrays:
+        fields = {name: torch.from_numpy(arrays[name]) for name in ("train", "valid")}
+    turns = {name: iter(field) for name, field in fields.items()}
+    forward, validate = trainer._sharded_forward, trainer.validate
+
+    def noisy_forward(self, data, amp):
+        forward(self, data, amp)
+        noise = next(turns["train" if self.model.training else "valid"])
+        data["y_pred"] = data["y_pred"] + noise.reshape(data["y_pred"].shape)
+
+    def validate_anew(self, *args):
+        turns["valid"] = iter(fields["valid"])
+        return validate(self, *args)
+
+    trainer._sharded_forward, trainer.validate = noisy_forward, validate_anew
 
 
 def _record_learning_rate(optimizer, args, kwargs) -> None:

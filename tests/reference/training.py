@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,18 +44,25 @@ class CreditRun:
     ema: dict[str, np.ndarray] | None
 
 
-def credit_train(config_path: Path, cwd: Path) -> CreditRun:
+def credit_train(
+    config_path: Path, cwd: Path, *, noise: Mapping[str, np.ndarray] | None = None
+) -> CreditRun:
     """Runs CREDIT's gen2 trainer on a YAML in the folder `cwd`, in its own process.
 
     Args:
         config_path: CREDIT gen2 YAML; relative paths inside it start at `cwd`.
         cwd: folder with the data; what was seen is written to its `watched/`.
+        noise: "train", one array for each training step, and "valid", one for each
+            validation batch of an epoch, which are added to the model's predictions.
 
     Raises:
         RuntimeError: CREDIT failed; carries the end of what it printed.
     """
     out = cwd / "watched"
     arguments = [str(config_path.resolve()), str(out)]
+    if noise is not None:
+        np.savez(cwd / "noise.npz", **noise)
+        arguments.append(str(cwd / "noise.npz"))
     run_credit("tests.reference.trainer_driver", arguments, cwd)
     return _read_run(out)
 
