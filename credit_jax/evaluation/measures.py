@@ -1,0 +1,247 @@
+"""Area sums of errors, anomalies, ranks and spectra of some forecasts.
+
+Functions of local rows, in and outside of `shard_map`. With weights `w` of the points
+of a region, an ensemble of m members `x_i`, `e` the error of their mean, `t` the truth,
+`c` the climatology, and sums over points where all of them have values:
+
+    squared, absolute, plain    sum w e^2, sum w |e|, sum w e
+    anomaly, product, truth     sum w f^2, sum w f a, sum w a^2, f = x - c, a = t - c
+    crps                        sum w (mean |x_i - t| - mean |x_i - x_j| / 2), i != j
+    variance                    sum w sum_i (x_i - mean)^2 / (m - 1)
+    rank                        sum w for each number of members below the truth
+    power                       sum w |F_k|^2, and twice that for waves -k and k
+
+Differences from the truth are taken first: they are exact in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from credit_jax.evaluation.scores import (
+    CLIMATOLOGY,
+    FORECAST,
+    MEMBERS,
+    PERSISTENCE,
+    TRUTH,
+)
+from credit_jax.losses.crps import half_pair_sum
+from credit_jax.ops.vma import pvary
+from credit_jax.parallel.collectives import psum_each
+from credit_jax.parallel.mesh.axes import MeshAxes
+
+Fields = Float[Array, "start channel rows lon"]
+Points = Bool[Array, "start channel rows lon"]
+Ensemble = Float[Array, "start member channel rows lon"]
+# "system/quantity" -> (start, channel, region, ...); quantities as above, and
+# "weight" (of errors), "anomaly_weight", "power_weight": sums of w alone.
+AreaSums = dict[str, Array]
+_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of local points, 0 in padding rows.
+
+    Attributes:
+        regions: of each region, of sum 1 over all shards.
+        bands: of the rows of each band; None computes no spectra.
+    """
+
+    regions: Float[Array, "region rows lon"]
+    bands: Float[Array, "band rows"] | None
+
+    def sum(self, values: Fields) -> Float[Array, "start channel region"]:
+        """Sums over local points of each region."""
+        parts = _blocks(values, -1), _blocks(self.regions, -1)
+        of_blocks = jnp.einsum("scynx,rynx->scryn", *parts, precision="highest")
+        return _blocks(of_blocks.sum(axis=-1), -1).sum(axis=-1).sum(axis=-1)
+
+    def band_sum(self, values: Float[Array, "start channel rows wave"]) -> Array:
+        """Sums over local rows of each band, (start, channel, band, wave)."""
+        assert self.bands is not None, "asked by the caller"
+        parts = _blocks(values, -2), _blocks(self.bands, -1)
+        of_blocks = jnp.einsum("scnyk,bny->scbnk", *parts, precision="highest")
+        return of_blocks.sum(axis=-2)
+
+
+def area_sums(
+    forecast: Ensemble,
+    references: Mapping[str, Fields],
+    weights: Weights,
+    axes: MeshAxes,
+) -> AreaSums:
+    """All area sums of some forecasts at one lead time, over the rows of all shards.
+
+    Args:
+        forecast: one or more members.
+        references: "truth", and "persistence" and "climatology" if there are any, in
+            the units of the forecast. NaN is a missing value.
+        weights: of the points.
+        axes: of the mesh; `MeshAxes()` on one device.
+    """
+    found = _local_sums(forecast, references, weights)
+    rows = (axes.domain,) if axes.domain else ()
+    parts = [pvary(own, rows) for own in found.values()]
+    return dict(zip(found, psum_each(parts, [rows] * len(parts)), strict=True))
+
+
+def _local_sums(
+    forecast: Ensemble, references: Mapping[str, Fields], weights: Weights
+) -> AreaSums:
+    truth = references[TRUTH]
+    climatology = references.get(CLIMATOLOGY)
+    found: AreaSums = {}
+    single = {
+        name: references[name][:, None]
+        for name in (PERSISTENCE, CLIMATOLOGY)
+        if name in references
+    }
+    for name, fields in {FORECAST: forecast, **single}.items():
+        own = None if name == CLIMATOLOGY else climatology
+        found |= _system(name, fields, truth, own, weights)
+    if climatology is not None:
+        anomaly = truth - climatology
+        known = jnp.isfinite(anomaly)
+        found[f"{TRUTH}/anomaly"] = weights.sum(_zero(jnp.square(anomaly), known))
+        found[f"{TRUTH}/anomaly_weight"] = weights.sum(_ones(known))
+    if weights.bands is not None:
+        systems = {FORECAST: forecast, TRUTH: truth[:, None], **single}
+        for name, fields in systems.items():
+            found |= _spectra(name, fields, weights)
+    return found
+
+
+def _system(
+    name: str,
+    fields: Ensemble,
+    truth: Fields,
+    climatology: Fields | None,
+    weights: Weights,
+) -> AreaSums:
+    """Errors and anomalies of a system; of several members also what they have."""
+    difference = fields - truth[:, None]
+    known = jnp.isfinite(difference).all(axis=1)
+    difference = _zero(difference, known[:, None])
+    several = fields.shape[1] > 1
+    quantities = _errors(name, difference.mean(axis=1, keepdims=True))
+    quantities[f"{name}/weight"] = _ones(known)
+    if several:
+        quantities |= _errors(MEMBERS, difference)
+        quantities[f"{MEMBERS}/weight"] = quantities[f"{name}/weight"]
+        quantities |= _of_members(name, difference)
+    found = {key: weights.sum(_zero(x, known)) for key, x in quantities.items()}
+    if several:
+        found[f"{name}/rank"] = _ranks(difference, known, weights)
+    if climatology is not None:
+        both = known & jnp.isfinite(climatology)
+        pair = _zero(fields - climatology[:, None], both[:, None]), truth - climatology
+        anomalies = _anomalies(name, pair[0].mean(axis=1, keepdims=True), pair[1])
+        if several:
+            anomalies |= _anomalies(MEMBERS, *pair)
+        for key, values in anomalies.items():
+            found[key] = weights.sum(_zero(values, both))
+    return found
+
+
+def _errors(name: str, error: Ensemble) -> dict[str, Fields]:
+    return {
+        f"{name}/squared": jnp.square(error).mean(axis=1),
+        f"{name}/absolute": jnp.abs(error).mean(axis=1),
+        f"{name}/plain": error.mean(axis=1),
+    }
+
+
+def _anomalies(name: str, anomaly: Ensemble, of_truth: Fields) -> dict[str, Fields]:
+    return {
+        f"{name}/anomaly": jnp.square(anomaly).mean(axis=1),
+        f"{name}/product": anomaly.mean(axis=1) * of_truth,
+        f"{name}/truth": jnp.square(of_truth),
+        f"{name}/anomaly_weight": jnp.ones_like(of_truth),
+    }
+
+
+def _of_members(name: str, error: Ensemble) -> dict[str, Fields]:
+    """CRPS and variance; both are those of differences from the truth."""
+    count = error.shape[1]
+    pairs = half_pair_sum(error[:, :, :, None])[:, :, 0] / (count * (count - 1))
+    centered = error - error.mean(axis=1, keepdims=True)
+    return {
+        f"{name}/crps": jnp.abs(error).mean(axis=1) - pairs,
+        f"{name}/variance": jnp.square(centered).sum(axis=1) / (count - 1),
+    }
+
+
+def _ranks(
+    error: Ensemble, known: Points, weights: Weights
+) -> Float[Array, "start channel region rank"]:
+    """Sums of weights by rank; a truth that equals n members has n + 1 ranks alike."""
+    below = (error < 0).sum(axis=1)
+    equal = (error == 0).sum(axis=1)
+    share = _zero(1 / (equal + 1), known)
+
+    def at(rank: Array) -> Array:
+        here = (rank >= below) & (rank <= below + equal)
+        return weights.sum(_zero(share, here))
+
+    return jnp.moveaxis(jax.lax.map(at, jnp.arange(error.shape[1] + 1)), 0, -1)
+
+
+def _spectra(name: str, fields: Ensemble, weights: Weights) -> AreaSums:
+    power, known = _power(fields)
+    whole = known.all(axis=1)
+    found = _band_sums(name, _power(fields.mean(axis=1))[0], whole, weights)
+    if fields.shape[1] > 1:
+        found |= _band_sums(MEMBERS, power.mean(axis=1), whole, weights)
+    return found
+
+
+def _band_sums(name: str, power: Array, known: Array, weights: Weights) -> AreaSums:
+    rows = known[..., None]
+    return {
+        f"{name}/power": weights.band_sum(_zero(power, rows)),
+        f"{name}/power_weight": weights.band_sum(_ones(rows))[..., 0],
+    }
+
+
+def _power(
+    fields: Float[Array, "*dims rows lon"],
+) -> tuple[Float[Array, "*dims rows wave"], Bool[Array, "*dims rows"]]:
+    """Power by zonal wavenumber, whose sum is the mean square of a row.
+
+    The mean of a row is taken off first: it may be a thousand times what varies.
+    """
+    known = jnp.isfinite(fields).all(axis=-1)
+    fields = _zero(fields, known[..., None])
+    mean = fields.mean(axis=-1, keepdims=True)
+    waves = jnp.fft.rfft(fields - mean) / fields.shape[-1]
+    power = jnp.square(waves.real) + jnp.square(waves.imag)
+    # The shortest wave of an even number of points is its own conjugate.
+    single = slice(1, -1 if fields.shape[-1] % 2 == 0 else None)
+    power = power.at[..., single].multiply(2)
+    return power.at[..., 0].set(jnp.square(mean[..., 0])), known
+
+
+def _blocks(values: Array, dim: int) -> Array:
+    """A dim in blocks of `_BLOCK`, with zeros at the end.
+
+    Sums of sums of few values: rounding grows with the number of values of a sum.
+    """
+    dim %= values.ndim
+    size = values.shape[dim]
+    pads = [(0, -size % _BLOCK if i == dim else 0) for i in range(values.ndim)]
+    shape = *values.shape[:dim], -1, _BLOCK, *values.shape[dim + 1 :]
+    return jnp.pad(values, pads).reshape(shape)
+
+
+def _zero(values: Array, where: Array) -> Array:
+    return jnp.where(where, values, jnp.zeros((), values.dtype))
+
+
+def _ones(known: Array) -> Array:
+    return known.astype(jnp.float32)

@@ -1,0 +1,172 @@
+"""Area sums of forecasts on a mesh: one compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from credit_jax.evaluation.measures import AreaSums, Weights, area_sums
+from credit_jax.evaluation.regions import Region, band_weights, region_weights
+from credit_jax.parallel.compiler import compile_program
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.placement import batch_spec, place_batch
+
+# Key -> (batch, level, 1, rows, lon), as forecasts come from a step.
+Forecast = Mapping[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Where fields have their values.
+
+    Attributes:
+        latitude, longitude: (lat,) and (lon,) degrees, or both (lat, lon).
+        regions: over which scores are averaged.
+        bands: over which spectra are; none on curvilinear grids.
+    """
+
+    latitude: np.ndarray
+    longitude: np.ndarray
+    regions: tuple[Region, ...]
+    bands: tuple[Region, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return self.latitude.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class MeshSums:
+    """The area sums of some forecasts, which lie side by side on the batch dim.
+
+    Members of one start date are neighbors. If those of each start date are on one
+    data-parallel rank, each rank has its own start dates; else every rank gets all
+    members by an all-gather, and all ranks do the same.
+
+    Attributes:
+        mesh: of the forecasts.
+        grid: of the fields.
+        size: forecasts side by side on the whole mesh.
+        num_members: of each start date.
+        channels: key -> positions of the levels that are compared; None is all.
+    """
+
+    mesh: Mesh
+    grid: Grid
+    size: int
+    num_members: int
+    channels: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.size % self.num_members:
+            raise ValueError(
+                f"scores of {self.num_members} members need them side by side, and "
+                f"{self.size} forecasts run at once; choose --batch so that batch x "
+                f"{self.axes.num_data} data-parallel devices is a multiple of "
+                f"{self.num_members}"
+            )
+
+    @property
+    def axes(self) -> MeshAxes:
+        return MeshAxes.from_mesh(self.mesh)
+
+    @property
+    def num_starts(self) -> int:
+        """Start dates side by side."""
+        return self.size // self.num_members
+
+    @property
+    def gathers(self) -> bool:
+        """Whether members of one start date are on several ranks."""
+        return self.size // self.axes.num_data % self.num_members != 0
+
+    def place(self, references: Mapping[str, np.ndarray]) -> dict[str, Array]:
+        """References on the mesh.
+
+        Args:
+            references: name -> (start, channel, lat, lon), for `num_starts` dates.
+        """
+        fields = {name: x[:, :, None] for name, x in references.items()}
+        return place_batch(fields, self.mesh, shared=self.gathers)
+
+    def __call__(
+        self, forecast: Forecast, references: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Area sums at one lead time, still on the devices; `to_host` takes them.
+
+        Args:
+            forecast: global arrays on the mesh.
+            references: of `place`.
+        """
+        return self._compiled(dict(forecast), dict(references), self._weights)
+
+    def to_host(self, sums: Mapping[str, Array]) -> dict[str, np.ndarray]:
+        """(start, channel, ...) area sums of the start dates."""
+        return {name: np.asarray(x)[: self.num_starts] for name, x in sums.items()}
+
+    def place_forecast(
+        self, members: Float[np.ndarray, "batch channel lat lon"]
+    ) -> dict[str, Array]:
+        """A forecast of the host on the mesh, as one key with all channels."""
+        return place_batch({"all": members[:, :, None]}, self.mesh)
+
+    @cached_property
+    def _weights(self) -> tuple[Array, Array | None]:
+        axes, rows = self.axes, self.grid.num_rows
+        padding = -rows % axes.num_domain
+
+        def place(weights: np.ndarray, dim: int) -> Array:
+            pads = [(0, padding if i == dim else 0) for i in range(weights.ndim)]
+            spec = [axes.domain if i == dim else None for i in range(weights.ndim)]
+            sharding = NamedSharding(self.mesh, PartitionSpec(*spec))
+            return jax.device_put(np.pad(weights, pads), sharding)
+
+        grid = self.grid
+        regions = region_weights(grid.regions, grid.latitude, grid.longitude)
+        if not grid.bands:
+            return place(regions, 1), None
+        return place(regions, 1), place(band_weights(grid.bands, grid.latitude), 1)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        axes, field = self.axes, batch_spec(self.axes)
+        rows = PartitionSpec(None, axes.domain)
+        run = jax.shard_map(
+            self._local,
+            mesh=self.mesh,
+            in_specs=(field, field, rows),
+            out_specs=PartitionSpec(axes.data or None),
+        )
+        return compile_program(run, self.mesh)
+
+    def _local(
+        self,
+        forecast: Forecast,
+        references: Mapping[str, Array],
+        weights: tuple[Array, Array | None],
+    ) -> AreaSums:
+        members = jnp.concatenate(self._chosen(forecast), axis=1)
+        if self.gathers:
+            members = lax.all_gather(members, self.axes.data, axis=0, tiled=True)
+        members = members.reshape(-1, self.num_members, *members.shape[1:])
+        fields = {name: x[:, :, 0] for name, x in references.items()}
+        return area_sums(members, fields, Weights(*weights), self.axes)
+
+    def _chosen(self, forecast: Forecast) -> list[Array]:
+        """The compared levels of each variable, (batch, level, rows, lon)."""
+        wanted: Mapping[str, Sequence[int] | None] = self.channels
+        wanted = wanted or dict.fromkeys(forecast)
+        fields = {key: forecast[key][:, :, 0] for key in wanted}
+        return [
+            x if wanted[key] is None else x[:, jnp.asarray(wanted[key])]
+            for key, x in fields.items()
+        ]

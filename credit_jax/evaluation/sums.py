@@ -1,0 +1,255 @@
+"""Sums over start dates, and the scores that follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from credit_jax.evaluation.scores import (
+    BAND,
+    CHANNEL,
+    CLIMATOLOGY,
+    DIMS,
+    FORECAST,
+    LEAD,
+    MEMBERS,
+    METRICS,
+    PERSISTENCE,
+    RANK,
+    REGION,
+    SYSTEM,
+    TRUTH,
+    WAVENUMBER,
+)
+from credit_jax.io.atomic import new_file
+
+_STARTS = "start_dates"
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A channel of the scores.
+
+    Attributes:
+        variable: its name.
+        level: its level; None at the surface.
+        units, long_name: "" if they are unknown.
+    """
+
+    variable: str
+    level: float | None = None
+    units: str = ""
+    long_name: str = ""
+
+    @property
+    def label(self) -> str:
+        """Variable and level in one word."""
+        return self.variable + ("" if self.level is None else f"{self.level:g}")
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreSums:
+    """Area sums, added up over start dates in float64.
+
+    Attributes:
+        starts: the start dates, datetime64.
+        arrays: "system/quantity" of `measures` -> (lead, channel, region, ...).
+    """
+
+    starts: tuple[np.datetime64, ...]
+    arrays: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of_start(
+        cls, start: np.datetime64, leads: Sequence[Mapping[str, np.ndarray]]
+    ) -> ScoreSums:
+        """Those of one start date.
+
+        Args:
+            start: the date.
+            leads: for each lead time the area sums, (channel, region, ...).
+        """
+        names = leads[0]
+        arrays = {k: np.stack([own[k] for own in leads], dtype=float) for k in names}
+        return cls((start,), arrays)
+
+    def merge(self, other: ScoreSums) -> ScoreSums:
+        """The sums of both.
+
+        Raises:
+            ValueError: they have a start date in common, or are of other scores.
+        """
+        twice = sorted(set(self.starts) & set(other.starts))
+        if twice:
+            raise ValueError(f"the start date {str(twice[0])[:16]} is in both sums")
+        shapes = [{k: x.shape for k, x in own.arrays.items()} for own in (self, other)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"sums of other scores cannot be merged: {shapes[0]} and {shapes[1]}"
+            )
+        arrays = {name: x + other.arrays[name] for name, x in self.arrays.items()}
+        return ScoreSums(self.starts + other.starts, arrays)
+
+    def save(self, path: Path) -> None:
+        """Writes a file (.npz) that is there whole or not at all."""
+        starts = np.array(self.starts, "datetime64[ns]").astype(np.int64)
+        with new_file(path) as partial, partial.open("wb") as file:
+            content: dict[str, Any] = {_STARTS: starts, **self.arrays}
+            np.savez(file, **content)
+
+    @classmethod
+    def load(cls, path: Path) -> ScoreSums:
+        """Reads a file of `save`."""
+        with np.load(path) as found:
+            arrays = {name: found[name] for name in found.files}
+        starts = arrays.pop(_STARTS).astype("datetime64[ns]")
+        return cls(tuple(starts), arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreLayout:
+    """What the dims of the sums are.
+
+    Attributes:
+        channels: in order.
+        leads: (lead,) timedelta64[ns].
+        regions, bands: names.
+        num_members: of each start date.
+    """
+
+    channels: tuple[Channel, ...]
+    leads: np.ndarray
+    regions: tuple[str, ...]
+    bands: tuple[str, ...]
+    num_members: int = 1
+
+    def scores(
+        self, sums: ScoreSums, attributes: Mapping[str, Any] | None = None
+    ) -> xr.Dataset:
+        """The data set of `evaluation.scores`.
+
+        Args:
+            sums: over all start dates.
+            attributes: of the data set.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = _metrics(sums.arrays, self.num_members, len(sums.starts))
+        systems = [
+            name
+            for name in (FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH)
+            if any(name in own for own in found.values())
+        ]
+        arrays = {}
+        for name, metric in METRICS.items():
+            if name not in found:
+                continue
+            one = next(iter(found[name].values()))
+            empty = np.full(one.shape, np.nan)
+            whole = np.stack([found[name].get(system, empty) for system in systems])
+            # (system, lead, channel, region, ...) -> the order of the dims.
+            whole = np.moveaxis(whole, 1, 3)
+            if metric.dims != DIMS:
+                whole = whole.astype(np.float32)
+            details = {"long_name": metric.long_name}
+            arrays[name] = xr.DataArray(whole, dims=metric.dims, attrs=details)
+        sizes = xr.Dataset(arrays).sizes
+        coords = self._coordinates(systems)
+        coords[WAVENUMBER] = np.arange(sizes.get(WAVENUMBER, 0))
+        used = {k: v for k, v in coords.items() if k in sizes or isinstance(v, tuple)}
+        starts = np.sort(np.array(sums.starts))
+        return xr.Dataset(
+            arrays,
+            used,
+            {
+                "num_start_dates": len(starts),
+                "first_start_date": str(starts[0])[:16],
+                "last_start_date": str(starts[-1])[:16],
+                "num_members": self.num_members,
+                **(attributes or {}),
+            },
+        )
+
+    def _coordinates(self, systems: Sequence[str]) -> dict[str, Any]:
+        channels = self.channels
+        labels = [channel.label for channel in channels]
+        if len(set(labels)) < len(labels):
+            labels = [
+                c.variable + ("" if c.level is None else f"@{c.level:g}")
+                for c in channels
+            ]
+        levels = [math.nan if c.level is None else c.level for c in channels]
+        return {
+            SYSTEM: list(systems),
+            CHANNEL: labels,
+            "variable": (CHANNEL, [c.variable for c in channels]),
+            "level": (CHANNEL, np.array(levels)),
+            "units": (CHANNEL, [c.units for c in channels]),
+            "long_name": (CHANNEL, [c.long_name for c in channels]),
+            REGION: list(self.regions),
+            LEAD: self.leads.astype("timedelta64[ns]"),
+            RANK: np.arange(self.num_members + 1),
+            BAND: list(self.bands),
+        }
+
+
+def _missing(weight: np.ndarray, num_starts: int) -> np.ndarray:
+    """Share without values, (lead, channel, region); NaN in regions without points."""
+    share = 1 - weight / num_starts
+    # Weights are rounded to float32, so that their sum is not quite 1.
+    share[np.abs(share) < _ROUNDING] = 0.0
+    share[..., (weight == 0).all(axis=(0, 1))] = np.nan
+    return share
+
+
+def _metrics(
+    sums: Mapping[str, np.ndarray], num_members: int, num_starts: int
+) -> dict[str, dict[str, np.ndarray]]:
+    """Metric -> system -> (lead, channel, region, ...)."""
+    found: dict[str, dict[str, np.ndarray]] = {name: {} for name in METRICS}
+    for system in (FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH):
+        own = {
+            key.partition("/")[2]: array
+            for key, array in sums.items()
+            if key.startswith(f"{system}/")
+        }
+        for name, values in _of_system(own, num_members, num_starts).items():
+            found[name][system] = values
+    ensemble = found["spread"]
+    if ensemble:
+        # The score of a single forecast; a fair comparison with that of an ensemble.
+        for system in (PERSISTENCE, CLIMATOLOGY):
+            if system in found["mae"]:
+                found["crps"][system] = found["mae"][system]
+    return {name: own for name, own in found.items() if own}
+
+
+def _of_system(
+    own: Mapping[str, np.ndarray], num_members: int, num_starts: int
+) -> dict[str, np.ndarray]:
+    found = {}
+    if "weight" in own:
+        weight = own["weight"]
+        found["rmse"] = np.sqrt(own["squared"] / weight)
+        found["mae"] = own["absolute"] / weight
+        found["bias"] = own["plain"] / weight
+        found["missing"] = _missing(weight, num_starts)
+        if "variance" in own:
+            found["crps"] = own["crps"] / weight
+            found["spread"] = np.sqrt(own["variance"] / weight)
+            factor = np.sqrt((num_members + 1) / num_members)
+            found["spread_skill_ratio"] = factor * found["spread"] / found["rmse"]
+            found["rank_histogram"] = own["rank"] / weight[..., None]
+    if "anomaly_weight" in own:
+        found["activity"] = np.sqrt(own["anomaly"] / own["anomaly_weight"])
+        if "product" in own:
+            found["acc"] = own["product"] / np.sqrt(own["anomaly"] * own["truth"])
+    if "power_weight" in own:
+        found["energy_spectrum"] = own["power"] / own["power_weight"][..., None]
+    return found
