@@ -230,10 +230,12 @@ def print_line(text: str, style: str = "", *, stderr: bool = False) -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def add_config_options(parser: argparse.ArgumentParser) -> None:
+def add_config_options(
+    parser: argparse.ArgumentParser, *, required: bool = True
+) -> None:
     """Adds `--config` and `--set`, which `read_config` reads."""
     add = parser.add_argument
-    add("--config", "-c", required=True, metavar="FILE", help="the YAML file")
+    add("--config", "-c", required=required, metavar="FILE", help="the YAML file")
     add(
         "--set",
         action="append",

@@ -22,6 +22,9 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
         ),
         "train": Entry("credit_jax.train", "train a model"),
         "forecast": Entry("credit_jax.forecast", "forecasts of a model, to files"),
+        "package": Entry(
+            "credit_jax.package", "a trained model as a folder to hand on", "", "cpu"
+        ),
         "predict": Entry("credit_jax.predict", "one forward pass of a model"),
         "demo": Entry("credit_jax.demo.__main__", "make the demo data set"),
     }

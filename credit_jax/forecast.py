@@ -10,14 +10,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from credit_jax.checkpoint import EMA, WEIGHTS, CheckpointStore
 from credit_jax.commands import (
     DIVERGED,
     FAILED,
@@ -26,15 +24,15 @@ from credit_jax.commands import (
     add_config_options,
     add_mesh_options,
     print_line,
-    read_config,
     run_module,
     warnings_as_notes,
 )
+from credit_jax.config import load_config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.inference import Forecaster
-from credit_jax.inference.archive import Archive, digest_of, software
+from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.campaign import (
     Campaign,
     NonFiniteForecastError,
@@ -47,10 +45,11 @@ from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.stores import Store
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
-from credit_jax.training.restore import RunStore, open_run
+from credit_jax.training.run_weights import RunWeights, open_weights
 
 HELP = "Forecast from the start dates of the inference section, or of the command line."
 EXAMPLE = "--config RUN/model.yml --init-time 2001-06-01T00 --length 5d --format zarr"
@@ -63,8 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `forecast`."""
-    add_config_options(parser)
+    add_config_options(parser, required=False)
     add = parser.add_argument
+    add("--package", metavar="DIR", help="a model package, instead of --config")
+    add("--data", metavar="FILE", help="with --package: YAML of its data section")
     add("--checkpoint", metavar="DIR", help="folder of the run (default: save_loc)")
     add("--step", type=int, help="which checkpoint (default: the newest)")
     add(
@@ -120,7 +121,13 @@ def run(args: argparse.Namespace) -> int:
         ValueError, OSError: the forecasts cannot start.
     """
     compile_sooner()
-    config = read_config(args.config, args.set)
+    package = _package(args)
+    with warnings_as_notes():
+        config = (
+            load_config(args.config, args.set)
+            if package is None
+            else package.config(args.set, args.data)
+        )
     with warnings_as_notes():
         inference = config.inference
     use_cache(args.cache)
@@ -140,15 +147,20 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"note: {note}", "yellow")
     model = plan.model.build(devices, mp_policy=default_mp_policy(args.precision))
     outputs = plan.outputs(model)
-    source = args.checkpoint or config.save_loc
-    checkpoint = open_checkpoint(source, args.step, args.weights, plan.schema.names)
+    checkpoint: RunWeights | Package
+    if package is None:
+        source = args.checkpoint or config.save_loc
+        checkpoint = open_weights(source, args.step, args.weights, plan.schema.names)
+    else:
+        package.check_data(plan.schema, outputs.latitude, outputs.longitude)
+        checkpoint = package
     size = args.batch * model.axes.num_data
     groups = plan.schedule.groups(size, parse_shard(args.shard))
     store, archive = _places(args, plan, folder, outputs, checkpoint)
     tasks = [task for group in groups for task in group]
     archive.check(tasks, resume=args.resume)
     weights = Forecaster(model, *checkpoint.restore(model)).weights
-    for line in header(args.config, plan, model, checkpoint):
+    for line in header(args.package or args.config, plan, model, checkpoint):
         print_line(line)
     try:
         archive.create()
@@ -210,66 +222,11 @@ def parse_shard(text: str) -> tuple[int, int]:
     )
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint of a run.
-
-    Attributes:
-        path: its folder.
-        step: its number.
-        average: whether the moving average of the weights is taken.
-        run: all checkpoints of the run.
-        channels: names of the channels of the forecasts.
-    """
-
-    path: Path
-    step: int
-    average: bool
-    run: CheckpointStore
-    channels: Mapping[str, tuple[str, ...]]
-
-    def restore(self, model: ParallelModel) -> Any:
-        """The weights on the mesh of a model."""
-        store = RunStore(self.run, model.model_def.param_specs, self.channels)
-        return store.restore_model(self.step, model, average=self.average)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the files of the weights."""
-        return digest_of(self.path / (EMA if self.average else WEIGHTS))
-
-
-def open_checkpoint(
-    folder: str,
-    step: int | None,
-    weights: str | None,
-    channels: Mapping[str, tuple[str, ...]],
-) -> Checkpoint:
-    """A checkpoint of the run in a folder.
-
-    Args:
-        folder: of the run.
-        step: which checkpoint; None is the newest.
-        weights: "average", "last", or None for the average if there is one.
-        channels: names of the channels of the forecasts.
-
-    Raises:
-        FileNotFoundError: there is none, or it has no moving average.
-    """
-    store, newest = open_run(folder)
-    step = newest if step is None else step
-    has_average = EMA in store.item_names(step)
-    if weights == "average" and not has_average:
-        raise FileNotFoundError(
-            f"--weights average: {store.path(step)} has no moving average of the "
-            "weights; give --weights last"
-        )
-    average = has_average and weights != "last"
-    return Checkpoint(store.path(step), step, average, store, channels)
-
-
 def header(
-    source: str, plan: ForecastPlan, model: ParallelModel, checkpoint: Checkpoint
+    source: str,
+    plan: ForecastPlan,
+    model: ParallelModel,
+    checkpoint: RunWeights | Package,
 ) -> list[str]:
     """What the forecasts are, in a few lines."""
     schedule, axes = plan.schedule, model.axes
@@ -302,6 +259,27 @@ def footer(summary: Summary, folder: Path) -> list[str]:
     return lines
 
 
+def _package(args: argparse.Namespace) -> Package | None:
+    """The model package of the command line; None for a run.
+
+    Raises:
+        ValueError: both or neither are named, or a package is refused.
+    """
+    of_run = ("config", "checkpoint", "step", "weights")
+    given = [f"--{name}" for name in of_run if getattr(args, name) is not None]
+    if args.package is None:
+        if args.config is None:
+            raise ValueError("--config FILE or --package DIR is needed")
+        if args.data is not None:
+            raise ValueError("--data belongs to --package; a config has its data")
+        return None
+    if given:
+        raise ValueError(
+            f"--package has its config and weights; leave out {', '.join(given)}"
+        )
+    return open_package(args.package)
+
+
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     """Keys of the inference section that the command line replaces."""
     found: dict[str, Any] = {}
@@ -324,7 +302,7 @@ def _places(
     plan: ForecastPlan,
     folder: Path,
     outputs: Outputs,
-    checkpoint: Checkpoint,
+    checkpoint: RunWeights | Package,
 ) -> tuple[Store, Archive]:
     """The store and its record."""
     schedule, config = plan.schedule, plan.inference.output

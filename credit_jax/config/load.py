@@ -45,7 +45,24 @@ def load_config(
     Warns:
         UserWarning: once, naming all keys that are accepted and ignored.
     """
-    written = apply_overrides(read_yaml(path), overrides)
+    return config_of(read_yaml(path), overrides, absent=absent, source=str(path))
+
+
+def config_of(
+    mapping: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    absent: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    source: str = "config",
+) -> Config:
+    """`load_config` of what a YAML file holds.
+
+    Args:
+        mapping: it is not changed.
+        overrides, absent: see `load_config`.
+        source: names the mapping in errors.
+    """
+    written = apply_overrides(mapping, overrides)
     for name, keys in absent.items():
         section = written.get(name)
         if section is None or isinstance(section, Mapping):
@@ -53,7 +70,7 @@ def load_config(
     problems = [line for text in overrides for line in _unread(text)]
     if problems:
         raise ConfigError(problems, "overrides")
-    return build_config(written, source=str(path))
+    return build_config(written, source=source)
 
 
 def _unread(override: str) -> Iterator[str]:

@@ -185,6 +185,21 @@ def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
     """CF attributes by variable.
 
     Args:
+        path: see `find_attributes`; None is no attributes.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if not path:
+        return {}
+    written = read_yaml(find_attributes(path))
+    return {name: dict(own or {}) for name, own in written.items()}
+
+
+def find_attributes(path: str) -> Path:
+    """The file of CF attributes.
+
+    Args:
         path: a YAML file; a bare name is one of the package's.
 
     Raises:
@@ -192,8 +207,6 @@ def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
 
     Differs from CREDIT: a file that is not there is an error instead of a warning.
     """
-    if not path:
-        return {}
     found = Path(os.path.expandvars(path))
     if found.parent == Path("."):
         folder = Path(str(files("credit_jax.inference").joinpath("metadata")))
@@ -206,7 +219,7 @@ def read_attributes(path: str | None) -> dict[str, dict[str, Any]]:
             )
     if not found.is_file():
         raise ValueError(f"inference.output.metadata: {found} does not exist")
-    return {name: dict(own or {}) for name, own in read_yaml(found).items()}
+    return found
 
 
 def as_dates(labels: np.ndarray, calendar: str) -> list[Any]:

@@ -153,7 +153,7 @@ def plan_forecast(
     schedule = found.attempt(
         lambda: make_schedule(inference, data.timestep, calendar, **options)
     )
-    pipeline = found.attempt(lambda: _pipeline(config, inference))
+    pipeline = found.attempt(lambda: forecast_pipeline(config, inference))
     opened, read_from = None, 0
     if schedule is not None:
         first = schedule
@@ -167,7 +167,9 @@ def plan_forecast(
     schedule = found.attempt(
         lambda: make_schedule(inference, data.timestep, opened.calendar, **options)
     )
-    schema = found.attempt(lambda: _schema(config, inference, model, pipeline, opened))
+    schema = found.attempt(
+        lambda: forecast_schema(config, inference, model.config, pipeline, opened)
+    )
     if schedule is None or schema is None:
         raise ConfigError(unique(found.problems), _TITLE)
     found.problems += _data_problems(model, pipeline, opened, schedule, schema, data)
@@ -198,21 +200,32 @@ def plan_forecast(
 _TITLE = "this forecast cannot start"
 
 
-def _pipeline(config: Config, inference: InferenceConfig) -> Pipeline:
+def forecast_pipeline(config: Config, inference: InferenceConfig) -> Pipeline:
+    """The transforms of forecasts; their files are read.
+
+    Raises:
+        OSError, ValueError: a block or one of its files is wrong.
+    """
     return build_pipeline(
         inference.preblocks or config.preblocks,
         inference.postblocks or config.postblocks,
     ).for_forecast()
 
 
-def _schema(
+def forecast_schema(
     config: Config,
     inference: InferenceConfig,
-    model: ModelPlan,
+    model: Any,
     pipeline: Pipeline,
     opened: ForecastData,
 ) -> ChannelSchema:
     """The channels of the model: those of the data, predictions as in training.
+
+    Args:
+        config, inference: the config, and its `inference:` section.
+        model: validated config of the model.
+        pipeline: the transforms of the forecasts.
+        opened: the data of the forecasts.
 
     Raises:
         ValueError: data of the forecast have other input channels than those of the
@@ -222,7 +235,7 @@ def _schema(
     if inference.data is None:
         return schema
     trained = schema_of(
-        config.data, model.config, build_pipeline(config.preblocks, config.postblocks)
+        config.data, model, build_pipeline(config.preblocks, config.postblocks)
     )
     ours, theirs = schema.input_slices(), trained.input_slices()
     if [*ours.items()] != [*theirs.items()]:

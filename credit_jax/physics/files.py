@@ -33,7 +33,7 @@ def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
         FileNotFoundError: there is no such file.
         ValueError: a variable is missing or has values that are not finite.
     """
-    found = _find(os.path.expandvars(path))
+    found = find_file(os.path.expandvars(path))
     with xr.open_dataset(found, engine=reading_engine(found)) as dataset:
         missing = [name for name in names if name not in dataset.variables]
         if missing:
@@ -157,7 +157,12 @@ def _chosen(
     return values[0][index], values[1][index]
 
 
-def _find(path: str) -> str:
+def find_file(path: str) -> str:
+    """A file, or that of this package if a name without a folder is no other file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
     if os.path.exists(path):
         return path
     packaged = files("credit_jax.physics").joinpath("level_info")

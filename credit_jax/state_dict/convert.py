@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import jax
 import numpy as np
 
 from credit_jax.models.model_def import ModelDef
+from credit_jax.state_dict.arrangement import Arrangement
 from credit_jax.state_dict.batch_stats import with_statistics
 from credit_jax.state_dict.key_plan import (
     Arrays,
     HostModelState,
+    KeyEntry,
     KeyPlan,
 )
 from credit_jax.state_dict.match_keys import make_key_plan
@@ -69,3 +72,34 @@ def to_state_dict(
         ValueError: missing, unexpected or mismatched paths; one report lists all.
     """
     return key_plan_for(model_def).write(params, model_state)
+
+
+def own_key_plan(model_def: ModelDef) -> KeyPlan:
+    """The plan of a model that CREDIT does not have: our own paths, nothing moved.
+
+    Arrays beside the parameters are named "path.leaf", as in "head/norm.mean".
+    """
+    shapes = jax.eval_shape(model_def.init_model_state, jax.random.key(0))
+    entries = [
+        KeyEntry(path, path, _unmoved(spec.shape), spec.shape)
+        for path, spec in model_def.param_specs.items()
+    ]
+    entries += [
+        KeyEntry(
+            f"{path}.{leaf}",
+            path,
+            _unmoved(array.shape),
+            tuple(array.shape),
+            collection=collection,
+            leaf=leaf,
+        )
+        for collection, own in shapes.items()
+        for path, leaves in own.items()
+        for leaf, array in leaves.items()
+    ]
+    return KeyPlan(tuple(entries))
+
+
+def _unmoved(shape: tuple[int, ...]) -> Arrangement:
+    letters = " ".join(f"d{i}" for i in range(len(shape)))
+    return Arrangement(f"{letters} -> {letters}")

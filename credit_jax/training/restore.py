@@ -163,15 +163,7 @@ class RunStore:
             FileNotFoundError, ValueError: see `CheckpointStore.restore`.
         """
         self.check_channels(step)
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
-        specs = (model.packed_specs, model.model_state_specs)
-        params, model_state = jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=place
-            ),
-            shapes,
-            shardings(specs, model.parallel_config.mesh),
-        )
+        params, model_state = weight_targets(model)
         like = {WEIGHTS: {"params": params, **model_state}}
         if average:
             like[EMA] = params
@@ -206,6 +198,34 @@ class RunStore:
         """A count beside the state of the optimizer, placed like that of `state`."""
         count = self.checkpoints.read_array(step, OPTIMIZER, name)
         return jax.device_put(count, getattr(state, name).sharding)
+
+
+def weight_targets(model: ParallelModel) -> tuple[Any, Any]:
+    """Shapes, dtypes and shardings of the weights of a model, small ones packed."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    specs = (model.packed_specs, model.model_state_specs)
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=place
+        ),
+        shapes,
+        shardings(specs, model.parallel_config.mesh),
+    )
+
+
+def place_weights(
+    model: ParallelModel, params: Mapping[str, Any], model_state: Mapping[str, Any]
+) -> tuple[Weights, ModelState]:
+    """Whole arrays of the host on the mesh of a model.
+
+    Args:
+        model: on its mesh.
+        params: by path, nothing packed; the same in every process.
+        model_state: collections of `nn.model_state`.
+    """
+    like = weight_targets(model)
+    packed = pack_tree((params, model_state), like, model.model_def.param_specs)
+    return jax.tree.map(lambda x, to: jax.device_put(x, to.sharding), packed, like)
 
 
 def restore(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
@@ -154,20 +155,34 @@ def _read_axes(
 ) -> list[Float[np.ndarray, "..."]]:
     """Latitudes and longitudes of a file, 1-D or 2-D."""
     path = str(config.latlon_grid_path)
-    dataset = open_files.dataset(path)
-    axes = []
-    for names in (_LATITUDES, _LONGITUDES):
-        there = [key for key in names if key in dataset.variables]
-        if not there:
-            raise ValueError(
-                f"data.source.{name}.latlon_grid_path: {path} has none of "
-                f"{', '.join(names)}; it has {', '.join(map(str, dataset.variables))}"
-            )
-        axes.append(np.asarray(dataset[there[0]].values, np.float32).squeeze())
+    try:
+        found = open_axes(path, open_files)
+    except ValueError as error:
+        raise ValueError(f"data.source.{name}.latlon_grid_path: {error}") from None
+    axes = [np.asarray(axis.values, np.float32).squeeze() for axis in found]
     dims = [axis.ndim for axis in axes]
     if dims not in ([1, 1], [2, 2]):
         raise ValueError(
             f"data.source.{name}.latlon_grid_path: {path} has latitudes and longitudes "
             f"of {dims} dims, expected 1 or 2 of both"
         )
+    return axes
+
+
+def open_axes(path: str, open_files: OpenFiles) -> list[xr.DataArray]:
+    """The variables of latitudes and longitudes in a file.
+
+    Raises:
+        ValueError: it has none.
+    """
+    dataset = open_files.dataset(path)
+    axes = []
+    for names in (_LATITUDES, _LONGITUDES):
+        there = [key for key in names if key in dataset.variables]
+        if not there:
+            raise ValueError(
+                f"{path} has none of {', '.join(names)}; it has "
+                f"{', '.join(map(str, dataset.variables))}"
+            )
+        axes.append(dataset[there[0]])
     return axes

@@ -1,0 +1,87 @@
+"""A model package of a run: `python -m credit_jax.package --checkpoint RUN --out DIR`.
+
+The folder holds the weights, the config and every file that forecasts need but the
+data; `credit-jax forecast --package DIR` needs nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from credit_jax.commands import OK, print_line, read_config, run_module
+from credit_jax.packages.package import open_package
+from credit_jax.packages.write import open_contents, write_package
+from credit_jax.training.run_weights import open_weights
+
+HELP = "Make a folder of a trained model that needs nothing else, to hand on."
+EXAMPLE = "--checkpoint RUN --license CC-BY-4.0 --out wxformer_6h"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line `python -m credit_jax.package`; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.package")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `package`."""
+    add = parser.add_argument
+    add("--checkpoint", required=True, metavar="DIR", help="folder of the run")
+    add(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="the YAML file (default: model.yml of the run)",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a value by its dotted path, such as where data are; repeatable",
+    )
+    add("--step", type=int, help="which checkpoint (default: the newest)")
+    add(
+        "--weights",
+        choices=("average", "last"),
+        help="the moving average, if there is one (default), or the last weights",
+    )
+    add("--out", required=True, metavar="DIR", help="folder to write")
+    add("--name", help="of the model in its card (default: that of the folder)")
+    add("--license", default="unknown", help="for the card, such as CC-BY-4.0")
+    add("--scores", metavar="FILE", help="scores.csv of credit-jax score, for the card")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes a package, and opens it as a user would.
+
+    Raises:
+        ValueError, OSError: it cannot be made; nothing is written.
+    """
+    source = args.config or str(Path(args.checkpoint) / "model.yml")
+    contents = open_contents(read_config(source, args.set))
+    names = contents.schema.names
+    weights = open_weights(args.checkpoint, args.step, args.weights, names)
+    manifest = write_package(
+        contents,
+        weights,
+        args.out,
+        name=args.name,
+        license=args.license,
+        scores=args.scores,
+    )
+    open_package(args.out)
+    size = sum(own.size for own in manifest.files.values())
+    print_line(
+        f"{args.out}: {manifest.model_type}, checkpoint {manifest.step} "
+        f"({'moving average' if manifest.average else 'last weights'}), "
+        f"{len(manifest.files)} files, {size / 2**20:.1f} MiB"
+    )
+    print_line(f"credit-jax forecast --package {args.out} --data FILE makes forecasts")
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The model card of a package: `README.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+# Scores in the card: this metric, of these systems, at the first and last lead time and
+# at those that are whole days.
+_METRIC, _REGION = "rmse", "global"
+_MAX_LEADS, _MAX_CHANNELS = 6, 12
+_COLUMNS = ("metric", "system", "channel", "units", "region", "lead_hours", "value")
+
+_TEMPLATE = "card.md"
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a model card says of a model.
+
+    Attributes:
+        name: of the model.
+        license: an identifier of SPDX, or "unknown".
+        model_type: `model.type`.
+        parameters: their number.
+        weights: "moving average" or "last weights".
+        step: of the checkpoint.
+        names: whose names the weights have.
+        grid: in words.
+        timestep: of the model.
+        frames: input times.
+        inputs, outputs: variables in channel order.
+        dates: of the training data.
+        training: loss, optimizer, epochs.
+        data: the lines of a data section that a user fills in.
+        version: of credit_jax.
+        schema: version of the layout.
+    """
+
+    name: str
+    license: str
+    model_type: str
+    parameters: int
+    weights: str
+    step: int
+    names: str
+    grid: str
+    timestep: str
+    frames: int
+    inputs: str
+    outputs: str
+    dates: str
+    training: str
+    data: str
+    version: str
+    schema: int
+
+
+def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None:
+    """Writes the card.
+
+    Args:
+        path: of the file.
+        facts: of the model.
+        scores: scores.csv of `credit-jax score`.
+
+    Raises:
+        ValueError: the file holds no scores.
+    """
+    table = "None were given." if scores is None else _score_table(scores)
+    template = files("credit_jax.packages").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    text = template.format(**vars(facts), scores=table)
+    path.write_text(text, encoding="utf-8")
+
+
+def _score_table(path: Path) -> str:
+    """RMSE of forecasts by channel and lead time, as Markdown."""
+    table = pd.read_csv(path)
+    lost = [name for name in _COLUMNS if name not in table.columns]
+    if lost:
+        raise ValueError(
+            f"--scores: {path} has no column {', '.join(lost)}; expected scores.csv of "
+            "credit-jax score"
+        )
+    chosen = {"metric": _METRIC, "region": _REGION, "system": "forecast"}
+    own = table.loc[(table[[*chosen]] == [*chosen.values()]).all(axis=1)]
+    if own.empty:
+        return f"`scores.csv` has no {_METRIC} of forecasts; all scores are there."
+    channels = list(dict.fromkeys(own["channel"]))[:_MAX_CHANNELS]
+    leads = _leads(sorted(set(own["lead_hours"])))
+    rows = [["RMSE, global", *(f"{lead:g} h" for lead in leads)]]
+    for name in channels:
+        part = own.loc[own["channel"] == name].set_index("lead_hours")
+        unit = str(part["units"].iloc[0])
+        label = f"{name} ({unit})" if unit and unit != "nan" else str(name)
+        cells = (part["value"].get(lead) for lead in leads)
+        rows.append([label, *(f"{c:.4g}" if c is not None else "" for c in cells)])
+    return "\n".join(_markdown(rows)) + "\n\nAll scores are in `scores.csv`."
+
+
+def _leads(leads: Sequence[float]) -> Sequence[float]:
+    """At most some lead times, the last one among them."""
+    every = -(-len(leads) // _MAX_LEADS)
+    return leads[::-1][::every][::-1]
+
+
+def _markdown(rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    for place, row in enumerate(rows):
+        yield f"| {' | '.join(row)} |"
+        if place == 0:
+            yield "|" + "---|" * len(row)
+
+
+def data_lines(keys: Sequence[str]) -> str:
+    """The data section that a user fills in, indented.
+
+    Args:
+        keys: dotted keys of the places that are missing, below the section.
+    """
+    tree: dict[str, Any] = {}
+    for dotted in keys:
+        *parents, last = dotted.split(".")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = "..."
+    lines = list(_lines(tree, 1)) or ["    {}  # every source finds its data itself"]
+    return "\n".join(lines)
+
+
+def _lines(tree: Mapping[str, Any], depth: int) -> Iterable[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield f"{'    ' * depth}{key}:"
+            yield from _lines(value, depth + 1)
+        else:
+            yield f"{'    ' * depth}{key}: {value}"

@@ -1,0 +1,96 @@
+"""`channels.json`: which channel of the model is which variable at which level."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from credit_jax.data.channels import ChannelGroup, ChannelSchema
+from credit_jax.packages.manifest import read_json
+
+_GROUPS = ("input", "output")
+
+
+def write_channels(
+    path: Path,
+    schema: ChannelSchema,
+    levels: Mapping[str, Sequence[float] | None],
+    units: Mapping[str, str],
+) -> None:
+    """Writes the channels, in order.
+
+    Args:
+        path: of the file.
+        schema: of x and y.
+        levels: source -> values of its level coordinate, None if they are unknown.
+        units: key of a variable -> its unit.
+    """
+    content = {
+        name: [entry for group in groups for entry in _entries(group, levels, units)]
+        for name, groups in zip(_GROUPS, (schema.input, schema.target), strict=True)
+    }
+    path.write_text(f"{json.dumps(content, indent=1)}\n", encoding="utf-8")
+
+
+def _entries(
+    group: ChannelGroup,
+    levels: Mapping[str, Sequence[float] | None],
+    units: Mapping[str, str],
+) -> list[dict[str, Any]]:
+    """A channel for each level of a variable; "level" is null without levels."""
+    values: Sequence[float | None] = [None]
+    if "/3d/" in group.var_key:
+        known = levels.get(group.source) or ()
+        fits = len(known) == group.n_levels
+        values = list(known) if fits else list(range(group.n_levels))
+    unit = units.get(group.var_key)
+    return [
+        {
+            "key": group.var_key,
+            "variable": group.variable,
+            "level": level,
+            "units": unit,
+        }
+        for level in values
+    ]
+
+
+def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The channels of "input" and "output", in order.
+
+    Raises:
+        ValueError: the file has another content, or a channel is there twice.
+    """
+    found = read_json(path)
+    try:
+        channels = {name: [dict(own) for own in found[name]] for name in _GROUPS}
+        for name, entries in channels.items():
+            _check_unique(path, name, [(own["key"], own["level"]) for own in entries])
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: no list of channels of {' and '.join(_GROUPS)} ({error!r}); the "
+            "package is damaged, get it again"
+        ) from None
+    return channels
+
+
+def _check_unique(path: Path, name: str, channels: list[tuple[Any, Any]]) -> None:
+    for place, channel in enumerate(channels):
+        first = channels.index(channel)
+        if first != place:
+            key, level = channel
+            at = "" if level is None else f" at level {level}"
+            raise ValueError(
+                f"{path}: {name} channels {first} and {place} are both {key}{at}; "
+                "expected each channel once. Do not use this package"
+            )
+
+
+def order_of(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """(key, number of channels) of the variables of `read_channels`, in order."""
+    found: dict[str, int] = {}
+    for own in entries:
+        found[own["key"]] = found.get(own["key"], 0) + 1
+    return list(found.items())

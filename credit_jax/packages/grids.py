@@ -1,0 +1,103 @@
+"""The fields of a package: latitudes and longitudes, and static fields, as NetCDF."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from credit_jax.data.sources.file_source import FileSource
+from credit_jax.data.sources.source import Source
+from credit_jax.data.sources.tisr import open_axes
+from credit_jax.io.open_files import OpenFiles
+
+_UNITS = {"latitude": "degrees_north", "longitude": "degrees_east"}
+_CURVED = ("y", "x")
+# Largest difference of two grids that are the same, in degrees.
+_SAME_DEGREES = 1e-2
+
+
+def write_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> None:
+    """Writes latitudes and longitudes, (lat,) and (lon,), or both (y, x); degrees."""
+    arrays = {"latitude": latitude, "longitude": longitude}
+    coordinates = {
+        name: (_CURVED if values.ndim == 2 else (name,), values, _attributes(name))
+        for name, values in arrays.items()
+    }
+    _save(xr.Dataset(coords=coordinates), path)
+
+
+def _attributes(name: str) -> dict[str, str]:
+    return {"units": _UNITS[name], "standard_name": name}
+
+
+def check_same_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> None:
+    """Compares a grid with that of a file.
+
+    Raises:
+        ValueError: they differ.
+    """
+    with xr.open_dataset(path, engine="h5netcdf") as dataset:
+        own = [dataset[name].values for name in _UNITS]
+    for name, here, there in zip(_UNITS, (latitude, longitude), own, strict=True):
+        if here.shape != there.shape:
+            raise ValueError(
+                f"the data have {name}s of shape {here.shape}, the package was made "
+                f"for {there.shape}; give data on its grid (grid.nc), or regrid them"
+            )
+        far = float(np.abs(here - there).max())
+        if far > _SAME_DEGREES:
+            raise ValueError(
+                f"the {name}s of the data are up to {far:g} degrees from those of the "
+                f"package, {here.flat[0]:g} to {here.flat[-1]:g}, expected "
+                f"{there.flat[0]:g} to {there.flat[-1]:g}; give data on its grid "
+                "(grid.nc), or regrid them"
+            )
+
+
+def write_axes(path: Path, source: str) -> None:
+    """Writes the latitudes and longitudes of the file of a computed source.
+
+    Args:
+        path: to write.
+        source: the file that the config names.
+    """
+    arrays = open_axes(source, OpenFiles())
+    _save(xr.Dataset({str(own.name): own.variable for own in arrays}), path)
+
+
+def write_static(path: Path, source: Source) -> None:
+    """Writes the static variables of a source as they are in its files.
+
+    Raises:
+        ValueError: the source reads no files.
+    """
+    if not isinstance(source, FileSource):
+        raise ValueError(
+            f"data.source.{source.name}: static fields of dataset_type "
+            f"{source.config.dataset_type!r} are not copied"
+        )
+    found = [own for own in source.files if own[0] == "static"]
+    parts = [_variable(source, name) for _, name in found]
+    # Variables of one file are read together; those of several have one grid.
+    _save(xr.merge(parts, compat="override", join="exact"), path)
+
+
+def _variable(source: FileSource, name: str) -> xr.Dataset:
+    opened = source.reader.open(source.files["static", name].first_path)
+    field = opened.dataset[[name]]
+    if opened.time_coord in field.dims:
+        field = field.isel({opened.time_coord: 0}, drop=True)
+    return field.load()
+
+
+def _save(dataset: xr.Dataset, path: Path) -> None:
+    """Writes values as they are in memory, whatever packed them in their files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = dataset.drop_encoding()
+    names: Iterable[Any] = plain.variables
+    encoding: dict[Any, dict[str, Any]] = {name: {"_FillValue": None} for name in names}
+    plain.to_netcdf(path, engine="h5netcdf", encoding=encoding)

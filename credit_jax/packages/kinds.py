@@ -1,0 +1,77 @@
+"""The kinds of files that a package may hold, known by name and by content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from credit_jax.config.base import ConfigError
+from credit_jax.config.yaml_file import read_yaml
+
+_NETCDF = (b"\x89HDF\r\n\x1a\n", b"CDF\x01", b"CDF\x02", b"CDF\x05")
+_START = 8
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that a file has in a package: .zarr, .nc, .json or .yaml.
+
+    Args:
+        path: a file, or the folder of a Zarr store.
+
+    Raises:
+        ValueError: it is of no such kind; pickles, for example.
+    """
+    if path.is_dir():
+        return ".zarr"
+    for suffix in (".nc", ".json", ".yaml"):
+        if _is(path, suffix):
+            return suffix
+    raise ValueError(
+        f"{path}: is neither NetCDF nor JSON nor a YAML mapping, which blocks read; a "
+        "package takes no other files, since they could hold code"
+    )
+
+
+def check_kind(path: Path) -> None:
+    """Checks that the content of a file is what its name says.
+
+    Raises:
+        ValueError: it is not.
+    """
+    zarr = any(part.endswith(".zarr") for part in path.parts[:-1])
+    good = _is_plain_zarr(path) if zarr else _is(path, path.suffix)
+    if not good:
+        raise ValueError(
+            f"{path}: its content is not that of a {path.suffix or 'Zarr'} file, "
+            f"it begins with {_begin(path)!r}; it could hold code. Do not use this "
+            "package"
+        )
+
+
+def _is(path: Path, suffix: str) -> bool:
+    """Whether a file is of the kind of a suffix."""
+    if suffix == ".nc":
+        return _begin(path).startswith(_NETCDF)
+    try:
+        if suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
+        elif suffix in (".yaml", ".yml"):
+            read_yaml(path)
+        elif suffix in (".md", ".csv"):
+            return "\0" not in path.read_text(encoding="utf-8")
+    except (ValueError, ConfigError, RecursionError):
+        return False
+    # The header of safetensors is checked where the weights are read.
+    return suffix in (".json", ".yaml", ".yml", ".safetensors")
+
+
+def _is_plain_zarr(path: Path) -> bool:
+    """Whether a file of a Zarr store names no codec that unpickles."""
+    if path.name in (".zarray", ".zmetadata", "zarr.json"):
+        return b"pickle" not in path.read_bytes().lower()
+    return True
+
+
+def _begin(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_START)

@@ -1,0 +1,222 @@
+"""`package.json`: the files of a package, their digests, and where they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from credit_jax.packages.kinds import check_kind
+
+SCHEMA_VERSION = 1
+MANIFEST, CARD, CONFIG = "package.json", "README.md", "model.yml"
+WEIGHTS, CHANNELS, GRID = "weights.safetensors", "channels.json", "grid.nc"
+SCORES = "scores.csv"
+STATIC, FILES = "static", "files"
+REQUIRED = (CARD, CONFIG, WEIGHTS, CHANNELS, GRID)
+# Names that a file may have; those of Zarr stores have folders.
+_NAMES = re.compile(
+    rf"(?:{'|'.join(map(re.escape, (*REQUIRED, SCORES)))}"
+    rf"|{STATIC}/[\w.+-]+\.nc|{FILES}/[\w.+-]+\.(?:nc|json|yaml)"
+    rf"|{FILES}/[\w.+-]+\.zarr(?:/[\w.+-]+)+)"
+)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of a package.
+
+    Attributes:
+        sha256: digest of its bytes, hexadecimal.
+        size: bytes.
+    """
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `package.json` holds.
+
+    Attributes:
+        model_type: `model.type`.
+        step: of the checkpoint that the weights are from.
+        average: whether they are the moving average.
+        checkpoint_digest: SHA-256 of the files of these weights in the checkpoint.
+        names: of the weights: "CREDIT", or "credit_jax" for a model that CREDIT lacks.
+        files: record of every file but `package.json`, by name.
+        provenance: versions of packages, and of the training what is not in model.yml.
+        schema_version: of this file and the layout of the folder.
+    """
+
+    model_type: str
+    step: int
+    average: bool
+    checkpoint_digest: str
+    names: str
+    files: Mapping[str, FileRecord]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def write(self, folder: Path) -> None:
+        """Writes `package.json`."""
+        text = json.dumps(dataclasses.asdict(self), indent=1)
+        (folder / MANIFEST).write_text(f"{text}\n", encoding="utf-8")
+
+
+def record_files(folder: Path) -> dict[str, FileRecord]:
+    """The records of all files below a folder, by name, sorted."""
+    return {name: record_of(folder / name) for name in sorted(_files_below(folder))}
+
+
+def record_of(path: Path) -> FileRecord:
+    """The record of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileRecord(digest, path.stat().st_size)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads `package.json`; no other file is touched.
+
+    Raises:
+        FileNotFoundError: the folder is no package.
+        ValueError: it is not JSON, of a newer schema, or lacks something.
+    """
+    path = folder / MANIFEST
+    if path.is_symlink() or not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} is no model package: it has no file {MANIFEST}; make one with: "
+            "credit-jax package --checkpoint RUN --out DIR"
+        )
+    found = read_json(path)
+    version = found.get("schema_version") if isinstance(found, dict) else None
+    if type(version) is not int or version < 1:
+        raise ValueError(
+            f"{path}: schema_version is {version!r}, expected {SCHEMA_VERSION}; this "
+            "is not the file of a model package"
+        )
+    if version > SCHEMA_VERSION:
+        raise ValueError(
+            f"{path}: schema_version is {version}, this credit_jax reads versions up "
+            f"to {SCHEMA_VERSION}; update credit_jax"
+        )
+    try:
+        files = {name: FileRecord(**own) for name, own in found.pop("files").items()}
+        manifest = Manifest(files=files, **found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: not the content of schema version {version} ({error}); the "
+            "package is damaged, get it again"
+        ) from None
+    _check_records(path, manifest)
+    return manifest
+
+
+def _check_records(path: Path, manifest: Manifest) -> None:
+    """Names that may be in a package, each with a digest and a size."""
+    for name, own in manifest.files.items():
+        outside = PurePosixPath(name).is_absolute() or ".." in name.split("/")
+        if outside or "\\" in name:
+            raise ValueError(
+                f"{path}: the file name {name!r} leads out of the package; expected "
+                "names below its folder. Do not use this package"
+            )
+        if not _NAMES.fullmatch(name):
+            raise ValueError(
+                f"{path}: a package has no file {name!r}; expected "
+                f"{', '.join(REQUIRED)}, and .nc, .json, .yaml and .zarr in {FILES}/. "
+                "Do not use this package"
+            )
+        if not _DIGEST.fullmatch(str(own.sha256)) or not isinstance(own.size, int):
+            raise ValueError(
+                f"{path}: {name} has no SHA-256 and size, got {own}; the package is "
+                "damaged, get it again"
+            )
+    missing = [name for name in REQUIRED if name not in manifest.files]
+    if missing:
+        raise ValueError(
+            f"{path}: {', '.join(missing)} is not listed; a package needs "
+            f"{', '.join(REQUIRED)}. It is incomplete, get it again"
+        )
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Checks that a folder holds the files of its manifest, and nothing else.
+
+    Raises:
+        ValueError: a link, a file that is missing, unknown, of another content than its
+            digest says, or of another kind than its name says.
+    """
+    there = set(_files_below(folder)) - {MANIFEST}
+    missing = sorted(set(manifest.files) - there)
+    if missing:
+        raise ValueError(
+            f"{folder}: {missing[0]} is missing ({len(missing)} of "
+            f"{len(manifest.files)} files that {MANIFEST} lists); the package is "
+            "incomplete, get it again"
+        )
+    unknown = sorted(there - set(manifest.files))
+    if unknown:
+        raise ValueError(
+            f"{folder}: {unknown[0]} is not listed in {MANIFEST}; a package holds only "
+            "files with a digest there. Remove it if you know what it is"
+        )
+    for name, expected in manifest.files.items():
+        found = record_of(folder / name)
+        if found != expected:
+            raise ValueError(
+                f"{folder / name}: SHA-256 {found.sha256} of {found.size} bytes, "
+                f"expected {expected.sha256} of {expected.size}; the file is damaged "
+                "or was changed, get the package again"
+            )
+        check_kind(folder / name)
+
+
+def _files_below(folder: Path) -> Iterator[str]:
+    """Names of all files below a folder, with /.
+
+    Raises:
+        ValueError: there is a link, or something that is neither file nor folder.
+    """
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            own = Path(path, name)
+            if own.is_symlink() or not (own.is_file() or own.is_dir()):
+                raise ValueError(
+                    f"{own}: is a link or a device; a package holds plain files and "
+                    "folders. Copy what it points to, or do not use this package"
+                )
+        yield from (Path(path, name).relative_to(folder).as_posix() for name in files)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file in which no key is there twice.
+
+    Raises:
+        ValueError: it is not JSON, or has a key twice.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise ValueError(f"the key {twice[0]!r} is there twice")
+        return dict(pairs)
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: not the JSON that is expected ({error}); the package is damaged, "
+            "get it again"
+        ) from None

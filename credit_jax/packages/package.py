@@ -1,0 +1,250 @@
+"""Opens a package: everything in it is checked before anything of it is used."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from credit_jax.config import Config, ConfigError
+from credit_jax.config.fields import FIELD_TYPES
+from credit_jax.config.load import config_of
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.data.channels import ChannelSchema
+from credit_jax.models.model_def import Weights
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.models.registry import build
+from credit_jax.nn.model_state import ModelState
+from credit_jax.packages import manifest as layout
+from credit_jax.packages.channels import order_of, read_channels
+from credit_jax.packages.grids import check_same_grid
+from credit_jax.packages.manifest import Manifest, check_files, read_manifest
+from credit_jax.packages.references import (
+    Reference,
+    file_references,
+    grid_references,
+    place_references,
+    static_references,
+)
+from credit_jax.packages.weights import read_weights
+from credit_jax.state_dict.key_plan import Arrays, HostModelState
+from credit_jax.training.restore import place_weights
+
+# Sections of training, which a package does not have and forecasts do not read.
+_NO_TRAINING: Mapping[str, Mapping[str, Any]] = {
+    "loss": {"training_loss": "mse"},
+    "trainer": {
+        "type": "gen2",
+        "parallelism": {"data": "none", "tensor": 1, "domain": 1},
+        "learning_rate": 1.0,
+        "weight_decay": 0.0,
+        "amp": False,
+        "train_batch_size": 1,
+        "valid_batch_size": 1,
+    },
+}
+# The path of variables that forecasts do not read.
+_NOWHERE = "not in the package"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A model package whose files are those that it was made of.
+
+    Attributes:
+        path: its folder.
+        manifest: of the folder.
+        written: `model.yml` as it is.
+        channels: of "input" and "output", in order.
+    """
+
+    path: Path
+    manifest: Manifest
+    written: Mapping[str, Any]
+    channels: Mapping[str, Sequence[Mapping[str, Any]]]
+
+    @property
+    def step(self) -> int:
+        """Of the checkpoint that the weights are from."""
+        return self.manifest.step
+
+    @property
+    def average(self) -> bool:
+        """Whether the weights are the moving average."""
+        return self.manifest.average
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the weights."""
+        return self.manifest.files[layout.WEIGHTS].sha256
+
+    def config(
+        self, overrides: Sequence[str] = (), data: str | Path | None = None
+    ) -> Config:
+        """The config of forecasts.
+
+        Args:
+            overrides: see `load_config`.
+            data: YAML file whose keys are laid over those of the data section.
+
+        Raises:
+            ConfigError: a source does not say where its data are, or the config is
+                wrong.
+        """
+        config = copy.deepcopy(dict(self.written))
+        for reference in _inside(config):
+            reference.set(str(self.path / reference.path))
+        inference = config.setdefault("inference", {})
+        own = inference if "data" in inference else config
+        if data is not None:
+            own["data"] = _merged(own["data"], read_yaml(data))
+        _fill_places(own["data"], ("diagnostic",))
+        if own is inference:
+            _fill_places(config["data"], FIELD_TYPES)
+        config["save_loc"] = str(self.path)
+        where = "inference.data" if own is inference else "data"
+        try:
+            return config_of(
+                config,
+                overrides,
+                absent=_NO_TRAINING,
+                source=str(self.path / layout.CONFIG),
+            )
+        except ConfigError as error:
+            if ".path: missing" not in str(error) and "base_path" not in str(error):
+                raise
+            raise ValueError(
+                f"{error}\nA package holds no data: say where they are with --data "
+                f"FILE, or with --set {where}.source.NAME.variables.KIND.path=PATTERN"
+            ) from None
+
+    def restore(self, model: ParallelModel) -> tuple[Weights, ModelState]:
+        """The weights on the mesh of a model."""
+        return place_weights(model, *self.weights)
+
+    @cached_property
+    def weights(self) -> tuple[Arrays, HostModelState]:
+        """Parameters by path and model state, on the host.
+
+        Raises:
+            ValueError: they are not those of the model in `model.yml`.
+        """
+        model_def = build(_resolved_model(self))
+        return read_weights(self.path / layout.WEIGHTS, model_def)
+
+    def check_data(
+        self, schema: ChannelSchema, latitude: np.ndarray, longitude: np.ndarray
+    ) -> None:
+        """Compares the data of forecasts with those that the package was made for.
+
+        Args:
+            schema: channels of x and y.
+            latitude, longitude: of the grid, degrees.
+
+        Raises:
+            ValueError: other channels, another order, or another grid.
+        """
+        given = {"input": schema.input, "output": schema.target}
+        for name, groups in given.items():
+            wanted = order_of(self.channels[name])
+            found = [(group.var_key, group.n_levels) for group in groups]
+            if found != wanted:
+                raise ValueError(
+                    f"{name} channels are {_listed(found)}, expected "
+                    f"{_listed(wanted)}; give data with the variables of "
+                    f"{self.path / layout.CHANNELS}, in this order"
+                )
+        check_same_grid(self.path / layout.GRID, latitude, longitude)
+
+
+def open_package(folder: str | Path) -> Package:
+    """Opens a package and checks every file of it; no weight is read yet.
+
+    Raises:
+        FileNotFoundError: the folder is no package.
+        ValueError: a file is missing, unknown, changed, of another kind, a link, or
+            leads out of the folder; the schema is newer; channels are there twice.
+    """
+    path = Path(folder).absolute()
+    manifest = read_manifest(path)
+    check_files(path, manifest)
+    written = read_yaml(path / layout.CONFIG)
+    _check_config(path, manifest, written)
+    channels = read_channels(path / layout.CHANNELS)
+    return Package(path, manifest, written, channels)
+
+
+def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> None:
+    """Every path of the config is that of a file of the package."""
+    where = path / layout.CONFIG
+    for section in ("model", "data"):
+        if not isinstance(written.get(section), dict):
+            raise ValueError(f"{where}: {section}: missing; get the package again")
+    names = {*manifest.files, *_stores(manifest)}
+    for reference in _inside(written):
+        if reference.path not in names:
+            raise ValueError(
+                f"{where}: {reference.dotted}: {reference.path!r} is no file of the "
+                f"package; expected one of {', '.join(sorted(names))}. Do not use this "
+                "package"
+            )
+    for reference in place_references(written):
+        raise ValueError(
+            f"{where}: {reference.dotted}: a package names no data, got "
+            f"{reference.path!r}; remove it, and give --data where you know the package"
+        )
+    given, wanted = written["model"].get("type"), manifest.model_type
+    if given != wanted:
+        raise ValueError(
+            f"{where}: model.type is {given!r}, {layout.MANIFEST} says {wanted!r}; get "
+            "the package again"
+        )
+
+
+def _stores(manifest: Manifest) -> set[str]:
+    """Names of the Zarr stores of a package."""
+    return {
+        name[: name.index(".zarr/") + len(".zarr")]
+        for name in manifest.files
+        if ".zarr/" in name
+    }
+
+
+def _inside(config: Mapping[str, Any]) -> list[Reference]:
+    """The paths of a config that are those of files of the package."""
+    of_static = [own for some in static_references(config).values() for own in some]
+    return [*file_references(config), *grid_references(config), *of_static]
+
+
+def _fill_places(data: dict[str, Any], kinds: Sequence[str]) -> None:
+    """Writes a path where variables that forecasts do not read have none."""
+    for source in data["source"].values():
+        variables = source.get("variables") or {}
+        for kind in kinds:
+            if source.get("dataset_type") == "local" and variables.get(kind):
+                variables[kind].setdefault("path", _NOWHERE)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings, the second laid over the first."""
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = _merged(result[key], value) if both else value
+    return result
+
+
+def _resolved_model(package: Package) -> dict[str, Any]:
+    config = {"model": copy.deepcopy(dict(package.written["model"]))}
+    for reference in file_references(config):
+        reference.set(str(package.path / reference.path))
+    return config["model"]
+
+
+def _listed(groups: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{key} x {count}" for key, count in groups)

@@ -1,0 +1,229 @@
+"""The files that a config names, and the config of a package, which names its own."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from credit_jax.config.base import StrictModel
+from credit_jax.config.data import DataConfig
+from credit_jax.config.sources import SOURCE_CONFIGS
+from credit_jax.inference.outputs import find_attributes
+from credit_jax.physics.files import find_file
+from credit_jax.transforms import TRANSFORMS
+
+# Keys of the model, of blocks and of the output whose values are paths of files.
+FILE_KEYS = frozenset(
+    {
+        "mean_path",
+        "std_path",
+        "scaler_path",
+        "save_loc_physics",
+        "data_path",
+        "mapping_file",
+        "weight_file",
+        "level_info_file",
+        "grid_info_file",
+        "source_level_info_file",
+        "dest_level_info_file",
+        "metadata",
+    }
+)
+# Keys of sources whose values are places of the user's data.
+PLACE_KEYS = frozenset({"base_path", "latlon2d_dir", "file_catalog_path"})
+STORE_KEYS = frozenset({"store", "model_level_store"})
+GRID_KEY, PATH_KEY = "latlon_grid_path", "path"
+# Paths that CREDIT asks for and nothing reads.
+_UNREAD = {"wet_mask_samudra": ("mean_path", "std_path")}
+_BLOCKS = ("preblocks", "postblocks")
+_SECTIONS = ("seed", "model", "data", *_BLOCKS)
+_INFERENCE = ("data", *_BLOCKS, "output", "members", "perturbation")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A path in a config.
+
+    Attributes:
+        keys: of the sections that it is in, and its own.
+        path: the value.
+    """
+
+    keys: tuple[str, ...]
+    path: str
+    holder: dict[str, Any] = field(repr=False, compare=False)
+
+    @property
+    def dotted(self) -> str:
+        """The keys as `--set` takes them."""
+        return ".".join(self.keys)
+
+    def set(self, path: str | None) -> None:
+        """Replaces the value; None removes the key."""
+        if path is None:
+            del self.holder[self.keys[-1]]
+        else:
+            self.holder[self.keys[-1]] = path
+
+
+def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a config that decide on forecasts, and nothing else of it.
+
+    Keys that credit_jax ignores are left out; defaults of blocks that are paths are
+    written out.
+
+    Args:
+        written: as in the YAML; it is not changed.
+    """
+    whole = copy.deepcopy(dict(written))
+    config = {key: whole[key] for key in _SECTIONS if whole.get(key) is not None}
+    own = whole.get("inference") or {}
+    config["inference"] = {k: own[k] for k in _INFERENCE if own.get(k) is not None}
+    for section in (config, config["inference"]):
+        if "data" in section:
+            section["data"] = _known(section["data"])
+        for block in _blocks(section):
+            _write_defaults(*block)
+    return config
+
+
+def _known(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A data section with the keys that are read."""
+    kept = {key: data[key] for key in data if key in DataConfig.model_fields}
+    sources = kept.get("source") or {}
+    kept["source"] = {name: _known_source(own) for name, own in sources.items()}
+    return kept
+
+
+def _known_source(source: Mapping[str, Any]) -> dict[str, Any]:
+    kind = SOURCE_CONFIGS.get(str(source.get("dataset_type")))
+    if kind is None:
+        return dict(source)
+    return {key: source[key] for key in source if key in kind.model_fields}
+
+
+def _blocks(
+    section: Mapping[str, Any],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(section, block) of all blocks of a section."""
+    for name in _BLOCKS:
+        for phase in (section.get(name) or {}).values():
+            yield from ((name, block) for block in (phase or {}).values())
+
+
+def _write_defaults(section: str, block: dict[str, Any]) -> None:
+    """Writes the default paths of a block, removes paths that nothing reads."""
+    entry = TRANSFORMS[section].get(str(block.get("type")))
+    if entry is None:
+        return
+    args = block.setdefault("args", {}) or {}
+    block["args"] = args
+    for name, one in entry.args.model_fields.items():
+        if name in FILE_KEYS and name not in args and isinstance(one.default, str):
+            args[name] = one.default
+    for reference in list(_below((), args)):
+        if reference.keys[-1] in _UNREAD.get(block["type"], ()):
+            reference.set(None)
+
+
+def file_references(config: Mapping[str, Any]) -> list[Reference]:
+    """The paths of files that the model, the blocks and the output of a config name."""
+    found: list[Reference] = []
+    for keys, section in _sections(config):
+        for name in ("model", *_BLOCKS, "output"):
+            found += _below((*keys, name), section.get(name) or {})
+    return found
+
+
+def _below(keys: tuple[str, ...], section: Any) -> Iterator[Reference]:
+    if not isinstance(section, dict):
+        return
+    for key, value in section.items():
+        if key in FILE_KEYS and isinstance(value, str):
+            yield Reference((*keys, key), value, section)
+        else:
+            yield from _below((*keys, str(key)), value)
+
+
+def grid_references(config: Mapping[str, Any]) -> list[Reference]:
+    """The paths of files of latitudes and longitudes that computed sources name."""
+    return [r for r in _source_references(config) if r.keys[-1] == GRID_KEY]
+
+
+def static_references(config: Mapping[str, Any]) -> dict[str, list[Reference]]:
+    """Source -> the paths of its static fields, in each data section."""
+    found: dict[str, list[Reference]] = {}
+    for reference in _source_references(config):
+        if reference.keys[-2:] == ("static", PATH_KEY):
+            source = reference.keys[reference.keys.index("source") + 1]
+            found.setdefault(source, []).append(reference)
+    return found
+
+
+def place_references(config: Mapping[str, Any]) -> list[Reference]:
+    """The places of the user's data that the sources of a config name.
+
+    Paths of static fields and of grids are not among them.
+    """
+    return [
+        reference
+        for reference in _source_references(config)
+        if reference.keys[-1] in PLACE_KEYS
+        or (reference.keys[-1] == PATH_KEY and reference.keys[-2] != "static")
+        or (reference.keys[-1] in STORE_KEYS and "://" not in reference.path)
+    ]
+
+
+def _source_references(config: Mapping[str, Any]) -> Iterator[Reference]:
+    for keys, section in _sections(config):
+        data = section.get("data") or {}
+        for name, source in (data.get("source") or {}).items():
+            yield from _strings((*keys, "data", "source", name), source)
+
+
+def _strings(keys: tuple[str, ...], section: Any) -> Iterator[Reference]:
+    if not isinstance(section, dict):
+        return
+    names = PLACE_KEYS | STORE_KEYS | {GRID_KEY, PATH_KEY}
+    for key, value in list(section.items()):
+        if key in names and isinstance(value, str):
+            yield Reference((*keys, key), value, section)
+        else:
+            yield from _strings((*keys, str(key)), value)
+
+
+def _sections(
+    config: Mapping[str, Any],
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    yield (), config
+    yield ("inference",), config.get("inference") or {}
+
+
+def locate(reference: Reference) -> Path:
+    """The file that a path of a config means.
+
+    Raises:
+        FileNotFoundError, ValueError: there is none.
+    """
+    if reference.keys[-1] == "metadata":
+        return find_attributes(reference.path)
+    try:
+        return Path(find_file(os.path.expandvars(reference.path)))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{reference.dotted}: {error}") from None
+
+
+def path_fields(args: type[StrictModel]) -> set[str]:
+    """Names of the arguments of a class, also of nested ones, that look like paths."""
+    found = set()
+    for name, one in args.model_fields.items():
+        if name.endswith(("_path", "_file", "_dir")) or name == "save_loc_physics":
+            found.add(name)
+        inner = one.annotation
+        if isinstance(inner, type) and issubclass(inner, StrictModel):
+            found |= path_fields(inner)
+    return found

@@ -1,0 +1,125 @@
+"""The weights of a package: safetensors under CREDIT's names, checked to the bit."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.registry import MODELS
+from credit_jax.state_dict.convert import key_plan_for, own_key_plan
+from credit_jax.state_dict.key_plan import Arrays, HostModelState, KeyPlan
+from credit_jax.state_dict.problems import raise_problems
+
+CREDIT, OWN = "CREDIT", "credit_jax"
+# The header is JSON that lists the arrays; safetensors itself stops at this size.
+_MAX_HEADER = 100_000_000
+_CHUNK = 1 << 22
+
+
+def names_of(model_def: ModelDef) -> str:
+    """Whose names the arrays of a model have: CREDIT's, if it has the model."""
+    return CREDIT if MODELS[model_def.config.type].key_table else OWN
+
+
+def write_weights(
+    path: Path, model_def: ModelDef, params: Arrays, model_state: HostModelState
+) -> None:
+    """Writes the weights of a model, bit for bit.
+
+    Raises:
+        ValueError: a value is not finite, or the arrays are not those of the model.
+    """
+    state = _plan(model_def).write(params, model_state)
+    _check_finite(state, path)
+    save_file(state, os.fspath(path), {"format": "pt"})
+
+
+def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelState]:
+    """The inverse of `write_weights`.
+
+    Raises:
+        ValueError: it is no whole safetensors file, or names, shapes or dtypes are not
+            those of the model, or a value is not finite; one error lists all.
+    """
+    _check_header(path)
+    plan = _plan(model_def)
+    try:
+        with safe_open(os.fspath(path), framework="np") as file:
+            keys = list(file.keys())
+            found = {key: file.get_tensor(key) for key in keys}
+    except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{path}: not a whole safetensors file ({error}); get the package again"
+        ) from None
+    try:
+        plan.check(found)
+        raise_problems(_dtypes(found, plan, model_def), "arrays of another dtype")
+        _check_finite(found, path)
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: {error}\nThese are not the weights of model.yml beside it; get "
+            "the package again"
+        ) from None
+    return plan.read(found)
+
+
+def _plan(model_def: ModelDef) -> KeyPlan:
+    if names_of(model_def) == CREDIT:
+        return key_plan_for(model_def)
+    return own_key_plan(model_def)
+
+
+def _dtypes(
+    found: Mapping[str, np.ndarray], plan: KeyPlan, model_def: ModelDef
+) -> list[str]:
+    """Arrays that are of another dtype than the model has, one line each."""
+    state = jax.eval_shape(model_def.init_model_state, jax.random.key(0))
+    lines = []
+    for entry in plan.entries:
+        like = (
+            state[entry.collection][entry.path][entry.leaf]
+            if entry.leaf
+            else model_def.param_specs[entry.path]
+        )
+        one = np.zeros((1,) * len(entry.shape), like.dtype)
+        wanted, given = entry.arrangement.to_torch(one).dtype, found[entry.key].dtype
+        if given != wanted:
+            lines.append(f"dtype: {entry.key} is {given}, expected {wanted}")
+    return lines
+
+
+def _check_finite(state: Mapping[str, np.ndarray], path: Path) -> None:
+    bad = [
+        f"not finite: {key} {array.shape}"
+        for key, array in state.items()
+        if array.dtype.kind == "f" and not _all_finite(array)
+    ]
+    raise_problems(bad, f"{path.name}: NaN or infinite weights")
+
+
+def _all_finite(array: np.ndarray) -> bool:
+    flat = array.reshape(-1)
+    parts = (flat[i : i + _CHUNK] for i in range(0, flat.size, _CHUNK))
+    return all(bool(np.isfinite(part).all()) for part in parts)
+
+
+def _check_header(path: Path) -> None:
+    """Checks the size that the header claims before memory is allocated."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+    claimed = struct.unpack("<Q", start)[0] if len(start) == 8 else None
+    if claimed is None or claimed > min(_MAX_HEADER, size - 8):
+        raise ValueError(
+            f"{path}: not a whole safetensors file: its header claims "
+            f"{claimed if claimed is None else f'{claimed:,}'} bytes, the file has "
+            f"{size:,}; get the package again"
+        )

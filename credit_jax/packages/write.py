@@ -1,0 +1,267 @@
+"""Makes a package of a run: its weights, and all that a forecast needs but the data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from credit_jax.config import Config
+from credit_jax.config.inference import InferenceConfig
+from credit_jax.config.load import dump_config
+from credit_jax.data.channels import ChannelSchema
+from credit_jax.inference.archive import software
+from credit_jax.inference.forecast_data import ForecastData, open_forecast_data
+from credit_jax.inference.outputs import read_attributes
+from credit_jax.inference.plan import forecast_pipeline, forecast_schema
+from credit_jax.io.atomic import new_folder
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.registry import build
+from credit_jax.packages import manifest as layout
+from credit_jax.packages.card import CardFacts, data_lines, write_card
+from credit_jax.packages.channels import write_channels
+from credit_jax.packages.grids import write_axes, write_grid, write_static
+from credit_jax.packages.kinds import kind_of
+from credit_jax.packages.manifest import Manifest, record_files
+from credit_jax.packages.references import (
+    file_references,
+    grid_references,
+    locate,
+    normalized,
+    place_references,
+    static_references,
+)
+from credit_jax.packages.weights import names_of, write_weights
+from credit_jax.training.run_weights import RunWeights
+from credit_jax.transforms import Pipeline
+
+_UNSAFE = re.compile(r"[^\w.+-]")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a package is made of.
+
+    Attributes:
+        config: of the run.
+        model_def: its model.
+        data: what forecasts read, opened.
+        pipeline: the transforms of forecasts.
+        schema: channels of x and y.
+        latitude, longitude: of the model's grid, degrees.
+    """
+
+    config: Config
+    model_def: ModelDef
+    data: ForecastData
+    pipeline: Pipeline
+    schema: ChannelSchema
+    latitude: np.ndarray
+    longitude: np.ndarray
+
+
+def open_contents(config: Config) -> Contents:
+    """Opens what a package is made of; no field is read.
+
+    Raises:
+        OSError, ValueError: the data of the run are not there, or do not fit the model.
+    """
+    inference = config.inference or InferenceConfig()
+    model_def = build(config.model)
+    section = inference.data or config.data
+    dates = section if section.start_datetime or section.date_ranges else config.data
+    pipeline = forecast_pipeline(config, inference)
+    opened = open_forecast_data(section, [dates.ranges[0][0]], 1)
+    schema = forecast_schema(config, inference, model_def.config, pipeline, opened)
+    grid = pipeline.grid
+    latitude, longitude = (
+        opened.coordinates() if grid is None else (grid.latitude, grid.longitude)
+    )
+    if latitude is None or longitude is None:
+        raise ValueError(
+            "the weight file of the regrid block gives no latitudes and longitudes of "
+            "rows and columns, which a package holds"
+        )
+    return Contents(config, model_def, opened, pipeline, schema, latitude, longitude)
+
+
+def write_package(
+    contents: Contents,
+    weights: RunWeights,
+    out: str | Path,
+    *,
+    name: str | None = None,
+    license: str = "unknown",
+    scores: str | Path | None = None,
+) -> Manifest:
+    """Writes a package; the folder appears when it is complete.
+
+    Args:
+        contents: of `open_contents`.
+        weights: of the run.
+        out: folder to write; it must not exist, or be empty.
+        name: of the model in its card; None takes that of the folder.
+        license: identifier of the license, for the card.
+        scores: scores.csv of `credit-jax score`.
+
+    Raises:
+        OSError, ValueError: a file that blocks read is missing or of no kind that a
+            package takes, the weights are not finite or not those of the model.
+    """
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"--out: {target} is there already; give another folder")
+    arrays = weights.on_host(contents.model_def)
+    config = normalized(dump_config(contents.config))
+    with new_folder(target) as folder:
+        _copy_files(config, folder)
+        _write_static_fields(config, contents, folder)
+        places = [reference.dotted for reference in place_references(config)]
+        for reference in place_references(config):
+            reference.set(None)
+        _write_config(config, folder / layout.CONFIG)
+        write_weights(folder / layout.WEIGHTS, contents.model_def, *arrays)
+        write_grid(folder / layout.GRID, contents.latitude, contents.longitude)
+        levels = _levels(config)
+        write_channels(
+            folder / layout.CHANNELS, contents.schema, levels, _units(contents)
+        )
+        if scores is not None:
+            shutil.copyfile(scores, folder / layout.SCORES)
+        facts = _facts(contents, weights, name or target.name, license, places)
+        scored = folder / layout.SCORES if scores is not None else None
+        write_card(folder / layout.CARD, facts, scored)
+        manifest = Manifest(
+            str(contents.model_def.config.type),
+            weights.step,
+            weights.average,
+            weights.digest,
+            names_of(contents.model_def),
+            record_files(folder),
+            _provenance(contents.config),
+        )
+        manifest.write(folder)
+    return manifest
+
+
+def _write_config(config: Mapping[str, Any], path: Path) -> None:
+    text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False, width=88)
+    path.write_text(text, encoding="utf-8")
+
+
+def _copy_files(config: dict[str, Any], folder: Path) -> None:
+    """Copies the files that blocks read, and points the config to the copies."""
+    copied: dict[Path, str] = {}
+    for reference in file_references(config):
+        source = locate(reference).resolve()
+        if source not in copied:
+            stem = _UNSAFE.sub("_", source.stem)
+            suffix, used = kind_of(source), set(copied.values())
+            names = (f"{stem}_{n}" if n else stem for n in range(len(used) + 1))
+            paths = (f"{layout.FILES}/{own}{suffix}" for own in names)
+            copied[source] = next(own for own in paths if own not in used)
+            _copy(source, folder / copied[source])
+        reference.set(copied[source])
+    for number, reference in enumerate(grid_references(config)):
+        own = f"{layout.FILES}/grid_of_source_{number}.nc"
+        write_axes(folder / own, os.path.expandvars(reference.path))
+        reference.set(own)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copyfile(source, target)
+
+
+def _write_static_fields(config: dict[str, Any], contents: Contents, folder: Path) -> None:
+    """Writes the static fields that forecasts read, and points the config to them."""
+    forecasts = "inference" if "data" in config["inference"] else "data"
+    for source, references in static_references(config).items():
+        for reference in references:
+            if reference.keys[0] != forecasts:
+                reference.set(None)
+                continue
+            own = f"{layout.STATIC}/{_UNSAFE.sub('_', source)}.nc"
+            write_static(folder / own, contents.data.sources[source])
+            reference.set(own)
+
+
+def _levels(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Source -> its levels as they are written."""
+    data = config["inference"].get("data") or config["data"]
+    return {name: own.get("levels") for name, own in data["source"].items()}
+
+
+def _units(contents: Contents) -> dict[str, str]:
+    """Key -> unit: of the CF attributes that forecasts are written with, else files."""
+    inference = contents.config.inference or InferenceConfig()
+    attributes = read_attributes(inference.output.metadata)
+    units = {
+        key: unit
+        for source in contents.data.sources.values()
+        for key, (unit, _) in source.units().items()
+    }
+    for group in (*contents.schema.input, *contents.schema.target):
+        named = attributes.get(group.variable, {}).get("units")
+        if named is not None and group.var_key not in units:
+            units[group.var_key] = str(named)
+    return units
+
+
+def _provenance(config: Config) -> dict[str, Any]:
+    """Versions, and the training, without places of this machine."""
+    found = {key: value for key, value in software().items() if key != "command"}
+    return {
+        "software": found,
+        "training": {
+            "dates": [list(own) for own in config.data.ranges],
+            "timestep": str(config.data.timestep),
+            "loss": _loss(config),
+            "seed": config.seed,
+        },
+    }
+
+
+def _loss(config: Config) -> str:
+    written = dump_config(config).get("loss") or {}
+    return str(written.get("training_loss") or written.get("type") or "unknown")
+
+
+def _facts(
+    contents: Contents, weights: RunWeights, name: str, license: str, places: list[str]
+) -> CardFacts:
+    config, model_def = contents.config, contents.model_def
+    prefix = "inference.data." if (config.inference and config.inference.data) else ""
+    own = [p.removeprefix(prefix or "data.") for p in places if p.startswith(prefix)]
+    shape = f"{model_def.image_height} x {model_def.image_width}"
+    latitude = contents.latitude
+    return CardFacts(
+        name=name,
+        license=license,
+        model_type=str(model_def.config.type),
+        parameters=model_def.num_parameters,
+        weights="moving average" if weights.average else "last weights",
+        step=weights.step,
+        names=names_of(model_def),
+        grid=f"{shape}, latitudes {latitude.flat[0]:g} to {latitude.flat[-1]:g}",
+        timestep=str(config.data.timestep),
+        frames=model_def.frames,
+        inputs=", ".join(contents.schema.names["input"]),
+        outputs=", ".join(contents.schema.names["target"]),
+        dates=", ".join(f"{first} to {last}" for first, last in config.data.ranges),
+        training=f"loss {_loss(config)}, seed {config.seed}",
+        data=data_lines(own),
+        version=software().get("credit-jax", "unknown"),
+        schema=layout.SCHEMA_VERSION,
+    )

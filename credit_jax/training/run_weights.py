@@ -1,0 +1,104 @@
+"""The weights of a checkpoint of a run: which they are, and on a mesh or the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from credit_jax.checkpoint import EMA, WEIGHTS, CheckpointStore
+from credit_jax.inference.archive import digest_of
+from credit_jax.models.model_def import ModelDef, Weights
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.model_state import COLLECTIONS, ModelState
+from credit_jax.training.restore import RunStore, open_run
+
+
+@dataclass(frozen=True)
+class RunWeights:
+    """The weights of a checkpoint.
+
+    Attributes:
+        path: folder of the checkpoint.
+        step: its number.
+        average: whether the moving average of the weights is taken.
+        run: all checkpoints of the run.
+        channels: `ChannelSchema.names` of the data; None compares no channels.
+    """
+
+    path: Path
+    step: int
+    average: bool
+    run: CheckpointStore
+    channels: Mapping[str, tuple[str, ...]] | None = None
+
+    def restore(self, model: ParallelModel) -> tuple[Weights, ModelState]:
+        """The weights on the mesh of a model.
+
+        Raises:
+            ValueError: they are those of another model, or of other channels.
+        """
+        store = RunStore(self.run, model.model_def.param_specs, self.channels)
+        return store.restore_model(self.step, model, average=self.average)
+
+    def on_host(self, model_def: ModelDef) -> tuple[dict[str, np.ndarray], Any]:
+        """Whole parameters by path and model state, as they are in the files.
+
+        Raises:
+            ValueError: see `restore`.
+        """
+        store = RunStore(self.run, model_def.param_specs, self.channels)
+        store.check_channels(self.step)
+        params = {
+            path: np.zeros(spec.shape, spec.dtype)
+            for path, spec in model_def.param_specs.items()
+        }
+        state = jax.tree.map(
+            lambda leaf: np.zeros(leaf.shape, leaf.dtype),
+            jax.eval_shape(model_def.init_model_state, jax.random.key(0)),
+        )
+        targets: dict[str, Any] = {WEIGHTS: {"params": params, **state}}
+        if self.average:
+            targets[EMA] = params
+        found = self.run.restore(self.step, targets)
+        weights = found[EMA] if self.average else found[WEIGHTS]["params"]
+        state = {name: found[WEIGHTS][name] for name in COLLECTIONS}
+        return jax.tree.map(np.asarray, (weights, state))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the files of the weights."""
+        return digest_of(self.path / (EMA if self.average else WEIGHTS))
+
+
+def open_weights(
+    folder: str | Path,
+    step: int | None = None,
+    weights: str | None = None,
+    channels: Mapping[str, tuple[str, ...]] | None = None,
+) -> RunWeights:
+    """The weights of a run in a folder.
+
+    Args:
+        folder: of the run.
+        step: which checkpoint; None is the newest.
+        weights: "average", "last", or None for the average if there is one.
+        channels: see `RunWeights`.
+
+    Raises:
+        FileNotFoundError: there is none, or it has no moving average.
+    """
+    store, newest = open_run(folder)
+    step = newest if step is None else step
+    has_average = EMA in store.item_names(step)
+    if weights == "average" and not has_average:
+        raise FileNotFoundError(
+            f"--weights average: {store.path(step)} has no moving average of the "
+            "weights; give --weights last"
+        )
+    average = has_average and weights != "last"
+    return RunWeights(store.path(step), step, average, store, channels)

@@ -1,0 +1,68 @@
+"""A package of a run of a small model, made once."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from credit_jax import package
+from credit_jax.commands import OK
+from tests.inference.tiny_run import make_run
+from tests.training.conftest import compiled_once, world
+from tests.training.tiny import Tiny, TinyConfig
+
+__all__ = ["compiled_once", "world"]
+
+# Where forecasts from the package find their data.
+DATA = {
+    "source": {
+        "ERA5": {
+            "variables": {
+                "prognostic": {"path": "w_%Y.nc"},
+                "dynamic_forcing": {"path": "w_%Y.nc"},
+            }
+        }
+    }
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tiny_model():
+    """`model.type: tiny` is known."""
+    from credit_jax.models import registry
+
+    patch = pytest.MonkeyPatch()
+    patch.setitem(registry.MODELS, "tiny", registry.ModelEntry(TinyConfig, Tiny))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def run(world, tmp_path_factory, tiny_model):
+    """The YAML of a run; its checkpoints are in `run` beside it."""
+    return Path(make_run(world, tmp_path_factory.mktemp("trained") / "tiny"))
+
+
+@pytest.fixture(scope="session")
+def made(run, tmp_path_factory):
+    """A package of the run; not to be changed."""
+    out = tmp_path_factory.mktemp("packages") / "tiny"
+    options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
+    assert package.main([*options, "--out", str(out)]) == OK
+    return out
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    """A package to change."""
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def data(world, tmp_path_factory):
+    """The YAML of the user's data."""
+    path = tmp_path_factory.mktemp("user") / "data.yml"
+    text = yaml.safe_dump(DATA).replace("w_%Y", f"{world}/w_%Y")
+    path.write_text(text)
+    return path
