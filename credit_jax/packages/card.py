@@ -73,7 +73,9 @@ def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None
         ValueError: the file holds no scores.
     """
     table = "None were given." if scores is None else _score_table(scores)
-    template = files("credit_jax.packages").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    template = (
+        files("credit_jax.packages").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    )
     text = template.format(**vars(facts), scores=table)
     path.write_text(text, encoding="utf-8")
 

@@ -184,7 +184,9 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _write_static_fields(config: dict[str, Any], contents: Contents, folder: Path) -> None:
+def _write_static_fields(
+    config: dict[str, Any], contents: Contents, folder: Path
+) -> None:
     """Writes the static fields that forecasts read, and points the config to them."""
     forecasts = "inference" if "data" in config["inference"] else "data"
     for source, references in static_references(config).items():
