@@ -1,0 +1,261 @@
+"""Maps of fields: forecast, truth and error side by side, with coastlines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.visualization.canvas import INK, new_figure, style
+from credit_jax.visualization.coastline import coastline
+from credit_jax.visualization.projections import Projection
+
+SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"
+# Parts of the values at either end that may be beyond the colors.
+CLIPPED = 0.001
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Where the points of a field are.
+
+    Attributes:
+        latitude, longitude: (lat,) and (lon,) degrees north and east, or both (y, x) on
+            a curvilinear grid.
+    """
+
+    latitude: np.ndarray
+    longitude: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.latitude.ndim != self.longitude.ndim:
+            raise ValueError(
+                "latitude and longitude must both have one or both two dims, got "
+                f"{self.latitude.ndim} and {self.longitude.ndim}"
+            )
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of the globe on a map.
+
+    Attributes:
+        west, east: degrees east, `east` from `west` to `west + 360`.
+        south, north: degrees north.
+    """
+
+    west: float = -180.0
+    east: float = 180.0
+    south: float = -90.0
+    north: float = 90.0
+
+    @property
+    def is_globe(self) -> bool:
+        """Whether nothing is left out."""
+        return self.east - self.west >= 360 and self.north - self.south >= 180
+
+
+def parse_window(text: str) -> Window:
+    """The window of "west,east,south,north".
+
+    >>> parse_window("350,40,30,70")
+    Window(west=-10.0, east=40.0, south=30.0, north=70.0)
+
+    Raises:
+        ValueError: these are no four numbers, or not in this order.
+    """
+    try:
+        west, east, south, north = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no region; give west,east,south,north in degrees, such as "
+            "-10,40,30,70"
+        ) from None
+    if not -90 <= south < north <= 90:
+        raise ValueError(
+            f"{text!r}: latitudes go from south to north within -90 and 90, got "
+            f"{south:g} and {north:g}"
+        )
+    west = (west + 180) % 360 - 180
+    width = (east - west) % 360 or 360.0
+    return Window(west, west + width, south, north)
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """A field and how it is shown.
+
+    Attributes:
+        title: above it.
+        field: values on the grid; NaN is left blank.
+        low, high: the range of the colors.
+        colors: matplotlib's name of the color map.
+    """
+
+    title: str
+    field: Float[np.ndarray, "lat lon"]
+    low: float
+    high: float
+    colors: str = SEQUENTIAL
+
+
+def comparison(
+    forecast: Float[np.ndarray, "lat lon"],
+    truth: Float[np.ndarray, "lat lon"] | None,
+    *,
+    units: str = "",
+    limits: tuple[float, float] | None = None,
+    error_limit: float | None = None,
+) -> list[Map]:
+    """The maps of a forecast, and with a truth those of truth, forecast and error.
+
+    Truth and forecast have the same colors; those of the error are white at zero.
+
+    Args:
+        forecast: field.
+        truth: field at the same time, or None.
+        units: of both.
+        limits: range of the colors; None is that of the values.
+        error_limit: largest error of the colors; None is that of the values.
+    """
+    given = [forecast] if truth is None else [truth, forecast]
+    low, high = limits or limits_of(given)
+    if truth is None:
+        return [Map("forecast", forecast, low, high)]
+    error = forecast - truth
+    largest = error_limit or largest_of([error])
+    text = f"error ({units})" if units else "error"
+    return [
+        Map("truth", truth, low, high),
+        Map("forecast", forecast, low, high),
+        Map(text, error, -largest, largest, DIVERGING),
+    ]
+
+
+def limits_of(fields: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The range of the colors of fields that are shown beside each other."""
+    values = np.concatenate([field[np.isfinite(field)] for field in fields])
+    if not values.size:
+        return 0.0, 1.0
+    low, high = np.quantile(values, [CLIPPED, 1 - CLIPPED])
+    return (float(low), float(high)) if high > low else (float(low), float(low) + 1)
+
+
+def largest_of(errors: Sequence[np.ndarray]) -> float:
+    """The largest error that has a color of its own."""
+    values = np.concatenate([np.abs(own[np.isfinite(own)]) for own in errors])
+    return float(np.quantile(values, 1 - 2 * CLIPPED)) or 1.0 if values.size else 1.0
+
+
+class MapFigure:
+    """A figure of maps beside each other, whose fields can be replaced.
+
+    Args:
+        maps: of one grid.
+        grid: of the fields.
+        title: of the whole.
+        units: of the fields.
+        window: the part that is shown.
+        projection: of the maps.
+    """
+
+    def __init__(
+        self,
+        maps: Sequence[Map],
+        grid: Grid,
+        *,
+        title: str,
+        units: str = "",
+        window: Window | None = None,
+        projection: Projection | None = None,
+    ) -> None:
+        self._grid = grid
+        self._window = window or _window_of(grid)
+        projection = projection or Projection()
+        shape = self._window.north - self._window.south
+        aspect = 0.5 if not projection.is_plain else shape / self._width()
+        width = 4.8 if len(maps) > 1 else 7.0
+        height = min(max(width * aspect, 1.6), 1.3 * width) + 1.2
+        with style():
+            self.figure = new_figure(width * len(maps), height)
+            self._images = [
+                self._draw(own, place, len(maps), units, projection)
+                for place, own in enumerate(maps)
+            ]
+            self.figure.suptitle(title)
+
+    def update(self, maps: Sequence[Map], title: str) -> None:
+        """Shows other fields and another title."""
+        for image, own in zip(self._images, maps, strict=True):
+            image.set_array(np.ma.masked_invalid(self._arranged(own.field)[2]))
+            image.axes.set_title(own.title)
+        with style():
+            self.figure.suptitle(title)
+
+    def _width(self) -> float:
+        return self._window.east - self._window.west
+
+    def _draw(
+        self, own: Map, place: int, count: int, units: str, projection: Projection
+    ) -> Any:
+        from matplotlib.collections import LineCollection
+
+        window = self._window
+        middle = (window.west + window.east) / 2, (window.south + window.north) / 2
+        axis, transform = projection.axes(self.figure, (1, count, place + 1), middle)
+        longitude, latitude, field = self._arranged(own.field)
+        image = axis.pcolormesh(
+            longitude,
+            latitude,
+            np.ma.masked_invalid(field),
+            cmap=own.colors,
+            vmin=own.low,
+            vmax=own.high,
+            shading="nearest",
+            rasterized=True,
+            **transform,
+        )
+        coast = coastline(window.west)
+        lines = LineCollection(coast, colors=INK, linewidths=0.6, **transform)
+        axis.add_collection(lines, autolim=False)
+        projection.frame(axis, window)
+        bar = self.figure.colorbar(
+            image, ax=axis, orientation="horizontal", shrink=0.8, pad=0.03, aspect=35
+        )
+        if units:
+            bar.set_label(units)
+        axis.set_title(own.title)
+        return image
+
+    def _arranged(self, field: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Longitude, latitude and field, columns from the west of the window on."""
+        longitude, latitude = self._grid.longitude, self._grid.latitude
+        east = np.mod(longitude - self._window.west, 360.0) + self._window.west
+        if longitude.ndim == 2:
+            return east, latitude, field
+        order = np.argsort(east)
+        east, field = east[order], field[:, order]
+        step = np.median(np.diff(east))
+        if 360.0 - (east[-1] - east[0]) < 1.5 * step:
+            # Around the globe: a column more at either end.
+            east = np.concatenate([[east[-1] - 360.0], east, [east[0] + 360.0]])
+            field = np.concatenate([field[:, -1:], field, field[:, :1]], axis=1)
+        return east, latitude, field
+
+
+def _window_of(grid: Grid) -> Window:
+    """The globe, or what a regional grid covers."""
+    west = np.mod(grid.longitude + 180.0, 360.0) - 180.0
+    span = np.sort(np.unique(np.round(west, 3)))
+    gaps = np.diff(np.concatenate([span, [span[0] + 360.0]]))
+    widest = int(np.argmax(gaps))
+    if gaps[widest] < 30.0:
+        return Window()
+    east = span[widest] if widest < len(span) - 1 else span[-1]
+    begin = span[(widest + 1) % len(span)]
+    end = begin + (east - begin) % 360.0
+    south, north = float(grid.latitude.min()), float(grid.latitude.max())
+    return Window(float(begin), float(end), south, north)
