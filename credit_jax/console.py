@@ -25,6 +25,9 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
         "package": Entry(
             "credit_jax.package", "a trained model as a folder to hand on", "", "cpu"
         ),
+        "plot": Entry(
+            "credit_jax.plot", "maps of forecasts, figures of scores", "", "cpu"
+        ),
         "predict": Entry("credit_jax.predict", "one forward pass of a model"),
         "demo": Entry("credit_jax.demo.__main__", "make the demo data set"),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -180,8 +179,8 @@ def _start(forecasts: Forecasts, init_time: str | None) -> int:
         return texts.index(text)
     near = min(texts, key=lambda own: abs(pd.Timestamp(own) - wanted))
     raise ValueError(
-        f"--init-time: no forecast from {text}; there are {len(starts)} from {first} to "
-        f"{last}; the nearest is {near}"
+        f"--init-time: no forecast from {text}; there are {len(starts)} from {first} "
+        f"to {last}; the nearest is {near}"
     )
 
 
@@ -218,12 +217,3 @@ def date_text(date: Any) -> str:
     """
     stamp: Any = pd.Timestamp(date) if isinstance(date, np.datetime64) else date
     return stamp.strftime("%Y-%m-%d %H:%M")
-
-
-def windowed(
-    fields: Sequence[np.ndarray], inside: np.ndarray | None
-) -> list[np.ndarray]:
-    """Fields with NaN outside of a mask."""
-    if inside is None:
-        return [*fields]
-    return [np.where(inside, own, np.nan) for own in fields]

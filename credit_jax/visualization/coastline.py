@@ -25,7 +25,7 @@ def _lines() -> list[np.ndarray]:
 
 
 def coastline(west: float = -180.0) -> list[Float[np.ndarray, "point 2"]]:
-    """All coasts, cut where they leave the window of longitudes from `west` to `west + 360`.
+    """All coasts with longitudes from `west` to `west + 360`, cut where they leave it.
 
     Args:
         west: degrees east.

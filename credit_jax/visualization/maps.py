@@ -12,6 +12,7 @@ from jaxtyping import Float
 from credit_jax.visualization.canvas import INK, new_figure, style
 from credit_jax.visualization.coastline import coastline
 from credit_jax.visualization.projections import Projection
+from credit_jax.visualization.windows import Window, window_of
 
 SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"
 # Parts of the values at either end that may be beyond the colors.
@@ -36,52 +37,6 @@ class Grid:
                 "latitude and longitude must both have one or both two dims, got "
                 f"{self.latitude.ndim} and {self.longitude.ndim}"
             )
-
-
-@dataclass(frozen=True)
-class Window:
-    """The part of the globe on a map.
-
-    Attributes:
-        west, east: degrees east, `east` from `west` to `west + 360`.
-        south, north: degrees north.
-    """
-
-    west: float = -180.0
-    east: float = 180.0
-    south: float = -90.0
-    north: float = 90.0
-
-    @property
-    def is_globe(self) -> bool:
-        """Whether nothing is left out."""
-        return self.east - self.west >= 360 and self.north - self.south >= 180
-
-
-def parse_window(text: str) -> Window:
-    """The window of "west,east,south,north".
-
-    >>> parse_window("350,40,30,70")
-    Window(west=-10.0, east=40.0, south=30.0, north=70.0)
-
-    Raises:
-        ValueError: these are no four numbers, or not in this order.
-    """
-    try:
-        west, east, south, north = map(float, text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"{text!r} is no region; give west,east,south,north in degrees, such as "
-            "-10,40,30,70"
-        ) from None
-    if not -90 <= south < north <= 90:
-        raise ValueError(
-            f"{text!r}: latitudes go from south to north within -90 and 90, got "
-            f"{south:g} and {north:g}"
-        )
-    west = (west + 180) % 360 - 180
-    width = (east - west) % 360 or 360.0
-    return Window(west, west + width, south, north)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,12 +128,12 @@ class MapFigure:
         projection: Projection | None = None,
     ) -> None:
         self._grid = grid
-        self._window = window or _window_of(grid)
+        self._window = window or window_of(grid.latitude, grid.longitude)
         projection = projection or Projection()
         shape = self._window.north - self._window.south
         aspect = 0.5 if not projection.is_plain else shape / self._width()
         width = 4.8 if len(maps) > 1 else 7.0
-        height = min(max(width * aspect, 1.6), 1.3 * width) + 1.2
+        height = min(max(width * aspect, 1.6), 1.3 * width) + 1.0
         with style():
             self.figure = new_figure(width * len(maps), height)
             self._images = [
@@ -244,18 +199,3 @@ class MapFigure:
             east = np.concatenate([[east[-1] - 360.0], east, [east[0] + 360.0]])
             field = np.concatenate([field[:, -1:], field, field[:, :1]], axis=1)
         return east, latitude, field
-
-
-def _window_of(grid: Grid) -> Window:
-    """The globe, or what a regional grid covers."""
-    west = np.mod(grid.longitude + 180.0, 360.0) - 180.0
-    span = np.sort(np.unique(np.round(west, 3)))
-    gaps = np.diff(np.concatenate([span, [span[0] + 360.0]]))
-    widest = int(np.argmax(gaps))
-    if gaps[widest] < 30.0:
-        return Window()
-    east = span[widest] if widest < len(span) - 1 else span[-1]
-    begin = span[(widest + 1) % len(span)]
-    end = begin + (east - begin) % 360.0
-    south, north = float(grid.latitude.min()), float(grid.latitude.max())
-    return Window(float(begin), float(end), south, north)

@@ -1,0 +1,152 @@
+"""Maps and animations of one field of a forecast, beside the truth if it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from credit_jax.visualization.animation import write_animation
+from credit_jax.visualization.choice import Choice
+from credit_jax.visualization.maps import (
+    Grid,
+    Map,
+    MapFigure,
+    comparison,
+    largest_of,
+    limits_of,
+)
+from credit_jax.visualization.projections import Projection
+from credit_jax.visualization.windows import Window
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What is shown on maps.
+
+    Attributes:
+        choice: the field.
+        truth: lead number -> the true field on the grid of the forecast; None without.
+        window: the part of the globe; None is all of the grid.
+        projection: of the maps; None is latitude by longitude.
+    """
+
+    choice: Choice
+    truth: Callable[[int], np.ndarray] | None = None
+    window: Window | None = None
+    projection: Projection | None = None
+
+    def figure(self, lead: int) -> MapFigure:
+        """The maps of one lead time.
+
+        Args:
+            lead: its number.
+
+        Raises:
+            ValueError: there are no values.
+        """
+        return self._figure(lead, *self._limits([lead]))
+
+    def write_animation(
+        self, path: str | Path, leads: Sequence[int], *, frames_per_second: float = 4.0
+    ) -> Path:
+        """Writes a GIF of several lead times, all in the same colors.
+
+        Args:
+            path: of the file, which ends with .gif.
+            leads: their numbers; those without any values are left out.
+            frames_per_second: how fast it is.
+        """
+        if not frames_per_second > 0:
+            raise ValueError(f"--fps must be above 0, got {frames_per_second:g}")
+        shown = [lead for lead in leads if np.isfinite(self._forecast(lead)).any()]
+        limits = self._limits(shown)
+        return write_animation(
+            self._figure(shown[0], *limits),
+            ((self.choice.title(own), self._maps(own, *limits)) for own in shown),
+            path,
+            frames_per_second=frames_per_second,
+        )
+
+    @property
+    def grid(self) -> Grid:
+        """Where the points of the field are."""
+        field = self.choice.forecasts.layout
+        latitude, longitude = (field[name].values for name in ("latitude", "longitude"))
+        return Grid(latitude, longitude)
+
+    def _figure(
+        self, lead: int, limits: tuple[float, float], largest: float
+    ) -> MapFigure:
+        return MapFigure(
+            self._maps(lead, limits, largest),
+            self.grid,
+            title=self.choice.title(lead),
+            units=self.choice.units,
+            window=self.window,
+            projection=self.projection,
+        )
+
+    def _maps(
+        self, lead: int, limits: tuple[float, float], largest: float
+    ) -> list[Map]:
+        forecast, truth = self._forecast(lead), self._truth(lead)
+        maps = comparison(forecast, truth, limits=limits, error_limit=largest)
+        if truth is None:
+            return maps
+        rmse = self._rmse(forecast - truth)
+        return [*maps[:-1], replace(maps[-1], title=f"error, RMSE {rmse:.3g}")]
+
+    def _limits(self, leads: Sequence[int]) -> tuple[tuple[float, float], float]:
+        """Colors of these lead times: range of the field, largest error."""
+        fields, errors = [], []
+        for lead in leads:
+            forecast, truth = self._inside(self._forecast(lead)), self._truth(lead)
+            fields.append(forecast)
+            if truth is not None:
+                fields.append(self._inside(truth))
+                errors.append(forecast - truth)
+        if not any(np.isfinite(own).any() for own in fields):
+            raise ValueError(
+                f"{self.choice.label}: no values at that lead time"
+                + (" in that region" if self.window else "")
+            )
+        return limits_of(fields), largest_of(errors) if errors else 1.0
+
+    def _forecast(self, lead: int) -> np.ndarray:
+        return self.choice.field(lead).values
+
+    def _truth(self, lead: int) -> np.ndarray | None:
+        return None if self.truth is None else self.truth(lead)
+
+    def _inside(self, field: np.ndarray) -> np.ndarray:
+        """A field with NaN outside of the window."""
+        if self.window is None:
+            return field
+        return np.where(self._mask, field, np.nan)
+
+    @property
+    def _mask(self) -> np.ndarray:
+        latitude, longitude = self._points
+        if self.window is None:
+            return np.ones(latitude.shape, bool)
+        return self.window.mask(latitude, longitude)
+
+    @property
+    def _points(self) -> tuple[np.ndarray, np.ndarray]:
+        """Latitude and longitude of every point."""
+        grid = self.grid
+        if grid.latitude.ndim == 2:
+            return grid.latitude, grid.longitude
+        latitude, longitude = np.meshgrid(grid.latitude, grid.longitude, indexing="ij")
+        return latitude, longitude
+
+    def _rmse(self, error: np.ndarray) -> float:
+        """Over the window, with area weights."""
+        weights = np.cos(np.deg2rad(self._points[0])) * self._mask
+        known = np.isfinite(error)
+        total = np.sum(weights * known)
+        squares = np.square(np.where(known, error, 0.0))
+        return float(np.sqrt(np.sum(weights * squares) / total))

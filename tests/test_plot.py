@@ -1,0 +1,154 @@
+"""The command `plot`: what it writes, and what it says of what is not there."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from credit_jax.commands import OK, USER_ERROR
+from credit_jax.evaluation.scores import write_scores
+from credit_jax.plot import main
+from tests.io.test_forecast_files import make_store, write_folder
+from tests.visualization.synthetic import make_scores
+
+DATE = ("--init-time", "2004-03-01")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forecasts")
+    made = make_store()
+    made["T"].attrs["units"] = "K"
+    made.to_zarr(folder / "forecast.zarr", consolidated=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scores")
+    write_scores(make_scores(levels=(500.0,), num_days=2, members=3), folder)
+    return folder
+
+
+def plot(out, *arguments):
+    return main([*map(str, arguments), "--out", str(out)])
+
+
+@pytest.mark.parametrize("member", [None, "1", "mean", "spread"])
+def test_a_map(store, tmp_path, capsys, member):
+    out = tmp_path / "map.png"
+    options = ("--variable", "T", "--level", 500, "--lead", "12h", *DATE)
+    members = ("--member", member) if member else ()
+    assert plot(out, "--forecast", store, *options, *members) == OK
+    assert capsys.readouterr().out == f"written: {out}\n"
+    with Image.open(out) as image:
+        assert image.width > 500
+
+
+def test_a_map_of_credits_folder_and_of_a_region(tmp_path):
+    folder = write_folder(make_store(0), tmp_path / "out", "noleap")
+    out = tmp_path / "map.svg"
+    options = ("--variable", "SP", "--region", "300,60,0,90", *DATE)
+    assert plot(out, "--forecast", folder, *options) == OK
+    text = out.read_text(encoding="utf-8")
+    assert "SP, 12 h from 2004-03-01 00:00, valid 2004-03-01 12:00" in text
+
+
+def test_an_animation(store, tmp_path):
+    out = tmp_path / "t.gif"
+    options = ("--variable", "T", "--level", 850, *DATE, "--fps", 2)
+    assert plot(out, "--forecast", store, *options) == OK
+    with Image.open(out) as image:
+        assert image.n_frames == 3
+        assert image.info["duration"] == 500
+        first = np.asarray(image.convert("L"))
+        image.seek(2)
+        assert (np.asarray(image.convert("L")) != first).any()
+    shorter = tmp_path / "s.gif"
+    assert plot(shorter, "--forecast", store, *options, "--lead", "6h") == OK
+    with Image.open(shorter) as image:
+        assert image.n_frames == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--variable NAME is needed"),
+        (("--variable", "t"), "no 't' in the forecasts; there are: T, SP"),
+        (("--variable", "T"), "--level: T needs one of 500, 850"),
+        (("--variable", "T", "--level", "700"), "no level 700; there are: 500, 850; "),
+        (("--variable", "SP", "--level", "500"), "SP has no levels, got 500"),
+        (
+            ("--variable", "SP", "--lead", "10h"),
+            "no lead time 10h; there are 3 from 0 h to 12 h; the nearest is 12 h",
+        ),
+        (("--variable", "SP", "--lead", "soon"), "'soon' is no duration such as 5d"),
+        (
+            ("--variable", "SP", "--member", "2"),
+            "no member '2'; there are 0 to 1, mean",
+        ),
+        (("--variable", "SP", "--region", "x"), "--region: no region 'x'"),
+        (("--variable", "SP", "--init-time", "noon"), "'noon' is no date"),
+        (
+            ("--variable", "SP", "--init-time", "2004-02-29"),
+            "no forecast from 2004-02-29 00:00; there are 2 from 2004-02-28 00:00 to "
+            "2004-03-01 00:00; the nearest is 2004-02-28 00:00",
+        ),
+    ],
+)
+def test_what_is_not_there(store, tmp_path, capsys, arguments, message):
+    given = arguments if "--init-time" in arguments else (*arguments, *DATE)
+    out = tmp_path / "map.png"
+    assert plot(out, "--forecast", store, *given) == USER_ERROR
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_start_date_and_format_are_needed(store, tmp_path, capsys):
+    options = ("--forecast", store, "--variable", "SP")
+    assert plot(tmp_path / "a.png", *options) == USER_ERROR
+    assert "--init-time: needed, since there are 2 start" in capsys.readouterr().err
+    assert plot(tmp_path / "a.jpg", *options, *DATE) == USER_ERROR
+    assert "one of .png, .svg, .pdf, .gif, got '.jpg'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("out", "options"),
+    [
+        ("a.png", ("--metric", "acc", "--channel", "T500", "--channel", "SP")),
+        ("a.svg", ("--region", "tropics")),
+        ("a.png", ("--kind", "card", "--baseline", "persistence")),
+        ("a.png", ("--kind", "spectra", "--channel", "T500")),
+        ("a.pdf", ("--kind", "ranks", "--channel", "T500")),
+        ("a.html", ("--kind", "page")),
+    ],
+)
+def test_figures_of_scores(scores, tmp_path, out, options):
+    assert plot(tmp_path / out, "--scores", scores, *options) == OK
+    assert (tmp_path / out).stat().st_size > 1000
+
+
+def test_a_card_beside_another_forecast(scores, tmp_path, capsys):
+    write_scores(make_scores(levels=(500.0,), num_days=1), tmp_path / "other")
+    options = ("--scores", scores / "scores.nc", "--kind", "card", "--baseline")
+    assert plot(tmp_path / "a.svg", *options, tmp_path / "other") == OK
+    assert "+0.0" in (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert plot(tmp_path / "a.svg", *options, tmp_path / "none") == USER_ERROR
+    assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--channel", "T50"), "--channel: no 'T50'; there are: T500, U500, t2m, SP; "),
+        (("--region", "tropic"), "did you mean tropics?"),
+        (("--metric", "missing"), "has no missing of these channels; there are: rmse"),
+        (("--kind", "card", "--metric", "acc"), "one of rmse, mae, crps, got acc"),
+        (
+            ("--kind", "card", "--metric", "crps"),
+            "--baseline climatology: the baseline",
+        ),
+    ],
+)
+def test_scores_that_are_not_there(scores, tmp_path, capsys, options, message):
+    assert plot(tmp_path / "a.png", "--scores", scores, *options) == USER_ERROR
+    assert message in capsys.readouterr().err

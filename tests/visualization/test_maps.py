@@ -1,0 +1,165 @@
+"""Maps: coastlines, windows, colors, projections."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from credit_jax.visualization.canvas import png_of
+from credit_jax.visualization.coastline import coastline
+from credit_jax.visualization.maps import (
+    Grid,
+    Map,
+    MapFigure,
+    comparison,
+    largest_of,
+    limits_of,
+)
+from credit_jax.visualization.projections import PROJECTIONS, Projection
+from credit_jax.visualization.windows import (
+    Window,
+    find_window,
+    parse_window,
+    window_of,
+)
+
+LATITUDE = np.linspace(78.75, -78.75, 8)
+LONGITUDE = np.arange(0.0, 360.0, 22.5)
+GRID = Grid(LATITUDE, LONGITUDE)
+FIELD = LATITUDE[:, None] + LONGITUDE / 10
+
+
+def test_coastlines_are_where_coasts_are():
+    points = np.concatenate(coastline())
+    assert -180 <= points[:, 0].min() < -179
+    assert 179 < points[:, 0].max() <= 180
+    assert -90 <= points[:, 1].min() < -75
+    for place in ([18.4, -34.2], [-9.5, 38.7], [-68.0, -54.9], [153.5, -28.6]):
+        assert np.abs(points - place).sum(axis=1).min() < 1.5, place
+    assert np.abs(points - [-150, 0]).sum(axis=1).min() > 10, "no coast there"
+
+
+@pytest.mark.parametrize("west", [-180.0, 0.0, 145.0])
+def test_coastlines_of_other_windows(west):
+    lines = coastline(west)
+    points = np.concatenate(lines)
+    assert points[:, 0].min() >= west
+    assert points[:, 0].max() <= west + 360
+    assert max(np.abs(np.diff(line[:, 0])).max() for line in lines) < 180
+    assert len(points) > 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [
+        ("-10,40,30,70", Window(-10, 40, 30, 70)),
+        ("350,40,30,70", Window(-10, 40, 30, 70)),
+        ("europe", Window(-12.5, 42.5, 35, 75)),
+        ("north-pacific", Window(145, 230, 25, 60)),
+        ("tropics", Window(-180, 180, -20, 20)),
+        ("global", Window()),
+        ("0,360,-90,90", Window(0, 360, -90, 90)),
+    ],
+)
+def test_windows(text, window):
+    assert find_window(text) == window
+    assert find_window(text).is_globe == (window.north - window.south == 180)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("atlantis", "there are: global, tropics, .*or give west,east,south,north"),
+        ("1,2,3", "is no region; give west,east,south,north"),
+        ("0,10,50,40", "from south to north within -90 and 90, got 50 and 40"),
+    ],
+)
+def test_windows_that_are_none(text, message):
+    with pytest.raises(ValueError, match=message):
+        find_window(text)
+
+
+def test_the_window_of_a_regional_grid():
+    assert window_of(LATITUDE, LONGITUDE).is_globe
+    y, x = np.mgrid[30:50:5.0, 220:280:10.0]
+    assert window_of(y, x) == Window(-140, -90, 30, 45)
+    across = np.array([350.0, 355.0, 0.0, 5.0])
+    assert window_of(np.array([10.0, 20.0]), across) == Window(-10, 5, 10, 20)
+    mask = parse_window("350,20,0,90").mask(LATITUDE[:, None], LONGITUDE)
+    assert mask.sum(axis=1).tolist() == [1] * 4 + [0] * 4
+
+
+def test_truth_and_forecast_have_the_same_colors_and_errors_are_about_zero():
+    maps = comparison(FIELD + 3, FIELD, units="K")
+    truth, forecast, error = maps
+    assert [own.title for own in maps] == ["truth", "forecast", "error (K)"]
+    assert (truth.low, truth.high) == (forecast.low, forecast.high)
+    assert truth.low == pytest.approx(FIELD.min(), abs=1.0)
+    assert truth.high == pytest.approx(FIELD.max() + 3, abs=1.0)
+    assert (error.low, error.high) == (-3, 3)
+    assert error.colors != truth.colors
+    assert comparison(FIELD, None)[0].title == "forecast"
+
+
+def test_colors_of_fields_of_one_value_or_none():
+    empty = np.full((2, 2), np.nan)
+    assert limits_of([empty]) == (0.0, 1.0)
+    assert limits_of([np.ones((2, 2))]) == (1.0, 2.0)
+    assert largest_of([np.zeros((2, 2))]) == 1.0
+    assert largest_of([empty]) == 1.0
+
+
+def test_every_point_is_drawn_where_it_is():
+    figure = MapFigure([Map("m", FIELD, 0, 1)], GRID, title="t", units="K")
+    axis = figure.figure.axes[0]
+    assert axis.get_xlim() == (-180, 180)
+    assert axis.get_ylim() == (-90, 90)
+    mesh = axis.collections[0]
+    edges, values = mesh.get_coordinates(), mesh.get_array()
+    middle = (edges[:-1, :-1] + edges[1:, 1:]) / 2
+    for row, column in [(0, 0), (3, 5), (7, 15), (4, 9)]:
+        east = (LONGITUDE[column] + 180) % 360 - 180
+        distance = np.abs(middle - [east, LATITUDE[row]]).sum(axis=-1)
+        place = np.unravel_index(distance.argmin(), distance.shape)
+        assert distance.min() < 1e-9
+        assert values[place] == FIELD[row, column]
+    figure.update([Map("other", FIELD + 1, 0, 1)], "later")
+    assert axis.get_title() == "other"
+    assert mesh.get_array().max() == FIELD.max() + 1
+
+
+def test_missing_values_are_blank():
+    field = FIELD.copy()
+    field[2, 3] = np.nan
+    figure = MapFigure([Map("m", field, 0, 1)], GRID, title="t")
+    assert np.ma.count_masked(figure.figure.axes[0].collections[0].get_array()) == 1
+
+
+def test_curvilinear_grids():
+    y, x = np.mgrid[30:50:5.0, 220:280:10.0]
+    grid = Grid(y + x / 50, x)
+    figure = MapFigure([Map("m", y, 30, 50)], grid, title="t")
+    assert figure.figure.axes[0].get_xlim() == (-140, -90)
+    assert png_of(figure.figure)[1:4] == b"PNG"
+    with pytest.raises(ValueError, match="one or both two dims, got 2 and 1"):
+        Grid(y, LONGITUDE)
+
+
+@pytest.mark.parametrize("name", PROJECTIONS[1:])
+def test_projections_of_cartopy(name):
+    window = find_window("arctic") if "pole" in name else None
+    maps = [Map("m", FIELD, 0, 1)]
+    figure = MapFigure(
+        maps, GRID, title="t", window=window, projection=Projection(name)
+    )
+    assert figure.figure.axes[0].projection is not None
+    assert png_of(figure.figure, dpi=40)[1:4] == b"PNG"
+
+
+def test_without_cartopy_a_projection_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cartopy.crs", None)
+    assert Projection().is_plain
+    with pytest.raises(ValueError, match=r"pip install 'credit-jax\[maps\]'"):
+        Projection("robinson")
+    with pytest.raises(ValueError, match="choose from platecarree, robinson"):
+        Projection("globe")
