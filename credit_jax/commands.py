@@ -22,6 +22,8 @@ import shtab
 from rich.console import Console
 
 from credit_jax.config import Config, load_config
+from credit_jax.parallel.processes.connect import connect
+from credit_jax.parallel.processes.launch import find_launch, launch_by_hand
 
 OK = 0
 FAILED = 1  # a comparison or a check that does not pass
@@ -260,6 +262,49 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="float32 (default), bfloat16 or float16",
     )
+
+
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of runs of several processes, which `join_processes` reads."""
+    add = parser.add_argument
+    add(
+        "--distributed",
+        action=argparse.BooleanOptionalAction,
+        help="one process of several, as SLURM, MPI, torchrun, Kubernetes or a TPU pod "
+        "say (default: if one of them says so)",
+    )
+    add("--coordinator", metavar="HOST:PORT", help="where process 0 listens, by hand")
+    add("--process", type=int, metavar="I", help="number of this process, by hand")
+    add("--processes", type=int, metavar="N", help="how many there are, by hand")
+    add(
+        "--connect-timeout",
+        type=float,
+        default=600,
+        metavar="SECONDS",
+        help="how long processes wait for each other (default: 600)",
+    )
+
+
+def join_processes(args: argparse.Namespace) -> None:
+    """Joins the other processes of a run, if there are any.
+
+    To be called before JAX is used. Each process prints one line.
+
+    Raises:
+        ValueError: options or variables of a launcher do not fit together.
+        OSError: the processes did not find each other.
+    """
+    launch = launch_by_hand(args.coordinator, args.process, args.processes)
+    if launch is None and args.distributed is not False:
+        launch = find_launch(os.environ)
+    if launch is not None:
+        connect(launch, timeout=args.connect_timeout, say=print_line)
+    elif args.distributed:
+        raise ValueError(
+            "--distributed: no launcher says which process this is; start it by srun, "
+            "mpiexec or torchrun, or give --coordinator HOST:PORT --process I "
+            "--processes N"
+        )
 
 
 def read_config(path: str, overrides: Sequence[str] = (), **options: Any) -> Config:

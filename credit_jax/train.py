@@ -19,6 +19,8 @@ from credit_jax.commands import (
     OK,
     CommandError,
     add_config_options,
+    add_process_options,
+    join_processes,
     read_config,
     run_module,
 )
@@ -48,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `train`."""
     add_config_options(parser)
     add = parser.add_argument
-    add("--devices", type=int, help="devices to use; simulated on a CPU-only machine")
+    add(
+        "--devices",
+        type=int,
+        help="devices of all processes; simulated on a CPU-only machine",
+    )
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add(
         "--save-loc",
@@ -56,11 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of the run, instead of save_loc",
     )
     add("--cache", metavar="DIR", help=CACHE_HELP)
-    add(
-        "--distributed",
-        action="store_true",
-        help="one process of a run of several; the launcher tells JAX which",
-    )
+    add_process_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
     overrides = [*args.set, *([f"save_loc={args.save_loc}"] if args.save_loc else [])]
     config = read_config(args.config, overrides)
     use_cache(args.cache)
-    if args.distributed:
-        jax.distributed.initialize()
+    join_processes(args)
     options = {"num_devices": args.devices, "resume": args.resume}
     try:
         train(config, **options, source=args.config)

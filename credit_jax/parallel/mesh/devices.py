@@ -11,6 +11,7 @@ from credit_jax.config.messages import divisors
 from credit_jax.parallel.mesh.axes import DOMAIN, ORDER
 from credit_jax.parallel.mesh.credit import Parallelism, normalize_parallelism
 from credit_jax.parallel.mesh.device_mesh import all_devices
+from credit_jax.parallel.processes.connect import num_processes
 
 _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -71,22 +72,30 @@ def forward_devices(
 def ensure_devices(wanted: int | Parallelism) -> None:
     """Makes sure that there are enough devices, before JAX is used for the first time.
 
-    A CPU-only machine simulates the devices, and one line is printed.
-    A machine with accelerators must have them.
+    A CPU-only machine simulates the devices, and one line is printed. The processes of
+    a run simulate equal parts of them. A machine with accelerators must have them.
 
     Args:
-        wanted: number of devices, or a parallelism section (see `required_devices`).
+        wanted: number of devices of all processes, or a parallelism section (see
+            `required_devices`).
 
     Raises:
         ValueError: if there are too few devices: accelerators, or CPU devices of a
-            JAX that is already in use.
+            JAX that is already in use; or the processes cannot share them alike.
     """
     needs, why = _needs(wanted)
-    late = not _simulate(needs)
+    processes = num_processes()
+    if isinstance(wanted, int) and needs % processes:
+        raise ValueError(
+            f"{why}, which {processes} processes cannot share alike; take a multiple "
+            f"of {processes}"
+        )
+    late = not _simulate(math.ceil(needs / processes))
     devices = jax.devices()
     platform = devices[0].platform
     if len(devices) >= needs:
-        if platform == "cpu" and needs > 1 and not late:
+        first = jax.process_index() == 0
+        if platform == "cpu" and needs > 1 and first and not late:
             print(f"No accelerator found: running on {needs} simulated CPU devices.")
         return
     if platform == "cpu" and late:

@@ -1,0 +1,171 @@
+"""The processes of a run find each other, or end with a reason."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import jax
+
+from credit_jax.parallel.processes.launch import Launch, local_devices
+
+_PAUSE, _LONGEST = 0.2, 5.0  # seconds between attempts, and of one
+_GO, _LINE = b"+", 64
+
+
+class ProcessesMissingError(ConnectionError):
+    """Processes of a run did not find each other in time."""
+
+
+def connect(
+    launch: Launch, *, timeout: float = 600, say: Callable[[str], None] = print
+) -> None:
+    """Joins the processes of a run; before JAX is used for the first time.
+
+    They meet first without JAX, whose runtime ends a process that waits in vain with a
+    traceback of its own.
+
+    Args:
+        launch: of `find_launch` or `launch_by_hand`.
+        timeout: seconds to wait for the others.
+        say: is given one line about this process.
+
+    Raises:
+        ProcessesMissingError: others did not come within the time; says which.
+        OSError: the port of the coordinator is in use, or its host unknown.
+    """
+    if launch.coordinator is None:
+        jax.distributed.initialize(initialization_timeout=round(timeout))
+    else:
+        began = time.monotonic()
+        _meet(launch, timeout)
+        rest = timeout - (time.monotonic() - began)
+        jax.distributed.initialize(
+            launch.coordinator,
+            launch.num_processes,
+            launch.process,
+            local_device_ids=local_devices(launch, os.environ),
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(30, round(rest)),
+        )
+    say(described(launch))
+
+
+def described(launch: Launch) -> str:
+    """One line: which process this is, where, and of what."""
+    where = f", coordinator {launch.coordinator}" if launch.coordinator else ""
+    return (
+        f"process {launch.process} of {launch.num_processes} on "
+        f"{socket.gethostname()}, started by {launch.launcher}{where}"
+    )
+
+
+def num_processes() -> int:
+    """Processes of this run; unlike `jax.process_count`, it starts no backend."""
+    from jax._src.distributed import global_state
+
+    return global_state.num_processes
+
+
+def _meet(launch: Launch, timeout: float) -> None:
+    """Returns when all processes have come to the coordinator."""
+    assert launch.coordinator is not None
+    host, _, port = launch.coordinator.rpartition(":")
+    address = (host.strip("[]"), int(port))
+    deadline = time.monotonic() + timeout
+    if launch.process == 0:
+        _gather(launch, address[1], deadline, timeout)
+    else:
+        _join(launch, address, deadline, timeout)
+
+
+def _gather(launch: Launch, port: int, deadline: float, timeout: float) -> None:
+    """Process 0: waits for the others, and lets them go together."""
+    connections: dict[int, socket.socket] = {}
+    with ExitStack() as stack:
+        server = stack.enter_context(_listen(port))
+        while len(connections) < launch.num_processes - 1:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection, _ = server.accept()
+                stack.enter_context(connection)
+                connection.settimeout(_LONGEST)
+                connections[_read_number(connection, launch)] = connection
+            except TimeoutError as error:
+                missing = {*range(1, launch.num_processes)} - {*connections}
+                raise ProcessesMissingError(
+                    f"{len(missing)} of {launch.num_processes} processes did not come "
+                    f"to {launch.coordinator} within {timeout:g} s: "
+                    f"{_listed(missing)}; see what they printed and whether their "
+                    "hosts reach this one, or give them more time: --connect-timeout"
+                ) from error
+        for connection in connections.values():
+            connection.sendall(_GO)
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+        )
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(
+                f"port {port} of {socket.gethostname()}, where the processes of this "
+                "run meet, is in use: by another run on this host, or by one that has "
+                "not ended; give --coordinator HOST:PORT or JAX_COORDINATOR_ADDRESS"
+            ) from error
+        return socket.create_server(("", port), backlog=1024)  # no IPv6 here
+
+
+def _read_number(connection: socket.socket, launch: Launch) -> int:
+    """The number of a process that has come.
+
+    Raises:
+        ValueError: it belongs to another run, or its number is taken.
+    """
+    process, _, count = connection.recv(_LINE).decode("ascii", "replace").partition("/")
+    if count.strip() != str(launch.num_processes) or not process.isdigit():
+        raise ValueError(
+            f"a process came to {launch.coordinator} as {process or 'nobody'} of "
+            f"{count.strip() or '?'}, but this run has {launch.num_processes} "
+            "processes; another run uses this port, or the processes were started "
+            "with different numbers"
+        )
+    return int(process)
+
+
+def _join(
+    launch: Launch, address: tuple[str, int], deadline: float, timeout: float
+) -> None:
+    """Any other process: comes to process 0, and waits there for the rest."""
+    cause: OSError | None = None
+    while (rest := deadline - time.monotonic()) > 0:
+        try:
+            with socket.create_connection(address, min(_LONGEST, rest)) as connection:
+                connection.sendall(
+                    f"{launch.process}/{launch.num_processes}\n".encode()
+                )
+                connection.settimeout(rest)
+                if connection.recv(1) == _GO:
+                    return
+                cause = ConnectionError("it ended before all processes had come")
+        except OSError as error:
+            cause = error
+        time.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
+    raise ProcessesMissingError(
+        f"process {launch.process} of {launch.num_processes} on "
+        f"{socket.gethostname()} got no answer from process 0 at {launch.coordinator} "
+        f"within {timeout:g} s ({cause}); see what process 0 printed and whether this "
+        "host reaches it, or give more time: --connect-timeout"
+    ) from cause
+
+
+def _listed(numbers: set[int]) -> str:
+    """The first few of some numbers."""
+    first = ", ".join(str(number) for number in sorted(numbers)[:8])
+    return first + (", ..." if len(numbers) > 8 else "")

@@ -1,0 +1,361 @@
+"""Which process of a run this is, from the variables of whatever started it.
+
+`find_launch` knows JAX's own variables, torchrun, Open MPI 4 and 5, SLURM's srun, PMI
+(Cray MPICH and PALS, as under PBS), indexed jobs of Kubernetes, and TPU pods. The first
+process is the coordinator. Its host is that of `JAX_COORDINATOR_ADDRESS`, that of
+`MASTER_ADDR`, or the first of the job; its port follows from the number of the job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+Environment = Mapping[str, str]
+
+# Ports for private use, as JAX chooses among them.
+_FIRST_PORT, _NUM_PORTS = 61440, 4096
+_LOCALHOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A process of a run of several.
+
+    Attributes:
+        launcher: what started it, as users call it.
+        process: its number, from 0.
+        num_processes: of the run.
+        coordinator: host:port on which process 0 listens; None where JAX finds it all
+            (TPU pods), and the numbers above mean nothing.
+        local_process: its number among those of its host; None if unknown.
+        local_processes: how many there are on its host; None if unknown.
+        bound: whether the launcher shows each process its own GPUs only.
+    """
+
+    launcher: str
+    process: int
+    num_processes: int
+    coordinator: str | None
+    local_process: int | None = None
+    local_processes: int | None = None
+    bound: bool = False
+
+
+def launch_by_hand(
+    coordinator: str | None, process: int | None, num_processes: int | None
+) -> Launch | None:
+    """The launch that a command line names, or None if it names nothing.
+
+    Args:
+        coordinator: host:port.
+        process: number of this process.
+        num_processes: of the run.
+
+    Raises:
+        ValueError: some of them are missing, or do not fit together.
+    """
+    given = {
+        "--coordinator": coordinator,
+        "--process": process,
+        "--processes": num_processes,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return None
+    if coordinator is None or process is None or num_processes is None:
+        raise ValueError(
+            "--coordinator HOST:PORT, --process I and --processes N belong together; "
+            f"missing: {', '.join(missing)}"
+        )
+    return _checked(
+        Launch("the command line", process, num_processes, coordinator),
+        "--coordinator, --process, --processes",
+    )
+
+
+def find_launch(environ: Environment) -> Launch | None:
+    """The launch of this process; None if it is the only one.
+
+    Args:
+        environ: its environment variables.
+
+    Raises:
+        ValueError: the variables do not fit together, or none names the coordinator.
+    """
+    for find in _LAUNCHERS:
+        launch = find(environ)
+        if launch is not None:
+            return launch
+    return None
+
+
+def local_devices(launch: Launch, environ: Environment) -> list[int] | None:
+    """The GPUs of this process, as numbers among those it sees; None is all of them.
+
+    Processes of one host that see the same GPUs share them evenly. Those to which the
+    launcher shows only their own (`srun --gpus-per-task`, `--gpu-bind`) take all.
+    """
+    own, count = launch.local_process, launch.local_processes
+    visible = _num_gpus(environ)
+    if launch.bound or own is None or count is None or visible < count:
+        return None
+    if count == 1:
+        return None
+    share = visible // count
+    return list(range(own * share, (own + 1) * share))
+
+
+def _num_gpus(environ: Environment) -> int:
+    """GPUs that this process sees, as far as can be known without a driver."""
+    named = environ.get("CUDA_VISIBLE_DEVICES", environ.get("ROCR_VISIBLE_DEVICES"))
+    if named is not None:
+        return len([name for name in named.split(",") if name.strip()])
+    return sum(
+        bool(re.fullmatch(r"nvidia\d+", p.name)) for p in Path("/dev").glob("nvidia*")
+    )
+
+
+# ------------------------------------------------------------------ launchers
+
+
+def _jax(environ: Environment) -> Launch | None:
+    """JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID and JAX_NUM_PROCESSES."""
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+    if any(name not in environ for name in names):
+        return None
+    process, count = (_number(environ, name) for name in names[1:])
+    launch = Launch("JAX's variables", process, count, environ[names[0]])
+    return _checked(launch, ", ".join(names))
+
+
+def _torchrun(environ: Environment) -> Launch | None:
+    """Torchrun listens on MASTER_PORT itself; the coordinator takes the next one."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    if any(name not in environ for name in names):
+        return None
+    rank, size, local = (_number(environ, name) for name in names[:3])
+    coordinator = f"{environ['MASTER_ADDR']}:{_number(environ, 'MASTER_PORT') + 1}"
+    own = environ.get("JAX_COORDINATOR_ADDRESS", coordinator)
+    local_size = _optional(environ, "LOCAL_WORLD_SIZE")
+    return _several("torchrun", rank, size, own, local, local_size, names=names)
+
+
+def _open_mpi(environ: Environment) -> Launch | None:
+    """Mpirun of Open MPI 4 and 5."""
+    if "OMPI_COMM_WORLD_RANK" not in environ:
+        return None
+    names = [
+        f"OMPI_COMM_WORLD_{name}"
+        for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    ]
+    rank, size, local, local_size = (_number(environ, name) for name in names)
+    # Version 4 names the address of mpirun, which runs on the first host.
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+    found = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", uri)
+    hosts = [next(filter(None, found.groups()))] if found else []
+    job = uri.split(".")[0] or environ.get("PMIX_NAMESPACE", "")
+    # Version 5: prterun-HOST-PID@1.
+    namespace = re.match(r"prterun-(.+)-\d+@", environ.get("PMIX_NAMESPACE", ""))
+    hosts += [namespace[1]] if namespace else []
+    coordinator = _coordinator(environ, "Open MPI", size, local_size, job, hosts)
+    return _several("Open MPI", rank, size, coordinator, local, local_size, names=names)
+
+
+def _slurm(environ: Environment) -> Launch | None:
+    """Srun. The batch script itself has no step, and is not one of its processes."""
+    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    if any(name not in environ for name in names):
+        return None
+    rank, size, local = (_number(environ, name) for name in names)
+    # "4(x2),3": tasks of every host.
+    counts = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    local_size = _tasks_here(counts, _optional(environ, "SLURM_NODEID") or 0)
+    hosts = [first_host(environ.get("SLURM_STEP_NODELIST", ""))]
+    job = environ.get("SLURM_JOB_ID", "")
+    coordinator = _coordinator(environ, "SLURM", size, local_size, job, hosts)
+    bound = any(
+        environ.get(name)
+        for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND")
+    )
+    return _several(
+        "SLURM", rank, size, coordinator, local, local_size, names=names, bound=bound
+    )
+
+
+def _pmi(environ: Environment) -> Launch | None:
+    """Mpiexec of Cray MPICH, PALS, MPICH and Intel MPI."""
+    if "PMI_RANK" not in environ or "PMI_SIZE" not in environ:
+        return None
+    rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
+    local = _first_number(
+        environ, "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "MPI_LOCALRANKID"
+    )
+    local_size = _first_number(
+        environ, "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", "MPI_LOCALNRANKS"
+    )
+    job = environ.get("PBS_JOBID", environ.get("SLURM_JOB_ID", ""))
+    coordinator = _coordinator(environ, "PMI", size, local_size, job, [])
+    names = ("PMI_RANK", "PMI_SIZE")
+    return _several("PMI", rank, size, coordinator, local, local_size, names=names)
+
+
+def _kubernetes(environ: Environment) -> Launch | None:
+    """An indexed job; the manifest has to name the coordinator and the completions."""
+    if "JOB_COMPLETION_INDEX" not in environ:
+        return None
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES")
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise ValueError(
+            "this pod of an indexed Kubernetes job knows its number "
+            "(JOB_COMPLETION_INDEX), but not how many there are and where the first "
+            f"is; set {' and '.join(missing)} in the manifest: the number of "
+            "completions, and JOB-0.SERVICE:PORT"
+        )
+    process = _number(environ, "JOB_COMPLETION_INDEX")
+    size = _number(environ, "JAX_NUM_PROCESSES")
+    coordinator = environ["JAX_COORDINATOR_ADDRESS"]
+    return _several("Kubernetes", process, size, coordinator, names=names)
+
+
+def _tpu(environ: Environment) -> Launch | None:
+    """The workers of a TPU pod, whom JAX asks for all the rest."""
+    workers = environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    if len(workers) < 2 or environ.get("JAX_PLATFORMS", "tpu").split(",")[0] != "tpu":
+        return None
+    worker = _optional(environ, "TPU_WORKER_ID") or 0
+    return Launch("TPU pod", worker, len(workers), None)
+
+
+# torchrun and mpirun may run within a job of SLURM, whose srun may speak PMI.
+_LAUNCHERS: Sequence[Callable[[Environment], Launch | None]] = (
+    _jax,
+    _torchrun,
+    _open_mpi,
+    _slurm,
+    _pmi,
+    _kubernetes,
+    _tpu,
+)
+
+
+# -------------------------------------------------------------------- helpers
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a SLURM list.
+
+    >>> first_host("node[007-015,21],other3")
+    'node007'
+    """
+    name, bracket, rest = re.split(r"(\[|,|$)", nodes, maxsplit=1)
+    return name + re.split(r"[-,\]]", rest)[0] if bracket == "[" else name
+
+
+def _tasks_here(counts: str, node: int) -> int | None:
+    """Tasks of a node, from SLURM's "4(x2),3"."""
+    found: list[int] = []
+    for part in filter(None, counts.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            return None
+        found += [int(match[1])] * int(match[2] or 1)
+    return found[node] if node < len(found) else None
+
+
+def _coordinator(
+    environ: Environment,
+    launcher: str,
+    size: int,
+    local_size: int | None,
+    job: str,
+    hosts: Sequence[str],
+) -> str:
+    """host:port of the first process.
+
+    Raises:
+        ValueError: no variable names its host.
+    """
+    if "JAX_COORDINATOR_ADDRESS" in environ:
+        return environ["JAX_COORDINATOR_ADDRESS"]
+    port = _FIRST_PORT + int("".join(re.findall(r"\d", job)) or 0) % _NUM_PORTS
+    candidates = [
+        environ.get("MASTER_ADDR", ""),
+        _LOCALHOST if size in (1, local_size) else "",
+        *hosts,
+        _first_of_pbs(environ),
+        first_host(environ.get("SLURM_NODELIST", "")),
+    ]
+    host = next(filter(None, candidates), None)
+    if host is None:
+        raise ValueError(
+            f"{launcher} started {size} processes on several hosts, but no variable "
+            "names the host of the first one; set MASTER_ADDR to it, or give "
+            "--coordinator HOST:PORT --process I --processes N"
+        )
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _first_of_pbs(environ: Environment) -> str:
+    """The first host of a job of PBS, or nothing."""
+    path = Path(environ.get("PBS_NODEFILE", ""))
+    return path.read_text().split("\n", 1)[0].strip() if path.is_file() else ""
+
+
+def _several(
+    launcher: str,
+    process: int,
+    num_processes: int,
+    coordinator: str,
+    local_process: int | None = None,
+    local_processes: int | None = None,
+    *,
+    names: Sequence[str],
+    bound: bool = False,
+) -> Launch | None:
+    """The launch, or None of a run of one process."""
+    launch = Launch(
+        launcher,
+        process,
+        num_processes,
+        coordinator,
+        local_process,
+        local_processes,
+        bound,
+    )
+    return _checked(launch, ", ".join(names)) if num_processes > 1 else None
+
+
+def _checked(launch: Launch, names: str) -> Launch:
+    process, count, where = launch.process, launch.num_processes, launch.coordinator
+    if not 0 <= process < count:
+        raise ValueError(
+            f"{names}: process {process} of {count} processes; their numbers are "
+            f"0 to {count - 1}"
+        )
+    if not re.fullmatch(r".+:\d{1,5}", where or ""):
+        raise ValueError(
+            f"{names}: the coordinator must be HOST:PORT, such as node001:61440, got "
+            f"{where!r}"
+        )
+    return launch
+
+
+def _number(environ: Environment, name: str) -> int:
+    value = environ.get(name)
+    if value is None or not value.strip().isdigit():
+        raise ValueError(
+            f"the environment variable {name} must be a number, got {value!r}"
+        )
+    return int(value)
+
+
+def _optional(environ: Environment, name: str) -> int | None:
+    return _number(environ, name) if name in environ else None
+
+
+def _first_number(environ: Environment, *names: str) -> int | None:
+    return next((_number(environ, name) for name in names if name in environ), None)

@@ -1,0 +1,79 @@
+"""Processes meet, or end with a reason; two of them train as one."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from credit_jax.parallel.processes.connect import (
+    ProcessesMissingError,
+    _meet,
+    described,
+    num_processes,
+)
+from credit_jax.parallel.processes.launch import Launch
+
+
+def launch(process: int, count: int, port: int) -> Launch:
+    return Launch("the command line", process, count, f"127.0.0.1:{port}")
+
+
+def meet(numbers: list[int], counts: list[int], timeout: float) -> list[str]:
+    """What became of each process: "" or its error."""
+    port = free_port()
+
+    def one(process: int, count: int) -> str:
+        try:
+            _meet(launch(process, count, port), timeout)
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        return list(pool.map(one, numbers, counts))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_all_come() -> None:
+    assert meet([2, 1, 0], [3, 3, 3], timeout=20) == ["", "", ""]
+
+
+def test_one_is_missing() -> None:
+    first, third = meet([0, 2], [3, 3], timeout=0.7)
+    assert "1 of 3 processes did not come to 127.0.0.1:" in first
+    assert "within 0.7 s: 1; see what they printed" in first
+    assert "process 2 of 3 on" in third
+    assert "got no answer from process 0" in third
+
+
+def test_the_coordinator_is_missing() -> None:
+    (error,) = meet([1], [2], timeout=0.5)
+    assert "(Connection refused)" in error or "Connection refused" in error
+    assert "--connect-timeout" in error
+
+
+def test_processes_of_another_run() -> None:
+    first, _ = meet([0, 1], [2, 3], timeout=1)
+    assert "came to 127.0.0.1:" in first
+    assert "as 1 of 3, but this run has 2 processes" in first
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(OSError, match=f"port {port} .* is in use"):
+            _meet(launch(0, 2, port), 1)
+    assert issubclass(ProcessesMissingError, OSError), "an error of the user"
+
+
+def test_a_line_for_each_process() -> None:
+    line = described(launch(3, 8, 61440))
+    assert line.startswith("process 3 of 8 on ")
+    assert line.endswith("coordinator 127.0.0.1:61440")
+    assert num_processes() == 1
