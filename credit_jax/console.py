@@ -28,6 +28,7 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
         "plot": Entry(
             "credit_jax.plot", "maps of forecasts, figures of scores", "", "cpu"
         ),
+        "score": Entry("credit_jax.score", "scores of forecasts, to files"),
         "predict": Entry("credit_jax.predict", "one forward pass of a model"),
         "demo": Entry("credit_jax.demo.__main__", "make the demo data set"),
     }

@@ -31,7 +31,7 @@ class Climatology:
 
     def at(self, times: np.ndarray) -> Float[np.ndarray, "time channel 1 lat lon"]:
         """The climatological fields of given times, datetime64."""
-        return self.mean[_part(times, self.by)]
+        return self.mean[part_of_year(times, self.by)]
 
 
 def build_climatology(
@@ -64,7 +64,7 @@ def build_climatology(
             continue
         if sums is None:
             sums = np.zeros((_NUM_BINS[by], *field.shape), dtype=np.float64)
-        part = _part(np.array([time]), by)[0]
+        part = part_of_year(np.array([time]), by)[0]
         sums[part] += field
         counts[part] += 1
     if sums is None:
@@ -79,7 +79,7 @@ def build_climatology(
     return Climatology(by, means.astype(np.float32), counts)
 
 
-def _part(times: np.ndarray, by: By) -> np.ndarray:
+def part_of_year(times: np.ndarray, by: By) -> np.ndarray:
     """(time,) part of the year of each time, from 0."""
     month = times.astype("datetime64[M]").astype(np.int64) % 12
     return {"all": month * 0, "season": (month + 1) % 12 // 3, "month": month}[by]

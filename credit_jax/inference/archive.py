@@ -92,8 +92,47 @@ class Archive:
             partial.write_text(json.dumps({"missing": missing}), encoding="utf-8")
 
     def _marker(self, task: Task) -> Path:
-        start = str(self.schedule.starts[task.start])[:16].replace(":", "")
-        return self.folder / DONE / f"{start}_{task.member:03d}.json"
+        start = str(self.schedule.starts[task.start])
+        return self.folder / DONE / marker_name(start, task.member)
+
+
+def marker_name(start: str, member: int) -> str:
+    """Name of the file that says that a forecast is done."""
+    return f"{start[:16].replace(':', '')}_{member:03d}.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a folder says of its forecasts.
+
+    Attributes:
+        config: of the model, as it was written; None if the folder does not say.
+        provenance: where the forecasts come from.
+        unfinished: forecasts that are not done.
+        total: all forecasts.
+    """
+
+    config: Mapping[str, Any] | None
+    provenance: Mapping[str, Any]
+    unfinished: int = 0
+    total: int = 0
+
+
+def read_record(folder: Path) -> Record:
+    """The record of a folder of forecasts; an empty one if there is none."""
+    path = folder / RECORD
+    if not path.is_file():
+        return Record(None, {})
+    content = json.loads(path.read_text(encoding="utf-8"))
+    identity, provenance = content["identity"], dict(content["provenance"])
+    names = [
+        marker_name(start, member)
+        for start in identity["start dates"]
+        for member in range(identity["members"])
+    ]
+    missing = [name for name in names if not (folder / DONE / name).exists()]
+    config = provenance.pop("config", None)
+    return Record(config, provenance, len(missing), len(names))
 
 
 def digest_of(folder: Path) -> str:

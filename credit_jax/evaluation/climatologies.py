@@ -1,0 +1,211 @@
+"""Climatological fields: of a file as WeatherBench has them, or of training data."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from credit_jax.config.data import DataConfig
+from credit_jax.data.calendars import time_range
+from credit_jax.data.climatology import part_of_year
+from credit_jax.evaluation.grid_file import GridFile, Variable, Wanted
+from credit_jax.evaluation.references import Reference, open_data, open_dataset
+from credit_jax.io.open_files import OpenFiles
+
+HOUR, DAY, MONTH = "hour", "dayofyear", "month"
+_MEAN = "_mean"
+# Times of the training period that are averaged, and the memory of their sums.
+MAX_TIMES, MAX_BYTES = 1000, 2 * 2**30
+
+
+@runtime_checkable
+class ClimatologyFields(Protocol):
+    """Climatological fields at given times."""
+
+    @property
+    def where(self) -> str:
+        """What it is, for errors and for the record."""
+        ...
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        """What there is, by name."""
+        ...
+
+    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        """Latitudes and longitudes, degrees."""
+        ...
+
+    def read(
+        self, time: np.datetime64, wanted: Wanted
+    ) -> Float[np.ndarray, "channel lat lon"]:
+        """All wanted levels of all wanted variables at a time, float32."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FileClimatology:
+    """Mean fields of a file, by `hour` and `dayofyear`, by `month`, or one for all.
+
+    Variables have the names of the forecast, or these with "_mean".
+
+    Attributes:
+        file: opened.
+    """
+
+    file: GridFile
+
+    @property
+    def where(self) -> str:
+        return self.file.where
+
+    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.file.latitude, self.file.longitude
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        found = self.file.variables
+        means = {
+            k.removesuffix(_MEAN): v for k, v in found.items() if k.endswith(_MEAN)
+        }
+        return {**means, **found}
+
+    def read(
+        self, time: np.datetime64, wanted: Wanted
+    ) -> Float[np.ndarray, "channel lat lon"]:
+        there = self.file.variables
+        own = {k if k in there else k + _MEAN: v for k, v in wanted.items()}
+        return self.file.channels(self._places(pd.Timestamp(time)), own)
+
+    def _places(self, time: Any) -> dict[str, int]:
+        """Where the fields of a time are: of the last hour that there is before it."""
+        dataset, found = self.file.dataset, {}
+        wanted = {HOUR: time.hour, DAY: time.dayofyear, MONTH: time.month}
+        for dim, value in wanted.items():
+            if dim in dataset.dims:
+                labels = np.asarray(dataset[dim].values)
+                places = np.searchsorted(labels, value, side="right") - 1
+                found[dim] = int(max(places, 0))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingClimatology:
+    """The mean of the training period, by season, and by hour if there is memory.
+
+    Attributes:
+        reference: the training data.
+        times: that are averaged.
+        by_hour: whether hours of the day are averaged separately.
+        wanted: the variables of the means.
+        means: (season, hour) -> (channel, lat, lon); (-1, -1) is that of all.
+    """
+
+    reference: Reference
+    times: np.ndarray
+    by_hour: bool
+    wanted: Wanted
+    means: Mapping[tuple[int, int], np.ndarray]
+
+    @property
+    def where(self) -> str:
+        parts = "season and hour" if self.by_hour else "season"
+        first, last = (str(self.times[i])[:16] for i in (0, -1))
+        return (
+            f"means by {parts} of {len(self.times)} times of the training period, "
+            f"{first} to {last}"
+        )
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        return self.reference.variables
+
+    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.reference.coordinates()
+
+    def read(
+        self, time: np.datetime64, wanted: Wanted
+    ) -> Float[np.ndarray, "channel lat lon"]:
+        assert wanted == self.wanted, "the means are of these"
+        part = _part(time, self.by_hour)
+        return self.means.get(part, self.means[_ALL])
+
+
+_ALL = (-1, -1)
+
+
+def open_climatology(path: str, open_files: OpenFiles | None = None) -> FileClimatology:
+    """Opens the mean fields of a file.
+
+    Raises:
+        FileNotFoundError, ValueError: it cannot be opened.
+    """
+    dataset = open_dataset(path, "--climatology", open_files or OpenFiles())
+    there = [str(dim) for dim in dataset.dims]
+    others = [dim for dim in (HOUR, DAY, MONTH) if dim in there]
+    return FileClimatology(GridFile(path, dataset, tuple(others)))
+
+
+def training_climatology(
+    data: DataConfig,
+    choose: Callable[[Reference], Wanted],
+    max_times: int = MAX_TIMES,
+) -> TrainingClimatology:
+    """Averages the training period of a data section; memory holds the means alone.
+
+    Args:
+        data: the section; its dates are the period.
+        choose: the variables and levels to average.
+        max_times: beyond it, evenly spaced times are taken.
+
+    Raises:
+        FileNotFoundError, ValueError: a field is missing.
+    """
+    times = _training_times(data, max_times)
+    reference = open_data(data, "the training data", times, OpenFiles())
+    wanted = choose(reference)
+    problems = reference.problems(times, [*wanted])
+    if problems:
+        raise ValueError("; ".join(problems) + "; give --climatology FILE")
+    shape = reference.read(times[0], wanted).shape
+    hours = len({_hour(time) for time in times})
+    by_hour = hours > 1 and 4 * hours * 8 * math.prod(shape) < MAX_BYTES
+    sums: dict[tuple[int, int], np.ndarray] = {}
+    counts: Counter = Counter()
+    for time in times:
+        part = _part(time, by_hour)
+        sums.setdefault(part, np.zeros(shape))
+        sums[part] += reference.read(time, wanted)
+        counts[part] += 1
+    means = {k: (own / counts[k]).astype(np.float32) for k, own in sums.items()}
+    total = np.sum([*sums.values()], axis=0) / len(times)
+    means[_ALL] = total.astype(np.float32)
+    return TrainingClimatology(reference, times, by_hour, wanted, means)
+
+
+def _training_times(data: DataConfig, max_times: int) -> np.ndarray:
+    step: Any = pd.Timedelta(data.timestep)
+    calendar = data.calendar or "standard"
+    parts = []
+    for dates in data.ranges:
+        ends: list[Any] = [pd.Timestamp(date) for date in dates]
+        parts.append(time_range(ends[0], ends[1], step, calendar))
+    times = np.concatenate(parts)
+    count = min(len(times), max_times)
+    return times[np.linspace(0, len(times) - 1, count).round().astype(int)]
+
+
+def _hour(time: np.datetime64) -> int:
+    return int(time.astype("datetime64[h]").astype(int) % 24)
+
+
+def _part(time: np.datetime64, by_hour: bool) -> tuple[int, int]:
+    season = int(part_of_year(np.array([time]), "season")[0])
+    return season, _hour(time) if by_hour else 0

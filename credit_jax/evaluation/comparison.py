@@ -1,0 +1,181 @@
+"""Which channels of forecasts can be compared with what, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.evaluation.climatologies import ClimatologyFields
+from credit_jax.evaluation.grid_file import Alignment, Variable, Wanted, align
+from credit_jax.evaluation.references import Reference
+from credit_jax.evaluation.scores import CLIMATOLOGY, PERSISTENCE, TRUTH
+from credit_jax.evaluation.sums import Channel
+from credit_jax.transforms.unit_names import differ
+
+# Two levels are the same if they differ by less than this part of them.
+_SAME_LEVEL = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The channels of the scores and where each side has them.
+
+    Attributes:
+        channels: of the scores, in order.
+        forecast: positions of the levels in the forecast, by variable.
+        truth: the truth.
+        in_truth: positions of the levels in the truth.
+        to_truth: its rows and columns.
+        climatology, in_climatology, to_climatology: the same of the climatology.
+        notes: what is left out, one line each.
+    """
+
+    channels: tuple[Channel, ...]
+    forecast: Wanted
+    truth: Reference
+    in_truth: Wanted
+    to_truth: Alignment
+    climatology: ClimatologyFields | None = None
+    in_climatology: Wanted = field(default_factory=dict)
+    to_climatology: Alignment = field(default_factory=Alignment)
+    notes: tuple[str, ...] = ()
+
+    def at(
+        self, time: np.datetime64
+    ) -> dict[str, Float[np.ndarray, "channel lat lon"]]:
+        """Truth and climatology at a time, in the order of the forecast."""
+        found = {TRUTH: self.to_truth(self.truth.read(time, self.in_truth))}
+        if self.climatology is not None:
+            fields = self.climatology.read(time, self.in_climatology)
+            found[CLIMATOLOGY] = self.to_climatology(fields)
+        return found
+
+    def persistence(
+        self, start: np.datetime64
+    ) -> dict[str, Float[np.ndarray, "channel lat lon"]]:
+        """The truth at a start date, which persistence forecasts."""
+        return {PERSISTENCE: self.to_truth(self.truth.read(start, self.in_truth))}
+
+
+def compare(
+    variables: Mapping[str, Variable],
+    coordinates: tuple[np.ndarray, np.ndarray],
+    truth: Reference,
+    names: Sequence[str] = (),
+) -> Comparison:
+    """Finds the channels that forecast and truth have in common.
+
+    Args:
+        variables: of the forecast, by name.
+        coordinates: its latitudes and longitudes.
+        truth: opened.
+        names: variables to compare; all by default.
+
+    Raises:
+        ValueError: there are none, or the grids or units differ.
+    """
+    common = [name for name in variables if name in truth.variables]
+    # Those with levels first, however the forecast lists them.
+    common.sort(key=lambda name: (variables[name].levels is None, name))
+    wanted = [*names] or common
+    lost = [name for name in wanted if name not in common]
+    if lost or not wanted:
+        what = f"{', '.join(lost)}: not in both" if lost else "none is in both"
+        raise ValueError(
+            f"--variables: {what}; the forecast has {', '.join(variables)}; "
+            f"{truth.where} has {', '.join(truth.variables)}"
+        )
+    to_truth = align(*coordinates, truth.coordinates(), f"--truth: {truth.where}")
+    channels: list[Channel] = []
+    ours: dict[str, tuple[int, ...] | None] = {}
+    theirs: dict[str, tuple[int, ...] | None] = {}
+    others = [name for name in variables if name not in wanted]
+    notes = [f"not in the truth, and left out: {', '.join(others)}"] if others else []
+    for name in wanted:
+        own, other = variables[name], truth.variables[name]
+        _check_units(name, own, other, truth.where)
+        pair = _common_levels(name, own, other, truth.where)
+        ours[name], theirs[name] = pair
+        texts = own.units or other.units, own.long_name or other.long_name
+        if own.levels is None or pair[0] is None:
+            channels.append(Channel(name, None, *texts))
+            continue
+        channels += [Channel(name, float(own.levels[k]), *texts) for k in pair[0]]
+        if len(pair[0]) < len(own.levels):
+            left = len(own.levels) - len(pair[0])
+            notes.append(f"{name}: {left} levels are not in the truth, and left out")
+    found = tuple(channels), ours, truth, theirs, to_truth
+    return Comparison(*found, notes=tuple(notes))
+
+
+def levels_in(
+    channels: Sequence[Channel], other: ClimatologyFields, option: str
+) -> dict[str, tuple[int, ...] | None]:
+    """Where the channels of the scores are in a climatology.
+
+    Raises:
+        ValueError: a variable or a level is missing.
+    """
+    by_name: dict[str, list[Channel]] = {}
+    for channel in channels:
+        by_name.setdefault(channel.variable, []).append(channel)
+    found: dict[str, tuple[int, ...] | None] = {}
+    for name, own in by_name.items():
+        if name not in other.variables:
+            raise ValueError(
+                f"{option}: {other.where} has no {name}; it has "
+                f"{', '.join(other.variables)}"
+            )
+        levels = [c.level for c in own if c.level is not None]
+        given = Variable(np.array(levels) if levels else None, own[0].units)
+        theirs = other.variables[name]
+        _check_units(name, given, theirs, other.where)
+        _, found[name] = _common_levels(name, given, theirs, other.where)
+        if levels and len(found[name] or ()) < len(levels):
+            raise ValueError(
+                f"{option}: {other.where} lacks levels of {name}; the scores have "
+                f"{_listed(levels)}, it has {_listed(theirs.levels)}"
+            )
+    return found
+
+
+def _check_units(name: str, own: Variable, other: Variable, where: str) -> None:
+    if own.units and other.units and differ(own.units, other.units):
+        raise ValueError(
+            f"{name} is in {own.units!r} in the forecast and in {other.units!r} in "
+            f"{where}; convert one of them"
+        )
+
+
+def _common_levels(
+    name: str, own: Variable, other: Variable, where: str
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Positions of the common levels on both sides, in the order of the first."""
+    if own.levels is None and other.levels is None:
+        return None, None
+    if own.levels is None or other.levels is None:
+        sides = ["no levels", "levels"]
+        sides = sides if own.levels is None else sides[::-1]
+        raise ValueError(
+            f"{name} has {sides[0]} in the forecast and {sides[1]} in {where}; leave "
+            "it out with --variables"
+        )
+    pairs = [
+        (i, k)
+        for i, level in enumerate(own.levels)
+        for k in np.flatnonzero(np.isclose(other.levels, level, rtol=_SAME_LEVEL))[:1]
+    ]
+    if not pairs:
+        raise ValueError(
+            f"{name}: no level of the forecast is in {where}: {_listed(own.levels)}; "
+            f"it has {_listed(other.levels)}"
+        )
+    ours, theirs = zip(*pairs, strict=True)
+    return tuple(map(int, ours)), tuple(map(int, theirs))
+
+
+def _listed(values: Sequence[float] | np.ndarray | None) -> str:
+    return ", ".join(f"{value:g}" for value in ([] if values is None else values))

@@ -1,0 +1,199 @@
+"""Fields of NetCDF files and Zarr stores, whatever the order of their dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+LATITUDES, LONGITUDES = ("latitude", "lat"), ("longitude", "lon")
+_ROWS, _COLUMNS = (*LATITUDES, "y"), (*LONGITUDES, "x")
+# Name of a variable -> positions of its levels; None for one without levels.
+Wanted = Mapping[str, tuple[int, ...] | None]
+_PASCAL = ("pa", "pascal", "pascals")
+# Largest difference of two coordinates that are the same, in degrees.
+SAME_DEGREES = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A variable of a file.
+
+    Attributes:
+        levels: values of its level coordinate, pressures in hPa; None at the surface.
+        units, long_name: "" if the file names none.
+    """
+
+    levels: np.ndarray | None = None
+    units: str = ""
+    long_name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class GridFile:
+    """An opened file.
+
+    Attributes:
+        where: its name, for errors.
+        dataset: opened; fields are read on access.
+        others: names of dims that are no level: times, members.
+    """
+
+    where: str
+    dataset: xr.Dataset
+    others: tuple[str, ...] = ()
+
+    @cached_property
+    def latitude(self) -> np.ndarray:
+        """(lat,) degrees, or (y, x)."""
+        return self._coordinate(LATITUDES)
+
+    @cached_property
+    def longitude(self) -> np.ndarray:
+        """(lon,) degrees, or (y, x)."""
+        return self._coordinate(LONGITUDES)
+
+    @cached_property
+    def variables(self) -> dict[str, Variable]:
+        """The variables that have rows and columns, by name."""
+        return {
+            str(name): self._variable(array)
+            for name, array in self.dataset.data_vars.items()
+            if {*array.dims} & {*_ROWS} and {*array.dims} & {*_COLUMNS}
+        }
+
+    def read(
+        self, name: str, places: Mapping[str, int], levels: Sequence[int] | None
+    ) -> Float[np.ndarray, "... lat lon"]:
+        """A field, float32: (lat, lon), or with the dims that `places` leaves.
+
+        Args:
+            name: of the variable.
+            places: dim -> position; those that the variable lacks have no effect.
+            levels: positions of the levels, which come first of the remaining dims but
+                those of `others`; None for a variable without levels.
+        """
+        array = self.dataset[name]
+        array = array.isel({k: v for k, v in places.items() if k in array.dims})
+        level = self._level_dim(array)
+        if level is not None and levels is not None:
+            array = array.isel({level: list(levels)})
+        left = [dim for dim in self.others if dim in array.dims]
+        space = [dim for dim in (*_ROWS, *_COLUMNS) if dim in array.dims]
+        middle = [] if level is None else [level]
+        return np.asarray(array.transpose(*left, *middle, *space).values, np.float32)
+
+    def channels(
+        self, places: Mapping[str, int], wanted: Wanted
+    ) -> Float[np.ndarray, "channel lat lon"]:
+        """All wanted levels of all wanted variables at some places."""
+        fields = [self.read(name, places, levels) for name, levels in wanted.items()]
+        return np.concatenate([x if x.ndim == 3 else x[None] for x in fields])
+
+    def _variable(self, array: xr.DataArray) -> Variable:
+        level = self._level_dim(array)
+        texts = [str(array.attrs.get(key, "")) for key in ("units", "long_name")]
+        if level is None:
+            return Variable(None, *texts)
+        if level not in self.dataset.coords:
+            return Variable(np.arange(array.sizes[level], dtype=float), *texts)
+        values = self.dataset[level].values.astype(float)
+        unit = str(self.dataset[level].attrs.get("units", "")).lower()
+        return Variable(values / 100 if unit in _PASCAL else values, *texts)
+
+    def _level_dim(self, array: xr.DataArray) -> str | None:
+        known = {*self.others, *_ROWS, *_COLUMNS}
+        left = [str(dim) for dim in array.dims if dim not in known]
+        if len(left) > 1:
+            raise ValueError(
+                f"{self.where}: {array.name} has the dims {', '.join(left)} besides "
+                f"latitude, longitude and {', '.join(self.others)}; expected one, of "
+                "levels"
+            )
+        return left[0] if left else None
+
+    def _coordinate(self, names: Sequence[str]) -> np.ndarray:
+        for name in names:
+            if name in self.dataset.variables:
+                return np.asarray(self.dataset[name].values, np.float64)
+        raise ValueError(
+            f"{self.where}: has no coordinate {' or '.join(names)}; it has "
+            f"{', '.join(map(str, self.dataset.variables))}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """Where the points of one grid are in another one of the same size.
+
+    Attributes:
+        rows, columns: positions; None takes all as they are.
+    """
+
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+
+    def __call__(
+        self, field: Float[np.ndarray, "... lat lon"]
+    ) -> Float[np.ndarray, "... lat lon"]:
+        """The field in the order of the first grid."""
+        if self.rows is not None:
+            field = field[..., self.rows, :]
+        return field if self.columns is None else field[..., self.columns]
+
+
+def align(
+    latitude: np.ndarray,
+    longitude: np.ndarray,
+    other: tuple[np.ndarray, np.ndarray],
+    where: str,
+) -> Alignment:
+    """Finds the points of a grid in another: rows and columns may be in another order.
+
+    Args:
+        latitude, longitude: of the forecast.
+        other: those of the other grid.
+        where: what has the other grid, for the error.
+
+    Raises:
+        ValueError: the grids differ.
+    """
+    given = latitude, longitude % 360
+    theirs = other[0], other[1] % 360
+    if all(
+        ours.shape == own.shape and np.allclose(ours, own, atol=SAME_DEGREES)
+        for ours, own in zip(given, theirs, strict=True)
+    ):
+        return Alignment()
+    found = [_places(*pair) for pair in zip(given, theirs, strict=True)]
+    if any(own is None for own in found):
+        raise ValueError(
+            f"{where} has another grid: {_describe(*other)}; the forecast has "
+            f"{_describe(latitude, longitude)}. Interpolate one of them first"
+        )
+    return Alignment(*found)
+
+
+def _places(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
+    if ours.ndim != 1 or ours.shape != theirs.shape:
+        return None
+    distance = np.abs(ours[:, None] - theirs[None])
+    distance = np.minimum(distance, np.abs(360 - distance))
+    places = distance.argmin(axis=1)
+    near = distance.min(axis=1) <= SAME_DEGREES
+    return places if near.all() and np.unique(places).size == places.size else None
+
+
+def _describe(latitude: np.ndarray, longitude: np.ndarray) -> str:
+    if latitude.ndim == 2:
+        rows, columns = latitude.shape
+        return f"{rows} x {columns} points of a curvilinear grid"
+    (north, south), (west, east) = latitude[[0, -1]], longitude[[0, -1]]
+    return (
+        f"{latitude.size} latitudes from {north:g} to {south:g} and {longitude.size} "
+        f"longitudes from {west:g} to {east:g}"
+    )

@@ -1,0 +1,105 @@
+"""Opens all that forecasts are compared with, and finds all that is missing first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from credit_jax.config.data import DataConfig
+from credit_jax.evaluation.climatologies import open_climatology, training_climatology
+from credit_jax.evaluation.comparison import Comparison, compare, levels_in
+from credit_jax.evaluation.grid_file import Variable, align
+from credit_jax.evaluation.references import open_truth
+from credit_jax.io.open_files import OpenFiles
+
+NO_CLIMATOLOGY = "none"
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """With what forecasts are compared.
+
+    Attributes:
+        truth: a data section, or a path: see `open_truth`.
+        climatology: path of mean fields; "none" leaves climatology out; None makes
+            means of the training period.
+        training: the data section of that period; None if it is not known.
+        variables: that are compared; all by default.
+    """
+
+    truth: str | DataConfig
+    climatology: str | None = None
+    training: DataConfig | None = None
+    variables: tuple[str, ...] = ()
+
+
+def open_comparison(
+    options: ScoreOptions,
+    variables: Mapping[str, Variable],
+    coordinates: tuple[np.ndarray, np.ndarray],
+    times: np.ndarray,
+) -> Comparison:
+    """What some forecasts are compared with.
+
+    Args:
+        options: with what.
+        variables: of the forecasts, by name.
+        coordinates: latitudes and longitudes of the forecasts.
+        times: all start dates and valid times.
+
+    Raises:
+        FileNotFoundError, ValueError: what is missing, or has another grid or unit.
+    """
+    files = OpenFiles()
+    truth = open_truth(options.truth, times, files)
+    found = compare(variables, coordinates, truth, options.variables)
+    problems = truth.problems(times, [*found.in_truth])
+    if problems:
+        raise ValueError("; ".join(problems))
+    return _with_climatology(found, options, coordinates, files)
+
+
+def _with_climatology(
+    found: Comparison,
+    options: ScoreOptions,
+    coordinates: tuple[np.ndarray, np.ndarray],
+    files: OpenFiles,
+) -> Comparison:
+    if options.climatology == NO_CLIMATOLOGY:
+        return found
+    if options.climatology is None and options.training is None:
+        note = (
+            "no climatology is known, so that anomalies are not scored; give "
+            "--climatology FILE"
+        )
+        return replace(found, notes=(*found.notes, note))
+    if options.climatology is None:
+        assert options.training is not None, "checked above"
+        option = "the training data"
+        climatology = training_climatology(
+            options.training, lambda own: levels_in(found.channels, own, option)
+        )
+        wanted = climatology.wanted
+    else:
+        option = f"--climatology: {options.climatology}"
+        climatology = open_climatology(options.climatology, files)
+        wanted = levels_in(found.channels, climatology, "--climatology")
+    places = align(*coordinates, climatology.coordinates(), option)
+    return replace(
+        found,
+        climatology=climatology,
+        in_climatology=wanted,
+        to_climatology=places,
+    )
+
+
+def in_order(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of an option that may be repeated and may hold commas.
+
+    >>> in_order(["T,U", "SP"])
+    ('T', 'U', 'SP')
+    """
+    parts = [own.strip() for name in names for own in name.split(",")]
+    return tuple(dict.fromkeys(own for own in parts if own))

@@ -1,0 +1,288 @@
+"""What forecasts are compared with: the truth, from a data section or from a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from credit_jax.config.base import parse
+from credit_jax.config.data import DataConfig
+from credit_jax.config.fields import OUTPUT_TYPES
+from credit_jax.config.inference import InferenceDataConfig
+from credit_jax.config.yaml_file import read_yaml
+from credit_jax.data.calendars import to_labels
+from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.sources.registry import open_source
+from credit_jax.data.sources.source import Source
+from credit_jax.evaluation.grid_file import GridFile, Variable, Wanted
+from credit_jax.io.open_files import OpenFiles
+
+TIMES = ("time", "valid_time")
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """Fields at given times."""
+
+    @property
+    def where(self) -> str:
+        """What it is, for errors and for the record."""
+        ...
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        """What there is, by name."""
+        ...
+
+    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        """Latitudes and longitudes, degrees."""
+        ...
+
+    def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
+        """What is missing at some times, one line each."""
+        ...
+
+    def read(
+        self, time: np.datetime64, wanted: Wanted
+    ) -> Float[np.ndarray, "channel lat lon"]:
+        """All wanted levels of all wanted variables at a time, float32."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FileReference:
+    """A NetCDF file or a Zarr store with times.
+
+    Attributes:
+        file: opened.
+        time: name of its time dim.
+    """
+
+    file: GridFile
+    time: str
+
+    @property
+    def where(self) -> str:
+        return self.file.where
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        return self.file.variables
+
+    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.file.latitude, self.file.longitude
+
+    def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
+        missing = [time for time in times if time not in self._places]
+        if not missing:
+            return []
+        there = np.array([*self._places])
+        return [
+            f"{self.where} lacks {len(missing)} of {len(times)} times, the first is "
+            f"{str(missing[0])[:16]}; it has {len(there)} from {str(there.min())[:16]} "
+            f"to {str(there.max())[:16]}"
+        ]
+
+    def read(
+        self, time: np.datetime64, wanted: Wanted
+    ) -> Float[np.ndarray, "channel lat lon"]:
+        place = {self.time: self._places[time]}
+        fields = [
+            self.file.read(name, place, levels) for name, levels in wanted.items()
+        ]
+        return np.concatenate([x if x.ndim == 3 else x[None] for x in fields])
+
+    @cached_property
+    def _places(self) -> dict[np.datetime64, int]:
+        labels = to_labels(self.file.dataset[self.time].values, self.where)
+        return {label: place for place, label in enumerate(labels)}
+
+
+@dataclass(frozen=True, eq=False)
+class DataReference:
+    """The predicted variables of a data section.
+
+    Attributes:
+        where: of the section.
+        sources: name -> opened source.
+        clocks: name -> which time of a source belongs to a time.
+    """
+
+    where: str
+    sources: Mapping[str, Source]
+    clocks: Mapping[str, SourceClock]
+
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        return {name: variable for name, (_, variable) in self._known.items()}
+
+    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        for source in self.sources.values():
+            for grid in source.grids():
+                if grid.latitude is not None and grid.longitude is not None:
+                    return grid.latitude.astype(float), grid.longitude.astype(float)
+        raise ValueError(f"{self.where}: no file has latitudes and longitudes of rows")
+
+    def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
+        lines = []
+        for source in self._only(names).values():
+            own = self._own_times(source, times)
+            for kind in source.config.variables.given:
+                try:
+                    source.check(kind, own)
+                except (ValueError, OSError) as error:
+                    lines.append(f"{self.where}: {error}")
+            missing = own[~source.available(own)]
+            if missing.size:
+                lines.append(
+                    f"{self.where}: data.source.{source.name}: {missing.size} of "
+                    f"{own.size} times are missing, the first is {str(missing[0])[:16]}"
+                )
+        return lines
+
+    def read(
+        self, time: np.datetime64, wanted: Wanted
+    ) -> Float[np.ndarray, "channel lat lon"]:
+        found: dict[str, np.ndarray] = {}
+        for source in self._only([*wanted]).values():
+            own = self._own_times(source, np.array([time]))
+            for kind in source.config.variables.given:
+                fields = source.read(kind, own)
+                found |= {key: field[:, 0] for key, field in fields.items()}
+        arrays = {name: found[self._known[name][0]] for name in wanted}
+        chosen = [
+            array if wanted[name] is None else array[list(wanted[name] or ())]
+            for name, array in arrays.items()
+        ]
+        return np.concatenate(chosen).astype(np.float32, copy=False)
+
+    def _own_times(self, source: Source, times: np.ndarray) -> np.ndarray:
+        return np.unique(self.clocks[source.name].input_times(times)[..., -1])
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[str, Variable]]:
+        """Name -> key of its fields, and what it is; the first source of a name."""
+        found: dict[str, tuple[str, Variable]] = {}
+        for source in self.sources.values():
+            units = source.units()
+            given = source.config.level_values
+            levels = np.array(given or range(source.num_levels), dtype=float)
+            for kind, field in source.config.variables.given.items():
+                for dims, names in (("3d", field.vars_3D), ("2d", field.vars_2D)):
+                    for name in names:
+                        key = f"{source.name}/{kind}/{dims}/{name}"
+                        unit = units.get(key, ("", ""))[0]
+                        own = Variable(levels if dims == "3d" else None, unit)
+                        found.setdefault(name, (key, own))
+        return found
+
+    def _only(self, names: Sequence[str]) -> dict[str, Source]:
+        """The sources with some of their variables."""
+        keys = {self._known[name][0] for name in names}
+        found = {}
+        for name, source in self.sources.items():
+            fields: dict[str, Any] = {}
+            for kind, field in source.config.variables.given.items():
+                own = {
+                    f"vars_{dims.upper()}": tuple(
+                        v
+                        for v in getattr(field, f"vars_{dims.upper()}")
+                        if f"{name}/{kind}/{dims}/{v}" in keys
+                    )
+                    for dims in ("3d", "2d")
+                }
+                kept = field.model_copy(update=own)
+                fields[kind] = kept if any(own.values()) else None
+            variables = source.config.variables.model_copy(update=fields)
+            if variables.given:
+                config = source.config.model_copy(update={"variables": variables})
+                found[name] = replace(source, config=config)  # type: ignore[type-var]
+        return found
+
+
+def open_truth(
+    given: str | DataConfig, times: np.ndarray, open_files: OpenFiles | None = None
+) -> Reference:
+    """Opens the truth; no field is read.
+
+    Args:
+        given: a data section; or the path of a YAML file with one, of a NetCDF file or
+            of a Zarr store.
+        times: that are read, datetime64[ns].
+        open_files: files that are open already.
+
+    Raises:
+        FileNotFoundError, ValueError: it cannot be opened, or has no times.
+    """
+    files = open_files or OpenFiles()
+    if isinstance(given, DataConfig):
+        return open_data(given, "the data section", times, files)
+    path = os.path.expandvars(given)
+    if Path(path).suffix in (".yml", ".yaml"):
+        raw = read_yaml(path)
+        if not isinstance(raw.get("data"), Mapping):
+            raise ValueError(f"--truth: {path} has no data section")
+        data = parse(InferenceDataConfig, raw["data"], "data", source=path)
+        return open_data(data, path, times, files)
+    dataset = open_dataset(path, "--truth", files)
+    found = [name for name in TIMES if name in dataset.dims]
+    if not found:
+        raise ValueError(
+            f"--truth: {path} has no dim {' or '.join(TIMES)}; it has "
+            f"{', '.join(map(str, dataset.dims))}"
+        )
+    return FileReference(GridFile(path, dataset, (found[0],)), found[0])
+
+
+def open_dataset(path: str, option: str, open_files: OpenFiles) -> Any:
+    """The data set of a path that an option names."""
+    if "://" not in path and not Path(path).exists():
+        raise FileNotFoundError(f"{option}: {path} does not exist")
+    return open_files.dataset(path)
+
+
+def open_data(
+    data: DataConfig, where: str, times: np.ndarray, open_files: OpenFiles
+) -> DataReference:
+    """Opens the predicted variables of a data section.
+
+    Raises:
+        FileNotFoundError, ValueError: see `open_source`.
+    """
+    first, last = (pd.Timestamp(own) for own in (times.min(), times.max()))
+    step = pd.Timedelta(data.timestep)
+    dates = {
+        "start_datetime": str(first),
+        "end_datetime": str(last + step),
+        "date_ranges": None,
+        "history_len": 1,
+        "forecast_len": 1,
+    }
+    sources = {}
+    for name, source in data.source.items():
+        kept = {
+            kind: field if kind in OUTPUT_TYPES else None
+            for kind, field in source.variables.given.items()
+        }
+        variables = source.variables.model_copy(update=kept)
+        if variables.given:
+            sources[name] = source.model_copy(update={"variables": variables})
+    read = data.model_copy(update={**dates, "source": sources})
+    opened = {name: open_source(name, read, open_files) for name in sources}
+    clocks = {
+        name: replace(
+            source_clock(read, own.config, own.calendar, own.coverage()),
+            history_len=1,
+            master=data.calendar or own.calendar,
+        )
+        for name, own in opened.items()
+    }
+    return DataReference(where, opened, clocks)

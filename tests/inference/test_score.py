@@ -1,0 +1,176 @@
+"""Scores of forecasts that were written: every layout, every kind of truth, errors."""
+
+import os
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.commands import OK, USER_ERROR
+from credit_jax.evaluation.scores import read_scores
+from credit_jax.score import main
+from tests.data.world import make_fields
+from tests.inference.tiny_run import forecast, make_run, read
+
+BOUND = 1e-6
+LENGTH = ("--length", "18h")
+
+
+@pytest.fixture(scope="module")
+def made(world, tmp_path_factory):
+    """A config and its forecasts, as a store and as NetCDF files."""
+    with pytest.MonkeyPatch.context() as patch:
+        register(patch)
+        folder = tmp_path_factory.mktemp("made")
+        config = make_run(world, folder)
+        assert forecast(config, folder / "zarr") == OK
+        assert forecast(config, folder / "netcdf", "--format", "netcdf") == OK
+    return folder
+
+
+def register(patch):
+    from credit_jax.models import registry
+    from tests.training.tiny import Tiny, TinyConfig
+
+    entry = registry.ModelEntry(TinyConfig, Tiny)
+    patch.setitem(registry.MODELS, "tiny", entry)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    register(monkeypatch)
+
+
+def score(where, out, *arguments):
+    """The command; its exit code."""
+    fixed = ["--forecast", os.fspath(where), "--out", os.fspath(out)]
+    return main([*fixed, "--cache", "none", *arguments])
+
+
+def expected_rmse(store, truth, name, lead):
+    """Area-weighted RMSE of a variable over all start dates, by level."""
+    own = store[name].isel(prediction_timedelta=lead)
+    valid = store["time"] + store["prediction_timedelta"][lead]
+    target = truth[name].sel(time=valid.values).values
+    if target.ndim == 4:
+        target = target[:, [0, 2]]
+    weights = np.cos(np.deg2rad(truth["latitude"]))
+    square = np.square(own.values.astype(float) - target.astype(np.float32))
+    rows = square.mean(axis=(0, -1)) * weights.values
+    return np.sqrt(rows.sum(axis=-1) / weights.values.sum())
+
+
+def test_the_store_and_the_files(made, tmp_path, capsys):
+    """Both have the errors of the fields that were written."""
+    assert score(made / "zarr", tmp_path / "zarr") == OK
+    shown = capsys.readouterr().out
+    assert "RMSE of 5 start date(s), global" in shown
+    assert "scores.csv" in shown
+    found = read_scores(tmp_path / "zarr")
+    store, truth = read(made / "zarr"), make_fields()
+    labels = {"T": ["T1", "T4.6"], "SP": ["SP"], "TP": ["TP"]}
+    for name, channels in labels.items():
+        for lead in (1, 3):
+            theirs = expected_rmse(store, truth, name, lead)
+            own = found["rmse"].sel(system="forecast", region="global")
+            own = own.sel(channel=channels).isel(prediction_timedelta=lead - 1)
+            assert np.allclose(own, theirs, rtol=BOUND), (name, lead)
+    assert found.attrs["num_start_dates"] == 5
+    assert found.attrs["forecast_checkpoint_step"] == 3
+    assert "training period" in found.attrs["climatology"]
+    assert {"acc", "activity", "energy_spectrum"} <= {*found.data_vars}
+    assert score(made / "netcdf", tmp_path / "netcdf") == OK
+    files = read_scores(tmp_path / "netcdf")
+    assert [*files["channel"].values] == [*found["channel"].values]
+    for name in found.data_vars:
+        assert np.array_equal(files[name], found[name], equal_nan=True), name
+
+
+def test_baselines(made, tmp_path):
+    assert score(made / "zarr", tmp_path) == OK
+    found, truth = read_scores(tmp_path), make_fields()
+    store = read(made / "zarr")
+    store["SP"][:] = truth["SP"].sel(time=store["time"].values).values[:, None]
+    theirs = expected_rmse(store, truth, "SP", 2)
+    own = found["rmse"].sel(system="persistence", region="global", channel="SP")
+    assert np.allclose(own[1], theirs, rtol=BOUND)
+    # 6-hourly means of the training period, which lies in one season.
+    period = truth["SP"].sel(time=slice("1999-12-28", "2000-01-05T00")).astype(float)
+    means = period.groupby("time.hour").mean().astype(np.float32)
+    valid = store["time"] + store["prediction_timedelta"][2]
+    store["SP"][:] = means.sel(hour=valid.dt.hour).values[:, None]
+    theirs = expected_rmse(store, truth, "SP", 2)
+    own = found["rmse"].sel(system="climatology", region="global", channel="SP")
+    assert np.allclose(own[1], theirs, rtol=BOUND)
+
+
+def test_truth_and_climatology_of_files(made, tmp_path, world):
+    """A Zarr store in another order, WeatherBench's climatology."""
+    truth = make_fields()
+    levels = np.array([1.0, 4.6])
+    picked = truth.isel(level=[2, 0]).assign_coords(level=levels[::-1])
+    other = picked.isel(latitude=slice(None, None, -1), longitude=slice(None, None, -1))
+    other.astype(np.float32).to_zarr(tmp_path / "truth.zarr", consolidated=False)
+    hours, days = np.arange(0, 24, 6), np.arange(1, 367)
+    mean = picked.mean("time").expand_dims(hour=hours, dayofyear=days)
+    mean = mean[["T", "SP", "TP"]].rename(T="T_mean")
+    mean.astype(np.float32).to_netcdf(tmp_path / "climatology.nc", engine="h5netcdf")
+    options = ("--climatology", os.fspath(tmp_path / "climatology.nc"))
+    options += ("--variables", "T,SP,TP", "--regions", "tropics")
+    options += ("--truth", os.fspath(tmp_path / "truth.zarr"))
+    assert score(made / "zarr", tmp_path / "out", *options) == OK
+    found = read_scores(tmp_path / "out")
+    assert [*found["region"].values] == ["global", "tropics"]
+    assert [*found["variable"].values] == ["T", "T", "SP", "TP"]
+    assert score(made / "zarr", tmp_path / "own", "--climatology", "none") == OK
+    own = read_scores(tmp_path / "own").sel(channel=found["channel"])
+    for system in ("forecast", "persistence"):
+        pair = [x["rmse"].sel(system=system, region="global") for x in (found, own)]
+        assert np.allclose(*pair, rtol=BOUND), system
+    assert "acc" not in own
+    store = read(made / "zarr")
+    store["T"][:] = mean["T_mean"].isel(hour=0, dayofyear=0, level=[1, 0]).values
+    theirs = expected_rmse(store, truth, "T", 1)
+    ours = found["rmse"].sel(system="climatology", region="global")
+    ours = ours.sel(channel=["T1", "T4.6"])
+    assert np.allclose(ours.isel(prediction_timedelta=0), theirs, rtol=BOUND)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        (lambda x: x.sel(time=slice("2000-01-01", None)), (), "lacks 8 of 12 times"),
+        (lambda x: x.isel(latitude=slice(1, None)), (), "has another grid"),
+        (lambda x: x.assign_coords(level=[10.0, 20.0, 50.0]), (), "no level of the"),
+        (lambda x: x.rename(T="t", U="u", SP="sp", TP="tp"), (), "none is in both"),
+        (lambda x: x, ("--variables", "V"), "V: not in both; the forecast has"),
+        (lambda x: x, ("--regions", "atlantis"), "atlantis: not known"),
+        (lambda x: x, ("--members", "3"), "--members must be from 1 to 1"),
+    ],
+)
+def test_what_cannot_be_compared(made, tmp_path, capsys, changes, options, message):
+    changes(make_fields()).to_netcdf(tmp_path / "truth.nc", engine="h5netcdf")
+    given = ("--truth", os.fspath(tmp_path / "truth.nc"), *options)
+    assert score(made / "zarr", tmp_path / "out", *given) == USER_ERROR
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_units_that_differ(made, tmp_path, capsys):
+    truth = make_fields()
+    truth["T"].attrs["units"] = "degC"
+    truth.to_netcdf(tmp_path / "truth.nc", engine="h5netcdf")
+    with xr.open_dataset(made / "zarr/forecast.zarr") as store:
+        warm = store.load()
+    warm["T"].attrs["units"] = "K"
+    warm.to_zarr(tmp_path / "other.zarr", consolidated=False)
+    given = ("--truth", os.fspath(tmp_path / "truth.nc"))
+    assert score(tmp_path / "other.zarr", tmp_path / "out", *given) == USER_ERROR
+    assert "T is in 'K' in the forecast and in 'degC'" in capsys.readouterr().err
+
+
+def test_forecasts_that_are_not_finished(made, tmp_path, world, capsys):
+    config = make_run(world, tmp_path)
+    assert forecast(config, tmp_path / "out", "--shard", "1/2") == OK
+    assert score(tmp_path / "out", tmp_path / "scores") == USER_ERROR
+    assert "2 of 5 forecasts in" in capsys.readouterr().err
