@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pandas as pd
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import duration
-from credit_jax.data.calendars import most_restrictive, shift_all
+from credit_jax.data.calendars import STANDARD, most_restrictive, shift_all
 from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, source_clock
 from credit_jax.data.sources.file_source import FileSource
@@ -124,6 +125,26 @@ class ForecastData:
         )
 
 
+@dataclass(frozen=True)
+class GivenState(ForecastData):
+    """Data whose prognostic variables are arrays instead of files.
+
+    Attributes:
+        state: source -> key -> field (level, history_len, lat, lon), physical units;
+            sources and keys in the order of the config.
+    """
+
+    state: Mapping[str, Fields] = field(default_factory=dict)
+
+    def initial(self, start: np.datetime64) -> dict[str, Fields]:
+        """See `ForecastData.initial`; the arrays are those of any date."""
+        read = super().initial(start)
+        order = [*self.state, *(name for name in read if name not in self.state)]
+        return {
+            name: {**read.get(name, {}), **self.state.get(name, {})} for name in order
+        }
+
+
 def _curvilinear(source: Source) -> tuple[np.ndarray, np.ndarray] | None:
     """(y, x) latitudes and longitudes of the first file of a source that has them."""
     if not isinstance(source, FileSource):
@@ -143,6 +164,9 @@ def open_forecast_data(
     starts: Sequence[Any] | np.ndarray,
     num_steps: int,
     open_files: OpenFiles | None = None,
+    *,
+    unread: Sequence[str] = (DIAGNOSTIC,),
+    num_levels: Mapping[str, int] = MappingProxyType({}),
 ) -> ForecastData:
     """Opens the files of a data section for forecasts, without reading fields.
 
@@ -153,6 +177,9 @@ def open_forecast_data(
         starts: start dates.
         num_steps: of each forecast.
         open_files: files that are open already.
+        unread: field types whose files are not opened.
+        num_levels: source -> levels of its 3-D variables, where neither the section
+            nor an opened file says how many.
 
     Raises:
         FileNotFoundError, ValueError: see `open_source`.
@@ -166,11 +193,12 @@ def open_forecast_data(
         }
         data = data.model_copy(update=dates)
     data = data.model_copy(update={"forecast_len": num_steps})
-    read = _without_diagnostics(data)
+    read = _without(data, unread)
     sources = {name: open_source(name, read, open_files) for name in read.source}
-    calendar = data.calendar or most_restrictive(
+    calendars = [
         s.calendar for s in sources.values() if s.config.temporal_mode != "cyclic"
-    )
+    ]
+    calendar = data.calendar or (most_restrictive(calendars) if calendars else STANDARD)
     clocks = {
         name: replace(
             source_clock(read, source.config, source.calendar, source.coverage()),
@@ -179,23 +207,20 @@ def open_forecast_data(
         for name, source in sources.items()
     }
     levels = {
-        name: sources[name].num_levels if name in sources else _known_levels(data, name)
-        for name in data.source
+        name: (sources[name].num_levels if name in sources else 0)
+        or len(own.level_values or ())
+        or num_levels.get(name, 0)
+        for name, own in data.source.items()
     }
     schema = ChannelSchema.from_config(data, levels)
     return ForecastData(sources, clocks, schema, timestep, calendar)
 
 
-def _without_diagnostics(data: DataConfig) -> DataConfig:
-    """The section without the variables that forecasts do not read."""
+def _without(data: DataConfig, unread: Sequence[str]) -> DataConfig:
+    """The section without the variables of some field types."""
     sources = {}
     for name, source in data.source.items():
-        variables = source.variables.model_copy(update={DIAGNOSTIC: None})
+        variables = source.variables.model_copy(update=dict.fromkeys(unread))
         if variables.given:
             sources[name] = source.model_copy(update={"variables": variables})
     return data.model_copy(update={"source": sources})
-
-
-def _known_levels(data: DataConfig, name: str) -> int:
-    """Levels of a source that is not opened."""
-    return len(data.source[name].level_values or ())

@@ -175,7 +175,9 @@ def plan_forecast(
     found.problems += _data_problems(model, pipeline, opened, schedule, schema, data)
     if read_from:
         found.problems += opened.problems(before(schedule, read_from), 1)
-    rollout = found.attempt(lambda: _rollout(pipeline, schema, schedule.num_steps))
+    rollout = found.attempt(
+        lambda: forecast_rollout(pipeline, schema, schedule.num_steps)
+    )
     if rollout is None or found.problems:
         raise ConfigError(unique(found.problems), _TITLE)
     if config.postblocks.post_rollout and inference.postblocks is None:
@@ -272,7 +274,14 @@ def _data_problems(
     return found.problems
 
 
-def _rollout(pipeline: Pipeline, schema: ChannelSchema, num_steps: int) -> Rollout:
+def forecast_rollout(
+    pipeline: Pipeline, schema: ChannelSchema, num_steps: int
+) -> Rollout:
+    """The transforms after a step, and how the next input is made.
+
+    Raises:
+        ValueError: the transforms cannot go on from a prediction.
+    """
     channels = schema.input_slices(), schema.target_slices()
     postprocess = pipeline.postprocess(*channels)
     advance = Advance(pipeline, *channels) if num_steps > 1 else None

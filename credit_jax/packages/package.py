@@ -84,26 +84,29 @@ class Package:
         return self.manifest.files[layout.WEIGHTS].sha256
 
     def config(
-        self, overrides: Sequence[str] = (), data: str | Path | None = None
+        self,
+        overrides: Sequence[str] = (),
+        data: str | Path | None = None,
+        *,
+        unread: Sequence[str] = ("diagnostic",),
     ) -> Config:
         """The config of forecasts.
 
         Args:
             overrides: see `load_config`.
             data: YAML file whose keys are laid over those of the data section.
+            unread: field types whose files are not opened.
 
         Raises:
             ConfigError: a source does not say where its data are, or the config is
                 wrong.
         """
-        config = copy.deepcopy(dict(self.written))
-        for reference in _inside(config):
-            reference.set(str(self.path / reference.path))
+        config = self.resolved()
         inference = config.setdefault("inference", {})
         own = inference if "data" in inference else config
         if data is not None:
             own["data"] = _merged(own["data"], read_yaml(data))
-        _fill_places(own["data"], ("diagnostic",))
+        _fill_places(own["data"], unread)
         if own is inference:
             _fill_places(config["data"], FIELD_TYPES)
         config["save_loc"] = str(self.path)
@@ -123,6 +126,13 @@ class Package:
                 f"FILE, or with --set {where}.source.NAME.variables.KIND.path=PATTERN"
             ) from None
 
+    def resolved(self) -> dict[str, Any]:
+        """`model.yml` with the whole paths of the files of the package."""
+        config = copy.deepcopy(dict(self.written))
+        for reference in _inside(config):
+            reference.set(str(self.path / reference.path))
+        return config
+
     def restore(self, model: ParallelModel) -> tuple[Weights, ModelState]:
         """The weights on the mesh of a model."""
         return place_weights(model, *self.weights)
@@ -134,7 +144,7 @@ class Package:
         Raises:
             ValueError: they are not those of the model in `model.yml`.
         """
-        model_def = build(_resolved_model(self))
+        model_def = build(self.resolved()["model"])
         return read_weights(self.path / layout.WEIGHTS, model_def)
 
     def check_data(
@@ -160,6 +170,11 @@ class Package:
                     f"{self.path / layout.CHANNELS}, in this order"
                 )
         check_same_grid(self.path / layout.GRID, latitude, longitude)
+
+
+def is_package(folder: str | Path) -> bool:
+    """Whether a folder says that it is a package."""
+    return (Path(folder) / layout.MANIFEST).is_file()
 
 
 def open_package(folder: str | Path) -> Package:
@@ -237,13 +252,6 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = _merged(result[key], value) if both else value
     return result
-
-
-def _resolved_model(package: Package) -> dict[str, Any]:
-    config = {"model": copy.deepcopy(dict(package.written["model"]))}
-    for reference in file_references(config):
-        reference.set(str(package.path / reference.path))
-    return config["model"]
 
 
 def _listed(groups: Sequence[tuple[str, int]]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from credit_jax.io.atomic import new_folder
+from credit_jax.packages.package import is_package, open_package
 from credit_jax.state_dict.key_plan import Allocate
 from credit_jax.training.loggers import LOG_NAME
 from credit_torch_bridge.checkpoint.disk_arrays import DiskArrays
@@ -66,7 +67,7 @@ class RunConversion:
             yield from self._to_jax(folder, arrays.allocate)
 
     def to_torch(self) -> Iterator[str]:
-        """Converts a run of credit_jax to CREDIT's checkpoints.
+        """Converts a run or a package of credit_jax to CREDIT's checkpoints.
 
         Raises:
             OSError, ValueError: an error of the input; nothing is written.
@@ -155,6 +156,8 @@ class RunConversion:
         yield f"credit train -c {self.out / CONFIG_FILE} goes on from it"
 
     def _read_ours(self, step: int | None, allocate: Allocate) -> JaxCheckpoint:
+        if is_package(self.source):
+            return JaxCheckpoint(*open_package(self.source).weights)
         found = read_run(self.source, self.run_config.model_def, step, allocate)
         return replace(found, moments=None) if self.weights_only else found
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from credit_jax.commands import OK
+from credit_jax.packages.package import is_package, open_package
 from credit_torch_bridge.checkpoint.convert_run import RunConversion
 from credit_torch_bridge.checkpoint.run_config import read_run_config
 from credit_torch_bridge.cli.options import (
@@ -54,7 +55,12 @@ def run(args: argparse.Namespace) -> int:
         OSError, ValueError: an error of the input; nothing is written.
     """
     source, out = Path(args.checkpoint), Path(args.out).absolute()
-    run_config = read_run_config(config_file(args.config, source), tuple(args.set))
+    config = (
+        open_package(source).resolved()
+        if args.config is None and is_package(source)
+        else config_file(args.config, source)
+    )
+    run_config = read_run_config(config, tuple(args.set))
     refuse_existing(out)
     conversion = RunConversion(
         run_config,

@@ -8,6 +8,9 @@ import yaml
 from credit_jax.checkpoint import Progress
 from credit_jax.models.registry import build
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
+from credit_jax.packages.grids import write_grid
+from credit_jax.packages.manifest import Manifest, record_files
+from credit_jax.packages.weights import write_weights
 from credit_torch_bridge import JaxCheckpoint, Moments
 from tests.reference.training import GEN2_CONFIG
 
@@ -56,3 +59,18 @@ def earlier(checkpoint, epoch):
         micro_step=20 * (epoch + 1),
         progress=Progress(epoch=epoch + 1),
     )
+
+
+def write_package(checkpoint, folder):
+    """A model package with the weights of a checkpoint."""
+    folder.mkdir()
+    weights = checkpoint.params, checkpoint.model_state
+    write_weights(folder / "weights.safetensors", MODEL_DEF, *weights)
+    config = {"model": CONFIG["model"], "data": {"source": {}}}
+    (folder / "model.yml").write_text(yaml.safe_dump(config))
+    (folder / "channels.json").write_text('{"input": [], "output": []}')
+    (folder / "README.md").write_text("A model.\n")
+    write_grid(folder / "grid.nc", np.arange(3.0), np.arange(4.0))
+    manifest = Manifest("wxformer", 60, False, "0" * 64, "CREDIT", record_files(folder))
+    manifest.write(folder)
+    return folder

@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
+import chex
 import numpy as np
 import torch
 import yaml
 
 from credit_jax.checkpoint import CheckpointStore, Progress
+from credit_torch_bridge import to_torch
 from credit_torch_bridge.checkpoint.orbax_run import read_run, write_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
-from tests.bridge.cli.runs import CONFIG, MODEL_DEF, SCALER, earlier
+from tests.bridge.cli.runs import CONFIG, MODEL_DEF, SCALER, earlier, write_package
 
 
 def test_best_and_backup_become_checkpoints(
@@ -101,6 +103,25 @@ def test_weights_only_and_a_step(bridge, checkpoint, tmp_path):
     code, text = bridge("convert", "--to", "torch", *given)
     assert (code, "no checkpoint 21" in text) == (2, True)
     assert not (tmp_path / "no").exists()
+
+
+def test_a_package_goes_both_ways(bridge, checkpoint, tmp_path):
+    given = "--checkpoint", write_package(checkpoint, tmp_path / "package")
+    code, text = bridge("convert", "--to", "torch", *given, "--out", tmp_path / "torch")
+    assert code == 0, text
+    content = torch.load(tmp_path / "torch/checkpoint.pt", weights_only=True)
+    wanted = to_torch(CONFIG, checkpoint)["checkpoint.pt"]["model_state_dict"]
+    assert list(content["model_state_dict"]) == list(wanted)
+    for key, tensor in content["model_state_dict"].items():
+        assert torch.equal(tensor, wanted[key]), key
+    code, text = bridge("convert", "--to", "jax", *given, "--out", tmp_path / "run")
+    assert code == 0, text
+    back = read_run(tmp_path / "run", MODEL_DEF)
+    chex.assert_trees_all_equal(back.params, checkpoint.params)
+    chex.assert_trees_all_equal(back.model_state, checkpoint.model_state)
+    (tmp_path / "package/weights.safetensors").write_bytes(b"")
+    code, text = bridge("convert", "--to", "jax", *given, "--out", tmp_path / "no")
+    assert (code, "SHA-256" in text) == (2, True)
 
 
 def test_a_config_of_generation_1_gives_weights(bridge, credit_run_folder, tmp_path):
