@@ -25,11 +25,11 @@ from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import BETAS, CLIP_EPSILON, build_optimizer
+from credit_jax.training.restore import place_weights
 from credit_jax.training.schedules import build_schedule
 from credit_jax.training.state import (
     TrainState,
     place_state,
-    shardings,
     state_of,
     state_specs,
 )
@@ -142,16 +142,9 @@ def _first_gradients(
 def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
     """The rollout of the first batch, see `benchmarks.accuracy.rollout`."""
     assert case.trained is not None, "a case without weights to roll out from"
-    mesh = model.parallel_config.mesh
-    params, model_state = case.trained
-    packed = _packed(model, params)
-    packed = jax.device_put(packed, shardings(model.packed_specs, mesh))
-    model_state = jax.device_put(
-        dict(model_state), shardings(model.model_state_specs, mesh)
-    )
     config = model.model_def.config
     prognostic = config.channels * config.levels + config.surface_channels
-    forecaster = Forecaster(model, packed, model_state)
+    forecaster = Forecaster(model, *place_weights(model, *case.trained))
     return roll_out(lambda x: forecaster(x)[:, :, 0], case.x[0], num_steps, prognostic)
 
 

@@ -1,4 +1,8 @@
-"""One forward and backward pass of credit_jax on a mesh, by CREDIT's names."""
+"""One forward and backward pass of credit_jax on a mesh, by CREDIT's names.
+
+The prediction is the forecaster's; the outputs of blocks and the gradients are those of
+a pass beside it, which differentiates through the spectral norm.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from credit_jax.inference import Forecaster
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.fsdp import pvary_params
-from credit_jax.parallel.params.packing import pack, unpack
-from credit_jax.parallel.placement import batch_spec, place_batch
+from credit_jax.parallel.params.packing import unpack
+from credit_jax.parallel.placement import batch_spec
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from credit_jax.state_dict.convert import to_state_dict
 from credit_jax.state_dict.key_plan import Arrays, HostModelState
+from credit_jax.training.restore import place_weights
 from credit_torch_bridge.compare.outputs import ModelOutputs
 
 
@@ -49,34 +55,32 @@ def compile_pass(
         )
         layouts[:] = [field.layout.size for field in captured]
         outputs = [reshard(field, field.layout.to_blocks()).data for field in captured]
-        return model.reducer.mean(jnp.square(y)), (y, outputs)
+        return model.reducer.mean(jnp.square(y)), outputs
 
     def body(params: Any, model_state: Any, inputs: Any) -> Any:
-        (_, (y, seen)), grads = jax.value_and_grad(loss, has_aux=True)(
+        (_, seen), grads = jax.value_and_grad(loss, has_aux=True)(
             params, model_state, inputs
         )
-        return y, seen, grads
+        return seen, grads
 
-    rows = batch_spec(axes)
-    fields = PartitionSpec(rows[0], axes.domain)
+    fields = PartitionSpec(batch_spec(axes)[0], axes.domain)
     sharded = model.shard_map(
         body,
         batch_specs=model.input_specs(),
-        out_specs=(rows, fields, model.packed_specs),
+        out_specs=(fields, model.packed_specs),
     )
     step = compile_program(sharded, mesh)
-    packed = pack(jax.tree.map(jnp.asarray, params), model_def.param_specs)
-    placed = _place(packed, model.packed_specs, mesh)
-    placed_state = _place(model_state, model.model_state_specs, mesh)
+    weights = place_weights(model, params, model_state)
+    forecaster = Forecaster(model, *weights)
 
     def run(x: np.ndarray) -> ModelOutputs:
-        batch = place_batch({"x": x}, mesh)
-        y, seen, grads = jax.device_get(step(placed, placed_state, batch))
+        batch = {"x": forecaster.place(x)}
+        seen, grads = jax.device_get(step(*weights, batch))
         arrays = jax.tree.map(jnp.asarray, grads)
         whole = jax.device_get(unpack(arrays, model_def.param_specs))
         named = to_state_dict(model_def, whole, model_state)
         return ModelOutputs(
-            y[..., : model_def.image_height, :],
+            forecaster(x),
             {
                 name: np.moveaxis(field[:, :size], -1, 1)
                 for name, field, size in zip(blocks, seen, layouts, strict=True)
@@ -85,9 +89,3 @@ def compile_pass(
         )
 
     return run
-
-
-def _place(tree: Any, specs: Any, mesh: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), tree, specs
-    )
