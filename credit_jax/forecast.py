@@ -31,6 +31,8 @@ from credit_jax.config import load_config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.evaluation.opening import in_order
+from credit_jax.evaluation.regions import choose_regions
 from credit_jax.inference import Forecaster
 from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.campaign import (
@@ -40,17 +42,25 @@ from credit_jax.inference.campaign import (
 )
 from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.netcdf import NetcdfStore
+from credit_jax.inference.online_scores import OnlineScores, online_scores
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
-from credit_jax.inference.stores import Store
+from credit_jax.inference.stores import NoStore, Store
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.score import (
+    add_score_options,
+    attributes_of,
+    report,
+    score_options,
+)
 from credit_jax.training.run_weights import RunWeights, open_weights
 
+_SCORE_OPTIONS = ("truth", "climatology", "regions", "variables")
 HELP = "Forecast from the start dates of the inference section, or of the command line."
 EXAMPLE = "--config RUN/model.yml --init-time 2001-06-01T00 --length 5d --format zarr"
 
@@ -86,7 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mesh_options(parser)
     add("--batch", type=int, default=1, help="forecasts side by side on a device")
     add("--out", metavar="DIR", help="folder, instead of inference.save_forecast")
-    add("--format", choices=("netcdf", "zarr"), help="instead of that of the config")
+    add(
+        "--format",
+        choices=("netcdf", "zarr", "none"),
+        help="instead of that of the config; none writes scores alone",
+    )
     add("--zarr-format", type=int, choices=(2, 3), default=3, help="version of Zarr")
     add(
         "--shard",
@@ -109,6 +123,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=max(1, min(4, (os.cpu_count() or 1) // 2)),
         help="threads that write files (default: half as many as cores, 1 to 4)",
     )
+    add("--score", metavar="DIR", help="score the forecasts, and write scores there")
+    add_score_options(parser)
     add("--cache", metavar="DIR", help=CACHE_HELP)
 
 
@@ -132,7 +148,10 @@ def run(args: argparse.Namespace) -> int:
         inference = config.inference
     use_cache(args.cache)
     parallelism = parse_parallelism(args.parallelism)
-    folder = folder_of(inference, args.out)
+    if args.format == "none" and args.score is None:
+        raise ValueError("--format none writes no forecasts; it needs --score DIR")
+    alone = args.score if args.format == "none" else None
+    folder = folder_of(inference, args.out or alone)
     devices = forward_devices(parallelism, args.devices)
     plan = plan_forecast(
         config,
@@ -156,6 +175,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoint = package
     size = args.batch * model.axes.num_data
     groups = plan.schedule.groups(size, parse_shard(args.shard))
+    scores = _scores(args, plan, model, outputs, size, folder)
     store, archive = _places(args, plan, folder, outputs, checkpoint)
     tasks = [task for group in groups for task in group]
     archive.check(tasks, resume=args.resume)
@@ -181,6 +201,7 @@ def run(args: argparse.Namespace) -> int:
             max_pending=plan.inference.output.max_pending,
             fill_nan=args.nan == "fill",
             progress=lambda done: print_line(f"{done} of {len(tasks)} forecasts"),
+            scores=scores,
         ).run()
     except NonFiniteForecastError as error:
         raise CommandError(str(error), DIVERGED) from error
@@ -188,6 +209,8 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(f"--out: {folder}: {error}", FAILED) from error
     for line in footer(summary, folder):
         print_line(line)
+    if scores is not None:
+        _report(scores, archive, args.score)
     return OK
 
 
@@ -297,6 +320,51 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def _scores(
+    args: argparse.Namespace,
+    plan: ForecastPlan,
+    model: ParallelModel,
+    outputs: Outputs,
+    size: int,
+    folder: Path,
+) -> OnlineScores | None:
+    """The scores that the command line asks for.
+
+    Raises:
+        ValueError: options of scores without --score, or what is missing for them.
+    """
+    if args.score is None:
+        given = [name for name in _SCORE_OPTIONS if getattr(args, name)]
+        if given:
+            raise ValueError(f"--{given[0]} belongs to --score DIR")
+        return None
+    scores = online_scores(
+        score_options(args, plan.config),
+        choose_regions(in_order(args.regions)),
+        plan.schedule,
+        model,
+        outputs,
+        size,
+        folder,
+    )
+    for note in scores.comparison.notes:
+        print_line(f"note: {note}", "yellow")
+    return scores
+
+
+def _report(scores: OnlineScores, archive: Archive, folder: str) -> None:
+    """Writes the scores of the start dates that are done, and prints them."""
+    provenance = {k: v for k, v in archive.provenance.items() if k != "config"}
+    attributes = attributes_of(str(archive.folder), scores.comparison, provenance)
+    found = scores.scores(attributes)
+    if found is None:
+        return
+    done, total = found.attrs["num_start_dates"], len(archive.schedule.starts)
+    if done < total:
+        print_line(f"note: scores of {done} of {total} start dates so far", "yellow")
+    report(found, folder)
+
+
 def _places(
     args: argparse.Namespace,
     plan: ForecastPlan,
@@ -319,6 +387,8 @@ def _places(
         "precision": args.precision,
         "weights": "average" if checkpoint.average else "last",
     }
+    if args.score is not None:
+        identity["scores"] = {name: getattr(args, name) for name in _SCORE_OPTIONS}
     provenance = {
         "config": dump_config(plan.config),
         "checkpoint": str(checkpoint.path),
@@ -327,6 +397,8 @@ def _places(
         **software(),
     }
     archive = Archive(folder, schedule, identity, provenance)
+    if form == "none":
+        return NoStore(), archive
     if form == "netcdf":
         return NetcdfStore(folder, outputs, schedule, config), archive
     attributes = {key: _text(value) for key, value in provenance.items()}

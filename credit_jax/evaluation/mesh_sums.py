@@ -16,12 +16,16 @@ from jaxtyping import Array, Float
 
 from credit_jax.evaluation.measures import AreaSums, Weights, area_sums
 from credit_jax.evaluation.regions import Region, band_weights, region_weights
+from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.placement import batch_spec, place_batch
+from credit_jax.parallel.rows.layout import block_layout
 
 # Key -> (batch, level, 1, rows, lon), as forecasts come from a step.
 Forecast = Mapping[str, Array]
+# Of the sums: values of the forecasts that are not finite.
+NON_FINITE = "non_finite"
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +114,11 @@ class MeshSums:
         return self._compiled(dict(forecast), dict(references), self._weights)
 
     def to_host(self, sums: Mapping[str, Array]) -> dict[str, np.ndarray]:
-        """(start, channel, ...) area sums of the start dates."""
-        return {name: np.asarray(x)[: self.num_starts] for name, x in sums.items()}
+        """(start, channel, ...) area sums of the start dates, whole in every process.
+
+        NON_FINITE has (start, member, channel) numbers of values.
+        """
+        return {name: _whole(x)[: self.num_starts] for name, x in sums.items()}
 
     def place_forecast(
         self, members: Float[np.ndarray, "batch channel lat lon"]
@@ -159,7 +166,15 @@ class MeshSums:
             members = lax.all_gather(members, self.axes.data, axis=0, tiled=True)
         members = members.reshape(-1, self.num_members, *members.shape[1:])
         fields = {name: x[:, :, 0] for name, x in references.items()}
-        return area_sums(members, fields, Weights(*weights), self.axes)
+        found = area_sums(members, fields, Weights(*weights), self.axes)
+        return {**found, NON_FINITE: self._non_finite(members)}
+
+    def _non_finite(self, members: Array) -> Float[Array, "start member channel"]:
+        axes = self.axes
+        rows = block_layout(self.grid.num_rows, axes.num_domain, axes.domain)
+        real = rows.real_rows()[:, None]
+        bad = (~jnp.isfinite(members) & real[None, None, None]).astype(jnp.float32)
+        return sum_parts(bad.sum(axis=(-2, -1)), (axes.domain,) if axes.domain else ())
 
     def _chosen(self, forecast: Forecast) -> list[Array]:
         """The compared levels of each variable, (batch, level, rows, lon)."""
@@ -170,3 +185,11 @@ class MeshSums:
             x if wanted[key] is None else x[:, jnp.asarray(wanted[key])]
             for key, x in fields.items()
         ]
+
+
+def _whole(array: Array) -> np.ndarray:
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from credit_jax.evaluation.comparison import Comparison
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
-from credit_jax.evaluation.mesh_sums import Grid, MeshSums
+from credit_jax.evaluation.mesh_sums import NON_FINITE, Grid, MeshSums
 from credit_jax.evaluation.regions import BANDS, Region
 from credit_jax.evaluation.sums import ScoreLayout, ScoreSums
 from credit_jax.io.workers import ReadAhead
@@ -112,4 +112,5 @@ def _of_start(
 
 
 def _first(measure: MeshSums, sums: Any) -> dict[str, np.ndarray]:
-    return {name: x[0] for name, x in measure.to_host(sums).items()}
+    found = measure.to_host(sums)
+    return {name: x[0] for name, x in found.items() if name != NON_FINITE}

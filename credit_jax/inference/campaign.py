@@ -20,11 +20,12 @@ import numpy as np
 from credit_jax.inference.archive import Archive
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.forecaster import to_host
+from credit_jax.inference.online_scores import GroupScores, OnlineScores
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.perturbation import PreparedPerturbation
 from credit_jax.inference.reading import FirstStep, ForecastReader
 from credit_jax.inference.schedule import Task
-from credit_jax.inference.stores import Job, Store, TaskWriter
+from credit_jax.inference.stores import Job, NoStore, Store, TaskWriter
 from credit_jax.io.workers import ReadAhead, Workers
 
 # Steps whose input is read in advance, and steps on the devices.
@@ -142,6 +143,7 @@ class Campaign:
         fill_nan: whether values that are not finite are written as missing and counted;
             else they are an error.
         progress: called with the number of forecasts after each group.
+        scores: of the forecasts, computed beside them; None computes none.
     """
 
     step: ForecastStep
@@ -158,6 +160,7 @@ class Campaign:
     max_pending: int | None = None
     fill_nan: bool = False
     progress: Callable[[int], None] = lambda done: None
+    scores: OnlineScores | None = None
 
     def run(self) -> Summary:
         """Makes the forecasts that are not there yet.
@@ -171,6 +174,9 @@ class Campaign:
         mesh = self.step.model.mesh
         full = [[*g, *[g[-1]] * (self.size - len(g))] for g in todo]
         reader = ReadAhead(self.reader.stream(full, self.num_steps, mesh), NUM_AHEAD)
+        references = None
+        if self.scores is not None:
+            references = ReadAhead(self.scores.stream(full), NUM_AHEAD)
         prepared = self.reader.perturb
         devices = Workers(1, NUM_IN_FLIGHT, "devices")
         host = Workers(1, NUM_IN_FLIGHT, "host")
@@ -182,7 +188,10 @@ class Campaign:
                 if isinstance(prepared, PreparedPerturbation):
                     prepared.prepare(filled)
                 tasks = [self._progress(task) for task in group]
-                self._forecast(tasks, reader, devices, host, files, clock)
+                scored = None
+                if self.scores is not None and references is not None:
+                    scored = GroupScores(self.scores, references, group)
+                self._forecast(tasks, reader, devices, host, files, clock, scored)
                 made += [task for task in tasks if task is not None]
                 self.progress(len(made))
             for own in workers:
@@ -195,6 +204,8 @@ class Campaign:
             if isinstance(prepared, PreparedPerturbation):
                 prepared.close()
             reader.close()
+            if references is not None:
+                references.close()
         write = host.seconds + files.seconds
         total = time.perf_counter() - clock.first_end if clock.first_end else 0.0
         times = Times(clock.busy, reader.seconds, write, total)
@@ -216,8 +227,9 @@ class Campaign:
         host: Workers,
         files: Workers,
         clock: _DeviceClock,
+        scored: GroupScores | None,
     ) -> None:
-        """Runs a group of forecasts and hands over what is written."""
+        """Runs a group of forecasts and hands over what is written and scored."""
         first: FirstStep = next(reader)
         state, constants = self.step.start(first.arrays)
         if self.store.first_step == 0:
@@ -229,14 +241,40 @@ class Campaign:
                 forcing = next(reader)
             start = time.perf_counter()
             state, found = self.step(self.weights, state, constants, forcing)
-            devices.submit(lambda start=start, found=found: clock.wait(start, found))
-            if step in self.written:
+            sums = None
+            if scored is not None and step in self.written:
+                sums = scored.start(found)
+                host.submit(
+                    lambda step=step, sums=sums: self._score(tasks, scored, step, sums)
+                )
+            both = found, sums
+            devices.submit(lambda start=start, both=both: clock.wait(start, both))
+            if step in self.written and not isinstance(self.store, NoStore):
                 host.submit(
                     lambda step=step, found=found: self._deliver(
                         tasks, step, self._on_host(found), files
                     )
                 )
+        if scored is not None:
+            host.submit(scored.save)
         host.submit(lambda: self._finish(tasks, files))
+
+    def _score(
+        self,
+        tasks: Sequence[_Progress | None],
+        scored: GroupScores,
+        step: int,
+        sums: Any,
+    ) -> None:
+        """Takes the sums of a step; without fields, they tell what is not finite."""
+        counts = scored.take(sums)
+        if not isinstance(self.store, NoStore):
+            return
+        for task, own in zip(tasks, counts, strict=False):
+            if task is None:
+                continue
+            for name, count in own.items():
+                self._report(name, count, step, task)
 
     def _initial(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The variables of the initial state, (batch, level, lat, lon)."""
@@ -273,17 +311,20 @@ class Campaign:
         bad = ~np.isfinite(array)
         if not bad.any():
             return array
-        name, count = key.split("/")[-1], int(bad.sum())
+        self._report(key.split("/")[-1], int(bad.sum()), step, task)
+        return np.where(bad, np.float32(np.nan), array)
+
+    def _report(self, name: str, count: int, step: int, task: _Progress) -> None:
+        """Counts values that are not finite, or raises."""
         if not self.fill_nan:
             schedule = self.reader.schedule
             raise NonFiniteForecastError(
-                f"{name} has {count} of {array.size} values that are NaN or infinite "
-                f"at step {step} (lead {schedule.lead(step)}) of the forecast from "
+                f"{name} has {count} values that are NaN or infinite at step {step} "
+                f"(lead {schedule.lead(step)}) of the forecast from "
                 f"{str(schedule.starts[task.task.start])[:16]}, member "
                 f"{task.task.member}; --nan fill writes them as missing"
             )
         task.missing[name] += count
-        return np.where(bad, np.float32(np.nan), array)
 
     def _finish(self, tasks: Sequence[_Progress | None], files: Workers) -> None:
         for task in tasks:

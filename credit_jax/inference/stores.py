@@ -44,3 +44,28 @@ class Store(Protocol):
     def writer(self, task: Task) -> TaskWriter:
         """Writes one forecast."""
         ...
+
+
+class NoStore:
+    """Writes no fields: the forecasts are scored alone."""
+
+    first_step = 1
+
+    def create(self) -> None:
+        """See `Store.create`."""
+
+    def writer(self, task: Task) -> NoWriter:
+        """See `Store.writer`."""
+        return NoWriter()
+
+
+class NoWriter:
+    """Writes nothing."""
+
+    def add(self, step: int, fields: Fields) -> Iterator[Job]:
+        """See `TaskWriter.add`."""
+        yield from ()
+
+    def finish(self) -> Iterator[Job]:
+        """See `TaskWriter.finish`."""
+        yield from ()

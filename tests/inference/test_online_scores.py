@@ -1,0 +1,123 @@
+"""Scores in the forecast equal those of the fields that it writes, on every mesh."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from credit_jax.commands import DIVERGED, OK, USER_ERROR
+from credit_jax.evaluation.scores import read_scores
+from credit_jax.score import main as score
+from tests.inference.tiny_run import forecast, make_run
+
+BOUND = 1e-6
+# Metrics with signs, and what has their size.
+SIZES = {"bias": "mae", "acc": None}
+pytestmark = pytest.mark.usefixtures("tiny_model")
+
+
+def worst_difference(ours, theirs):
+    """Of all metrics, over the size of each channel's values."""
+    found = {}
+    for name in theirs.data_vars:
+        difference = np.abs(ours[name] - theirs[name])
+        size = SIZES.get(name, name)
+        dims = [dim for dim in theirs[name].dims if dim != "channel"]
+        scale = 1.0 if size is None else np.abs(theirs[size]).max(_dims(theirs[size]))
+        assert np.array_equal(np.isnan(ours[name]), np.isnan(theirs[name])), name
+        if name == "missing":
+            assert float(difference.max()) == 0
+            continue
+        found[name] = float((difference / scale).max(dims).max())
+    return found
+
+
+def _dims(array):
+    return [dim for dim in array.dims if dim != "channel"]
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "members", "batch"),
+    [
+        ("data=none", "1", "2"),
+        ("data=none,tensor=2,domain=4", "1", "1"),  # 6 rows on 4 devices
+        ("data=ddp,domain=4", "2", "1"),  # each member on devices of its own
+    ],
+)
+def test_online_scores_equal_those_of_the_files(
+    world, tmp_path, config, parallelism, members, batch
+):
+    options = ["--parallelism", parallelism, "--members", members, "--batch", batch]
+    out, online = tmp_path / "out", tmp_path / "online"
+    assert forecast(config, out, *options, "--score", os.fspath(online)) == OK
+    offline = ["--forecast", os.fspath(out), "--out", os.fspath(tmp_path / "offline")]
+    assert score([*offline, "--cache", "none"]) == OK
+    ours, theirs = read_scores(online), read_scores(tmp_path / "offline")
+    assert {*ours.data_vars} == {*theirs.data_vars}
+    assert ("crps" in ours) == (members != "1")
+    found = worst_difference(ours, theirs)
+    print(f"{parallelism}, {members} members: {max(found.values()):.1e}", found)
+    assert max(found.values()) < BOUND
+
+
+def test_scores_without_fields(world, tmp_path, config, capsys):
+    """No field is written; parts and what is left out give the same scores, bitwise."""
+    options = ("--format", "none", "--climatology", "none", "--regions", "tropics")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert forecast(config, whole, *options, "--score", os.fspath(whole)) == OK
+    assert not (whole / "forecast.zarr").exists()
+    assert {path.suffix for path in whole.rglob("*") if path.is_file()} == {
+        ".json",
+        ".npz",
+        ".nc",
+        ".csv",
+    }
+    capsys.readouterr()
+    given = (*options, "--score", os.fspath(parts))
+    assert forecast(config, parts, *given, "--shard", "2/2") == OK
+    assert "note: scores of 2 of 5 start dates so far" in capsys.readouterr().out
+    assert forecast(config, parts, *given, "--resume") == OK
+    shown = capsys.readouterr().out
+    assert "3 forecasts are in" in shown
+    assert "so far" not in shown
+    ours, theirs = read_scores(parts), read_scores(whole)
+    assert theirs.attrs["num_start_dates"] == 5
+    for name in theirs.data_vars:
+        assert np.array_equal(ours[name], theirs[name], equal_nan=True), name
+    other = (*given, "--resume", "--regions", "europe")
+    assert forecast(config, parts, *other) == USER_ERROR
+    assert "another scores" in capsys.readouterr().err
+
+
+def test_values_that_are_not_finite(world, tmp_path, capsys):
+    config = make_run(world, tmp_path, scale=1e38)
+    out = tmp_path / "out"
+    options = ("--format", "none", "--score", os.fspath(out), "--climatology", "none")
+    assert forecast(config, out, *options) == DIVERGED
+    assert "values that are NaN or infinite at step 1" in capsys.readouterr().err
+    assert forecast(config, out, *options, "--nan", "fill") == OK
+    assert "values that are not finite" in capsys.readouterr().out
+    missing = read_scores(out)["missing"].sel(region="global", system="forecast")
+    assert float(missing.max()) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--members", "2", "--score", "there"), "choose --batch so that batch x 1"),
+        (("--format", "none"), "it needs --score DIR"),
+        (("--regions", "tropics"), "--regions belongs to --score DIR"),
+        (
+            ("--init-time", "2000-01-09T18", "--steps", "2", "--score", "there"),
+            "2000-01-10T06:00",
+        ),
+        (("--score", "there", "--variables", "Z500"), "Z500: not in both"),
+    ],
+)
+def test_what_cannot_be_scored(config, tmp_path, capsys, monkeypatch, options, message):
+    compiled = []
+    monkeypatch.setattr(jax, "device_get", compiled.append)
+    assert forecast(config, tmp_path / "out", *options) == USER_ERROR
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
