@@ -31,6 +31,7 @@ from credit_jax.config import load_config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
 from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.opening import in_order
 from credit_jax.evaluation.regions import choose_regions
 from credit_jax.inference import Forecaster
@@ -52,12 +53,7 @@ from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
-from credit_jax.score import (
-    add_score_options,
-    attributes_of,
-    report,
-    score_options,
-)
+from credit_jax.score import add_score_options, report, score_options
 from credit_jax.training.run_weights import RunWeights, open_weights
 
 _SCORE_OPTIONS = ("truth", "climatology", "regions", "variables")

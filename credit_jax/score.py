@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from credit_jax.commands import OK, print_line, run_module, warnings_as_notes
 from credit_jax.config import Config, build_config
-from credit_jax.evaluation.comparison import Comparison
+from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.forecast_files import (
     ForecastFiles,
     open_forecasts,
@@ -148,33 +147,6 @@ def score_options(args: argparse.Namespace, config: Config | None) -> ScoreOptio
         None if config is None else config.data,
         in_order(args.variables),
     )
-
-
-def attributes_of(
-    where: str, comparison: Comparison, provenance: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Where scores come from.
-
-    Args:
-        where: the forecasts are.
-        comparison: with what they are compared.
-        provenance: of the forecasts.
-    """
-    climatology = comparison.climatology
-    return {
-        "title": "scores of forecasts",
-        "forecast": where,
-        "truth": comparison.truth.where,
-        "climatology": "none" if climatology is None else climatology.where,
-        "weights": "cos(latitude)",
-        "credit_jax": version("credit-jax"),
-        **{
-            f"forecast_{key}": value
-            if isinstance(value, str | int | float)
-            else json.dumps(value)
-            for key, value in provenance.items()
-        },
-    }
 
 
 def report(scores: Any, folder: str | Path) -> None:

@@ -7,9 +7,16 @@ import numpy as np
 import pytest
 
 from credit_jax.commands import DIVERGED, OK, USER_ERROR
+from credit_jax.config import load_config
+from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.evaluation.scores import read_scores
+from credit_jax.inference import Forecaster
+from credit_jax.inference.plan import plan_forecast
+from credit_jax.inference.score_campaign import score_campaign
+from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.score import main as score
-from tests.inference.tiny_run import forecast, make_run
+from credit_jax.training.run_weights import open_weights
+from tests.inference.tiny_run import forecast, make_run, read
 
 BOUND = 1e-6
 # Metrics with signs, and what has their size.
@@ -59,6 +66,30 @@ def test_online_scores_equal_those_of_the_files(
     found = worst_difference(ours, theirs)
     print(f"{parallelism}, {members} members: {max(found.values()):.1e}", found)
     assert max(found.values()) < BOUND
+
+
+def test_scores_from_python(config, tmp_path):
+    """A plan, a model and weights give the scores of the command, and the fields."""
+    options = ("--init-time", "2000-01-01", "--steps", "2")
+    command = tmp_path / "command"
+    assert forecast(config, command, *options, "--score", os.fspath(command)) == OK
+    read_config = load_config(config)
+    parallelism = parse_parallelism("data=none")
+    given = {"num_devices": 1, "init_times": ["2000-01-01"], "num_steps": 2}
+    plan = plan_forecast(read_config, parallelism, **given)
+    model = plan.model.build(jax.devices()[:1], mp_policy=default_mp_policy("float32"))
+    checkpoint = open_weights(
+        read_config.save_loc, None, None, plan.schema.names
+    ).restore(model)
+    weights = Forecaster(model, *checkpoint).weights
+    found = score_campaign(plan, model, weights, tmp_path / "python", write=True)
+    theirs = read_scores(command)
+    for name in theirs.data_vars:
+        assert np.array_equal(found[name], theirs[name], equal_nan=True), name
+    fields, others = read(tmp_path / "python"), read(command)
+    assert all(fields[k].equals(others[k]) for k in others.data_vars)
+    again = score_campaign(plan, model, weights, tmp_path / "python", write=True)
+    assert again.identical(found)
 
 
 def test_scores_without_fields(world, tmp_path, config, capsys):

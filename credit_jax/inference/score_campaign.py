@@ -1,0 +1,100 @@
+"""Forecasts of a plan with their scores, from Python: what training ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from credit_jax.evaluation.attributes import attributes_of
+from credit_jax.evaluation.opening import ScoreOptions
+from credit_jax.evaluation.regions import REGIONS, Region
+from credit_jax.inference.archive import Archive, software
+from credit_jax.inference.campaign import Campaign
+from credit_jax.inference.members import perturbed_reader
+from credit_jax.inference.online_scores import online_scores
+from credit_jax.inference.plan import ForecastPlan
+from credit_jax.inference.stores import NoStore, Store
+from credit_jax.inference.zarr_store import ZarrStore
+from credit_jax.models.parallel_model import ParallelModel
+
+
+def score_campaign(
+    plan: ForecastPlan,
+    model: ParallelModel,
+    weights: Any,
+    folder: Path,
+    *,
+    options: ScoreOptions | None = None,
+    regions: tuple[Region, ...] = REGIONS,
+    batch: int = 1,
+    write: bool = False,
+    identity: Mapping[str, Any] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> xr.Dataset:
+    """Forecasts from all start dates of a plan, and scores them.
+
+    Forecasts that the folder holds already are not made again.
+
+    Args:
+        plan: of `plan_forecast`.
+        model: on its mesh.
+        weights: of `Forecaster.weights`.
+        folder: of the sums, and of the fields.
+        options: with what forecasts are compared; by default with the data section of
+            the plan, and with means of its training period.
+        regions: of the scores.
+        batch: forecasts side by side on a device; members must be side by side.
+        write: whether fields are written, to `forecast.zarr`.
+        identity: what else decides on the values, such as the step of the weights.
+        progress: called with the number of forecasts after each group.
+
+    Returns:
+        The data set of `evaluation.scores`.
+
+    Raises:
+        ValueError: what is missing for the scores; the folder holds forecasts with
+            another identity.
+        NonFiniteForecastError: values are not finite.
+    """
+    schedule, outputs = plan.schedule, plan.outputs(model)
+    size = batch * model.axes.num_data
+    options = options or ScoreOptions(plan.data, training=plan.config.data)
+    scores = online_scores(options, regions, schedule, model, outputs, size, folder)
+    known = {
+        **plan.sections(),
+        "start dates": [str(time) for time in schedule.starts],
+        "steps": schedule.num_steps,
+        "members": schedule.num_members,
+        **(identity or {}),
+    }
+    provenance = software()
+    archive = Archive(folder, schedule, known, provenance)
+    groups = schedule.groups(size)
+    archive.check(schedule.tasks, resume=True)
+    store: Store = NoStore()
+    if write:
+        store = ZarrStore(folder, outputs, schedule, provenance)
+    archive.create()
+    store.create()
+    step = plan.step(model, outputs)
+    Campaign(
+        step,
+        weights,
+        perturbed_reader(plan, step, weights, outputs),
+        store,
+        archive,
+        outputs,
+        groups,
+        size,
+        schedule.num_steps,
+        schedule.written,
+        num_writers=1,
+        progress=progress,
+        scores=scores,
+    ).run()
+    found = scores.scores(attributes_of(str(folder), scores.comparison, provenance))
+    assert found is not None, "all start dates are done"
+    return found
