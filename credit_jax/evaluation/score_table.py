@@ -18,11 +18,13 @@ from credit_jax.evaluation.scores import (
 )
 
 _SHOWN = (FORECAST, PERSISTENCE, CLIMATOLOGY)
-MAX_LEADS = 4
+MAX_LEADS = 6
 
 
 def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     """RMSE over the globe of each variable, the mean square over its levels.
+
+    The forecast is green where it is below all others.
 
     Args:
         scores: the data set.
@@ -33,33 +35,34 @@ def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
     places = _places(scores[LEAD].values, leads)
     systems = [own for own in _SHOWN if own in scores[SYSTEM].values]
     members = int(scores.attrs.get("num_members", 1))
-    what = f"mean of {members} members" if members > 1 else "forecast"
-    table = Table(
-        title=f"RMSE of {scores.attrs['num_start_dates']} start date(s), global: {what}"
-        f" | {' | '.join(systems[1:])}; green: below all others",
-        title_justify="left",
-    )
-    table.add_column("variable")
+    what = f", mean of {members} members" if members > 1 else ""
+    dates = scores.attrs["num_start_dates"]
+    title = f"RMSE, global, {dates} start date(s){what}"
+    table = Table(title=title, title_justify="left")
+    for name in ("variable", "system"):
+        table.add_column(name)
     for place in places:
         table.add_column(_lead(scores[LEAD].values[place]), justify="right")
     for name in dict.fromkeys(scores["variable"].values.tolist()):
         own = squares.sel(variable=name).isel({LEAD: places})
-        values = [np.sqrt(own.sel({SYSTEM: system}).values) for system in systems]
-        table.add_row(name, *(_cell(column) for column in np.stack(values, axis=1)))
+        values = np.sqrt(np.stack([own.sel({SYSTEM: k}).values for k in systems]))
+        for row, system in enumerate(systems):
+            cells = [_cell(column, row) for column in values.T]
+            last = system == systems[-1]
+            table.add_row("" if row else name, system, *cells, end_section=last)
     return table
 
 
-def _cell(values: np.ndarray) -> str:
-    texts = [f"{value:.3g}" for value in values]
-    best = len(values) > 1 and bool(values[0] < np.nanmin(values[1:]))
-    texts[0] = f"[green]{texts[0]}[/]" if best else texts[0]
-    return " | ".join(texts)
+def _cell(values: np.ndarray, row: int) -> str:
+    """The value of a system; green if it is the forecast's and the lowest."""
+    text = f"{values[row]:.3g}"
+    best = row == 0 and len(values) > 1 and bool(values[0] < values[1:].min())
+    return f"[green]{text}[/]" if best else text
 
 
 def _places(there: np.ndarray, leads: Sequence[str]) -> list[int]:
     if not leads:
-        count = min(len(there), MAX_LEADS)
-        spaced = np.linspace(0, len(there) - 1, count + 1)[1:] if count > 1 else [0]
+        spaced = np.linspace(0, len(there) - 1, min(len(there), MAX_LEADS))
         return sorted({round(float(place)) for place in spaced})
     wanted = [np.timedelta64(duration(lead)) for lead in leads]
     return [int(np.argmin(np.abs(there - own))) for own in wanted]

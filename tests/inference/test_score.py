@@ -64,7 +64,7 @@ def test_the_store_and_the_files(made, tmp_path, capsys):
     """Both have the errors of the fields that were written."""
     assert score(made / "zarr", tmp_path / "zarr") == OK
     shown = capsys.readouterr().out
-    assert "RMSE of 5 start date(s), global" in shown
+    assert "RMSE, global, 5 start date(s)" in shown
     assert "scores.csv" in shown
     found = read_scores(tmp_path / "zarr")
     store, truth = read(made / "zarr"), make_fields()

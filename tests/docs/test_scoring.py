@@ -1,0 +1,43 @@
+"""docs/scoring.md: its commands parse, its names exist, its block runs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from credit_jax.commands import OK, load_command
+from credit_jax.console import MODULES, main
+from credit_jax.evaluation.regions import REGIONS
+from credit_jax.evaluation.scores import METRICS, write_scores
+from tests.evaluation.test_scores import some_scores
+
+TEXT = (Path(__file__).parents[2] / "docs/scoring.md").read_text()
+COMMANDS = re.findall(r"^    credit-jax (.+)$", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_parse(command, monkeypatch):
+    name, *arguments = shlex.split(command)
+    given = []
+    module = load_command(MODULES[name])
+    monkeypatch.setattr(module, "run", lambda args: given.append(args) or OK)
+    assert main([name, *arguments]) == OK
+    assert len(given) == 1
+
+
+def test_names():
+    assert len(COMMANDS) == 4
+    for name in [*METRICS, *(region.name for region in REGIONS)]:
+        assert f"`{name}`" in TEXT, name
+    assert len(TEXT.splitlines()) < 100
+
+
+def test_the_block_runs(tmp_path, monkeypatch, capsys):
+    scores = some_scores()
+    scores = scores.assign_coords(system=["forecast", "climatology"])
+    write_scores(scores, tmp_path / "report")
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    exec(block, {})
+    assert "prediction_timedelta" in capsys.readouterr().out
