@@ -22,7 +22,7 @@ def recipe(config: Mapping[str, Any]) -> dict[str, Any]:
     """Date, commit, versions, machine and its speed, and the config of a run."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": _COMMIT,
+        "commit": COMMIT,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "machine": f"{_machine()}, {_pace()}",
@@ -95,4 +95,4 @@ def _memory() -> str:
 
 
 # At import, so that it is the commit of the code that runs.
-_COMMIT = _commit()
+COMMIT = _commit()

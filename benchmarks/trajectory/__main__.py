@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.meshes import num_devices
+from benchmarks.recipe import COMMIT
 from benchmarks.report import Table, add_out_option, publish
 from benchmarks.trajectory.cases import (
     CASES,
@@ -65,13 +67,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ensure_devices(max(map(num_devices, itertools.chain(*meshes.values()))))
     use_cache(options.cache)
     console, results = Console(), []
+    kept = _earlier(options) if options.keep else []
     for name in options.cases:
         results += _run_case(name, meshes[name], console)
-        _publish(results, options)  # a run that is cut leaves what it has
+        _publish([*kept, *results], options)  # a run that is cut leaves what it has
     failed = [r for r in results if not r["within"]]
     for result in failed:
         console.print(f"above bounds: {result['case']}, {result['mesh']}")
     return 1 if failed else 0
+
+
+def _earlier(options: Any) -> list[Any]:
+    """The runs of an earlier report of cases that are not run now."""
+    path = options.out / "trajectory.json"
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    return [run for run in runs if run["case"] not in options.cases]
 
 
 def _run_case(name: str, meshes: Sequence[str], console: Console) -> Iterator[Any]:
@@ -104,6 +114,7 @@ def _run_case(name: str, meshes: Sequence[str], console: Console) -> Iterator[An
                 "within": within,
                 "errors": errors,
                 "loss": losses,
+                "commit": COMMIT,
             }
 
 
@@ -126,6 +137,8 @@ def _short(errors: dict[str, float]) -> str:
 
 
 def _publish(results: list[Any], options: Any) -> None:
+    order = list(CASES)
+    results = sorted(results, key=lambda run: order.index(run["case"]))
     rows = [
         [
             result["case"],
@@ -169,6 +182,11 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add = parser.add_argument
     add("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
     add("--meshes", nargs="+", metavar="MESH", help="instead of those of the cases")
+    add(
+        "--keep",
+        action="store_true",
+        help="keep the other cases of the report that is there",
+    )
     add("--cache", metavar="DIR", help="folder of compiled programs, for the next run")
     add_out_option(parser)
     return parser.parse_args(arguments)

@@ -21,11 +21,13 @@ _DEEP = {
     "Q": ((1e-4, 2e-3, 9e-3), 3e-5),
 }
 _FLUXES = [f"flux{i}" for i in range(8)]
+# Those at the top of the atmosphere are in W/m2, the others summed over a time step.
+_SECONDS = [1, 1, *[21600] * 6]
 _SURFACE = {
     "SP": (96000.0, 1500.0),
     "rain": (3e-3, 4e-4),
     "evap": (-3e-3, 4e-4),
-    **{name: (200.0 * (1 if i < 2 else 21600), 30.0) for i, name in enumerate(_FLUXES)},
+    **{f: (200.0 * s, 30.0 * s) for f, s in zip(_FLUXES, _SECONDS, strict=True)},
 }
 _DIAGNOSTIC = ["rain", "evap", *_FLUXES]
 _KEYS = {name: f"ERA5/prognostic/3d/{name}" for name in _DEEP}

@@ -30,24 +30,33 @@ LOSS_SCALE, LOSS = "loss_scale", "loss"
 ITEMS = (WEIGHTS, EMA, OPTIMIZER, LOSS_SCALE, LOSS)
 
 
+# Newest checkpoints from within an epoch that are kept.
+NUM_TEMPORARY = 2
+
+
 class _Preservation:
-    """Orbax's policy of which checkpoints to keep: the newest, the best, or all."""
+    """Orbax's policy of which checkpoints to keep: the newest, the best, or all.
+
+    Those from within an epoch are temporary, and count for themselves.
+    """
 
     def __init__(self, num_latest: int, keep_all: bool) -> None:
         self.num_latest = num_latest
         self.keep_all = keep_all
         self.best_step: int | None = None
+        self.temporary: set[int] = set()
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: Any
     ) -> Sequence[bool]:
         """See `orbax.checkpoint.checkpoint_managers.PreservationPolicy`."""
         del context
-        first_kept = len(checkpoints) - self.num_latest
-        return [
-            self.keep_all or place >= first_kept or info.step == self.best_step
-            for place, info in enumerate(checkpoints)
-        ]
+        steps = [info.step for info in checkpoints]
+        passing = [step for step in steps if step in self.temporary]
+        lasting = [step for step in steps if step not in self.temporary]
+        kept = {self.best_step, *passing[-NUM_TEMPORARY:], *lasting[-self.num_latest :]}
+        kept.update(lasting if self.keep_all else ())
+        return [step in kept for step in steps]
 
 
 class CheckpointStore:
@@ -69,8 +78,9 @@ class CheckpointStore:
 
         Args:
             save_loc: folder of the run.
-            num_latest: newest checkpoints to keep.
-            keep_all: keep every checkpoint.
+            num_latest: newest checkpoints to keep, at least one. Besides, the newest
+                two are kept of those from within an epoch.
+            keep_all: keep every checkpoint from the end of an epoch.
             keep_best: keep the one that `Progress.best_step` names.
         """
         self.folder = Path(save_loc).resolve() / FOLDER
@@ -90,13 +100,16 @@ class CheckpointStore:
                 cleanup_tmp_directories=True,
             )
             self._manager = ocp.CheckpointManager(self.folder, options=options)
-            self._recall_best()
+            self._recall()
         return self._manager
 
-    def _recall_best(self) -> None:
-        latest = self.latest_step()
-        if latest is not None and self._keep_best:
-            self._preservation.best_step = self.progress(latest).best_step
+    def _recall(self) -> None:
+        """What the policy has to know of the checkpoints that are there."""
+        found = {step: self.progress(step) for step in self.steps()}
+        own = self._preservation
+        own.temporary = {step for step, progress in found.items() if progress.batches}
+        if found and self._keep_best:
+            own.best_step = found[max(found)].best_step
 
     def steps(self) -> list[int]:
         """The complete checkpoints, named by the micro-batches seen."""
@@ -131,6 +144,10 @@ class CheckpointStore:
             manager.delete(step)
         if self._keep_best:
             self._preservation.best_step = progress.best_step
+        if progress.batches:
+            self._preservation.temporary.add(step)
+        else:
+            self._preservation.temporary.discard(step)
         arrays = {
             name: ocp.args.StandardSave(as_nested_dict(without_random_keys(tree)))
             for name, tree in items.items()

@@ -77,6 +77,8 @@ class TrainerConfig(StrictModel):
             validation goes on.
         save_best_weights, save_backup_weights, save_every_epoch: which checkpoints are
             kept besides the last.
+        save_every_steps, save_every_minutes: updates and minutes between checkpoints
+            within an epoch, of which the newest two are kept; 0 minutes for none.
         save_metric_vars: which variables' metrics are logged: true, false, or a list.
         use_tensorboard: write TensorBoard logs besides the CSV file.
         thread_workers, valid_thread_workers: threads that read samples.
@@ -132,6 +134,8 @@ class TrainerConfig(StrictModel):
     save_best_weights: bool = True
     save_backup_weights: bool = True
     save_every_epoch: bool = False
+    save_every_steps: int | None = Field(None, ge=1)
+    save_every_minutes: float = Field(15.0, ge=0)
     save_metric_vars: bool | tuple[str, ...] = True
     use_tensorboard: bool = False
     thread_workers: int = Field(4, ge=0)

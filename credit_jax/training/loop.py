@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,16 +18,20 @@ from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
 from credit_jax.nn.noise import Noise
+from credit_jax.training.agreement import Agreement
+from credit_jax.training.batches import grouped, num_batches, with_wait
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import progress_after
 from credit_jax.training.loggers import CsvLog, Row, TensorBoard, logged_metrics
 from credit_jax.training.non_finite import check_finite
 from credit_jax.training.restore import RunStore
+from credit_jax.training.save_schedule import SaveSchedule
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import Start
 from credit_jax.training.state import TrainState
 
 FINISHED, EARLY = "finished", "stopped early"
+_SAVE = "save"
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,13 @@ class TrainingLoop:
         self._num_bad = 0
         self._sums = dict(start.progress.epoch_sums)
         self._waits: list[float] = []
+        self._num_started = 0
+        self._agreement = Agreement()
+        self._saves = SaveSchedule(
+            self.trainer.save_every_steps,
+            self.trainer.save_every_minutes,
+            leads=jax.process_index() == 0,
+        )
         first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
         reason: str | None = None
         with self.loggers.display, StopRequests() as requests:
@@ -127,7 +138,7 @@ class TrainingLoop:
                 reason = self._train_epoch(epoch, last, requests)
                 reason = reason or self._end_epoch(epoch, last)
                 if epoch + 1 < last:
-                    reason = reason or requests.pending()
+                    reason = reason or requests.of_any_process()
                 if reason:
                     break
             self.loggers.store.checkpoints.wait()
@@ -169,22 +180,30 @@ class TrainingLoop:
             pending.append((info, group))
             while len(pending) > ahead:
                 self._finish_update(epoch, *pending.popleft())
-            signal = requests.pending()
-            if signal:
-                break
-        else:
-            signal = None
+            self._num_started += 1
+            decision = self._agreement.reached(self._num_started, self._wish(requests))
+            if decision or self._saves.due_by_steps:
+                while pending:
+                    self._finish_update(epoch, *pending.popleft())
+                if self._progress.batches < total:
+                    self._save_within_epoch()
+                if decision not in (None, _SAVE):
+                    return decision if self._progress.batches < total else None
         while pending:
             self._finish_update(epoch, *pending.popleft())
-        if signal and self._progress.batches < total:
-            self._progress = dataclasses.replace(
-                self._progress,
-                epoch_losses=tuple(self._losses),
-                epoch_sums=dict(self._sums),
-            )
-            self._save()
-            return signal
         return None
+
+    def _wish(self, requests: StopRequests) -> str | None:
+        """What this process wants all to do: stop, save, or neither."""
+        return requests.caught or (_SAVE if self._saves.due_by_clock else None)
+
+    def _save_within_epoch(self) -> None:
+        self._progress = dataclasses.replace(
+            self._progress,
+            epoch_losses=tuple(self._losses),
+            epoch_sums=dict(self._sums),
+        )
+        self._save()
 
     def _finish_update(
         self, epoch: int, info: dict[str, Any], group: Sequence[Batch]
@@ -208,6 +227,7 @@ class TrainingLoop:
             batches=self._progress.batches + len(group),
         )
         self._losses += losses.tolist()
+        self._saves.updated()
         self._report_bad(group)
         for name, values in jax.device_get(info["measured"]).items():
             self._sums[name] = self._sums.get(name, 0.0) + float(np.sum(values))
@@ -219,6 +239,7 @@ class TrainingLoop:
                 "lr": float(info["learning_rate"]),
                 "grad norm": norm,
                 "data wait s": self._waits[-1],
+                "saved min ago": self._saves.minutes,
                 **self._scaling(info, skipped=skipped),
             },
         )
@@ -303,6 +324,7 @@ class TrainingLoop:
             },
             "lr": self._logged_rate(),
             "data_wait_seconds": float(np.mean(self._waits)) if self._waits else 0.0,
+            "save_seconds": self._saves.seconds(),
             **({"bad_samples": self._num_bad} if skips else {}),
         }
 
@@ -326,7 +348,8 @@ class TrainingLoop:
         return EARLY
 
     def _save(self) -> None:
-        self.loggers.store.save(self._micro_step, self._state, self._progress)
+        with self._saves.saving():
+            self.loggers.store.save(self._micro_step, self._state, self._progress)
 
     def _announce(self, row: Row, last: int, seconds: float) -> None:
         shown = [
@@ -339,26 +362,3 @@ class TrainingLoop:
             f"epoch {int(row['epoch']) + 1}/{last} done{best}: {'  '.join(shown)}  "
             f"validation {seconds:.1f} s"
         )
-
-
-def num_batches(loader: Loader, cap: int) -> int:
-    """Batches of an epoch: all of the loader's, or at most `cap` if it is not 0."""
-    return min(cap, loader.num_batches) if cap else loader.num_batches
-
-
-def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Micro-batches of one update each; the last group of an epoch may be smaller."""
-    while group := list(itertools.islice(batches, size)):
-        yield group
-
-
-def with_wait(
-    groups: Iterator[list[Batch]],
-) -> Iterator[tuple[list[Batch], float]]:
-    """Each group with the seconds that the step waited for it."""
-    while True:
-        began = time.monotonic()
-        group = next(groups, None)
-        if group is None:
-            return
-        yield group, time.monotonic() - began

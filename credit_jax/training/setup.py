@@ -29,7 +29,8 @@ from credit_jax.parallel.mesh.credit import (
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import LocalRows, place_batch, rows_of
 from credit_jax.plan import Objective, RunPlan
-from credit_jax.training.loop import Steps, num_batches
+from credit_jax.training.batches import num_batches
+from credit_jax.training.loop import Steps
 from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.optimizer import build_loss_optimizer, build_optimizer
 from credit_jax.training.schedules import (

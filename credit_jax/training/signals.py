@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run after its current step, with a checkpoint."""
+"""SIGTERM, SIGINT and SIGUSR1 end a run after a step, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequests:
@@ -44,10 +44,15 @@ class StopRequests:
             signal.signal(number, handler)
         self._previous = {}
 
-    def pending(self) -> str | None:
+    @property
+    def caught(self) -> str | None:
+        """Name of the signal caught in this process, or None."""
+        return self._caught
+
+    def of_any_process(self) -> str | None:
         """Name of the signal caught in this or another process of the run, or None.
 
-        A collective: all processes of a run must call it at the same step.
+        A collective: all processes of a run must call it at the same time.
         """
         if jax.process_count() == 1:
             return self._caught

@@ -14,15 +14,11 @@ from rich.console import Console
 from credit_jax.checkpoint import CheckpointStore, PlateauState
 from credit_jax.config import build_config, dump_config
 from credit_jax.plan import plan_run
+from credit_jax.training.batches import grouped
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import read_log
-from credit_jax.training.loop import (
-    EARLY,
-    FINISHED,
-    Steps,
-    grouped,
-)
+from credit_jax.training.loop import EARLY, FINISHED, Steps
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.restore import RunStore
 from credit_jax.training.run import train
@@ -152,6 +148,50 @@ def test_resume_gives_the_very_same_losses(first, second, make, tmp_path):
     theirs = read_log(tmp_path / "straight" / "training_log.csv")[0]
     for name in ("train_loss", "valid_loss", "valid_rmse"):
         assert_close(ours[name], theirs[name], tolerance, name)
+
+
+def test_saves_within_an_epoch(make, tmp_path):
+    """Ended after eleven updates, of which ten were saved: the same run bitwise."""
+    straight = make("one", save_loc=str(tmp_path / "straight"), trainer__epochs=2)
+    go(straight, tmp_path / "straight")
+
+    def killed(number):
+        if number == 11:
+            raise KeyboardInterrupt
+
+    often = {"trainer__epochs": 2, "trainer__save_every_steps": 2}
+    broken = make("one", killed, **often)
+    with pytest.raises(KeyboardInterrupt):
+        go(broken, tmp_path)
+    store = CheckpointStore(tmp_path)
+    assert store.steps() == [6, 8, 10], "the end of an epoch, and the newest two within"
+    store.close()
+    resumed = make("one", **often)
+    _, text = go(resumed, tmp_path, resume=True)
+    assert "epoch 2, batch 5" in text
+    losses = [*broken.notes["losses"][:10], *resumed.notes["losses"]]
+    assert losses == straight.notes["losses"]
+    theirs = run_store(straight, tmp_path / "straight").checkpoints
+    ours = run_store(resumed, tmp_path).checkpoints
+    assert ours.steps() == [6, 8, 10, 12]
+    assert theirs.steps() == [6, 12]
+    rows = read_log(tmp_path / "training_log.csv")
+    expected = read_log(tmp_path / "straight" / "training_log.csv")
+    assert rows[0]["save_seconds"] > 0
+    assert expected[0]["save_seconds"] == 0, "the epoch's own save is of the next row"
+    for row in (*rows, *expected):
+        del row["data_wait_seconds"], row["save_seconds"]
+    assert rows == expected
+
+
+def test_saves_by_the_clock(make, tmp_path):
+    setup = make("one", trainer__epochs=1, trainer__save_every_minutes=1e-9)
+    go(setup, tmp_path)
+    store = CheckpointStore(tmp_path)
+    assert store.steps() == [4, 5, 6]
+    assert store.progress(5).batches == 5
+    assert len(store.progress(5).epoch_losses) == 5
+    store.close()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from credit_jax.checkpoint import CheckpointStore
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.train import main
@@ -41,8 +42,9 @@ def config(world: Path, folder: Path, parallelism: dict[str, Any]) -> str:
         trainer__parallelism=parallelism,
         trainer__num_devices=num,
         trainer__train_batch_size=samples,
-        trainer__batches_per_epoch=3,
+        trainer__batches_per_epoch=7,
         trainer__epochs=1,
+        trainer__save_every_minutes=1e-9,
     )
     folder.mkdir()
     return write_yaml(folder / "config.yml", mapping)
@@ -100,3 +102,5 @@ def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> N
     for key in ("train_loss", "valid_loss", "valid_rmse"):
         assert found[key] == expected[key], f"{name}: {key}"
     np.testing.assert_array_equal(weights(two), weights(one), f"{name}: weights")
+    # The clock of one process is followed by both, a few updates later.
+    assert len(CheckpointStore(two / "run").steps()) > 1

@@ -1,0 +1,32 @@
+"""The batches of an epoch, grouped by update."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+from credit_jax.data import Batch, Loader
+
+
+def num_batches(loader: Loader, cap: int) -> int:
+    """Batches of an epoch: all of the loader's, or at most `cap` if it is not 0."""
+    return min(cap, loader.num_batches) if cap else loader.num_batches
+
+
+def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Micro-batches of one update each; the last group of an epoch may be smaller."""
+    while group := list(itertools.islice(batches, size)):
+        yield group
+
+
+def with_wait(
+    groups: Iterator[list[Batch]],
+) -> Iterator[tuple[list[Batch], float]]:
+    """Each group with the seconds that the step waited for it."""
+    while True:
+        began = time.monotonic()
+        group = next(groups, None)
+        if group is None:
+            return
+        yield group, time.monotonic() - began

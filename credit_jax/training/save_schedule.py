@@ -1,0 +1,65 @@
+"""When a run is saved within an epoch, and what that costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class SaveSchedule:
+    """Saves by the number of updates and by the clock.
+
+    Attributes:
+        every_steps: updates between saves; None for none.
+        every_minutes: minutes between saves; 0 for none.
+        leads: whether this process looks at the clock: one of a run does.
+        clock: seconds that only grow.
+    """
+
+    every_steps: int | None = None
+    every_minutes: float = 0.0
+    leads: bool = True
+    clock: Callable[[], float] = time.monotonic
+    _updates: int = 0
+    _saved_at: float = field(init=False)
+    _seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._saved_at = self.clock()
+
+    def updated(self) -> None:
+        """Counts an update that has ended."""
+        self._updates += 1
+
+    @property
+    def due_by_steps(self) -> bool:
+        """Whether enough updates have ended; the same in all processes."""
+        return self.every_steps is not None and self._updates >= self.every_steps
+
+    @property
+    def due_by_clock(self) -> bool:
+        """Whether enough time has passed; known to the process that leads."""
+        if not self.leads or not self.every_minutes or not self._updates:
+            return False
+        return self.minutes >= self.every_minutes
+
+    @property
+    def minutes(self) -> float:
+        """Since the last save, or the start."""
+        return (self.clock() - self._saved_at) / 60
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around a save: begins anew, and adds up how long training stood still."""
+        began = self.clock()
+        yield
+        self._updates, self._saved_at = 0, self.clock()
+        self._seconds += self._saved_at - began
+
+    def seconds(self) -> float:
+        """For which training stood still since this was last asked."""
+        found, self._seconds = self._seconds, 0.0
+        return found
