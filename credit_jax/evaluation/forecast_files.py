@@ -19,9 +19,12 @@ from credit_jax.evaluation.references import Wanted, open_dataset
 from credit_jax.io.open_files import OpenFiles
 
 STORE = "forecast.zarr"
-STARTS, LEADS = ("time", "init_time"), ("prediction_timedelta", "lead_time")
+_ZARR = ("zarr.json", ".zgroup", ".zmetadata")
+STARTS = ("time", "init_time")
+LEADS = ("prediction_timedelta", "lead_time", "step")
 MEMBERS = ("number", "realization", "member", "sample", "ensemble")
-_START = re.compile(r"\d{8}_\d{4}Z")
+# Folders of start dates: 20010601_0000Z, and 2001-06-01T00Z of CREDIT's gen1.
+_START = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)[_T](\d\d)(\d\d)?Z")
 _MEMBER = re.compile(r"member_\d+")
 _STEP = re.compile(r"(\d{4}-\d{2}-\d{2})_T(\d{2})(\d{2})Z")
 _DAY = np.timedelta64(1, "D")
@@ -196,9 +199,15 @@ def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFi
     if (place / STORE).is_dir():
         return _open_zarr(str(place / STORE), files)
     if place.is_dir():
-        folders = sorted(p for p in place.iterdir() if _START.fullmatch(p.name))
+        found = (own for own in place.iterdir() if _START.fullmatch(own.name))
+        folders = sorted(found, key=lambda own: _start_of(own.name))
         if folders:
             return _open_netcdf(place, folders, files)
+        if not any((place / name).exists() for name in _ZARR):
+            raise ValueError(
+                f"--forecast: {path} holds no forecasts: neither {STORE} nor folders "
+                "of start dates such as 20010601_0000Z, and it is no Zarr store"
+            )
     return _open_zarr(path, files)
 
 
@@ -206,14 +215,18 @@ def _open_zarr(path: str, files: OpenFiles) -> ZarrForecasts:
     dataset = open_dataset(path, "--forecast", files)
 
     def named(names: Sequence[str]) -> str | None:
-        return next((name for name in names if name in dataset.dims), None)
+        there = (name for name in names if name in dataset.coords)
+        return next(there, next((n for n in names if n in dataset.dims), None))
 
     time, lead, member = named(STARTS), named(LEADS), named(MEMBERS)
+    ones = [name for name in (time, lead) if name and name not in dataset.dims]
+    dataset = dataset.expand_dims(ones) if ones else dataset
+    member = member if member in dataset.dims else None
     if time is None or lead is None:
         raise ValueError(
-            f"--forecast: {path} holds no forecasts: expected folders such as "
-            f"20010601_0000Z, or a Zarr store with the dims {' or '.join(STARTS)} and "
-            f"{' or '.join(LEADS)}; it has {', '.join(map(str, dataset.dims))}"
+            f"--forecast: {path} holds no forecasts: expected the dims "
+            f"{' or '.join(STARTS)} and {' or '.join(LEADS)}; it has "
+            f"{', '.join(map(str, dataset.dims))}"
         )
     others = (time, *([member] if member else []), lead)
     return ZarrForecasts(GridFile(path, dataset, others), time, lead, member)
@@ -222,8 +235,7 @@ def _open_zarr(path: str, files: OpenFiles) -> ZarrForecasts:
 def _open_netcdf(
     place: Path, folders: Sequence[Path], files: OpenFiles
 ) -> NetcdfForecasts:
-    stamps: list[Any] = [pd.to_datetime(f.name, format="%Y%m%d_%H%MZ") for f in folders]
-    starts = np.array([own.to_datetime64() for own in stamps], "datetime64[ns]")
+    starts = np.array([_start_of(own.name) for own in folders])
     places: dict[tuple[int, int], dict[np.datetime64, tuple[Path, int]]] = {}
     calendar, leads = "standard", np.array([], "timedelta64[ns]")
     for number, folder in enumerate(folders):
@@ -239,6 +251,14 @@ def _open_netcdf(
     found = NetcdfForecasts(str(place), starts, leads, calendar, places, files)
     _check_complete(found)
     return found
+
+
+def _start_of(name: str) -> np.datetime64:
+    """The date in the name of a folder."""
+    found = _START.fullmatch(name)
+    assert found is not None, f"{name} was chosen for its date"
+    year, month, day, hour, minute = found.groups(default="00")
+    return np.datetime64(f"{year}-{month}-{day}T{hour}:{minute}", "ns")
 
 
 def _check_complete(found: NetcdfForecasts) -> None:
