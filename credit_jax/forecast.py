@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from credit_jax.commands import (
     CommandError,
     add_config_options,
     add_mesh_options,
+    add_process_options,
+    join_processes,
     print_line,
     run_module,
     warnings_as_notes,
@@ -46,6 +48,7 @@ from credit_jax.inference.netcdf import NetcdfStore
 from credit_jax.inference.online_scores import OnlineScores, online_scores
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
+from credit_jax.inference.sharing import wait_for_all
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.models.parallel_model import ParallelModel
@@ -122,6 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--score", metavar="DIR", help="score the forecasts, and write scores there")
     add_score_options(parser)
     add("--cache", metavar="DIR", help=CACHE_HELP)
+    add_process_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,6 +147,7 @@ def run(args: argparse.Namespace) -> int:
     with warnings_as_notes():
         inference = config.inference
     use_cache(args.cache)
+    join_processes(args)
     parallelism = parse_parallelism(args.parallelism)
     if args.format == "none" and args.score is None:
         raise ValueError("--format none writes no forecasts; it needs --score DIR")
@@ -158,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
         length=args.length,
         overrides=_overrides(args),
     )
-    for note in plan.notes:
+    for note in plan.notes if jax.process_index() == 0 else ():
         print_line(f"note: {note}", "yellow")
     model = plan.model.build(devices, mp_policy=default_mp_policy(args.precision))
     outputs = plan.outputs(model)
@@ -175,12 +180,17 @@ def run(args: argparse.Namespace) -> int:
     store, archive = _places(args, plan, folder, outputs, checkpoint)
     tasks = [task for group in groups for task in group]
     archive.check(tasks, resume=args.resume)
+    wait_for_all("the folder of the forecasts")
     weights = Forecaster(model, *checkpoint.restore(model)).weights
+    first = jax.process_index() == 0
     for line in header(args.package or args.config, plan, model, checkpoint):
-        print_line(line)
+        if first:
+            print_line(line)
     try:
-        archive.create()
-        store.create()
+        if first:
+            archive.create()
+            store.create()
+        wait_for_all("the store")
         step = plan.step(model, outputs)
         summary = Campaign(
             step,
@@ -196,14 +206,14 @@ def run(args: argparse.Namespace) -> int:
             num_writers=args.writers,
             max_pending=plan.inference.output.max_pending,
             fill_nan=args.nan == "fill",
-            progress=lambda done: print_line(f"{done} of {len(tasks)} forecasts"),
+            progress=_shown(len(tasks)),
             scores=scores,
         ).run()
     except NonFiniteForecastError as error:
         raise CommandError(str(error), DIVERGED) from error
     except OSError as error:
         raise CommandError(f"--out: {folder}: {error}", FAILED) from error
-    for line in footer(summary, folder):
+    for line in footer(summary, folder) if first else ():
         print_line(line)
     if scores is not None:
         _report(scores, archive, args.score)
@@ -299,6 +309,16 @@ def _package(args: argparse.Namespace) -> Package | None:
     return open_package(args.package)
 
 
+def _shown(total: int) -> Callable[[int], None]:
+    """Prints the number of forecasts, in the first process."""
+
+    def show(done: int) -> None:
+        if jax.process_index() == 0:
+            print_line(f"{done} of {total} forecasts")
+
+    return show
+
+
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     """Keys of the inference section that the command line replaces."""
     found: dict[str, Any] = {}
@@ -309,10 +329,6 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("batch", "writers"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
-    if jax.process_count() > 1:
-        raise ValueError(
-            "forecasts run in one process; share them out with --shard I/N"
-        )
     return found
 
 
@@ -334,6 +350,11 @@ def _scores(
         if given:
             raise ValueError(f"--{given[0]} belongs to --score DIR")
         return None
+    if jax.process_count() > 1:
+        raise ValueError(
+            "--score: forecasts of several processes are scored afterwards: "
+            "credit-jax score --forecast DIR --truth DATA"
+        )
     scores = online_scores(
         score_options(args, plan.config),
         choose_regions(in_order(args.regions)),

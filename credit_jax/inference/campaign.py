@@ -19,12 +19,12 @@ import numpy as np
 
 from credit_jax.inference.archive import Archive
 from credit_jax.inference.autoregression import ForecastStep
-from credit_jax.inference.forecaster import to_host
 from credit_jax.inference.online_scores import GroupScores, OnlineScores
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.perturbation import PreparedPerturbation
 from credit_jax.inference.reading import FirstStep, ForecastReader
 from credit_jax.inference.schedule import Task
+from credit_jax.inference.sharing import Share, added_up, wait_for_all
 from credit_jax.inference.stores import Job, NoStore, Store, TaskWriter
 from credit_jax.io.workers import ReadAhead, Workers
 
@@ -135,7 +135,7 @@ class Campaign:
         archive: which are done.
         outputs: what is written of them.
         groups: tasks that run side by side.
-        size: of a group; smaller ones are filled up with copies.
+        size: of a group, of all processes; smaller ones are filled up with copies.
         num_steps: of a forecast.
         written: steps that are written.
         num_writers: threads that write files.
@@ -170,10 +170,16 @@ class Campaign:
             OSError, ValueError: something cannot be read or written.
         """
         todo = [g for g in self.groups if not all(map(self.archive.done, g))]
+        missing_of = [sum(not self.archive.done(task) for task in g) for g in todo]
+        # From here on forecasts are marked as done, which others must not see before.
+        wait_for_all("groups of forecasts")
         pending = self.max_pending or 2 * self.num_writers
         mesh = self.step.model.mesh
+        share = Share(mesh, self.size)
         full = [[*g, *[g[-1]] * (self.size - len(g))] for g in todo]
-        reader = ReadAhead(self.reader.stream(full, self.num_steps, mesh), NUM_AHEAD)
+        mine = [[g[place] for place in share.positions] for g in full]
+        stream = self.reader.stream(mine, self.num_steps, mesh, share.ranks)
+        reader = ReadAhead(stream, NUM_AHEAD)
         references = None
         if self.scores is not None:
             references = ReadAhead(self.scores.stream(full), NUM_AHEAD)
@@ -184,16 +190,23 @@ class Campaign:
         clock, made = _DeviceClock(), list[_Progress]()
         workers = (devices, host, files)
         try:
-            for group, filled in zip(todo, full, strict=True):
+            for number, (group, filled) in enumerate(zip(todo, full, strict=True)):
                 if isinstance(prepared, PreparedPerturbation):
-                    prepared.prepare(filled)
-                tasks = [self._progress(task) for task in group]
+                    prepared.prepare(filled, mine[number])
+                tasks = [
+                    self._progress(group[place])
+                    if place < len(group) and place in share.written
+                    else None
+                    for place in share.positions
+                ]
                 scored = None
                 if self.scores is not None and references is not None:
                     scored = GroupScores(self.scores, references, group)
-                self._forecast(tasks, reader, devices, host, files, clock, scored)
+                self._forecast(
+                    tasks, reader, devices, host, files, clock, scored, share
+                )
                 made += [task for task in tasks if task is not None]
-                self.progress(len(made))
+                self.progress(sum(missing_of[: number + 1]))
             for own in workers:
                 own.close()
         except BaseException:
@@ -209,9 +222,10 @@ class Campaign:
         write = host.seconds + files.seconds
         total = time.perf_counter() - clock.first_end if clock.first_end else 0.0
         times = Times(clock.busy, reader.seconds, write, total)
-        count = sum(map(len, self.groups))
         missing = sum((task.missing for task in made), Counter())
-        return Summary(len(made), count - len(made), dict(missing), times)
+        names = [variable.name for variable in self.outputs.variables]
+        found, count = added_up(missing, names), sum(missing_of)
+        return Summary(count, sum(map(len, self.groups)) - count, found, times)
 
     def _progress(self, task: Task) -> _Progress | None:
         """None for a forecast that is done."""
@@ -228,6 +242,7 @@ class Campaign:
         files: Workers,
         clock: _DeviceClock,
         scored: GroupScores | None,
+        share: Share,
     ) -> None:
         """Runs a group of forecasts and hands over what is written and scored."""
         first: FirstStep = next(reader)
@@ -250,9 +265,10 @@ class Campaign:
             both = found, sums
             devices.submit(lambda start=start, both=both: clock.wait(start, both))
             if step in self.written and not isinstance(self.store, NoStore):
+                whole = share.with_whole_rows(found)
                 host.submit(
-                    lambda step=step, found=found: self._deliver(
-                        tasks, step, self._on_host(found), files
+                    lambda step=step, whole=whole: self._deliver(
+                        tasks, step, self._cropped(share.on_host(whole)), files
                     )
                 )
         if scored is not None:
@@ -284,9 +300,10 @@ class Campaign:
             if key in fields
         }
 
-    def _on_host(self, found: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+    def _cropped(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Without padding rows: (batch, level, lat, lon)."""
         rows = len(self.outputs.latitude)
-        return {key: to_host(x)[:, :, 0, :rows] for key, x in found.items()}
+        return {key: x[:, :, 0, :rows] for key, x in found.items()}
 
     def _deliver(
         self,

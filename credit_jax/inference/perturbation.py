@@ -145,12 +145,18 @@ class PreparedPerturbation:
     _changed: Any = field(default_factory=threading.Condition)
     _closed: bool = False
 
-    def prepare(self, tasks: Sequence[Task]) -> None:
-        """Makes the perturbations of a group."""
+    def prepare(self, tasks: Sequence[Task], kept: Sequence[Task]) -> None:
+        """Makes the perturbations of a group.
+
+        Args:
+            tasks: the group, the same in every process.
+            kept: those of this process.
+        """
         made = self.make(tasks)
         with self._changed:
             for index, task in enumerate(tasks):
-                self._ready[task] = {key: x[index] for key, x in made.items()}
+                if task in kept:
+                    self._ready[task] = {key: x[index] for key, x in made.items()}
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -106,18 +106,30 @@ class ForecastReader:
         return self.pipeline.aligned({"input": fields}, *PREBLOCKS)["input"]
 
     def stream(
-        self, groups: Sequence[Sequence[Task]], num_steps: int, mesh: Mesh
+        self,
+        groups: Sequence[Sequence[Task]],
+        num_steps: int,
+        mesh: Mesh,
+        ranks: Sequence[int] | None = None,
     ) -> Iterator[Any]:
         """What every step of some groups is given, in order, placed on the mesh.
 
         For each group a `FirstStep`, and the forcing at the end of every step but the
         last.
+
+        Args:
+            groups: the tasks of this process's data-parallel ranks, rank after rank.
+            num_steps: of each forecast.
+            mesh: of all processes.
+            ranks: those ranks; None is all.
         """
         for tasks in groups:
             first = self.first(tasks)
-            yield FirstStep(place_batch(first.arrays, mesh), first.fields)
+            placed = place_batch(first.arrays, mesh, local_dp_ranks=ranks)
+            yield FirstStep(placed, first.fields)
             for step in range(1, num_steps):
-                yield place_batch(self.forcing(tasks, step), mesh)
+                forcing = self.forcing(tasks, step)
+                yield place_batch(forcing, mesh, local_dp_ranks=ranks)
 
     def _starts(self, tasks: Sequence[Task]) -> list[np.datetime64]:
         return [self.schedule.starts[task.start] for task in tasks]

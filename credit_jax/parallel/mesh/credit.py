@@ -199,6 +199,18 @@ def local_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
     return tuple(sorted({_dp_rank(mesh, coord) for coord in coords}))
 
 
+def writing_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
+    """The data-parallel ranks whose samples this process writes, in rising order.
+
+    Of the processes that own devices of a rank it is the first.
+    """
+    owners: dict[int, set[int]] = {}
+    for coords, device in np.ndenumerate(mesh.devices):
+        owners.setdefault(_dp_rank(mesh, coords), set()).add(device.process_index)
+    own = jax.process_index()
+    return tuple(sorted(r for r, found in owners.items() if min(found) == own))
+
+
 def shares_samples(mesh: Mesh) -> bool:
     """Whether the devices of one data-parallel rank belong to several processes."""
     owners: dict[int, int] = {}
