@@ -1,5 +1,7 @@
 # make train   sets up .venv, then trains the demo on dp 2 x tp 2 x domain 2 simulated devices
-# make test    sets up .venv with the PyTorch reference, then runs every check, the quick ones first
+# make test    sets up .venv with the PyTorch reference, then runs every check, the quick ones first,
+#              and all tests but the slow ones
+# make slow    the slow tests: whole runs of benchmarks and beside CREDIT's trainer
 # make quick   style, spelling, layers, and the tests that mirror what changed since the last commit;
 #              FILES="credit_jax/ops/conv.py ..." names other files, ARGS="-k name -x" goes to pytest
 # make lint    the quick checks alone
@@ -16,7 +18,7 @@ WORKERS ?= 2
 # Every module is compiled once, at its first import, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test quick lint docs accuracy clean
+.PHONY: train test slow quick lint docs accuracy clean
 .PHONY: check-style check-spelling check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
 
@@ -28,6 +30,9 @@ test: .venv/.test
 	$(MAKE) --no-print-directory check-types
 	$(MAKE) --no-print-directory check-docs
 	$(MAKE) --no-print-directory check-tests
+
+slow: .venv/.test
+	CI=true $(PYTEST) -m slow
 
 lint: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-layers
@@ -68,8 +73,10 @@ check-types:
 check-docs:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 check-tests:
-	CI=true $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	CI=true $(PYTEST) -m "not slow"
 
 # Each mark stands for a finished installation; a change of what is asked for makes it anew.
 REQUIRED := pyproject.toml constraints.txt tools/environment.sh

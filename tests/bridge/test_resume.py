@@ -23,7 +23,7 @@ from credit_torch_bridge import JaxCheckpoint, Moments, from_state_dict
 from credit_torch_bridge.checkpoint.orbax_run import write_run
 from credit_torch_bridge.checkpoint.run_config import read_run_config
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 LOSS = 1e-5
 NUM_STEPS = 20

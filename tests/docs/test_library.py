@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 import yaml
 
 from credit_jax.console import main
@@ -59,6 +60,7 @@ def test_the_page_is_short():
     assert len(PAGE.read_text().splitlines()) < 120
 
 
+@pytest.mark.slow
 def test_the_page_runs(credit, tmp_path, monkeypatch):
     write_checkpoint(tmp_path)
     monkeypatch.chdir(tmp_path)

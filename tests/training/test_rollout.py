@@ -20,6 +20,8 @@ from tests.reference.start import start_of
 from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close
 
+pytestmark = pytest.mark.slow
+
 NUM_UPDATES = 6
 # Ten times what is seen.
 LOSS, NORM, VALIDATION, CHANGE = 1e-6, 3e-6, 1e-6, 1e-2

@@ -21,6 +21,8 @@ from tests.support import assert_close
 from tests.training.credit_trajectory import assert_follows
 from tests.training.flags_process import Results, Task
 
+pytestmark = pytest.mark.slow
+
 # Ten times what is seen.
 FORWARD, GRADIENT = 6e-6, 8e-6
 ROOT = Path(__file__).parents[2]

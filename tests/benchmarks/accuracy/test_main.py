@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TOLERANCES = {"forward": 1e-5, "gradient": 1e-4, "loss": 1e-3, "rollout": 1e-4}
 
 

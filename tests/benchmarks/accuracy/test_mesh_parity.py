@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from benchmarks.accuracy.mesh_parity import main
+
+pytestmark = pytest.mark.slow
 
 
 def test_uneven_rows_on_two_shards(tmp_path):

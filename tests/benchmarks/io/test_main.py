@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.io.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("store", ["demo", "025deg"])
 def test_loader_beside_the_step(store, tmp_path):

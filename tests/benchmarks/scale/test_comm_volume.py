@@ -44,6 +44,7 @@ def test_least_volume_of_one_device_is_nothing():
     assert not least[FSDP]
 
 
+@pytest.mark.slow
 def test_volume_of_one_mesh(tmp_path):
     options = ["--model", "small", "--out", str(tmp_path)]
     volume = main(["--meshes", "dp2xtp2xdomain2", *options])

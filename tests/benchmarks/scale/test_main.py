@@ -7,6 +7,8 @@ import pytest
 from benchmarks.scale.__main__ import main
 from credit_jax.parallel.rows.reshard import HALO
 
+pytestmark = pytest.mark.slow
+
 
 def test_step_times_add_up(tmp_path):
     path = main(

@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from benchmarks.scale.memory import main
+
+pytestmark = pytest.mark.slow
 
 
 def test_memory_of_one_mesh(tmp_path):

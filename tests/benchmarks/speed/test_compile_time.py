@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from benchmarks.speed.compile_time import main
+
+pytestmark = pytest.mark.slow
 
 
 def test_compile_times(tmp_path):

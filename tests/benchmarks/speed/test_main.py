@@ -14,6 +14,8 @@ from benchmarks.speed.jax_side import JaxSide
 from benchmarks.speed.torch_side import TorchSide
 from credit_jax.state_dict.convert import to_state_dict
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
     del credit
