@@ -16,10 +16,11 @@ import pytest
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.config import load_config
 from credit_jax.plan import plan_run
+from credit_jax.state_dict.convert import from_state_dict
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import prepare
 from credit_jax.training.start import start_of_run
-from credit_torch_bridge import JaxCheckpoint, Moments, from_state_dict
+from credit_torch_bridge import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.orbax_run import write_run
 from credit_torch_bridge.checkpoint.run_config import read_run_config
 
