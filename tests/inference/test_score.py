@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import xarray as xr
+import yaml
 
 from credit_jax.commands import OK, USER_ERROR
 from credit_jax.evaluation.scores import read_scores
@@ -134,6 +135,23 @@ def test_truth_and_climatology_of_files(made, tmp_path, world):
     ours = found["rmse"].sel(system="climatology", region="global")
     ours = ours.sel(channel=["T1", "T4.6"])
     assert np.allclose(ours.isel(prediction_timedelta=0), theirs, rtol=BOUND)
+
+
+def test_truth_of_a_config(made, tmp_path, capsys):
+    """A YAML file with a data section; dates may be left out."""
+    assert score(made / "zarr", tmp_path / "own", "--climatology", "none") == OK
+    raw = yaml.safe_load((made / "model.yml").read_text())
+    data = {k: v for k, v in raw["data"].items() if "datetime" not in k}
+    for name, section in (("data.yml", {"data": data}), ("no.yml", {"model": {}})):
+        (tmp_path / name).write_text(yaml.safe_dump(section))
+    given = ("--climatology", "none", "--truth", os.fspath(tmp_path / "data.yml"))
+    assert score(made / "zarr", tmp_path / "given", *given) == OK
+    pair = [read_scores(tmp_path / name) for name in ("own", "given")]
+    assert all(pair[0][name].equals(pair[1][name]) for name in pair[0].data_vars)
+    capsys.readouterr()
+    given = ("--truth", os.fspath(tmp_path / "no.yml"))
+    assert score(made / "zarr", tmp_path / "none", *given) == USER_ERROR
+    assert "has no data section" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

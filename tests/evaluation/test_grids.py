@@ -1,0 +1,107 @@
+"""Grids in another order, curvilinear ones, and climatologies of files."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.evaluation.climatologies import open_climatology
+from credit_jax.evaluation.grid_file import GridFile, align
+from credit_jax.evaluation.mesh_sums import Grid
+from credit_jax.evaluation.offline import grid_of
+from credit_jax.evaluation.regions import REGIONS
+from tests.evaluation.fields import random_fields, sums_of
+
+LATITUDE, LONGITUDE = np.linspace(75, -75, 6), np.arange(10) * 36.0
+
+
+def given(latitude, longitude):
+    """A field whose values are those of the places."""
+    return np.add.outer(1000 * latitude, longitude % 360)
+
+
+@pytest.mark.parametrize(
+    ("latitude", "longitude"),
+    [
+        (LATITUDE, LONGITUDE),
+        (LATITUDE[::-1], LONGITUDE),
+        (LATITUDE, LONGITUDE - 180),
+        (LATITUDE[::-1], (LONGITUDE[::-1] + 1e-3)),
+    ],
+)
+def test_another_order(latitude, longitude):
+    places = align(LATITUDE, LONGITUDE, (latitude, longitude), "the truth")
+    found = places(given(latitude, longitude))
+    assert np.allclose(found, given(LATITUDE, LONGITUDE), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("latitude", "longitude"),
+    [
+        (LATITUDE[1:], LONGITUDE),
+        (LATITUDE, LONGITUDE + 18),
+        (np.linspace(75, -75, 12), np.arange(20) * 18.0),
+        np.meshgrid(LATITUDE, LONGITUDE, indexing="ij"),
+    ],
+)
+def test_another_grid(latitude, longitude):
+    with pytest.raises(ValueError, match=r"the truth has another grid: .* 6 latitudes"):
+        align(LATITUDE, LONGITUDE, (latitude, longitude), "the truth")
+
+
+def test_a_curvilinear_grid():
+    """Coordinates of every point give what those of rows and columns give."""
+    forecast, references = random_fields(LATITUDE, 10, 2)
+    rows = sums_of(forecast, references, Grid(LATITUDE, LONGITUDE, REGIONS))
+    points = grid_of(*np.meshgrid(LATITUDE, LONGITUDE, indexing="ij"), REGIONS)
+    assert points.bands == (), "no circles of latitude"
+    assert grid_of(LATITUDE, LONGITUDE, REGIONS).bands
+    assert not grid_of(LATITUDE, LONGITUDE[:5], REGIONS).bands, "part of the globe"
+    found = sums_of(forecast, references, points)
+    assert all(np.array_equal(found[name], own) for name, own in rows.items())
+
+
+def test_rounding_does_not_grow_with_the_grid():
+    latitude, longitude = np.linspace(89.5, -89.5, 180), np.arange(360) * 1.0
+    grid = Grid(latitude, longitude, REGIONS[:1])
+    forecast, references = random_fields(latitude, 360, 1)
+    found = sums_of(forecast, references, grid)
+    error = forecast[:, 0].astype(float) - references["truth"].astype(float)
+    weights = np.cos(np.deg2rad(latitude))[:, None]
+    expected = (error**2 * weights).sum(axis=(2, 3)) / (weights.sum() * 360)
+    own = found["forecast/squared"] / found["forecast/weight"]
+    worst = np.max(np.abs(own[..., 0] / expected - 1))
+    print(f"64800 points: {worst:.1e}")
+    assert worst < 5e-7
+
+
+def test_climatology_by_month_and_by_hour(tmp_path):
+    """Fields are those of the month, or of the last hour before the time."""
+    space = {"latitude": LATITUDE, "longitude": LONGITUDE}
+    month = xr.DataArray(np.arange(1, 13), dims="month")
+    fields = xr.ones_like(xr.DataArray(given(LATITUDE, LONGITUDE), coords=space))
+    monthly = xr.Dataset({"SP_mean": month * fields}, coords={"month": month.values})
+    monthly.to_netcdf(tmp_path / "month.nc", engine="h5netcdf")
+    found = open_climatology(str(tmp_path / "month.nc"))
+    for date, value in (("2001-01-31T18", 1), ("2001-12-01", 12)):
+        read = found.read(np.datetime64(date, "ns"), {"SP": None})
+        assert read.shape == (1, 6, 10)
+        assert np.all(read == value)
+    hours = xr.DataArray([0, 6, 12, 18], dims="hour", coords={"hour": [0, 6, 12, 18]})
+    days = xr.DataArray(np.arange(1, 367), dims="dayofyear")
+    days = days.assign_coords(dayofyear=days.values)
+    both = ((100 * days + hours) * fields).expand_dims(level=[500.0])
+    both.astype(np.float32).to_dataset(name="T").to_netcdf(
+        tmp_path / "hour.nc", engine="h5netcdf"
+    )
+    found = open_climatology(str(tmp_path / "hour.nc"))
+    read = found.read(np.datetime64("2000-02-03T07", "ns"), {"T": (0,)})
+    assert np.all(read == 3406)
+
+
+def test_dims_that_are_no_level():
+    shape = {"latitude": 2, "longitude": 3, "level": 2, "band": 2}
+    field = xr.Dataset({"T": (tuple(shape), np.zeros([*shape.values()]))})
+    with pytest.raises(ValueError, match="T has the dims level, band besides"):
+        GridFile("f.nc", field).variables  # noqa: B018
+    with pytest.raises(ValueError, match="no coordinate latitude or lat; it has T"):
+        GridFile("f.nc", field).latitude  # noqa: B018
