@@ -17,11 +17,11 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.commands import OK, print_line, run_module
+from credit_jax.evaluation.forecast_files import open_forecasts
 from credit_jax.evaluation.scores import CLIMATOLOGY, read_scores
-from credit_jax.io.forecast_files import open_forecasts
 from credit_jax.visualization.canvas import SUFFIXES, check_suffix, save_figure
 from credit_jax.visualization.card import ERRORS, card_panel, differences
-from credit_jax.visualization.choice import choose, find_lead
+from credit_jax.visualization.choice import choose, find_lead, truth_of
 from credit_jax.visualization.curves import NAMES, curve_panels
 from credit_jax.visualization.page import write_page
 from credit_jax.visualization.panels import panels_figure
@@ -69,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--init-time", metavar="DATE", help="start date, if there are several")
     add("--member", help="a number, mean (default) or spread, of an ensemble")
+    add(
+        "--truth",
+        metavar="FILE",
+        help="a YAML file with a data section, a NetCDF file or a Zarr store: truth, "
+        "forecast and error side by side",
+    )
     add("--projection", default=PLAIN, choices=PROJECTIONS, help="of the map")
     add("--fps", type=float, default=4.0, help="frames a second of .gif (default: 4)")
     scores = parser.add_argument_group("figures of scores")
@@ -133,11 +139,13 @@ def plot_forecast(args: argparse.Namespace, out: Path) -> None:
         init_time=args.init_time,
         member=args.member,
     )
-    leads = choice.forecasts.leads
+    leads = choice.files.leads
     last = len(leads) - 1 if args.lead is None else find_lead(leads, args.lead)
-    scene = Scene(choice, None, window, projection)
+    shown = [*range(last + 1)] if out.suffix == GIF else [last]
+    truth = truth_of(choice, args.truth, shown) if args.truth else None
+    scene = Scene(choice, truth, window, projection)
     if out.suffix == GIF:
-        scene.write_animation(out, range(last + 1), frames_per_second=args.fps)
+        scene.write_animation(out, shown, frames_per_second=args.fps)
     else:
         save_figure(scene.figure(last).figure, out)
 

@@ -1,7 +1,7 @@
 """Train a model: `python -m credit_jax.train --config FILE`.
 
 Reads CREDIT's gen2 YAML, makes the demo data it may ask for, trains on the mesh of
-`trainer.parallelism`, and ends with a table of errors on held-out days and a figure.
+`trainer.parallelism`, and ends with forecasts from held-out days and their scores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loop import EARLY, FINISHED, Outcome
 from credit_jax.training.non_finite import NonFiniteLossError
-from credit_jax.training.run import report_skill
+from credit_jax.training.report import report_scores
 from credit_jax.training.run import train as run_training
 from credit_jax.training.setup import Setup, check_writable, prepare
 from credit_jax.training.start import asked_by, required_step
@@ -95,7 +95,7 @@ def train(
     resume: bool = False,
     source: str = "config",
 ) -> Outcome:
-    """Trains the model of a config, as the command does, and reports its skill.
+    """Trains the model of a config, as the command does, and scores its forecasts.
 
     Args:
         config: of `load_config`.
@@ -125,7 +125,7 @@ def train(
         display.message(f"note: {note}")
     outcome = run_training(setup, folder, display, resume=resume)
     if outcome.reason in (FINISHED, EARLY) and setup.valid_loader is not None:
-        report_skill(setup, folder, outcome, display)
+        report_scores(setup, folder, outcome, display)
     return outcome
 
 

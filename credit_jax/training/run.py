@@ -1,4 +1,4 @@
-"""A whole run: training, and the evaluation of what was trained."""
+"""A whole training run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ import jax
 from credit_jax.checkpoint import CheckpointStore, set_aside
 from credit_jax.config import Config, write_config
 from credit_jax.data.channels import SCHEMA_FILE
-from credit_jax.data.climatology import build_climatology
-from credit_jax.evaluation.report import evaluate
-from credit_jax.inference import Forecaster
-from credit_jax.nn.noise import Noise
-from credit_jax.parallel.mesh.credit import data_parallel_coords
 from credit_jax.training.display import Display
-from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard, read_log
+from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
 from credit_jax.training.loop import (
     EARLY,
     FINISHED,
@@ -26,8 +21,6 @@ from credit_jax.training.loop import (
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
 from credit_jax.training.start import Start, asked_by, required_step, start_of_run
-
-FIGURE_NAME = "forecast.png"
 
 
 def train(
@@ -112,36 +105,3 @@ def _lengths(config: Config) -> dict[str, int]:
         lengths["valid_history_len"] = config.validation_data.history_len
         lengths["valid_forecast_len"] = config.validation_data.forecast_len
     return lengths
-
-
-def report_skill(
-    setup: Setup, folder: Path, outcome: Outcome, display: Display
-) -> None:
-    """Prints the errors of the best weights on held-out samples; draws a figure."""
-    state, valid = outcome.state, setup.valid_loader
-    assert valid is not None, "asked for by the caller"
-    valid = valid.for_rows(None)
-    store = CheckpointStore(folder)
-    best = store.best_step()
-    if best is not None and best != int(state.micro_step):
-        run_store = _run_store(setup, store)
-        state = run_store.restore_weights(best, state)
-    store.close()
-    log, first_process = folder / LOG_NAME, jax.process_index() == 0
-    size = setup.config.trainer.valid_batch_size * data_parallel_coords(setup.mesh)[1]
-    forecaster = Forecaster(
-        setup.valid_model, state.evaluation_params, state.model_state
-    )
-    report = evaluate(
-        lambda x: forecaster(x, Noise(jax.random.key(0))),
-        valid,
-        build_climatology(setup.train_loader.dataset, by="season"),
-        batch_size=size,
-        lead=setup.config.validation_data.timestep,
-        figure=folder / FIGURE_NAME if first_process else None,
-        rows=read_log(log) if log.exists() else (),
-    )
-    if first_process:
-        display.console.print(report.table)
-        display.message(f"Figure: {report.figure}")
-        display.message(f"Checkpoints: {store.folder}, log: {log}")

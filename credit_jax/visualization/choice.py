@@ -2,82 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
+from jaxtyping import Float
 
+from credit_jax.config.data import DataConfig
 from credit_jax.config.dates import duration
-from credit_jax.io.forecast_files import MEMBER, Forecasts, level_dim
+from credit_jax.evaluation.comparison import compare
+from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
+from credit_jax.evaluation.grid_file import Variable
+from credit_jax.evaluation.references import open_truth
 from credit_jax.visualization.labels import lead_text
 
 MEAN, SPREAD = "mean", "spread"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """A variable at one level of forecasts from one start date.
 
     Attributes:
-        forecasts: where they are.
+        files: the forecasts.
         variable: its name.
         start: number of the start date.
-        level_dim: the dim of its levels; None without levels.
-        level: position in it.
-        level_value: the level.
+        level: position of the level; None for a variable without levels.
         member: number of a member, MEAN or SPREAD; None without an ensemble.
     """
 
-    forecasts: Forecasts
+    files: ForecastFiles
     variable: str
     start: int
-    level_dim: str | None = None
-    level: int = 0
-    level_value: float | None = None
+    level: int | None = None
     member: int | str | None = None
 
-    def field(self, lead: int) -> xr.DataArray:
-        """The field at a lead time, in memory: (latitude, longitude) or (y, x)."""
-        places = {self.level_dim: self.level} if self.level_dim else {}
-        names = [self.variable]
-        found = self.forecasts.read(self.start, lead, names, **places)[self.variable]
-        if self.member is None:
-            return found
-        if self.member == MEAN:
-            return found.mean(MEMBER, keep_attrs=True)
+    def field(self, lead: int) -> Float[np.ndarray, "lat lon"]:
+        """The field at a lead time, in memory."""
+        levels = None if self.level is None else (self.level,)
+        members = self.files.read(self.start, lead, {self.variable: levels})[:, 0]
         if self.member == SPREAD:
-            return found.std(MEMBER, ddof=1, keep_attrs=True)
-        return found.isel({MEMBER: self.member}, drop=True)
+            return members.std(axis=0, ddof=1)
+        if self.member == MEAN:
+            return members.mean(axis=0)
+        return members[self.member or 0]
+
+    @property
+    def about(self) -> Variable:
+        """Levels and units of the variable."""
+        return self.files.grid.variables[self.variable]
 
     @property
     def label(self) -> str:
         """Variable and level."""
-        if self.level_value is None:
+        levels = self.about.levels
+        if self.level is None or levels is None:
             return self.variable
-        return f"{self.variable}{self.level_value:g}"
-
-    @property
-    def units(self) -> str:
-        """Units of the variable; empty if they are not known."""
-        return str(self.forecasts.layout[self.variable].attrs.get("units", ""))
+        return f"{self.variable}{levels[self.level]:g}"
 
     def title(self, lead: int) -> str:
         """What is shown, of when."""
-        start, length = self.forecasts.starts[self.start], self.forecasts.leads[lead]
+        start = date_text(self.files.starts[self.start])
+        valid = date_text(valid_time(self.files, self.start, lead))
         whose = {None: "", MEAN: "ensemble mean of ", SPREAD: "spread of "}.get(
             self.member, f"member {self.member} of "
         )
-        return (
-            f"{whose}{self.label}, {lead_text(length)} from {date_text(start)}, valid "
-            f"{date_text(valid_time(start, length))}"
-        )
+        length = lead_text(self.files.leads[lead])
+        return f"{whose}{self.label}, {length} from {start}, valid {valid}"
 
 
 def choose(
-    forecasts: Forecasts,
+    files: ForecastFiles,
     variable: str,
     *,
     level: float | None = None,
@@ -87,7 +85,7 @@ def choose(
     """Finds what a user asks for.
 
     Args:
-        forecasts: where to look.
+        files: the forecasts.
         variable: its name.
         level: needed for variables of several levels.
         init_time: start date; needed if there are several.
@@ -96,8 +94,7 @@ def choose(
     Raises:
         ValueError: it is not there; says what is.
     """
-    layout = forecasts.layout
-    names = [str(name) for name in layout.data_vars]
+    names = [*files.grid.variables]
     if variable not in names:
         near = get_close_matches(variable, names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -105,35 +102,30 @@ def choose(
             f"--variable: no {variable!r} in the forecasts; there are: "
             f"{', '.join(names)}{hint}"
         )
-    start = _start(forecasts, init_time)
-    dim = level_dim(layout[variable])
-    place, value = _level(layout[variable], dim, level)
-    return Choice(
-        forecasts, variable, start, dim, place, value, _member(forecasts, member)
-    )
+    if not len(files.leads):
+        raise ValueError(f"{files.where}: no forecast has a lead time above 0")
+    start = _start(files.starts, init_time)
+    place = _level(variable, files.grid.variables[variable].levels, level)
+    return Choice(files, variable, start, place, _member(files.num_members, member))
 
 
-def _level(
-    array: xr.DataArray, dim: str | None, level: float | None
-) -> tuple[int, float | None]:
-    if dim is None:
-        if level is not None:
-            raise ValueError(f"--level: {array.name} has no levels, got {level:g}")
-        return 0, None
-    known = dim in array.coords
-    values = array[dim].values.astype(float) if known else np.arange(array.sizes[dim])
-    listed = ", ".join(f"{own:g}" for own in values)
-    if level is None:
-        if len(values) > 1:
-            raise ValueError(f"--level: {array.name} needs one of {listed}")
-        return 0, float(values[0])
-    place = int(np.argmin(np.abs(values - level)))
-    if not np.isclose(values[place], level, rtol=1e-4):
+def _level(name: str, levels: np.ndarray | None, wanted: float | None) -> int | None:
+    if levels is None:
+        if wanted is not None:
+            raise ValueError(f"--level: {name} has no levels, got {wanted:g}")
+        return None
+    listed = ", ".join(f"{own:g}" for own in levels)
+    if wanted is None:
+        if len(levels) > 1:
+            raise ValueError(f"--level: {name} needs one of {listed}")
+        return 0
+    place = int(np.argmin(np.abs(levels - wanted)))
+    if not np.isclose(levels[place], wanted, rtol=1e-4):
         raise ValueError(
-            f"--level: {array.name} has no level {level:g}; there are: {listed}; the "
-            f"nearest is {values[place]:g}"
+            f"--level: {name} has no level {wanted:g}; there are: {listed}; the "
+            f"nearest is {levels[place]:g}"
         )
-    return place, float(values[place])
+    return place
 
 
 def find_lead(leads: np.ndarray, text: str) -> int:
@@ -156,8 +148,7 @@ def find_lead(leads: np.ndarray, text: str) -> int:
     return place
 
 
-def _start(forecasts: Forecasts, init_time: str | None) -> int:
-    starts = forecasts.starts
+def _start(starts: np.ndarray, init_time: str | None) -> int:
     if not len(starts):
         raise ValueError("the store holds no forecasts: it has no start date")
     first, last = date_text(starts[0]), date_text(starts[-1])
@@ -184,9 +175,8 @@ def _start(forecasts: Forecasts, init_time: str | None) -> int:
     )
 
 
-def _member(forecasts: Forecasts, member: str | None) -> int | str | None:
-    count = forecasts.members
-    if count is None:
+def _member(count: int, member: str | None) -> int | str | None:
+    if count == 1:
         if member is not None:
             raise ValueError(f"--member: the forecasts have no members, got {member}")
         return None
@@ -202,18 +192,41 @@ def _member(forecasts: Forecasts, member: str | None) -> int | str | None:
     )
 
 
-def valid_time(start: Any, lead: np.timedelta64) -> Any:
-    """The time of a forecast, in the calendar of its start date."""
-    if isinstance(start, np.datetime64):
-        return start + lead
-    return start + lead.astype("timedelta64[us]").item()
-
-
 def date_text(date: Any) -> str:
-    """A date to the minute.
+    """The label of a date, to the minute.
 
     >>> date_text(np.datetime64("2001-06-01T06", "ns"))
     '2001-06-01 06:00'
     """
-    stamp: Any = pd.Timestamp(date) if isinstance(date, np.datetime64) else date
+    stamp: Any = pd.Timestamp(date)
     return stamp.strftime("%Y-%m-%d %H:%M")
+
+
+def truth_of(
+    choice: Choice, truth: str | DataConfig, leads: Sequence[int]
+) -> Callable[[int], np.ndarray]:
+    """The true field at a lead time, on the grid of the forecasts.
+
+    Args:
+        choice: the field.
+        truth: a data section, or a path: see `open_truth`.
+        leads: numbers of the lead times.
+
+    Raises:
+        FileNotFoundError, ValueError: the truth lacks it, or has another grid.
+    """
+    times = {lead: valid_time(choice.files, choice.start, lead) for lead in leads}
+    wanted = np.array([*times.values()])
+    opened = open_truth(truth, wanted)
+    grid, name = choice.files.grid, choice.variable
+    known = {name: choice.about}
+    found = compare(known, (grid.latitude, grid.longitude), opened, [name])
+    if problems := opened.problems(wanted, [name]):
+        raise ValueError("--truth: " + "; ".join(problems))
+    levels = None
+    if choice.level is not None:
+        ours, theirs = found.forecast[name] or (), found.in_truth[name] or ()
+        if choice.level not in ours:
+            raise ValueError(f"--truth: {opened.where} has no {choice.label}")
+        levels = (theirs[ours.index(choice.level)],)
+    return lambda lead: found.to_truth(opened.read(times[lead], {name: levels}))[0]

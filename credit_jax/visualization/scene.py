@@ -73,9 +73,8 @@ class Scene:
     @property
     def grid(self) -> Grid:
         """Where the points of the field are."""
-        field = self.choice.forecasts.layout
-        latitude, longitude = (field[name].values for name in ("latitude", "longitude"))
-        return Grid(latitude, longitude)
+        grid = self.choice.files.grid
+        return Grid(grid.latitude, grid.longitude)
 
     def _figure(
         self, lead: int, limits: tuple[float, float], largest: float
@@ -84,7 +83,7 @@ class Scene:
             self._maps(lead, limits, largest),
             self.grid,
             title=self.choice.title(lead),
-            units=self.choice.units,
+            units=self.choice.about.units,
             window=self.window,
             projection=self.projection,
         )
@@ -116,7 +115,7 @@ class Scene:
         return limits_of(fields), largest_of(errors) if errors else 1.0
 
     def _forecast(self, lead: int) -> np.ndarray:
-        return self.choice.field(lead).values
+        return self.choice.field(lead)
 
     def _truth(self, lead: int) -> np.ndarray | None:
         return None if self.truth is None else self.truth(lead)

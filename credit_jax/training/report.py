@@ -1,0 +1,140 @@
+"""What a run ends with: a forecast, scores, the page of scores, maps."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from credit_jax.checkpoint import CheckpointStore
+from credit_jax.config import ConfigError
+from credit_jax.config.load import dump_config
+from credit_jax.evaluation.forecast_files import open_forecasts
+from credit_jax.evaluation.score_table import score_table
+from credit_jax.evaluation.scores import write_scores
+from credit_jax.inference.archive import Archive, software
+from credit_jax.inference.plan import ForecastPlan
+from credit_jax.inference.schedule import Task
+from credit_jax.inference.zarr_store import ZarrStore
+from credit_jax.training.display import Display
+from credit_jax.training.held_out import HeldOut, Kept, plan_held_out
+from credit_jax.training.loggers import LOG_NAME, read_log
+from credit_jax.training.loop import Outcome
+from credit_jax.training.restore import RunStore
+from credit_jax.training.setup import Setup
+from credit_jax.training.state import TrainState
+from credit_jax.visualization.canvas import png_of, save_figure
+from credit_jax.visualization.choice import choose, truth_of
+from credit_jax.visualization.losses import loss_panel
+from credit_jax.visualization.page import write_page
+from credit_jax.visualization.panels import panels_figure
+from credit_jax.visualization.scene import Scene
+
+FORECAST_FOLDER, SCORES_FOLDER = "forecast", "scores"
+FIGURE_NAME, PAGE_NAME = "forecast.png", "scores.html"
+MAX_MAPS = 3
+
+
+def report_scores(
+    setup: Setup, folder: Path, outcome: Outcome, display: Display
+) -> None:
+    """Forecasts with the best weights from held-out start dates, scores them.
+
+    Writes the forecast of the last start date, the scores, their page and a map, and
+    prints the errors and where all that is. What cannot be forecast is said and left
+    out.
+
+    Args:
+        setup: of the run.
+        folder: of the run.
+        outcome: of the training.
+        display: where it is printed.
+    """
+    if jax.process_count() > 1:
+        display.message(
+            f"Scores: credit-jax forecast and credit-jax score, of {folder}/model.yml, "
+            "in one process"
+        )
+        return
+    try:
+        held_out = HeldOut(setup, plan_held_out(setup))
+        scores, fields = held_out.score(_best(setup, folder, outcome.state))
+    except (ConfigError, ValueError) as error:
+        display.message(f"No scores: {error}")
+        return
+    write_scores(scores, folder / SCORES_FOLDER)
+    _write_forecast(held_out, folder / FORECAST_FOLDER, fields)
+    maps = _maps(held_out.plan, folder)
+    log = folder / LOG_NAME
+    if log.exists() and (rows := read_log(log)):
+        figure = panels_figure([loss_panel(rows)], title="Loss by epoch", columns=1)
+        maps.append(("Loss by epoch", png_of(figure)))
+    page = folder / SCORES_FOLDER / PAGE_NAME
+    write_page(scores, page, title=f"Scores of {folder.name}", maps=maps)
+    display.console.print(score_table(scores))
+    display.message(f"Scores: {page}")
+    display.message(
+        f"Forecast: {folder / FORECAST_FOLDER}, map: {folder / FIGURE_NAME}"
+    )
+    display.message(f"Checkpoints: {CheckpointStore(folder).folder}, log: {log}")
+
+
+def _best(setup: Setup, folder: Path, state: TrainState) -> TrainState:
+    """The state with the weights of the best checkpoint, if another one is better."""
+    store = CheckpointStore(folder)
+    best = store.best_step()
+    if best is not None and best != int(state.micro_step):
+        specs = setup.model_def.param_specs
+        run_store = RunStore(store, specs, setup.schema.names)
+        state = run_store.restore_weights(best, state)
+    store.close()
+    return state
+
+
+def _write_forecast(held_out: HeldOut, folder: Path, fields: Kept) -> None:
+    """Writes the forecast of the last start date, as `credit-jax forecast` does."""
+    shutil.rmtree(folder, ignore_errors=True)
+    plan = held_out.plan
+    schedule = replace(plan.schedule, starts=plan.schedule.starts[-1:])
+    identity = {
+        **plan.sections(),
+        "start dates": [str(time) for time in schedule.starts],
+        "steps": schedule.num_steps,
+        "members": 1,
+    }
+    config = dump_config(held_out.setup.config)
+    archive = Archive(folder, schedule, identity, {"config": config, **software()})
+    archive.create()
+    store = ZarrStore(folder, held_out.outputs, schedule, software())
+    store.create()
+    writer = store.writer(Task(0, 0))
+    for step, own in fields.items():
+        for job in writer.add(step, own):
+            job()
+    archive.mark(Task(0, 0), {})
+
+
+def _maps(plan: ForecastPlan, folder: Path) -> list[tuple[str, bytes]]:
+    """Captions and maps of some variables at the last lead time; writes the first."""
+    files = open_forecasts(str(folder / FORECAST_FOLDER))
+    last, made = len(files.leads) - 1, []
+    for name in _chosen(list(files.grid.variables)):
+        levels = files.grid.variables[name].levels
+        middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
+        choice = choose(files, name, level=middle)
+        scene = Scene(choice, truth_of(choice, plan.data, [last]))
+        figure = scene.figure(last).figure
+        if not made:
+            save_figure(figure, folder / FIGURE_NAME)
+        made.append((choice.title(last), png_of(figure, dpi=75)))
+    return made
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    """The first, a middle and the last one."""
+    places = np.linspace(0, len(names) - 1, min(len(names), MAX_MAPS))
+    return [names[int(place)] for place in places.round()]
