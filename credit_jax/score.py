@@ -30,6 +30,7 @@ from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.inference.archive import Record, read_record
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
+from credit_jax.visualization.page import PAGE_NAME, write_page
 
 HELP = "Score forecasts against the truth, beside persistence and climatology."
 EXAMPLE = "--forecast forecasts/2001-06-01 --out report --regions tropics,europe"
@@ -150,10 +151,11 @@ def score_options(args: argparse.Namespace, config: Config | None) -> ScoreOptio
 
 
 def report(scores: Any, folder: str | Path) -> None:
-    """Writes scores and prints the table."""
+    """Writes scores and their page, and prints the table."""
     paths = write_scores(scores, folder)
+    page = write_page(scores, Path(folder) / PAGE_NAME)
     Console().print(score_table(scores))
-    print_line(f"scores: {paths[0]}, {paths[1]}")
+    print_line(f"scores: {page}, {paths[0]}, {paths[1]}")
 
 
 def _folder_of(files: ForecastFiles) -> Path:

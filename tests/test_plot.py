@@ -7,7 +7,7 @@ from PIL import Image
 from credit_jax.commands import OK, USER_ERROR
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.plot import main
-from tests.io.test_forecast_files import make_store, write_folder
+from tests.visualization.stores import make_store, write_folder
 from tests.visualization.synthetic import make_scores
 
 DATE = ("--init-time", "2004-03-01")
@@ -58,15 +58,15 @@ def test_an_animation(store, tmp_path):
     options = ("--variable", "T", "--level", 850, *DATE, "--fps", 2)
     assert plot(out, "--forecast", store, *options) == OK
     with Image.open(out) as image:
-        assert image.n_frames == 3
+        assert image.n_frames == 2
         assert image.info["duration"] == 500
         first = np.asarray(image.convert("L"))
-        image.seek(2)
+        image.seek(1)
         assert (np.asarray(image.convert("L")) != first).any()
     shorter = tmp_path / "s.gif"
     assert plot(shorter, "--forecast", store, *options, "--lead", "6h") == OK
     with Image.open(shorter) as image:
-        assert image.n_frames == 2
+        assert image.n_frames == 1
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_an_animation(store, tmp_path):
         (("--variable", "SP", "--level", "500"), "SP has no levels, got 500"),
         (
             ("--variable", "SP", "--lead", "10h"),
-            "no lead time 10h; there are 3 from 0 h to 12 h; the nearest is 12 h",
+            "no lead time 10h; there are 2 from 6 h to 12 h; the nearest is 12 h",
         ),
         (("--variable", "SP", "--lead", "soon"), "'soon' is no duration such as 5d"),
         (

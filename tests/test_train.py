@@ -46,13 +46,26 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
     assert "mesh   dp 1 x tp 1 x domain 1 on 1 cpu device(s), float32" in text
     assert "model  tiny, " in text
     assert "6 -> 6 channels" not in text
-    print(text)
-    folder = tmp_path / "run"
+    assert "RMSE of 16 start date(s)" in text
+    folder, told = tmp_path / "run", " ".join(text.split())
+    assert f"Scores: {folder}/scores/scores.html" in told
+    assert f"Forecast: {folder}/forecast, map: {folder}/forecast.png" in told
+    assert (folder / "forecast.png").read_bytes().startswith(b"\x89PNG")
+    assert {p.name for p in (folder / "scores").iterdir()} == {
+        "scores.csv",
+        "scores.html",
+        "scores.nc",
+    }
+    with xr.open_zarr(folder / "forecast/forecast.zarr") as forecast:
+        assert forecast["T"].dims[:2] == ("time", "prediction_timedelta")
+        assert np.isfinite(forecast["T"]).all()
     assert {p.name for p in folder.iterdir()} == {
         "channel_schema.yaml",
         "checkpoints",
+        "forecast",
         "forecast.png",
         "model.yml",
+        "scores",
         "training_log.csv",
     }
     code, text = run("--set", "trainer.epochs=3", "--resume")

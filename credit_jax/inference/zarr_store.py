@@ -23,14 +23,15 @@ import pandas as pd
 import zarr
 
 from credit_jax.data.calendars import STANDARD
+from credit_jax.evaluation.forecast_files import STORE
 from credit_jax.inference.netcdf import COORDINATES, UNITS
 from credit_jax.inference.outputs import Outputs, OutputVariable, as_dates
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.inference.stores import Fields, Job
 from credit_jax.io.atomic import new_folder
-from credit_jax.io.forecast_files import LEAD, MEMBER, STORE, TIME
 
 MANY_LEVELS = 8 * 2**20
+TIME, MEMBER, LEAD = "time", "number", "prediction_timedelta"
 _COORDINATES: dict[str, dict[str, Any]] = {
     TIME: {
         "standard_name": "forecast_reference_time",

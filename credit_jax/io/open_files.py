@@ -71,24 +71,14 @@ class OpenFiles:
         key = os.fspath(path), engine
         with self._lock:
             if key not in self._datasets:
-                self._datasets[key] = open_dataset(*key)
+                self._datasets[key] = _open(*key)
             self._datasets.move_to_end(key)
             while len(self._datasets) > MAX_OPEN:
                 self._datasets.popitem(last=False)
             return self._datasets[key]
 
 
-def open_dataset(path: str, engine: str | None = None, **options: Any) -> xr.Dataset:
-    """The data set of one file; no field is read.
-
-    Args:
-        path: a file, or the folder or the address of a Zarr store.
-        engine: xarray's engine; None goes by what the file holds.
-        **options: of `xarray.open_dataset`.
-
-    Raises:
-        ValueError: the file is no complete NetCDF file or Zarr store.
-    """
+def _open(path: str, engine: str | None) -> xr.Dataset:
     engine = reading_engine(path) if is_url(path) else engine or reading_engine(path)
     try:
         place = _remote(path, engine) if is_url(path) else path
@@ -97,7 +87,7 @@ def open_dataset(path: str, engine: str | None = None, **options: Any) -> xr.Dat
             # cftime objects, and where they are read, that is an error.
             warnings.filterwarnings("ignore", "Failed to open Zarr store with")
             warnings.filterwarnings("ignore", "Unable to decode time axis")
-            return xr.open_dataset(place, engine=engine, cache=False, **options)
+            return xr.open_dataset(place, engine=engine, cache=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "

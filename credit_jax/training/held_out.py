@@ -54,18 +54,16 @@ def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
     """
     targets = [dataset.target_time(i) for i in range(len(dataset))]
     known = {*dataset.starts.tolist(), *np.array(targets, "datetime64[ns]").tolist()}
-    for steps in range(num_steps, 0, -1):
-        whole = np.ones(len(dataset.starts), bool)
-        for step in range(1, steps + 1):
-            length: Any = step * dataset.timestep
-            ends = shift_all(dataset.starts, length, dataset.calendar)
-            whole &= np.array([end in known for end in ends.tolist()])
-        starts = dataset.starts[whole]
-        if len(starts):
-            count = min(len(starts), MAX_STARTS)
-            places = np.linspace(0, len(starts) - 1, count).round().astype(int)
-            return starts[places], steps
-    raise AssertionError("each sample has a target one step after its input")
+    starts, steps = dataset.starts, 0
+    while steps < num_steps:
+        length: Any = (steps + 1) * dataset.timestep
+        ends = shift_all(starts, length, dataset.calendar).tolist()
+        further = starts[[end in known for end in ends]]
+        if not len(further):
+            break
+        starts, steps = further, steps + 1
+    places = np.linspace(0, len(starts) - 1, min(len(starts), MAX_STARTS))
+    return starts[places.round().astype(int)], steps
 
 
 def plan_held_out(setup: Setup) -> ForecastPlan:

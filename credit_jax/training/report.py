@@ -9,15 +9,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import ConfigError
 from credit_jax.config.load import dump_config
 from credit_jax.evaluation.forecast_files import open_forecasts
 from credit_jax.evaluation.score_table import score_table
-from credit_jax.evaluation.scores import write_scores
+from credit_jax.evaluation.scores import LEAD, write_scores
 from credit_jax.inference.archive import Archive, software
-from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.schedule import Task
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.training.display import Display
@@ -30,12 +30,12 @@ from credit_jax.training.state import TrainState
 from credit_jax.visualization.canvas import png_of, save_figure
 from credit_jax.visualization.choice import choose, truth_of
 from credit_jax.visualization.losses import loss_panel
-from credit_jax.visualization.page import write_page
+from credit_jax.visualization.page import PAGE_NAME, write_page
 from credit_jax.visualization.panels import panels_figure
 from credit_jax.visualization.scene import Scene
 
 FORECAST_FOLDER, SCORES_FOLDER = "forecast", "scores"
-FIGURE_NAME, PAGE_NAME = "forecast.png", "scores.html"
+FIGURE_NAME = "forecast.png"
 MAX_MAPS = 3
 
 
@@ -68,19 +68,26 @@ def report_scores(
         return
     write_scores(scores, folder / SCORES_FOLDER)
     _write_forecast(held_out, folder / FORECAST_FOLDER, fields)
-    maps = _maps(held_out.plan, folder)
+    maps = _maps(held_out, folder)
     log = folder / LOG_NAME
     if log.exists() and (rows := read_log(log)):
         figure = panels_figure([loss_panel(rows)], title="Loss by epoch", columns=1)
         maps.append(("Loss by epoch", png_of(figure)))
     page = folder / SCORES_FOLDER / PAGE_NAME
     write_page(scores, page, title=f"Scores of {folder.name}", maps=maps)
-    display.console.print(score_table(scores))
+    display.console.print(score_table(scores, _leads(scores)))
     display.message(f"Scores: {page}")
     display.message(
         f"Forecast: {folder / FORECAST_FOLDER}, map: {folder / FIGURE_NAME}"
     )
     display.message(f"Checkpoints: {CheckpointStore(folder).folder}, log: {log}")
+
+
+def _leads(scores: xr.Dataset) -> list[str]:
+    """The first, a middle and the last lead time, for a table of 80 columns."""
+    hours = scores[LEAD].values / np.timedelta64(1, "h")
+    places = dict.fromkeys((0, (len(hours) - 1) // 2, len(hours) - 1))
+    return [f"{hours[place]:g}h" for place in places]
 
 
 def _best(setup: Setup, folder: Path, state: TrainState) -> TrainState:
@@ -118,15 +125,15 @@ def _write_forecast(held_out: HeldOut, folder: Path, fields: Kept) -> None:
     archive.mark(Task(0, 0), {})
 
 
-def _maps(plan: ForecastPlan, folder: Path) -> list[tuple[str, bytes]]:
+def _maps(held_out: HeldOut, folder: Path) -> list[tuple[str, bytes]]:
     """Captions and maps of some variables at the last lead time; writes the first."""
     files = open_forecasts(str(folder / FORECAST_FOLDER))
     last, made = len(files.leads) - 1, []
-    for name in _chosen(list(files.grid.variables)):
+    for name in _chosen([own.name for own in held_out.outputs.variables]):
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
         choice = choose(files, name, level=middle)
-        scene = Scene(choice, truth_of(choice, plan.data, [last]))
+        scene = Scene(choice, truth_of(choice, held_out.plan.data, [last]))
         figure = scene.figure(last).figure
         if not made:
             save_figure(figure, folder / FIGURE_NAME)

@@ -94,7 +94,8 @@ def _drawer(shown: xr.DataArray) -> Any:
         axis.tick_params(length=0)
         axis.invert_yaxis()
         axis.set_xlabel("lead time")
-        axis.figure.colorbar(image, ax=axis, extend="both", label="%", aspect=30)
+        look = {"shrink": min(1.0, 8 / len(values)), "anchor": (0.0, 1.0), "aspect": 20}
+        axis.figure.colorbar(image, ax=axis, extend="both", label="%", **look)
 
     return draw
 

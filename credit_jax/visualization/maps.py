@@ -180,6 +180,8 @@ class MapFigure:
         bar = self.figure.colorbar(
             image, ax=axis, orientation="horizontal", shrink=0.8, pad=0.03, aspect=35
         )
+        bar.ax.xaxis.get_major_locator().set_params(nbins=6)
+        bar.formatter.set_powerlimits((-3, 4))
         if units:
             bar.set_label(units)
         axis.set_title(own.title)

@@ -20,6 +20,8 @@ from credit_jax.visualization.score_tables import score_table, skill_table, verd
 from credit_jax.visualization.spectra import rank_panels, spectrum_panels
 from credit_jax.visualization.summary import BASELINES, GLOBAL, chosen_channels, series
 
+PAGE_NAME = "scores.html"
+
 
 def write_page(
     scores: xr.Dataset,
@@ -49,11 +51,12 @@ def page_of(
 ) -> str:
     """The text of the page; see `write_page`."""
     region = GLOBAL if GLOBAL in scores["region"] else str(scores["region"].values[0])
+    several = scores.sizes["prediction_timedelta"] > 1
     made = {
         "Skill": verdict(scores, region) + skill_table(scores, region),
         "Scores": score_table(scores, region),
-        "Curves": _curves(scores, region),
-        "Score cards": _cards(scores, region),
+        "Curves": _curves(scores, region) if several else "",
+        "Score cards": _cards(scores, region) if several else "",
         "Spectra": _panels(
             spectrum_panels(scores, chosen_channels(scores)),
             "spectrum",
@@ -115,7 +118,7 @@ def _of_what(scores: xr.Dataset) -> str:
 def _curves(scores: xr.Dataset, region: str) -> str:
     channels = chosen_channels(scores)
     parts = []
-    for metric in ("rmse", "acc", "crps", "bias"):
+    for metric in ("rmse", "acc", "crps"):
         panels = curve_panels(scores, channels, metric=metric, region=region)
         if panels:
             parts.append(f"<h3>{NAMES[metric]}, {escape(region)}</h3>")
@@ -166,9 +169,13 @@ def _cards(scores: xr.Dataset, region: str) -> str:
         card = panel_svg(panel, f"card-{baseline}")
         # As wide as its columns need; the page scrolls it.
         card = card.replace("<svg ", f'<svg width="{90 * panel.width:g}" ', 1)
-        note = f"<h3>{escape(title)}: difference in percent, blue is better</h3>"
-        parts.append(note + element("div", card, {"class": "scroll card"}))
-    return "".join(parts)
+        name = element("h3", escape(title))
+        shown = element("div", card, {"class": "scroll card"})
+        parts.append(element("div", name + shown))
+    if not parts:
+        return ""
+    note = element("p", "Difference in percent; blue is better.", {"class": "note"})
+    return note + element("div", "".join(parts), {"class": "cards"})
 
 
 def _panels(panels: Sequence[Panel], prefix: str, note: str = "") -> str:

@@ -112,7 +112,7 @@ def test_the_sections(page):
     assert "truth <of> 2001 & more" in shown
     figures = [given for tag, given in page.tags if tag == "svg" and "role" in given]
     channels = 4
-    assert len(figures) == 4 * channels + 2 + 2 * channels
+    assert len(figures) == 3 * channels + 2 + 2 * channels
     assert all(given["aria-label"] for given in figures)
 
 

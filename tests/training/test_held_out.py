@@ -1,0 +1,128 @@
+"""The forecasts at the end of a run: their scores, and what is written of them."""
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+from credit_jax.config import build_config
+from credit_jax.config.demo import DemoConfig
+from credit_jax.fields import latitude_weights
+from credit_jax.inference import Forecaster
+from credit_jax.plan import plan_run
+from credit_jax.training import held_out
+from credit_jax.training.held_out import HeldOut, held_out_starts, plan_held_out
+from credit_jax.training.setup import prepare
+from tests.support import assert_close
+from tests.training.tiny import tiny_config
+
+pytestmark = pytest.mark.usefixtures("tiny_model")
+HOUR = np.timedelta64(1, "h")
+
+
+def setup_of(world, folder, num_devices=1, demo=False, **changes):
+    config = build_config(tiny_config(world, folder, **changes))
+    if demo:
+        config = config.model_copy(update={"demo": DemoConfig(out="nowhere")})
+    devices = jax.devices()[:num_devices]
+    return prepare(plan_run(config, num_devices=num_devices), devices)
+
+
+def scored(setup):
+    plan = plan_held_out(setup)
+    return HeldOut(setup, plan).score(setup.fresh_state())
+
+
+def weighted_rmse(error, latitude):
+    """(channel,) over samples and the globe."""
+    weights = latitude_weights(latitude)[:, None]
+    return np.sqrt((np.square(error) * weights).mean(axis=(0, 2, 3)))
+
+
+def test_errors_of_one_step(world, tmp_path, monkeypatch):
+    """The scores are those of the samples of the loader, in physical units."""
+    setup = setup_of(world, tmp_path)
+    loader, places = setup.valid_loader, setup.schema.target_slices()
+    # The first sample has no sample whose truth is at the time of its input.
+    starts = loader.dataset.starts[1:]
+    monkeypatch.setattr(held_out, "held_out_starts", lambda *_: (starts, 1))
+    scores, _ = scored(setup)
+    assert scores.attrs["num_start_dates"] == len(starts) == 15
+    assert np.array_equal(scores["prediction_timedelta"] / HOUR, [6])
+    samples = [loader.read([i]) for i in range(len(loader.dataset))]
+    truth = loader.units.denormalize(
+        np.concatenate([own.y[:, :, 0] for own in samples])
+    )
+    state = setup.fresh_state()
+    model = Forecaster(setup.valid_model, state.evaluation_params, state.model_state)
+    made = np.concatenate([model(own.x)[:, :, 0] for own in samples])
+    rmse = scores["rmse"].sel(region="global").isel(prediction_timedelta=0)
+    expected = {
+        "forecast": loader.units.denormalize(made)[1:] - truth[1:],
+        "persistence": truth[1:] - truth[:-1],
+        "climatology": truth[1:] - climatology(world, starts),
+    }
+    labels = ["U1", "U4.6", "T1", "T4.6", "SP", "TP"]
+    assert sorted(labels) == sorted(scores["channel"].values)
+    assert [key.rsplit("/", 1)[1] for key in places] == ["U", "T", "SP", "TP"]
+    for name, error in expected.items():
+        found = weighted_rmse(error, loader.latitude)
+        assert_close(rmse.sel(system=name, channel=labels).values, found, 1e-5, name)
+
+
+def climatology(world, starts):
+    """Means of the training days by hour, (start, channel, lat, lon)."""
+    with xr.open_mfdataset(str(world / "w_*.nc")) as files:
+        part = files.sel(time=slice("1999-12-28", "2000-01-05T00")).load()
+    means = part.isel(level=[0, 2]).groupby("time.hour").mean("time")
+    fields = []
+    for start in starts:
+        own = means.sel(hour=pd.Timestamp(start + 6 * HOUR).hour)
+        flat = [own[name].values[None] for name in ("SP", "TP")]
+        fields.append(np.concatenate([own["U"], own["T"], *flat]))
+    return np.stack(fields)
+
+
+def test_five_days_of_the_demo_and_what_is_kept(world, tmp_path):
+    setup = setup_of(world, tmp_path, demo=True)
+    scores, kept = scored(setup)
+    leads = scores["prediction_timedelta"] / HOUR
+    # The held-out period has five days: forecasts as long as it allows.
+    assert leads.values.tolist() == [6.0 * step for step in range(1, leads.size + 1)]
+    assert [*kept] == [*range(leads.size + 1)]
+    assert np.isfinite(scores["rmse"].sel(system=["forecast", "persistence"])).all()
+    last = kept[leads.size]
+    assert {field.shape[-2:] for field in last.values()} == {(6, 10)}
+
+
+def test_start_dates_are_thinned_out_and_steps_fitted(world, tmp_path, monkeypatch):
+    dataset = setup_of(world, tmp_path).valid_loader.dataset
+    starts, steps = held_out_starts(dataset, 4)
+    assert steps == 4
+    assert np.array_equal(starts, dataset.starts[: len(dataset) - 3])
+    starts, steps = held_out_starts(dataset, 1000)
+    assert (len(starts), steps) == (1, len(dataset))
+    monkeypatch.setattr(held_out, "MAX_STARTS", 5)
+    starts, _ = held_out_starts(dataset, 1)
+    assert len(starts) == 5
+    assert starts[0] == dataset.starts[0]
+    assert starts[-1] == dataset.starts[-1]
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "num_devices"),
+    [
+        ({"data": "none", "tensor": 1, "domain": 4}, 4),
+        ({"data": "ddp", "tensor": 2, "domain": 2}, 8),
+    ],
+)
+def test_every_mesh_has_the_same_scores(world, tmp_path, parallelism, num_devices):
+    one, kept = scored(setup_of(world, tmp_path, demo=True))
+    changes = {"trainer__parallelism": parallelism, "trainer__valid_batch_size": 3}
+    setup = setup_of(world, tmp_path, num_devices, demo=True, **changes)
+    other, others = scored(setup)
+    for name in ("rmse", "acc", "energy_spectrum"):
+        assert_close(other[name].fillna(0), one[name].fillna(0), 1e-5, name)
+    for key, field in kept[2].items():
+        assert_close(others[2][key], field, 1e-5, key)
