@@ -27,6 +27,7 @@ from credit_jax.inference.schedule import Task
 from credit_jax.inference.sharing import Share, added_up, wait_for_all
 from credit_jax.inference.stores import Job, NoStore, Store, TaskWriter
 from credit_jax.io.workers import ReadAhead, Workers
+from credit_jax.nn.noise import Noise
 
 # Steps whose input is read in advance, and steps on the devices.
 NUM_AHEAD, NUM_IN_FLIGHT = 3, 2
@@ -144,6 +145,7 @@ class Campaign:
             else they are an error.
         progress: called with the number of forecasts after each group.
         scores: of the forecasts, computed beside them; None computes none.
+        noise: of models that draw noise, another one at each step.
     """
 
     step: ForecastStep
@@ -161,6 +163,7 @@ class Campaign:
     fill_nan: bool = False
     progress: Callable[[int], None] = lambda done: None
     scores: OnlineScores | None = None
+    noise: Noise | None = None
 
     def run(self) -> Summary:
         """Makes the forecasts that are not there yet.
@@ -255,7 +258,8 @@ class Campaign:
             if step < self.num_steps:
                 forcing = next(reader)
             start = time.perf_counter()
-            state, found = self.step(self.weights, state, constants, forcing)
+            noise = None if self.noise is None else self.noise.fold_in(step)
+            state, found = self.step(self.weights, state, constants, forcing, noise)
             sums = None
             if scored is not None and step in self.written:
                 sums = scored.start(found)

@@ -6,10 +6,12 @@ start date are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -18,21 +20,22 @@ import xarray as xr
 
 from credit_jax.config import Config
 from credit_jax.config.dates import duration
+from credit_jax.config.load import dump_config
 from credit_jax.config.transforms import PostblocksConfig, TransformConfig
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.dataset import Dataset
 from credit_jax.evaluation.comparison import Comparison
-from credit_jax.evaluation.grid_file import Variable
-from credit_jax.evaluation.mesh_sums import Grid, MeshSums
-from credit_jax.evaluation.offline import grid_of, layout_of
-from credit_jax.evaluation.opening import ScoreOptions, open_comparison
+from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.regions import choose_regions
-from credit_jax.evaluation.sums import ScoreSums
 from credit_jax.inference import Forecaster
-from credit_jax.inference.forecaster import to_host
+from credit_jax.inference.archive import Archive, software
+from credit_jax.inference.campaign import Campaign
+from credit_jax.inference.online_scores import OnlineScores, online_scores
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.schedule import Task
+from credit_jax.inference.stores import NoWriter, TaskWriter
+from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.nn.noise import Noise
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
@@ -41,8 +44,6 @@ from credit_jax.training.state import TrainState
 MAX_STARTS = 60
 # Of the forecasts that end the training of the demo; of others, one step.
 DEMO_LENGTH = "5d"
-# Step -> key -> (level, lat, lon), in physical units.
-Kept = dict[int, dict[str, np.ndarray]]
 
 
 def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
@@ -102,6 +103,28 @@ def _postblocks(config: Config) -> PostblocksConfig:
     return section.model_copy(update={"per_step": {**first, **section.per_step}})
 
 
+@dataclass(frozen=True)
+class LastForecast:
+    """Where a campaign writes: the forecast of the last start date is kept.
+
+    Attributes:
+        store: of that forecast.
+        start: number of its start date in the campaign.
+    """
+
+    store: ZarrStore
+    start: int
+    first_step: int = 0
+
+    def create(self) -> None:
+        """See `Store.create`."""
+        self.store.create()
+
+    def writer(self, task: Task) -> TaskWriter:
+        """See `Store.writer`."""
+        return self.store.writer(Task(0, 0)) if task.start == self.start else NoWriter()
+
+
 @dataclass(frozen=True, eq=False)
 class HeldOut:
     """Forecasts on the mesh of the training.
@@ -119,111 +142,76 @@ class HeldOut:
         """The fields of a step: all that are predicted."""
         return self.plan.outputs(self.setup.valid_model)
 
-    def score(self, state: TrainState) -> tuple[xr.Dataset, Kept]:
-        """Makes the forecasts.
+    def score(self, state: TrainState, folder: Path) -> xr.Dataset:
+        """Makes and scores the forecasts; writes that of the last start date.
 
         Args:
             state: with the weights.
+            folder: of that forecast, as `credit-jax forecast` writes it; what is there
+                is removed.
 
-        Returns:
-            Their scores, and the fields of the last start date, from step 0 on.
+        Raises:
+            ValueError: the forecasts cannot be compared with the truth.
         """
-        total, kept = None, {}
-        for own, fields in self._groups(state):
-            total = own if total is None else total.merge(own)
-            kept = fields
-        assert total is not None, "there is at least one start date"
-        schedule = self.plan.schedule
-        leads = [schedule.lead(k) for k in range(1, schedule.num_steps + 1)]
-        lead = np.array([own.to_timedelta64() for own in leads], "timedelta64[ns]")
-        layout = layout_of(self._comparison, self._grid, lead, 1)
-        return layout.scores(total, self._attributes), kept
-
-    def _groups(self, state: TrainState) -> Iterator[tuple[ScoreSums, Kept]]:
-        """Start dates that run side by side: their sums, the last one's fields."""
-        model, plan = self.setup.valid_model, self.plan
+        plan, model = self.plan, self.setup.valid_model
         size = self.setup.config.trainer.valid_batch_size * model.axes.num_data
-        groups = plan.schedule.groups(size)
-        full = [[*own, *[own[-1]] * (size - len(own))] for own in groups]
-        measure = MeshSums(model.mesh, self._grid, size, 1, self._compared)
+        shutil.rmtree(folder, ignore_errors=True)
+        kept = self._archive(folder)
         forecaster = Forecaster(model, state.evaluation_params, state.model_state)
-        step = plan.step(model, self.outputs)
-        num_steps = plan.schedule.num_steps
-        reader = plan.reader.stream(full, num_steps, model.mesh)
-        for group, tasks in zip(groups, full, strict=True):
-            first = next(reader)
-            current, constants = step.start(first.arrays)
-            last, sums = len(group) - 1, []
-            kept: Kept = {0: {k: x[last] for k, x in first.fields.items()}}
-            forcing: Any = {}
-            for number in range(1, num_steps + 1):
-                if number < num_steps:
-                    forcing = next(reader)
-                noise = Noise(jax.random.key(number))
-                given = (forecaster.weights, current, constants, forcing, noise)
-                current, found = step(*given)
-                placed = measure.place(self._references(tasks, number))
-                sums.append(measure.to_host(measure(found, placed)))
-                if group[-1] == plan.schedule.tasks[-1]:
-                    kept[number] = {k: self._of(x, last) for k, x in found.items()}
-            yield self._merged(group, sums), kept
+        with TemporaryDirectory() as scratch:
+            archive = Archive(Path(scratch), plan.schedule, {}, {})
+            scores = self._scores(size, archive.folder)
+            store = ZarrStore(folder, self.outputs, kept.schedule, software())
+            last = LastForecast(store, len(plan.schedule.starts) - 1)
+            kept.create()
+            last.create()
+            Campaign(
+                plan.step(model, self.outputs),
+                forecaster.weights,
+                plan.reader,
+                last,
+                archive,
+                self.outputs,
+                plan.schedule.groups(size),
+                size,
+                plan.schedule.num_steps,
+                plan.schedule.written,
+                num_writers=1,
+                fill_nan=True,
+                scores=scores,
+                noise=Noise(jax.random.key(0)),
+            ).run()
+            kept.mark(Task(0, 0), {})
+            found = scores.scores(self._attributes(scores.comparison))
+        assert found is not None, "all start dates are done"
+        return found
 
-    def _merged(
-        self, group: list[Task], sums: list[dict[str, np.ndarray]]
-    ) -> ScoreSums:
-        total = None
-        for place, task in enumerate(group):
-            leads = [{name: x[place] for name, x in own.items()} for own in sums]
-            start = self.plan.schedule.starts[task.start]
-            own = ScoreSums.of_start(start, leads)
-            total = own if total is None else total.merge(own)
-        assert total is not None, "groups are not empty"
-        return total
+    def _scores(self, size: int, folder: Path) -> OnlineScores:
+        config = self.setup.config
+        return online_scores(
+            ScoreOptions(config.validation_data, None, config.data),
+            choose_regions(),
+            self.plan.schedule,
+            self.setup.valid_model,
+            self.outputs,
+            size,
+            folder,
+        )
 
-    def _references(self, tasks: list[Task], step: int) -> dict[str, np.ndarray]:
-        """Truth, persistence and climatology of some start dates at a step."""
-        schedule, comparison = self.plan.schedule, self._comparison
-        found: dict[str, list[np.ndarray]] = {}
-        for task in tasks:
-            start = schedule.starts[task.start]
-            fields = comparison.at(schedule.valid_time(task.start, step))
-            for name, own in (fields | comparison.persistence(start)).items():
-                found.setdefault(name, []).append(own)
-        return {name: np.stack(own) for name, own in found.items()}
-
-    def _of(self, field: jax.Array, place: int) -> np.ndarray:
-        """One forecast of a step's output, without padding rows."""
-        return to_host(field)[place, :, 0, : len(self.outputs.latitude)]
-
-    @cached_property
-    def _compared(self) -> Mapping[str, tuple[int, ...] | None]:
-        keys = {own.name: own.key for own in self.outputs.variables}
-        return {keys[k]: levels for k, levels in self._comparison.forecast.items()}
-
-    @cached_property
-    def _comparison(self) -> Comparison:
-        schedule, config = self.plan.schedule, self.setup.config
-        variables = {
-            own.name: Variable(None if own.levels is None else own.levels.astype(float))
-            for own in self.outputs.variables
+    def _archive(self, folder: Path) -> Archive:
+        """The record of the forecast of the last start date."""
+        schedule = replace(self.plan.schedule, starts=self.plan.schedule.starts[-1:])
+        identity = {
+            **self.plan.sections(),
+            "start dates": [str(time) for time in schedule.starts],
+            "steps": schedule.num_steps,
+            "members": 1,
         }
-        times = [
-            schedule.valid_time(start, step)
-            for start in range(len(schedule.starts))
-            for step in range(schedule.num_steps + 1)
-        ]
-        options = ScoreOptions(config.validation_data, None, config.data)
-        grid = self.outputs.latitude, self.outputs.longitude
-        return open_comparison(options, variables, grid, np.unique(times))
+        config = dump_config(self.setup.config)
+        return Archive(folder, schedule, identity, {"config": config, **software()})
 
-    @cached_property
-    def _grid(self) -> Grid:
-        latitude, longitude = self.outputs.latitude, self.outputs.longitude
-        return grid_of(latitude, longitude, choose_regions())
-
-    @property
-    def _attributes(self) -> dict[str, Any]:
-        climatology = self._comparison.climatology
+    def _attributes(self, comparison: Comparison) -> dict[str, Any]:
+        climatology = comparison.climatology
         return {
             "title": "forecasts from held-out start dates at the end of the training",
             "forecast": self.setup.config.save_loc,

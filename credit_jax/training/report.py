@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,15 +11,11 @@ import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.config import ConfigError
-from credit_jax.config.load import dump_config
 from credit_jax.evaluation.forecast_files import open_forecasts
 from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import LEAD, write_scores
-from credit_jax.inference.archive import Archive, software
-from credit_jax.inference.schedule import Task
-from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.training.display import Display
-from credit_jax.training.held_out import HeldOut, Kept, plan_held_out
+from credit_jax.training.held_out import HeldOut, plan_held_out
 from credit_jax.training.loggers import LOG_NAME, read_log
 from credit_jax.training.loop import Outcome
 from credit_jax.training.restore import RunStore
@@ -62,12 +56,12 @@ def report_scores(
         return
     try:
         held_out = HeldOut(setup, plan_held_out(setup))
-        scores, fields = held_out.score(_best(setup, folder, outcome.state))
+        state = _best(setup, folder, outcome.state)
+        scores = held_out.score(state, folder / FORECAST_FOLDER)
     except (ConfigError, ValueError) as error:
         display.message(f"No scores: {error}")
         return
     write_scores(scores, folder / SCORES_FOLDER)
-    _write_forecast(held_out, folder / FORECAST_FOLDER, fields)
     maps = _maps(held_out, folder)
     log = folder / LOG_NAME
     if log.exists() and (rows := read_log(log)):
@@ -100,29 +94,6 @@ def _best(setup: Setup, folder: Path, state: TrainState) -> TrainState:
         state = run_store.restore_weights(best, state)
     store.close()
     return state
-
-
-def _write_forecast(held_out: HeldOut, folder: Path, fields: Kept) -> None:
-    """Writes the forecast of the last start date, as `credit-jax forecast` does."""
-    shutil.rmtree(folder, ignore_errors=True)
-    plan = held_out.plan
-    schedule = replace(plan.schedule, starts=plan.schedule.starts[-1:])
-    identity = {
-        **plan.sections(),
-        "start dates": [str(time) for time in schedule.starts],
-        "steps": schedule.num_steps,
-        "members": 1,
-    }
-    config = dump_config(held_out.setup.config)
-    archive = Archive(folder, schedule, identity, {"config": config, **software()})
-    archive.create()
-    store = ZarrStore(folder, held_out.outputs, schedule, software())
-    store.create()
-    writer = store.writer(Task(0, 0))
-    for step, own in fields.items():
-        for job in writer.add(step, own):
-            job()
-    archive.mark(Task(0, 0), {})
 
 
 def _maps(held_out: HeldOut, folder: Path) -> list[tuple[str, bytes]]:
