@@ -14,6 +14,7 @@ from credit_jax.config import ConfigError
 from credit_jax.evaluation.forecast_files import open_forecasts
 from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import LEAD, write_scores
+from credit_jax.io.atomic import new_file
 from credit_jax.training.display import Display
 from credit_jax.training.held_out import HeldOut, plan_held_out
 from credit_jax.training.loggers import LOG_NAME, read_log
@@ -21,7 +22,7 @@ from credit_jax.training.loop import Outcome
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
-from credit_jax.visualization.canvas import png_of, save_figure
+from credit_jax.visualization.canvas import png_of
 from credit_jax.visualization.choice import choose, truth_of
 from credit_jax.visualization.losses import loss_panel
 from credit_jax.visualization.page import PAGE_NAME, write_page
@@ -100,15 +101,16 @@ def _maps(held_out: HeldOut, folder: Path) -> list[tuple[str, bytes]]:
     """Captions and maps of some variables at the last lead time; writes the first."""
     files = open_forecasts(str(folder / FORECAST_FOLDER))
     last, made = len(files.leads) - 1, []
-    for name in _chosen([own.name for own in held_out.outputs.variables]):
+    names = [own.name for own in held_out.outputs.variables]
+    # Of one step one map is enough.
+    for name in _chosen(names) if last else names[:1]:
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
         choice = choose(files, name, level=middle)
         scene = Scene(choice, truth_of(choice, held_out.plan.data, [last]))
-        figure = scene.figure(last).figure
-        if not made:
-            save_figure(figure, folder / FIGURE_NAME)
-        made.append((choice.title(last), png_of(figure, dpi=75)))
+        made.append((choice.title(last), png_of(scene.figure(last).figure)))
+    with new_file(folder / FIGURE_NAME) as partial:
+        partial.write_bytes(made[0][1])
     return made
 
 

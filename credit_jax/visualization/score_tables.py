@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
 from credit_jax.evaluation.scores import FORECAST
 from credit_jax.visualization.curves import NAMES
@@ -23,7 +24,6 @@ from credit_jax.visualization.summary import (
     BASELINES,
     Skillful,
     chosen_leads,
-    series,
     skillful_until,
 )
 
@@ -138,12 +138,7 @@ def score_table(scores: xr.Dataset, region: str) -> str:
     columns += [*((own, False) for own in BASELINES), ("beats both", True)]
     columns += [(NAMES[metric], False) for metric in others]
     columns += [("region", True)]
-    rows = [
-        row
-        for own in regions
-        for channel in channels_of(scores)
-        for row in _score_rows(scores, channel, own, leads, others)
-    ]
+    rows = _score_rows(scores, leads, others)
     texts = [lead_text(lead) for lead in leads]
     menus = select("region", "region", regions, region)
     menus += select("lead", "lead time", texts, texts[0] if texts else "")
@@ -160,37 +155,41 @@ def score_table(scores: xr.Dataset, region: str) -> str:
 
 
 def _score_rows(
-    scores: xr.Dataset,
-    channel: str,
-    region: str,
-    leads: np.ndarray,
-    others: Sequence[str],
+    scores: xr.Dataset, leads: np.ndarray, others: Sequence[str]
 ) -> list[Row]:
-    errors = [
-        series(scores, "rmse", channel, system=own, region=region)
-        for own in (FORECAST, *BASELINES)
-    ]
-    rest = [series(scores, metric, channel, region=region) for metric in others]
+    """One row for each region, channel and lead time, in this order."""
+    errors = [_values(scores, "rmse", own, leads) for own in (FORECAST, *BASELINES)]
+    rest = [_values(scores, metric, FORECAST, leads) for metric in others]
+    days = [float(lead / np.timedelta64(1, "D")) for lead in leads]
+    texts = [lead_text(lead) for lead in leads]
+    units = [Cell(*_units(scores, own)) for own in channels_of(scores)]
     rows = []
-    for lead in leads:
-        values = [_at(line, lead) for line in errors]
-        cells = [
-            Cell(*_units(scores, channel)),
-            Cell(lead_text(lead), float(lead / np.timedelta64(1, "D"))),
-            *(number_cell(value) for value in values),
-            _better(values),
-            *(number_cell(_at(line, lead)) for line in rest),
-            Cell(region, None, "text"),
-        ]
-        data = {"region": region, "lead": lead_text(lead)}
-        rows.append(Row(channel, cells, data))
+    for r, region in enumerate(map(str, scores["region"].values)):
+        for c, channel in enumerate(channels_of(scores)):
+            for k, text in enumerate(texts):
+                values = [float(array[c, r, k]) for array in errors]
+                cells = [
+                    units[c],
+                    Cell(text, days[k]),
+                    *map(number_cell, values),
+                    _better(values),
+                    *(number_cell(float(array[c, r, k])) for array in rest),
+                    Cell(region, None, "text"),
+                ]
+                rows.append(Row(channel, cells, {"region": region, "lead": text}))
     return rows
 
 
-def _at(line: xr.DataArray | None, lead: np.timedelta64) -> float:
-    if line is None:
-        return float("nan")
-    return float(line.sel(prediction_timedelta=lead))
+def _values(
+    scores: xr.Dataset, metric: str, system: str, leads: np.ndarray
+) -> Float[np.ndarray, "channel region lead"]:
+    """A metric of a system at some lead times; NaN if it is not known."""
+    dims = ("channel", "region", "prediction_timedelta")
+    if metric not in scores or system not in scores["system"].values:
+        sizes = scores.sizes["channel"], scores.sizes["region"], len(leads)
+        return np.full(sizes, np.nan)
+    found = scores[metric].sel(system=system, prediction_timedelta=leads)
+    return found.transpose(*dims).values
 
 
 def _better(values: Sequence[float]) -> Cell:

@@ -44,6 +44,8 @@ def _spectra(spectrum: xr.DataArray, channel: str) -> Any:
     lines = dict(_lines(own))
 
     def draw(axis: Any) -> None:
+        from matplotlib.ticker import FuncFormatter, NullLocator
+
         colors = iter(_shades(len(lines.keys() - {TRUTH})))
         for label, line in lines.items():
             wave = line[WAVENUMBER].values
@@ -52,6 +54,9 @@ def _spectra(spectrum: xr.DataArray, channel: str) -> Any:
             if label != TRUTH:
                 look = {"color": next(colors), "linewidth": 1.5}
             axis.loglog(wave[shown], line.values[shown], label=label, **look)
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_minor_locator(NullLocator())
+            side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_xlabel("zonal wavenumber")
         axis.grid(True)
         axis.legend(fontsize=7, framealpha=0, handlelength=1.2)
