@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import xarray as xr
 
+from credit_jax.evaluation.scores import read_scores
 from credit_jax.forecast import main
+from credit_jax.score import main as score
 from tests.inference.credit_forecast import credit_rollout, raw_config, write_run
 from tests.inference.layouts import assert_same_layout
 from tests.support import assert_close
@@ -65,3 +67,21 @@ def test_forecasts_as_credit(run, monkeypatch, tmp_path, mesh):
                         FIELD,
                         f"{mesh} {name} {variable} {str(time)[:13]}",
                     )
+
+
+def test_scores_of_credits_files(run, monkeypatch, tmp_path):
+    """The files that CREDIT wrote have the scores of our forecasts."""
+    monkeypatch.chdir(run)
+    options = ["--climatology", "none", "--truth", "case.yml"]
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    online = ["--format", "none", "--out", str(ours), "--score", str(ours)]
+    assert forecast(run, *online, *options) == 0
+    given = ["--forecast", "theirs", "--out", str(theirs), "--cache", "none"]
+    assert score([*given, *options]) == 0
+    pair = [read_scores(own) for own in (ours, theirs)]
+    assert pair[0].sizes == pair[1].sizes
+    assert [*pair[0]["channel"].values] == [*pair[1]["channel"].values]
+    found, expected = (own["rmse"].sel(system="forecast") for own in pair)
+    for channel in expected["channel"].values:
+        places = {"channel": channel, "region": "global"}
+        assert_close(found.sel(places), expected.sel(places), FIELD, f"rmse {channel}")
