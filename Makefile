@@ -8,6 +8,9 @@
 # make docs    the pages of docs/ and the reference from docstrings, in build/docs
 # make accuracy  sets up .venv likewise, then compares credit_jax with CREDIT: the short form of
 #                `python -m benchmarks.accuracy`; its report and picture go to benchmarks/reports
+# make accelerator  puts XLA's compiler for the H100 (0.6 GB of wheels) into .cache/accelerator, compiles
+#                the small model's step with it, and fails where kernels or bytes have grown by 5 % over
+#                benchmarks/reports/accelerator-small.json; the new counts go to build/accelerator
 # PYTHON=python3.12 names the interpreter that .venv is made with; 3.11 or later.
 
 BIN := .venv/bin
@@ -18,7 +21,7 @@ WORKERS ?= 2
 # Every module is compiled once, at its first import, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test slow quick lint docs accuracy clean
+.PHONY: train test slow quick lint docs accuracy accelerator clean
 .PHONY: check-style check-spelling check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
 
@@ -51,6 +54,11 @@ docs: .venv/.test
 
 accuracy: .venv/.test
 	$(BIN)/python -m benchmarks.accuracy --short $(ACCURACY)
+
+# What is counted depends on the versions in constraints.txt, not on the machine.
+accelerator: .venv/.test
+	$(BIN)/python -m benchmarks.accelerator --config small --remat none --out build/accelerator \
+	  --name accelerator-small --against benchmarks/reports/accelerator-small.json $(ACCELERATOR)
 
 check-style:
 	$(BIN)/ruff check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.parallel_config import ParallelConfig
+from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state, shardings, state_specs
@@ -57,7 +58,12 @@ MODELS = ("small", "medium", "1deg", "025deg")
 
 
 def model_block(name: str) -> dict[str, Any]:
-    """The `model:` section of one of `MODELS`; the last two are those of configs/."""
+    """The `model:` section of one of `MODELS`, or of a config by its path.
+
+    The last two of `MODELS` are those of configs/.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return read_yaml(Path(name))["model"]
     if name in ("1deg", "025deg"):
         return read_yaml(CONFIGS / f"wxformer_{name}.yaml")["model"]
     return {"small": SMALL_MODEL, "medium": MEDIUM_MODEL}[name]
@@ -78,6 +84,8 @@ def trace_step(
     batch: int,
     remat: str = "none",
     platform: str | None = "gpu",
+    precision: str = "float32",
+    devices: Sequence[Any] | None = None,
 ) -> tuple[ModelDef, Any]:
     """The model and the traced training step (MSE, AdamW, clipping).
 
@@ -90,8 +98,15 @@ def trace_step(
         batch: samples of the global batch.
         remat: activation checkpointing, "none", "full" or "selective".
         platform: of the operations and loops; None is that of the mesh.
+        precision: of activations and weights in the forward.
+        devices: of the mesh; None are those of the process.
     """
-    parallel = build_parallel_model(model, build_mesh(mesh), ac_mode=remat)
+    parallel = build_parallel_model(
+        model,
+        build_mesh(mesh, devices),
+        ac_mode=remat,
+        mp_policy=default_mp_policy(precision),
+    )
     model_def, parallel_config = parallel.model_def, parallel.parallel_config
     optimizer = adamw(max_norm=1.0)
     train = make_train_step(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -40,6 +42,18 @@ def num_devices(name: str) -> int:
     return math.prod(parse_mesh(name).values())
 
 
-def build_mesh(name: str) -> Mesh:
-    """Builds a mesh on the first devices."""
-    return mesh_of_degrees(parse_mesh(name), jax.devices()[: num_devices(name)])
+def num_data(name: str) -> int:
+    """Number of data-parallel ranks of a mesh."""
+    degrees = parse_mesh(name)
+    return degrees.get(DP_SHARD, 1) * degrees.get(DP_REPLICATE, 1)
+
+
+def build_mesh(name: str, devices: Sequence[Any] | None = None) -> Mesh:
+    """Builds a mesh on the first devices.
+
+    Args:
+        name: see `parse_mesh`.
+        devices: to take them from; None are those of the process.
+    """
+    found = jax.devices() if devices is None else devices
+    return mesh_of_degrees(parse_mesh(name), found[: num_devices(name)])

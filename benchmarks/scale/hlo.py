@@ -102,10 +102,20 @@ def collectives(hlo: str) -> list[Collective]:
     found: list[Collective] = []
     for name, times in _runs(bodies, _entry(hlo)):
         for line in bodies[name]:
-            match = _LINE.search(line)
-            if match:
-                found.append(_collective(match, times))
+            collective = read_collective(line, times)
+            if collective:
+                found.append(collective)
     return found
+
+
+def read_collective(line: str, times: int) -> Collective | None:
+    """The collective of an instruction that runs so many times; None for another one.
+
+    Raises:
+        ValueError: `times` is negative, that of a loop of unknown length.
+    """
+    match = _LINE.search(line)
+    return _collective(match, times) if match else None
 
 
 def _collective(match: re.Match[str], times: int) -> Collective:

@@ -18,6 +18,7 @@ from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM, Collection, ModelState
 from credit_jax.nn.noise import Noise
+from credit_jax.parallel import scopes
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.parallel_config import ParallelConfig
@@ -281,6 +282,7 @@ class ParallelModel:
         y, batch_stats = self._forward(params, model_state, inputs, context)
         return y, {**model_state, BATCH_STATS: batch_stats}
 
+    @jax.named_scope(scopes.SPECTRAL_NORM)
     def local_iterate(
         self, params: Weights, model_state: ModelState, *, index: int = 0
     ) -> ModelState:
@@ -337,6 +339,7 @@ class ParallelModel:
             num_members=num_members,
         )
 
+    @jax.named_scope(scopes.SPECTRAL_NORM)
     def _normalized(self, params: Weights, model_state: ModelState) -> Weights:
         """Local shards of all parameters, after spectral norm."""
         return spectral_norm.normalize(

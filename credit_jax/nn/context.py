@@ -20,6 +20,7 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.layout import Field, Layout, block_layout
+from credit_jax.parallel.scopes import PARAMETERS
 
 
 @dataclass
@@ -202,6 +203,7 @@ class Context:
             return num
         return self.remat.kept_of(first, num, self.blocks.total if self.blocks else 0)
 
+    @jax.named_scope(PARAMETERS)
     def _gathered(self, params: Any) -> Any:
         """Parameters of one block, gathered over dp_shard, in the compute dtype."""
 

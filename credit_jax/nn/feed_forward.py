@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
@@ -12,6 +13,7 @@ from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.gelu import gelu
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import FEED_FORWARD
 
 
 class FeedForward(nnx.Module):
@@ -32,6 +34,7 @@ class FeedForward(nnx.Module):
         self.up = Linear(channels, self.hidden)
         self.down = Linear(self.hidden, channels)
 
+    @jax.named_scope(FEED_FORWARD)
     def __call__(self, field: Field, context: Context) -> Field:
         x = gelu(self.up(self.norm(field.data)))
         return field.like(self.down(self._drop(x, field, context), context))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -18,6 +19,7 @@ from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.params.initializers import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.scopes import NORM
 
 # Which dim of its kernel a layer splits over tp.
 Split = Literal["column", "row"] | None
@@ -30,6 +32,7 @@ class LayerNorm(nnx.Module):
         self.scale = parameter(constant(1.0), (channels,), ("embed",))
         self.bias = parameter(constant(0.0), (channels,), ("embed",))
 
+    @jax.named_scope(NORM)
     def __call__(
         self, x: Float[Array, "*batch channel"]
     ) -> Float[Array, "*batch channel"]:
@@ -44,6 +47,7 @@ class GroupNorm(nnx.Module):
         self.scale = parameter(constant(1.0), (channels,), ("embed",))
         self.bias = parameter(constant(0.0), (channels,), ("embed",))
 
+    @jax.named_scope(NORM)
     def __call__(self, field: Field) -> Field:
         return group_norm(
             field, self.scale[...], self.bias[...], num_groups=self.num_groups

@@ -27,6 +27,7 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.ops.vma import pvary, varying_axes
+from credit_jax.parallel.scopes import LOSS
 from credit_jax.transforms import FieldTree, Rollout
 
 Batch = Mapping[str, Any]
@@ -154,7 +155,8 @@ class ForecastLoss:
         for further in range(1, model.power_iterations):
             after = model.local_iterate(self.params, after, index=further)
         tree = rollout.after(batch, fields, target, prediction, context)
-        value, values = value_and_parts(self.loss, tree, context)
+        with jax.named_scope(LOSS):
+            value, values = value_and_parts(self.loss, tree, context)
         if self.measure is not None:
             values = values | self.measure(tree, context)
         fed_back = rollout.next(batch, fields, tree, forcing, context)

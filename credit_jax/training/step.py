@@ -8,7 +8,7 @@ compose them with `jax.jit`, `lax.scan` and the like. Our own loop compiles them
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from credit_jax.nn.model_state import ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.frozen import split_frozen
 from credit_jax.parallel.params.fsdp import pvary_params
+from credit_jax.parallel.scopes import UPDATE
 from credit_jax.training.ema import update_ema
 from credit_jax.training.loss_scale import all_finite, keep_if, loss_factor, unscale
 from credit_jax.training.loss_state import LossState, init_loss_state
@@ -101,9 +102,19 @@ def make_train_step(
     def train_step(
         state: TrainState, batch: Batch, rate: Scalar | None
     ) -> tuple[TrainState, dict[str, Array]]:
-        (grads, loss_grads), model_state, measured = _accumulate(
-            state, batch, model, loss, accumulate, rollout, measure
-        )
+        found = _accumulate(state, batch, model, loss, accumulate, rollout, measure)
+        return updated(state, batch, rate, *found)
+
+    @jax.named_scope(UPDATE)
+    def updated(
+        state: TrainState,
+        batch: Batch,
+        rate: Scalar | None,
+        both_grads: Trained,
+        model_state: ModelState,
+        measured: dict[str, Array],
+    ) -> tuple[TrainState, dict[str, Array]]:
+        grads, loss_grads = both_grads
         micro_step = state.micro_step + batch["y"].shape[0]
         norm = global_norm(grads)
         extra = {"grad_norm": norm}
@@ -235,8 +246,9 @@ def _accumulate(
     """Summed gradient, new model state, and numbers of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
     trained, frozen = split_frozen(state.params, model.model_def.param_specs)
-    weights, pullback = jax.vjp(lambda p: pvary_params(p, axes, precision), trained)
-    frozen = pvary_params(frozen, axes, precision)
+    vary = partial(pvary_params, axes=axes, precision=precision)
+    weights, pullback = jax.vjp(jax.named_scope(UPDATE)(vary), trained)
+    frozen = vary(frozen)
     factor = loss_factor(state.loss_scale)
     loss_parameters = {} if state.loss_state is None else state.loss_state.params
     variables: Trained = (weights, loss_parameters)
@@ -246,6 +258,7 @@ def _accumulate(
 
     forecast = ForecastLoss(model, rollout, loss, state.params, frozen, scale, measure)
 
+    @jax.named_scope(UPDATE)
     def summed(grads: Trained) -> Trained:
         both = (pullback(grads[0])[0], grads[1])
         return unscale(both, state.loss_scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 from flax import nnx
 
 from credit_jax.nn.context import Context
@@ -14,6 +15,7 @@ from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.conv import conv2d_field
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import EMBEDDING
 
 
 class PatchEmbed(nnx.Module):
@@ -29,6 +31,7 @@ class PatchEmbed(nnx.Module):
         self.proj = _PatchProjection(channel_in, channel_out, (frames, *patch))
         self.norm = LayerNorm(channel_out)
 
+    @jax.named_scope(EMBEDDING)
     def __call__(self, field: Field, context: Context) -> Field:
         field = self.proj(field, self.patch)
         return field.like(self.norm(field.data))

@@ -10,6 +10,7 @@ from credit_jax.nn.layers import Conv, GroupNorm
 from credit_jax.parallel.domain.shuffle import add, pixel_shuffle_field
 from credit_jax.parallel.params.initializers import constant, icnr, xavier_normal
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import DECODER
 
 
 class UpBlock(nnx.Module):
@@ -39,6 +40,7 @@ class UpBlock(nnx.Module):
         self.residual_conv_1 = Conv(channel_out, channel_out, 3, padding=1)
         self.residual_norm_1 = GroupNorm(num_groups, channel_out)
 
+    @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
         field = pixel_shuffle_field(self.conv(field), self.scale)
         rows = field.layout
@@ -65,6 +67,7 @@ class Head(nnx.Module):
         )
         self.out = Conv(channel_out, channel_out, 3, padding=1)
 
+    @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
         field = pixel_shuffle_field(self.conv(field), self.scale)
         return self.out(field, field.layout)

@@ -17,6 +17,7 @@ from credit_jax.parallel.domain.resize import resize_bilinear
 from credit_jax.parallel.domain.shuffle import add
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import DECODER
 
 
 class ConvTranspose(nnx.Module):
@@ -116,6 +117,7 @@ class ResidualUpBlock(nnx.Module):
         )
         self.attention = last
 
+    @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
         field = self.up(field)
         x = self.residual_norm_0(self.residual_conv_0(field, field.layout))
@@ -135,5 +137,6 @@ class UpsampleHead(nnx.Module):
             channel_in, channel_out, interpolate=interpolate, kernel_size=4, padding=1
         )
 
+    @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
         return self.up(field)

@@ -24,6 +24,7 @@ from credit_jax.parallel.domain.windows import (
 )
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.scopes import ATTENTION, POSITION_BIAS
 
 
 class PositionBias(nnx.Module):
@@ -38,6 +39,7 @@ class PositionBias(nnx.Module):
         self.norm_2 = LayerNorm(channels)
         self.linear_3 = Linear(channels, 1)
 
+    @jax.named_scope(POSITION_BIAS)
     def __call__(self, window: int) -> Float[Array, "tokens tokens"]:
         """Bias of every pair of tokens of a window, (w * w, w * w)."""
         dtype = self.linear_0.kernel[...].dtype
@@ -136,6 +138,7 @@ class WindowAttention(nnx.Module):
         whole = window_layout if self.kind == "short" else group_layout
         return whole(layout, layout.size, self.window)
 
+    @jax.named_scope(ATTENTION)
     def __call__(self, field: Field, context: Context) -> Field:
         """Attends within the windows of a field with the layout `self.layout`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 from flax import nnx
 
 from credit_jax.models.crossformer.attention import WindowAttention
@@ -15,6 +16,7 @@ from credit_jax.parallel.domain.conv import conv2d_scales, scale_padding
 from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import WINDOWS, reshard
+from credit_jax.parallel.scopes import EMBEDDING
 
 
 class CrossEmbed(nnx.Module):
@@ -43,6 +45,7 @@ class CrossEmbed(nnx.Module):
             for size, width in zip(sizes, widths, strict=True)
         )
 
+    @jax.named_scope(EMBEDDING)
     def __call__(self, field: Field, context: Context, *, window: int) -> Field:
         """Embeds; the output has the layout of short windows of `window` rows."""
         kernels = [conv.kernel[...] for conv in self.convs]

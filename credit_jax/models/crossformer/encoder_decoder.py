@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -24,6 +25,7 @@ from credit_jax.parallel.domain.shuffle import join
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
+from credit_jax.parallel.scopes import INPUT, OUTPUT
 
 
 class EncoderDecoder(nnx.Module):
@@ -87,6 +89,7 @@ class EncoderDecoder(nnx.Module):
         reducer = FieldReducer(context.rows(config.image_height, dim=3), context.axes)
         return conf.fixers(x, y, FieldContext(reducer))
 
+    @jax.named_scope(INPUT)
     def _enter(
         self, x: Float[Array, "batch channel time rows lon"], context: Context
     ) -> Field:
@@ -99,6 +102,7 @@ class EncoderDecoder(nnx.Module):
             return field
         return pad_globe(field, mode=pad.mode, lat=pad.pad_lat, lon=pad.pad_lon)
 
+    @jax.named_scope(OUTPUT)
     def _leave(
         self, field: Field, context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 from flax import nnx
 
 from credit_jax.models.crossformer.blocks import CrossEmbed, TransformerBlock
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import stack_blocks
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import BLOCKS
 
 
 class Stage(nnx.Module):
@@ -62,4 +64,5 @@ class Stage(nnx.Module):
         field = context.run(self.embed, field, window=self.window)
         if not self.depth:
             return field
-        return context.scan(self.blocks, field, self.depth)
+        with jax.named_scope(BLOCKS):
+            return context.scan(self.blocks, field, self.depth)

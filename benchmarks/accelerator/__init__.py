@@ -1,0 +1,1 @@
+"""The training step compiled for accelerators that are not there, and its roofline."""

@@ -1,0 +1,111 @@
+"""What a compiled program launches, moves and sends, as one document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.accelerator.compile_step import Compiled
+from benchmarks.accelerator.kernels import Kernel, kernels
+from benchmarks.accelerator.overlap import summary, transfers
+from benchmarks.accelerator.program import parse
+from benchmarks.accelerator.roofline import (
+    LAUNCHES,
+    as_json,
+    kernel_seconds,
+    total,
+    work_by,
+)
+from benchmarks.accelerator.targets import TARGETS, Target
+from benchmarks.meshes import num_data, num_devices, parse_mesh
+from credit_jax.parallel.mesh.device_mesh import built_degrees
+
+_LONGEST = 20
+# A program has grown where one of these is more than so much above the older one.
+GROWTH = 0.05
+WATCHED = ("kernels", "bytes")
+
+
+def account(compiled: Compiled) -> dict[str, Any]:
+    """The account of a compiled step.
+
+    Returns:
+        job, totals ("kernels", "bytes", "flops", "seconds" of the roofline), "parts",
+        "phases" and "kinds" of kernels, "collectives", "memory" and "steps": seconds of
+        a step by microseconds of a launch, what transfers wait included.
+    """
+    job, found = compiled.job, compiled.account
+    target, program = TARGETS[job.target], parse(compiled.text)
+    every = kernels(program)
+    degrees = built_degrees(parse_mesh(job.mesh))
+    sent = summary(transfers(program, degrees, target), target)
+    devices = num_devices(job.mesh) / num_data(job.mesh)
+    return {
+        "mesh": job.mesh,
+        "remat": job.remat,
+        "precision": job.precision,
+        "samples": job.samples,
+        **counted(every, target, sum(row["exposed_seconds"] for row in sent)),
+        "useful_flops": found["useful"] / devices,
+        "traced_flops": found["traced"],
+        "parts": as_json(work_by(lambda kernel: kernel.part, every, target)),
+        "phases": as_json(work_by(lambda kernel: kernel.phase, every, target)),
+        "collectives": sent,
+        "memory": found["memory"],
+        "compile_seconds": found["compile_seconds"],
+        "estimate_seconds": found["estimate_seconds"],
+    }
+
+
+def counted(
+    every: Sequence[Kernel], target: Target, exposed: float = 0.0
+) -> dict[str, Any]:
+    """Totals of kernels, their kinds, the longest, and the seconds of a step."""
+    work = total(every, target)
+    longest = sorted(every, key=lambda k: -k.times * kernel_seconds(k, target))
+    return {
+        "kernels": work.kernels,
+        "bytes": work.bytes,
+        "flops": work.flops,
+        "seconds": work.seconds,
+        "exposed_seconds": exposed,
+        "steps": {f"{1e6 * us:.0f}": work.step(us) + exposed for us in LAUNCHES},
+        "step": work.step(target.launch) + exposed,
+        "kinds": as_json(work_by(lambda kernel: kernel.kind, every, target)),
+        "longest": [_entry(kernel, target) for kernel in longest[:_LONGEST]],
+    }
+
+
+def grown(program: dict[str, Any], older: dict[str, Any]) -> list[str]:
+    """What has grown by more than `GROWTH` since an older account of the same job."""
+    lines = []
+    for name in WATCHED:
+        before, now = older[name], program[name]
+        if now > (1 + GROWTH) * before:
+            lines.append(
+                f"{program['mesh']}, remat {program['remat']}: {name} grew from "
+                f"{before:,} to {now:,}, {now / before - 1:.1%}; at most {GROWTH:.0%} "
+                "is allowed. Find the part that grew in the tables; if it has to be, "
+                "commit the new report"
+            )
+    return lines
+
+
+def same_job(program: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two accounts are of the same job."""
+    names = ("mesh", "remat", "precision", "samples")
+    return all(program[name] == other[name] for name in names)
+
+
+def _entry(kernel: Kernel, target: Target) -> dict[str, Any]:
+    return {
+        "name": kernel.name,
+        "kind": kernel.kind,
+        "part": kernel.part,
+        "phase": kernel.phase,
+        "times": kernel.times,
+        "bytes": kernel.bytes,
+        "flops": kernel.flops,
+        "seconds": kernel.times * kernel_seconds(kernel, target),
+        "op_name": "/".join(kernel.op_name.split("/")[-5:]),
+    }

@@ -1,0 +1,146 @@
+"""Compiles a training step for an accelerator, in a process of its own.
+
+The program's text (`step.hlo`) and its account (`step.json`) go to a folder. Run by
+`benchmarks.accelerator`, with the environment of the target.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accelerator.targets import ROOT, TARGETS
+
+TEXT, ACCOUNT = "step.hlo", "step.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program to compile.
+
+    Attributes:
+        target: of `TARGETS`.
+        model: a name of `compiled_step.MODELS`, or the path of a config.
+        mesh: see `meshes.parse_mesh`.
+        remat: activation checkpointing.
+        precision: of the forward.
+        samples: of each data-parallel rank.
+    """
+
+    target: str
+    model: str
+    mesh: str = "1"
+    remat: str = "none"
+    precision: str = "bfloat16"
+    samples: int = 1
+
+    @property
+    def title(self) -> str:
+        return f"{self.mesh}, remat {self.remat}"
+
+    def folder(self, parent: Path) -> Path:
+        """Of the text and the account, below a folder of all programs."""
+        model = Path(self.model).stem
+        parts = (model, self.mesh, self.remat, self.precision, str(self.samples))
+        return parent / self.target / "-".join(parts)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled program.
+
+    Attributes:
+        job: what was compiled.
+        text: its optimized HLO.
+        account: see `_account`.
+    """
+
+    job: Job
+    text: str
+    account: dict[str, Any]
+
+
+def compile_job(job: Job, parent: Path, *, reuse: bool = False) -> Compiled:
+    """Compiles a step in a process of its own.
+
+    Args:
+        job: what to compile.
+        parent: folder of all programs.
+        reuse: a program that is already there.
+
+    Raises:
+        RuntimeError: XLA could not compile it.
+    """
+    target, folder = TARGETS[job.target], job.folder(parent)
+    if reuse and (folder / ACCOUNT).exists():
+        return _read(job, folder)
+    target.install()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ACCOUNT).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.accelerator.compile_step"]
+    command += [json.dumps(asdict(job)), str(folder)]
+    environment = target.environment()
+    log = folder / "log"
+    with log.open("w") as out:
+        subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=out, stderr=out, check=False
+        )
+    if not (folder / ACCOUNT).exists():
+        last = "\n".join(log.read_text().splitlines()[-15:])
+        raise RuntimeError(f"{job.title} was not compiled for {job.target}:\n{last}")
+    return _read(job, folder)
+
+
+def _read(job: Job, folder: Path) -> Compiled:
+    account = json.loads((folder / ACCOUNT).read_text())
+    return Compiled(job, (folder / TEXT).read_text(), account)
+
+
+def main() -> None:
+    """Compiles the job of the first argument into the folder of the second."""
+    job, folder = Job(**json.loads(sys.argv[1])), Path(sys.argv[2])
+    from benchmarks.compiled_step import model_block, trace_step
+    from benchmarks.flops import flops_of
+    from benchmarks.meshes import num_data
+    from credit_jax.parallel.compiler import compile_sooner
+
+    target = TARGETS[job.target]
+    if not target.is_gpu:
+        compile_sooner()
+    model = model_block(job.model)
+    options: dict[str, Any] = {
+        "platform": None,
+        "precision": job.precision,
+        "devices": target.devices(),
+    }
+    batch = job.samples * num_data(job.mesh)
+    _, traced = trace_step(model, job.mesh, batch=batch, remat=job.remat, **options)
+    _, alone = trace_step(model, "1", batch=job.samples, **options)
+    began = time.perf_counter()
+    program: Any = traced.lower(lowering_platforms=(target.platform,)).compile()
+    seconds = time.perf_counter() - began
+    (folder / TEXT).write_text(program.as_text())
+    flops = {"traced": flops_of(traced.jaxpr), "useful": flops_of(alone.jaxpr)}
+    account = _account(program, seconds) | flops
+    (folder / ACCOUNT).write_text(json.dumps(account, indent=1))
+
+
+def _account(program: Any, seconds: float) -> dict[str, Any]:
+    """Bytes of memory, seconds to compile, and on a TPU its compiler's own estimate."""
+    from benchmarks.compiled_step import program_bytes
+
+    estimate = (program.cost_analysis() or {}).get("optimal_seconds")
+    return {
+        "memory": program_bytes(program),
+        "compile_seconds": seconds,
+        "estimate_seconds": estimate if estimate and estimate > 0 else None,
+    }
+
+
+if __name__ == "__main__":
+    main()

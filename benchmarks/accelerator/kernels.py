@@ -1,0 +1,177 @@
+"""Every kernel that a compiled program runs, and the part of the model it is of."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.accelerator.operations import operations
+from benchmarks.accelerator.program import Computation, Instruction, Program
+from benchmarks.accelerator.traffic import traffic
+from benchmarks.scale.hlo import KINDS
+from credit_jax.parallel.rows.reshard import WINDOWS
+from credit_jax.parallel.scopes import ATTENTION, PARTS
+
+OTHER = "other"
+FORWARD, AGAIN, BACKWARD = "forward", "recomputed", "backward"
+# Instructions that are no kernels.
+_FREE = (
+    "parameter",
+    "constant",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "after-all",
+    "iota",
+    "partition-id",
+    "replica-id",
+    "opt-barrier",
+    "optimization-barrier",
+)
+_PART = re.compile(rf"\b({'|'.join([*PARTS, WINDOWS])})\b")
+_CONTROL = ("while", "call", "conditional")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An instruction that the device launches.
+
+    Attributes:
+        name: of the instruction.
+        kind: of the work: "loop fusion", "matmul", ...
+        part: of the model, one of `scopes.PARTS` or `OTHER`.
+        phase: forward, recomputed or backward.
+        times: runs in one call of the program.
+        bytes, flops: of one run.
+        op_name: its named scopes.
+    """
+
+    name: str
+    kind: str
+    part: str
+    phase: str
+    times: int
+    bytes: int
+    flops: float
+    op_name: str
+
+
+def runs(program: Program) -> Iterator[tuple[Computation, int]]:
+    """The scheduled computations of a program, and how often each runs."""
+    yield from _runs(program, program.entry, 1)
+
+
+def _runs(program: Program, name: str, times: int) -> Iterator[tuple[Computation, int]]:
+    computation = program.computations[name]
+    yield computation, times
+    for instruction in computation.values():
+        for called, inner in called_by(instruction):
+            yield from _runs(program, called, times * inner)
+
+
+def called_by(instruction: Instruction) -> list[tuple[str, int]]:
+    """The scheduled computations that an instruction runs, with their numbers of runs.
+
+    Of the branches of a conditional, the first.
+    """
+    if instruction.opcode not in _CONTROL:
+        return []
+    times = instruction.trips if instruction.opcode == "while" else 1
+    called = instruction.called or next(iter(instruction.branches), None)
+    return [(called, times)] if called else []
+
+
+def is_collective(instruction: Instruction) -> bool:
+    """Whether an instruction sends, or starts to send, to other devices."""
+    opcode = instruction.opcode.removesuffix("-start")
+    wraps = opcode == "async" and any(f" {k}(" in instruction.text for k in KINDS)
+    return opcode in KINDS or wraps
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    """Whether the device launches something for an instruction."""
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode in _CONTROL or opcode.endswith(("-done", "-update")):
+        return False
+    return not is_collective(instruction)
+
+
+def kernels(program: Program) -> list[Kernel]:
+    """Every kernel of a program, those in loops with their trip counts."""
+    return [
+        kernel_of(program, computation, instruction, times)
+        for computation, times in runs(program)
+        for instruction in computation.values()
+        if is_kernel(instruction)
+    ]
+
+
+def kernel_of(
+    program: Program, where: Computation, instruction: Instruction, times: int = 1
+) -> Kernel:
+    """The account of one instruction for which `is_kernel` holds."""
+    op_name = _scopes(program, instruction)
+    return Kernel(
+        instruction.name,
+        kind_of(instruction),
+        part_of(op_name),
+        phase_of(op_name),
+        times,
+        traffic(program, where, instruction),
+        operations(program, where, instruction),
+        op_name,
+    )
+
+
+def part_of(op_name: str) -> str:
+    """The innermost part that a named scope names.
+
+    >>> part_of("jit(step)/transpose(jvp(blocks))/while/body/attention/norm/mul")
+    'norm'
+    """
+    found = _PART.findall(op_name)
+    if not found:
+        return OTHER
+    return ATTENTION if found[-1] == WINDOWS else found[-1]
+
+
+def phase_of(op_name: str) -> str:
+    """Forward, backward, or the forward computed again in the backward pass."""
+    if "rematted_computation" in op_name:
+        return AGAIN
+    return BACKWARD if "transpose(" in op_name else FORWARD
+
+
+def kind_of(instruction: Instruction) -> str:
+    """What kind of work a kernel does, as XLA names it."""
+    if instruction.opcode == "custom-call":
+        target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""
+        if "matmul" in target or "gemm" in target:
+            return "library product"
+        return "library convolution" if "conv" in target else target
+    if instruction.opcode != "fusion":
+        return instruction.opcode
+    triton = instruction.attribute(r'"kind":"__(triton\w*)"')
+    if triton:
+        return triton.replace("_", " ")
+    words = re.sub(r"[.\d]+$", "", instruction.name).split("_")
+    kind = f"{words[0]} fusion"
+    if "dynamic" in instruction.name and "slice" in instruction.name:
+        kind += ", slices"
+    return kind
+
+
+def _scopes(program: Program, instruction: Instruction) -> str:
+    """The op_name of an instruction; of a fusion without a part, its most frequent."""
+    own = instruction.op_name
+    if part_of(own) != OTHER or instruction.opcode != "fusion":
+        return own
+    names = Counter(
+        held.op_name
+        for computation, _ in program.inner(instruction)
+        for held in computation.values()
+        if part_of(held.op_name) != OTHER
+    )
+    return names.most_common(1)[0][0] if names else own

@@ -1,0 +1,76 @@
+"""The roofline of a program: the least time that its kernels can take.
+
+A kernel takes max(bytes / bandwidth, operations / peak), and its launch; kernels run
+one after another. This is a lower bound with perfect kernels, no measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.accelerator.kernels import Kernel
+from benchmarks.accelerator.targets import Target
+
+LAUNCHES = (1e-6, 2e-6, 5e-6)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Sums over kernels.
+
+    Attributes:
+        kernels: their number.
+        bytes: read and written.
+        flops: operations.
+        seconds: at the roofline, without launches.
+    """
+
+    kernels: int = 0
+    bytes: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+    def plus(self, kernel: Kernel, target: Target) -> Work:
+        """With all runs of a kernel."""
+        times = kernel.times
+        return Work(
+            self.kernels + times,
+            self.bytes + times * kernel.bytes,
+            self.flops + times * kernel.flops,
+            self.seconds + times * kernel_seconds(kernel, target),
+        )
+
+    def step(self, launch: float) -> float:
+        """Seconds with a launch of so many seconds a kernel."""
+        return self.seconds + self.kernels * launch
+
+
+def kernel_seconds(kernel: Kernel, target: Target) -> float:
+    """Of one run, without the launch."""
+    return max(kernel.bytes / target.bandwidth, kernel.flops / target.peak)
+
+
+def total(kernels: Iterable[Kernel], target: Target) -> Work:
+    """The work of all kernels."""
+    work = Work()
+    for kernel in kernels:
+        work = work.plus(kernel, target)
+    return work
+
+
+def work_by(
+    key: Callable[[Kernel], str], kernels: Iterable[Kernel], target: Target
+) -> dict[str, Work]:
+    """Work of the kernels with equal keys, the longest first."""
+    found: dict[str, Work] = {}
+    for kernel in kernels:
+        found[key(kernel)] = found.get(key(kernel), Work()).plus(kernel, target)
+    order = sorted(found.items(), key=lambda item: -item[1].step(target.launch))
+    return dict(order)
+
+
+def as_json(works: Mapping[str, Work]) -> dict[str, Any]:
+    """Of a report."""
+    return {name: asdict(work) for name, work in works.items()}

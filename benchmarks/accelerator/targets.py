@@ -1,0 +1,169 @@
+"""Accelerators that programs are compiled for without one: compilers and speeds.
+
+XLA's compiler for a GPU or a TPU comes in wheels and runs on any machine. The wheels
+lie in a folder of their own, which a process that compiles has on its path.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+WHEELS = ROOT / ".cache" / "accelerator"
+# What XLA needs to know of the device, as in public reports of its deviceless
+# compilation: the limits of a streaming multiprocessor, and versions of the libraries.
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132
+  fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+  block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: 84929347584
+  shared_memory_per_block_optin: 232448  # codespell:ignore optin
+  cuda_compute_capability { major: 9 }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 7 }
+runtime_version { major: 12 minor: 8 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An accelerator.
+
+    Attributes:
+        name: on the command line.
+        device: its full name.
+        platform: what JAX lowers for.
+        topology: of 8 devices, as PJRT names it.
+        wheels: requirements, pinned.
+        peak: operations a second, dense bfloat16, data sheet.
+        bandwidth: bytes a second of its memory, data sheet.
+        launch: seconds of a kernel besides its work.
+        link: bytes a second that a device sends to those beside it, each direction.
+        message: seconds of a collective besides its bytes.
+    """
+
+    name: str
+    device: str
+    platform: str
+    topology: str
+    wheels: Sequence[str]
+    peak: float
+    bandwidth: float
+    launch: float
+    link: float
+    message: float
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.platform == "cuda"
+
+    def install(self, folder: Path = WHEELS) -> None:
+        """Puts the wheels into a folder, those that are there already stay.
+
+        Raises:
+            RuntimeError: pip could not install them.
+        """
+        mark = folder / f".{self.platform}"
+        wanted = "\n".join(self.wheels)
+        if mark.exists() and mark.read_text() == wanted:
+            return
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--upgrade"]
+        pip += ["--no-compile", "--target", str(folder), *self.wheels]
+        done = subprocess.run(pip, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(
+                f"could not install {', '.join(self.wheels)}:\n{done.stderr}"
+            )
+        mark.write_text(wanted)
+
+    def environment(self, folder: Path = WHEELS) -> dict[str, str]:
+        """Of a process that compiles for it: set before JAX starts."""
+        path = os.pathsep.join([str(folder), str(ROOT)])
+        common = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        if not self.is_gpu:
+            return common | {
+                "JAX_PLATFORMS": "cpu",
+                "TPU_SKIP_MDS_QUERY": "1",
+                "TPU_ACCELERATOR_TYPE": f"{self.name}-16",
+                "TPU_WORKER_HOSTNAMES": "localhost",
+                "TPU_WORKER_ID": "0",
+                "TPU_LIBRARY_PATH": str(folder / "libtpu" / "libtpu.so"),
+            }
+        # Without a device nothing can be tuned by trying it.
+        flags = f"--xla_gpu_cuda_data_dir={folder / 'nvidia' / 'cuda_nvcc'}"
+        flags += " --xla_gpu_autotune_level=0"
+        return common | {
+            "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "XLA_FLAGS": flags,
+        }
+
+    def devices(self) -> list[Any]:
+        """Eight devices to compile for; in a process with its `environment`."""
+        from jax.experimental import topologies
+
+        if self.is_gpu:
+            found = topologies.get_topology_desc(
+                platform="cuda", target_config=_H100, topology=self.topology
+            )
+        else:
+            found = topologies.get_topology_desc(self.topology, "tpu")
+        return list(found.devices)
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target(
+            "h100",
+            "NVIDIA H100 SXM, 80 GB",
+            "cuda",
+            "1x1x8",
+            (
+                "jax-cuda12-plugin==0.10.2",
+                "jax-cuda12-pjrt==0.10.2",
+                "nvidia-cuda-nvcc-cu12==12.9.86",
+            ),
+            peak=989e12,
+            bandwidth=3.35e12,
+            launch=2e-6,
+            link=450e9,
+            message=10e-6,
+        ),
+        Target(
+            "v5p",
+            "TPU v5p",
+            "tpu",
+            "v5p:2x2x2",
+            ("libtpu==0.0.42.1",),
+            peak=459e12,
+            bandwidth=2.765e12,
+            launch=0.0,
+            link=100e9,
+            message=1e-6,
+        ),
+        Target(
+            "v6e",
+            "TPU v6e",
+            "tpu",
+            "v6e:2x4",
+            ("libtpu==0.0.42.1",),
+            peak=918e12,
+            bandwidth=1.64e12,
+            launch=0.0,
+            link=100e9,
+            message=1e-6,
+        ),
+    )
+}

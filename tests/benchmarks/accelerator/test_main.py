@@ -1,0 +1,79 @@
+"""The report of compiled programs, and the comparison with an older one."""
+
+import json
+
+import pytest
+
+from benchmarks.accelerator.__main__ import main
+from benchmarks.accelerator.account import GROWTH
+from benchmarks.accelerator.compile_step import ACCOUNT, TEXT, Job
+from benchmarks.accelerator.targets import TARGETS
+from tests.benchmarks.accelerator.excerpt import EXCERPT
+
+FOUND = {
+    "memory": {"arguments": 1, "temporary": 2, "peak": 3},
+    "compile_seconds": 1.0,
+    "estimate_seconds": None,
+    "traced": 4e6,
+    "useful": 4e6,
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the benchmark on a program that was compiled before."""
+    for mesh in ("1", "domain2"):
+        folder = Job("h100", "small", mesh, "none").folder(tmp_path)
+        folder.mkdir(parents=True)
+        (folder / TEXT).write_text(EXCERPT)
+        (folder / ACCOUNT).write_text(json.dumps(FOUND))
+
+    def run(*options):
+        folders = ["--programs", str(tmp_path), "--out", str(tmp_path / "out")]
+        always = ["--config", "small", "--remat", "none", "--reuse", *folders]
+        meshes = ["--parallelism", "domain2"]
+        status = main([*always, *meshes, *options])
+        report = tmp_path / "out" / "accelerator_small.json"
+        return status, json.loads(report.read_text()), report
+
+    return run
+
+
+def test_an_account(run):
+    status, report, path = run()
+    (program,) = report["programs"]
+    assert status == 0
+    assert program["kernels"] == 18
+    assert sum(part["kernels"] for part in program["parts"].values()) == 18
+    assert program["useful_flops"] == 2e6, "a sample is shared by two devices"
+    assert program["exposed_seconds"] > 0
+    assert list(program["steps"]) == ["1", "2", "5"]
+    one, two, five = program["steps"].values()
+    assert five - two == pytest.approx(3 * (two - one)) == pytest.approx(3 * 18e-6)
+    text = path.with_suffix(".md").read_text()
+    assert "| domain2, remat none | 18 |" in text
+    assert "collective-permute | halo" in text
+
+
+def test_a_program_that_grew_fails(run, tmp_path, capsys):
+    _, report, _ = run()
+    older = tmp_path / "older.json"
+    (program,) = report["programs"]
+    assert run("--against", _written(older, report))[0] == 0
+    program["bytes"] = int(program["bytes"] / (1 + GROWTH) ** 2)
+    assert run("--against", _written(older, report))[0] == 1
+    printed = capsys.readouterr().err
+    assert "bytes grew from" in printed
+    assert "kernels grew" not in printed
+
+
+def _written(path, report):
+    path.write_text(json.dumps(report))
+    return str(path)
+
+
+def test_what_a_process_that_compiles_needs(tmp_path):
+    environment = TARGETS["h100"].environment(tmp_path)
+    assert "--xla_gpu_autotune_level=0" in environment["XLA_FLAGS"]
+    assert environment["PYTHONPATH"].startswith(str(tmp_path))
+    assert TARGETS["v5p"].environment(tmp_path)["JAX_PLATFORMS"] == "cpu"
