@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 from PIL import Image
 
 from credit_jax.commands import OK, USER_ERROR
+from credit_jax.evaluation.forecast_files import open_forecasts
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.plot import main
-from tests.visualization.stores import make_store, write_folder
+from credit_jax.visualization.choice import choose, truth_of
+from credit_jax.visualization.scene import Scene
+from tests.support import assert_close
+from tests.visualization.stores import STARTS, make_store, write_folder
 from tests.visualization.synthetic import make_scores
 
 DATE = ("--init-time", "2004-03-01")
@@ -51,6 +56,57 @@ def test_a_map_of_credits_folder_and_of_a_region(tmp_path):
     assert plot(out, "--forecast", folder, *options) == OK
     text = out.read_text(encoding="utf-8")
     assert "SP, 12 h from 2004-03-01 00:00, valid 2004-03-01 12:00" in text
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    """The fields of the forecasts and 2 more, with rows from south to north."""
+    made = make_store(0)
+    parts = []
+    for start in range(2):
+        own = made.isel(time=start).drop_vars("time")
+        times = STARTS[start] + made["prediction_timedelta"].values
+        own = own.rename(prediction_timedelta="time").assign_coords(time=times)
+        parts.append(own + 2.0)
+    path = tmp_path_factory.mktemp("truth") / "truth.zarr"
+    truth = xr.concat(parts, "time").isel(latitude=slice(None, None, -1))
+    truth["T"].attrs["units"] = "K"
+    truth.to_zarr(path, consolidated=False)
+    return path
+
+
+def test_truth_forecast_and_error_side_by_side(truth, tmp_path):
+    make_store(0).to_zarr(tmp_path / "forecast.zarr", consolidated=False)
+    files = open_forecasts(str(tmp_path))
+    choice = choose(files, "T", level=850, init_time="2004-03-01")
+    found = truth_of(choice, str(truth), [0, 1])
+    assert found.units == "K"
+    for lead in (0, 1):
+        assert_close(found.at(lead), choice.field(lead) + 2, 1e-6, f"lead {lead}")
+    axes = Scene(choice, found).figure(1).figure.axes
+    titles = [axis.get_title() for axis in axes if axis.get_title()]
+    assert titles == ["truth", "forecast", "error, RMSE 2"]
+    out = tmp_path / "map.svg"
+    options = ("--variable", "T", "--level", 850, "--truth", truth, *DATE)
+    assert plot(out, "--forecast", tmp_path, *options) == OK
+    assert ">K<" in out.read_text(encoding="utf-8")
+    gif = tmp_path / "map.gif"
+    assert plot(gif, "--forecast", tmp_path, *options) == OK
+
+
+def test_a_truth_that_lacks_the_field(truth, store, tmp_path, capsys):
+    with xr.open_zarr(truth, consolidated=False) as whole:
+        whole.isel(time=[0]).to_zarr(tmp_path / "short.zarr", consolidated=False)
+        whole[["T"]].to_zarr(tmp_path / "t.zarr", consolidated=False)
+    options = ("--forecast", store, "--variable", "SP", *DATE, "--truth")
+    out = tmp_path / "a.png"
+    for path, message in (
+        (tmp_path / "short.zarr", "short.zarr lacks 1 of 1 times"),
+        (tmp_path / "t.zarr", "SP: not in both"),
+        (tmp_path / "none.zarr", "none.zarr does not exist"),
+    ):
+        assert plot(out, *options, path) == USER_ERROR
+        assert message in capsys.readouterr().err
 
 
 def test_an_animation(store, tmp_path):

@@ -202,10 +202,21 @@ def date_text(date: Any) -> str:
     return stamp.strftime("%Y-%m-%d %H:%M")
 
 
-def truth_of(
-    choice: Choice, truth: str | DataConfig, leads: Sequence[int]
-) -> Callable[[int], np.ndarray]:
-    """The true field at a lead time, on the grid of the forecasts.
+@dataclass(frozen=True)
+class Truth:
+    """The true field beside a chosen one.
+
+    Attributes:
+        at: number of a lead time -> the field, on the grid of the forecasts.
+        units: of both; empty if neither side knows them.
+    """
+
+    at: Callable[[int], np.ndarray]
+    units: str = ""
+
+
+def truth_of(choice: Choice, truth: str | DataConfig, leads: Sequence[int]) -> Truth:
+    """The true field at some lead times.
 
     Args:
         choice: the field.
@@ -229,4 +240,8 @@ def truth_of(
         if choice.level not in ours:
             raise ValueError(f"--truth: {opened.where} has no {choice.label}")
         levels = (theirs[ours.index(choice.level)],)
-    return lambda lead: found.to_truth(opened.read(times[lead], {name: levels}))[0]
+
+    def at(lead: int) -> np.ndarray:
+        return found.to_truth(opened.read(times[lead], {name: levels}))[0]
+
+    return Truth(at, found.channels[0].units)

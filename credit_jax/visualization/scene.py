@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from credit_jax.visualization.animation import write_animation
-from credit_jax.visualization.choice import Choice
+from credit_jax.visualization.choice import Choice, Truth
 from credit_jax.visualization.maps import (
     Grid,
     Map,
@@ -28,13 +28,13 @@ class Scene:
 
     Attributes:
         choice: the field.
-        truth: lead number -> the true field on the grid of the forecast; None without.
+        truth: the true field; None shows the forecast alone.
         window: the part of the globe; None is all of the grid.
         projection: of the maps; None is latitude by longitude.
     """
 
     choice: Choice
-    truth: Callable[[int], np.ndarray] | None = None
+    truth: Truth | None = None
     window: Window | None = None
     projection: Projection | None = None
 
@@ -83,7 +83,7 @@ class Scene:
             self._maps(lead, limits, largest),
             self.grid,
             title=self.choice.title(lead),
-            units=self.choice.about.units,
+            units=self.choice.about.units or (self.truth.units if self.truth else ""),
             window=self.window,
             projection=self.projection,
         )
@@ -118,7 +118,7 @@ class Scene:
         return self.choice.field(lead)
 
     def _truth(self, lead: int) -> np.ndarray | None:
-        return None if self.truth is None else self.truth(lead)
+        return None if self.truth is None else self.truth.at(lead)
 
     def _inside(self, field: np.ndarray) -> np.ndarray:
         """A field with NaN outside of the window."""

@@ -132,7 +132,7 @@ def score_table(scores: xr.Dataset, region: str) -> str:
     others = [
         metric
         for metric in OTHERS
-        if metric in scores and bool(scores[metric].notnull().any())
+        if metric in scores and _is_of_interest(scores[metric])
     ]
     columns = [("channel", True), ("units", True), ("lead", False), ("RMSE", False)]
     columns += [*((own, False) for own in BASELINES), ("beats both", True)]
@@ -152,6 +152,13 @@ def score_table(scores: xr.Dataset, region: str) -> str:
         + table("score-table", columns, rows, "Scores at chosen lead times")
         + element("p", note, {"class": "note"})
     )
+
+
+def _is_of_interest(metric: xr.DataArray) -> bool:
+    """Whether there are values; of missing ones, whether any is missing."""
+    if metric.name == "missing":
+        return bool((metric > 0).any())
+    return bool(metric.notnull().any())
 
 
 def _score_rows(
