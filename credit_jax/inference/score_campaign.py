@@ -17,8 +17,8 @@ from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.online_scores import online_scores
 from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.stores import NoStore, Store
-from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.noise import Noise
 
 
 def score_campaign(
@@ -30,8 +30,11 @@ def score_campaign(
     options: ScoreOptions | None = None,
     regions: tuple[Region, ...] = REGIONS,
     batch: int = 1,
-    write: bool = False,
+    store: Store | None = None,
     identity: Mapping[str, Any] | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    fill_nan: bool = False,
+    noise: Noise | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> xr.Dataset:
     """Forecasts from all start dates of a plan, and scores them.
@@ -42,13 +45,16 @@ def score_campaign(
         plan: of `plan_forecast`.
         model: on its mesh.
         weights: of `Forecaster.weights`.
-        folder: of the sums, and of the fields.
+        folder: of the record and of the sums.
         options: with what forecasts are compared; by default with the data section of
             the plan, and with means of its training period.
         regions: of the scores.
         batch: forecasts side by side on a device; members must be side by side.
-        write: whether fields are written, to `forecast.zarr`.
+        store: where fields are written; None writes none.
         identity: what else decides on the values, such as the step of the weights.
+        attributes: of the data set, besides those that say with what it is compared.
+        fill_nan: whether values that are not finite are missing; else an error.
+        noise: of models that draw noise.
         progress: called with the number of forecasts after each group.
 
     Returns:
@@ -72,11 +78,8 @@ def score_campaign(
     }
     provenance = software()
     archive = Archive(folder, schedule, known, provenance)
-    groups = schedule.groups(size)
     archive.check(schedule.tasks, resume=True)
-    store: Store = NoStore()
-    if write:
-        store = ZarrStore(folder, outputs, schedule, provenance)
+    store = NoStore() if store is None else store
     archive.create()
     store.create()
     step = plan.step(model, outputs)
@@ -87,14 +90,17 @@ def score_campaign(
         store,
         archive,
         outputs,
-        groups,
+        schedule.groups(size),
         size,
         schedule.num_steps,
         schedule.written,
         num_writers=1,
+        fill_nan=fill_nan,
         progress=progress,
         scores=scores,
+        noise=noise,
     ).run()
-    found = scores.scores(attributes_of(str(folder), scores.comparison, provenance))
+    own = attributes_of(str(folder), scores.comparison, provenance)
+    found = scores.scores({**own, **(attributes or {})})
     assert found is not None, "all start dates are done"
     return found

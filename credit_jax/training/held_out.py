@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,16 +23,13 @@ from credit_jax.config.load import dump_config
 from credit_jax.config.transforms import PostblocksConfig, TransformConfig
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.dataset import Dataset
-from credit_jax.evaluation.comparison import Comparison
 from credit_jax.evaluation.opening import ScoreOptions
-from credit_jax.evaluation.regions import choose_regions
 from credit_jax.inference import Forecaster
 from credit_jax.inference.archive import Archive, software
-from credit_jax.inference.campaign import Campaign
-from credit_jax.inference.online_scores import OnlineScores, online_scores
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.schedule import Task
+from credit_jax.inference.score_campaign import score_campaign
 from credit_jax.inference.stores import NoWriter, TaskWriter
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.nn.noise import Noise
@@ -154,49 +150,31 @@ class HeldOut:
             ValueError: the forecasts cannot be compared with the truth.
         """
         plan, model = self.plan, self.setup.valid_model
-        size = self.setup.config.trainer.valid_batch_size * model.axes.num_data
         shutil.rmtree(folder, ignore_errors=True)
         kept = self._archive(folder)
         forecaster = Forecaster(model, state.evaluation_params, state.model_state)
-        with TemporaryDirectory() as scratch:
-            archive = Archive(Path(scratch), plan.schedule, {}, {})
-            scores = self._scores(size, archive.folder)
-            store = ZarrStore(folder, self.outputs, kept.schedule, software())
-            last = LastForecast(store, len(plan.schedule.starts) - 1)
-            kept.create()
-            last.create()
-            Campaign(
-                plan.step(model, self.outputs),
-                forecaster.weights,
-                plan.reader,
-                last,
-                archive,
-                self.outputs,
-                plan.schedule.groups(size),
-                size,
-                plan.schedule.num_steps,
-                plan.schedule.written,
-                num_writers=1,
-                fill_nan=True,
-                scores=scores,
-                noise=Noise(jax.random.key(0)),
-            ).run()
-            kept.mark(Task(0, 0), {})
-            found = scores.scores(self._attributes(scores.comparison))
-        assert found is not None, "all start dates are done"
-        return found
-
-    def _scores(self, size: int, folder: Path) -> OnlineScores:
         config = self.setup.config
-        return online_scores(
-            ScoreOptions(config.validation_data, None, config.data),
-            choose_regions(),
-            self.plan.schedule,
-            self.setup.valid_model,
-            self.outputs,
-            size,
-            folder,
-        )
+        store = ZarrStore(folder, self.outputs, kept.schedule, software())
+        with TemporaryDirectory() as scratch:
+            found = score_campaign(
+                plan,
+                model,
+                forecaster.weights,
+                Path(scratch),
+                options=ScoreOptions(config.validation_data, None, config.data),
+                batch=config.trainer.valid_batch_size,
+                store=LastForecast(store, len(plan.schedule.starts) - 1),
+                attributes={
+                    "title": "forecasts from held-out start dates",
+                    "forecast": config.save_loc,
+                    "truth": "the held-out period of the data section",
+                },
+                fill_nan=True,
+                noise=Noise(jax.random.key(0)),
+            )
+        kept.create()
+        kept.mark(Task(0, 0), {})
+        return found
 
     def _archive(self, folder: Path) -> Archive:
         """The record of the forecast of the last start date."""
@@ -209,14 +187,3 @@ class HeldOut:
         }
         config = dump_config(self.setup.config)
         return Archive(folder, schedule, identity, {"config": config, **software()})
-
-    def _attributes(self, comparison: Comparison) -> dict[str, Any]:
-        climatology = comparison.climatology
-        return {
-            "title": "forecasts from held-out start dates at the end of the training",
-            "forecast": self.setup.config.save_loc,
-            "truth": "the held-out period of the data section",
-            "climatology": "none" if climatology is None else climatology.where,
-            "weights": "cos(latitude)",
-            "credit_jax": version("credit-jax"),
-        }

@@ -13,6 +13,7 @@ from credit_jax.evaluation.scores import read_scores
 from credit_jax.inference import Forecaster
 from credit_jax.inference.plan import plan_forecast
 from credit_jax.inference.score_campaign import score_campaign
+from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.score import main as score
 from credit_jax.training.run_weights import open_weights
@@ -82,13 +83,15 @@ def test_scores_from_python(config, tmp_path):
         read_config.save_loc, None, None, plan.schema.names
     ).restore(model)
     weights = Forecaster(model, *checkpoint).weights
-    found = score_campaign(plan, model, weights, tmp_path / "python", write=True)
+    python = tmp_path / "python"
+    store = ZarrStore(python, plan.outputs(model), plan.schedule)
+    found = score_campaign(plan, model, weights, python, store=store)
     theirs = read_scores(command)
     for name in theirs.data_vars:
         assert np.array_equal(found[name], theirs[name], equal_nan=True), name
-    fields, others = read(tmp_path / "python"), read(command)
+    fields, others = read(python), read(command)
     assert all(fields[k].equals(others[k]) for k in others.data_vars)
-    again = score_campaign(plan, model, weights, tmp_path / "python", write=True)
+    again = score_campaign(plan, model, weights, python, store=store)
     assert again.identical(found)
 
 
