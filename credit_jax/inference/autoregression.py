@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -79,7 +79,9 @@ class ForecastStep:
         return self._compiled(*weights, state, constants, forcing, noise)
 
     def shapes(self, first: FieldTree, forcing: FieldTree) -> dict[str, int]:
-        """Key -> levels of every field that a step makes; nothing is compiled.
+        """Key -> levels of every field that a step makes, in the order of their making.
+
+        Nothing is compiled.
 
         Args:
             first, forcing: see `start` and `step`; arrays or their shapes.
@@ -90,8 +92,10 @@ class ForecastStep:
         state, constants = self.start(first)
         weights = jax.eval_shape(self.model.init, jax.random.key(0))
         given = (*weights, state, constants, forcing, None)
-        _, fields = jax.eval_shape(self._step, *given)
-        return {key: field.shape[1] for key, field in fields.items()}
+        # JAX sorts the keys of what a program returns.
+        order: list[str] = []
+        _, fields = jax.eval_shape(partial(self._step, order=order), *given)
+        return {key: fields[key].shape[1] for key in order}
 
     @cached_property
     def _compiled(self) -> Any:
@@ -105,18 +109,27 @@ class ForecastStep:
         constants: FieldTree,
         forcing: FieldTree,
         noise: Noise | None,
+        order: list[str] | None = None,
     ) -> tuple[dict[str, Any], Outputs]:
+        def local_step(params: Weights, model_state: ModelState, given: Any) -> Any:
+            return self._local_step(params, model_state, given, order)
+
         field = batch_spec(self.model.axes)
         run = self.model.shard_map(
-            self._local_step,
+            local_step,
             batch_specs=(field, field, field, PartitionSpec()),
             out_specs=(field, field),
         )
         return run(params, model_state, (state, constants, forcing, noise))
 
     def _local_step(
-        self, params: Weights, model_state: ModelState, given: Any
+        self,
+        params: Weights,
+        model_state: ModelState,
+        given: Any,
+        order: list[str] | None,
     ) -> tuple[dict[str, Any], Outputs]:
+        """One step on local rows; `order` is filled with the keys of the fields."""
         state, constants, forcing, noise = given
         model, rollout = self.model, self.rollout
         context = FieldContext(model.reducer)
@@ -124,7 +137,10 @@ class ForecastStep:
         prediction = model.local_forward(params, model_state, inputs, noise)
         tree = rollout.after(constants, state, None, prediction, context)
         following = rollout.next(constants, state, tree, forcing, context)
-        return following, self._chosen(tree)
+        fields = self._chosen(tree)
+        if order is not None:
+            order[:] = fields
+        return following, fields
 
     def _chosen(self, tree: FieldTree) -> Outputs:
         """The fields to return, at the time of the prediction."""
