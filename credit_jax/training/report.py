@@ -59,7 +59,7 @@ def report_scores(
         held_out = HeldOut(setup, plan_held_out(setup))
         state = _best(setup, folder, outcome.state)
         scores = held_out.score(state, folder / FORECAST_FOLDER)
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, ValueError, OSError) as error:
         display.message(f"No scores: {error}")
         return
     write_scores(scores, folder / SCORES_FOLDER)

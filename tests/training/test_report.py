@@ -1,0 +1,43 @@
+"""The end of a run without scores; that with scores is in tests/test_train.py."""
+
+import io
+
+import jax
+import pytest
+from rich.console import Console
+
+from credit_jax.config import ConfigError
+from credit_jax.training import report
+from credit_jax.training.display import Display
+from credit_jax.training.loop import Outcome
+from credit_jax.training.setup import Setup
+
+
+@pytest.fixture
+def told(tmp_path):
+    """`told()` -> what `report_scores` prints, when nothing of a run is there."""
+
+    def call():
+        stream = io.StringIO()
+        display = Display(Console(file=stream, width=500))
+        setup, outcome = object.__new__(Setup), object.__new__(Outcome)
+        report.report_scores(setup, tmp_path, outcome, display)
+        return stream.getvalue()
+
+    return call
+
+
+def test_a_run_that_cannot_forecast_says_why_and_ends_well(told, monkeypatch, tmp_path):
+    def refuse(setup):
+        raise ConfigError(["data.source: no times"], "this forecast cannot start")
+
+    monkeypatch.setattr(report, "plan_held_out", refuse)
+    text = told()
+    assert text.startswith("No scores: ")
+    assert "data.source: no times" in text
+    assert not any(tmp_path.iterdir())
+
+
+def test_several_processes_say_what_to_run(told, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert "credit-jax forecast and credit-jax score" in told()
