@@ -106,6 +106,7 @@ def test_scores_without_fields(world, tmp_path, config, capsys):
         ".npz",
         ".nc",
         ".csv",
+        ".html",
     }
     capsys.readouterr()
     given = (*options, "--score", os.fspath(parts))
