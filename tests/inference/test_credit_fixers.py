@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import xarray as xr
+import yaml
 
+from credit_jax import package
 from credit_jax.forecast import main
 from tests.inference.credit_forecast import credit_rollout, raw_config, write_run
 from tests.inference.layouts import assert_same_layout
@@ -146,3 +148,22 @@ def test_fixers_and_diagnostics_as_credit(run, monkeypatch, tmp_path, mesh):
                     FIELD,
                     f"{mesh} {variable} step {step + 1}",
                 )
+
+
+def test_a_package_of_it_forecasts_the_same(run, monkeypatch, tmp_path):
+    """Its fixers, scalers and static fields are in the package, bit for bit."""
+    monkeypatch.chdir(run)
+    common = ["--cache", "none", "--out"]
+    assert main(["--config", "case.yml", *common, str(tmp_path / "a")]) == 0
+    made = ["--config", "case.yml", "--checkpoint", "run", "--out"]
+    assert package.main([*made, str(tmp_path / "package")]) == 0
+    path = {"path": f"{run}/d_%Y.nc"}
+    variables = {"prognostic": path, "dynamic_forcing": path}
+    data = {"source": {"ERA5": {"variables": variables}}}
+    (tmp_path / "data.yml").write_text(yaml.safe_dump(data))
+    monkeypatch.chdir(tmp_path)
+    given = ["--package", "package", "--data", "data.yml", "--init-time", START]
+    assert main([*given, "--steps", "3", *common, "b"]) == 0
+    (ours,), (theirs,) = ([*(tmp_path / name).rglob("*.nc")] for name in "ab")
+    with xr.open_dataset(ours) as one, xr.open_dataset(theirs) as other:
+        xr.testing.assert_identical(one.load(), other.load())

@@ -1,0 +1,149 @@
+"""The files that a config names are found, copied, and named anew."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.packages.references import (
+    file_references,
+    grid_references,
+    normalized,
+    place_references,
+    static_references,
+)
+from credit_jax.packages.write import _copy_files
+
+
+def block(kind: str, **args):
+    return {"type": kind, "args": args}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Files of every kind, two of them with one name."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        numbers = xr.Dataset({"x": ("i", np.arange(3.0))})
+        numbers.to_netcdf(tmp_path / name / "grid.nc")
+        numbers.to_zarr(tmp_path / name / "masks.zarr", consolidated=False)
+    (tmp_path / "map.yml").write_text("old: new\n")
+    (tmp_path / "scaler").write_text('{"a": 1}')
+    grid = xr.Dataset(coords={"lat": [1.0, 2.0], "lon": [3.0]})
+    grid.assign(big=("i", np.zeros(1000))).to_netcdf(tmp_path / "earth.nc")
+    at = str(tmp_path)
+    wet = {"data": {"data_path": f"{at}/a/masks.zarr", "mean_path": f"{at}/none.nc"}}
+    return {
+        "save_loc": "/somewhere",
+        "trainer": {"epochs": 3},
+        "model": {"type": "wxformer", "post_conf": {"std_path": f"{at}/a/grid.nc"}},
+        "data": {
+            "mean_path": "never read",
+            "source": {
+                "ERA5": {
+                    "dataset_type": "local",
+                    "mode": "ignored",
+                    "variables": {
+                        "prognostic": {"vars_2D": ["p"], "path": f"{at}/p_%Y.nc"},
+                        "static": {"vars_2D": ["s"], "path": f"{at}/s.nc"},
+                    },
+                },
+                "sun": {
+                    "dataset_type": "tisr",
+                    "latlon_grid_path": f"{at}/earth.nc",
+                    "variables": {"dynamic_forcing": {"vars_2D": ["tisr"]}},
+                },
+                "WB": {
+                    "dataset_type": "weatherbench2_era5",
+                    "store": "gs://bucket/store",
+                    "variables": {"prognostic": {"vars_2D": ["q"]}},
+                },
+                "GFS": {
+                    "dataset_type": "gfs",
+                    "base_path": at,
+                    "store": f"{at}/copy",
+                    "variables": {"prognostic": {"vars_2D": ["r"]}},
+                },
+            },
+        },
+        "preblocks": {
+            "per_step": {
+                "names": block("rename", mapping_file=f"{at}/map.yml"),
+                "scaler": block("bridgescaler_transform", scaler_path=f"{at}/scaler"),
+            }
+        },
+        "postblocks": {
+            "per_step": {
+                "mass": block("global_mass_fixer", save_loc_physics=f"{at}/b/grid.nc"),
+                "height": {"type": "geopotential_diagnostic"},
+                "sea": block("wet_mask_samudra", conf=wet),
+            }
+        },
+        "inference": {
+            "save_forecast": "/somewhere/else",
+            "output": {"metadata": "era5.yaml"},
+        },
+    }
+
+
+def test_only_what_forecasts_need_is_kept(config):
+    own = normalized(config)
+    assert set(own) == {"model", "data", "preblocks", "postblocks", "inference"}
+    assert set(own["inference"]) == {"output"}
+    assert "mean_path" not in own["data"]
+    assert "mode" not in own["data"]["source"]["ERA5"]
+    height = own["postblocks"]["per_step"]["height"]["args"]
+    assert height == {"level_info_file": "ERA5_Lev_Info.nc"}
+    wet = own["postblocks"]["per_step"]["sea"]["args"]["conf"]["data"]
+    assert set(wet) == {"data_path"}, "CREDIT's mean_path is never read"
+    assert config["trainer"] == {"epochs": 3}, "the config is not changed"
+
+
+def test_places_of_data_are_told_from_files(config):
+    own = normalized(config)
+    places = {r.dotted for r in place_references(own)}
+    assert places == {
+        "data.source.ERA5.variables.prognostic.path",
+        "data.source.GFS.base_path",
+        "data.source.GFS.store",
+    }
+    assert list(static_references(own)) == ["ERA5"]
+    assert [r.dotted for r in grid_references(own)] == [
+        "data.source.sun.latlon_grid_path"
+    ]
+
+
+def test_files_are_copied_and_named_anew(config, tmp_path):
+    own, folder = normalized(config), tmp_path / "package"
+    _copy_files(own, folder)
+    named = {r.dotted: r.path for r in file_references(own)}
+    steps = "postblocks.per_step"
+    assert named == {
+        "model.post_conf.std_path": "files/grid.nc",
+        "preblocks.per_step.names.args.mapping_file": "files/map.yaml",
+        "preblocks.per_step.scaler.args.scaler_path": "files/scaler.json",
+        f"{steps}.mass.args.save_loc_physics": "files/grid_1.nc",
+        f"{steps}.height.args.level_info_file": "files/ERA5_Lev_Info.nc",
+        f"{steps}.sea.args.conf.data.data_path": "files/masks.zarr",
+        "inference.output.metadata": "files/era5.yaml",
+    }
+    for path in named.values():
+        assert (folder / path).exists()
+    sun = folder / own["data"]["source"]["sun"]["latlon_grid_path"]
+    with xr.open_dataset(sun) as found:
+        assert set(found.variables) == {"lat", "lon"}, "not the fields beside them"
+
+
+@pytest.mark.parametrize("content", [pickle.dumps({}), b"\0\1", b"just a text"])
+def test_files_of_other_kinds_are_not_packaged(config, tmp_path, content):
+    (tmp_path / "scaler").write_bytes(content)
+    with pytest.raises(ValueError, match="neither NetCDF nor JSON nor a YAML"):
+        _copy_files(normalized(config), tmp_path / "package")
+
+
+def test_a_file_that_is_not_there_is_named_with_its_key(config, tmp_path):
+    Path(tmp_path / "map.yml").unlink()
+    with pytest.raises(FileNotFoundError, match=r"names\.args\.mapping_file"):
+        _copy_files(normalized(config), tmp_path / "package")
