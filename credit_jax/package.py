@@ -11,7 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from credit_jax.commands import OK, print_line, read_config, run_module
+from credit_jax.commands import (
+    OK,
+    print_line,
+    read_config,
+    run_module,
+    warnings_as_notes,
+)
 from credit_jax.packages.package import open_package
 from credit_jax.packages.write import open_contents, write_package
 from credit_jax.training.run_weights import open_weights
@@ -61,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         ValueError, OSError: it cannot be made; nothing is written.
     """
     source = args.config or str(Path(args.checkpoint) / "model.yml")
-    contents = open_contents(read_config(source, args.set))
+    config = read_config(source, args.set)
+    with warnings_as_notes():
+        contents = open_contents(config)
     names = contents.schema.names
     weights = open_weights(args.checkpoint, args.step, args.weights, names)
     manifest = write_package(
