@@ -264,6 +264,16 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_verify_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--no-verify`, of commands that read checkpoints."""
+    parser.add_argument(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="read checkpoints without comparing their files with their digests",
+    )
+
+
 def add_process_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of runs of several processes, which `join_processes` reads."""
     add = parser.add_argument

@@ -24,6 +24,7 @@ from credit_jax.commands import (
     add_config_options,
     add_mesh_options,
     add_process_options,
+    add_verify_option,
     join_processes,
     print_line,
     run_module,
@@ -93,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", metavar="DURATION", help="length of each forecast: 10d")
     add("--members", type=int, help="ensemble members of each forecast")
     add_mesh_options(parser)
+    add_verify_option(parser)
     add("--batch", type=int, default=1, help="forecasts side by side on a device")
     add("--out", metavar="DIR", help="folder, instead of inference.save_forecast")
     add(
@@ -170,7 +172,8 @@ def run(args: argparse.Namespace) -> int:
     checkpoint: RunWeights | Package
     if package is None:
         source = args.checkpoint or config.save_loc
-        checkpoint = open_weights(source, args.step, args.weights, plan.schema.names)
+        names, verify = plan.schema.names, args.verify
+        checkpoint = open_weights(source, args.step, args.weights, names, verify=verify)
     else:
         package.check_data(plan.schema, outputs.latitude, outputs.longitude)
         checkpoint = package

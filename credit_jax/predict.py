@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from credit_jax.commands import OK, add_mesh_options, run_module
+from credit_jax.commands import OK, add_mesh_options, add_verify_option, run_module
 from credit_jax.config.load import read_model_section
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.inference import Forecaster
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--input", required=True, metavar="NPY", help=f"x {INPUT}, float32")
     add("--output", required=True, metavar="NPY", help=f"y {INPUT}, float32")
     add_mesh_options(parser)
+    add_verify_option(parser)
     add("--step", type=int, help="which checkpoint (default: the newest)")
     add("--ema", action="store_true", help="use the moving average of the weights")
     add("--cache", metavar="DIR", help=CACHE_HELP)
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     )
     model = plan.build(devices, mp_policy=default_mp_policy(args.precision))
     x = read_input(args.input, model.model_def)
-    store, newest = open_run(args.checkpoint)
+    store, newest = open_run(args.checkpoint, verify=args.verify)
     step = newest if args.step is None else args.step
     weights = RunStore(store, model.model_def.param_specs).restore_model(
         step, model, average=args.ema

@@ -20,6 +20,7 @@ from credit_jax.commands import (
     CommandError,
     add_config_options,
     add_process_options,
+    add_verify_option,
     join_processes,
     read_config,
     run_module,
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of the run, instead of save_loc",
     )
     add("--cache", metavar="DIR", help=CACHE_HELP)
+    add_verify_option(parser)
     add_process_options(parser)
 
 
@@ -80,7 +82,11 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args.config, overrides)
     use_cache(args.cache)
     join_processes(args)
-    options = {"num_devices": args.devices, "resume": args.resume}
+    options = {
+        "num_devices": args.devices,
+        "resume": args.resume,
+        "verify": args.verify,
+    }
     try:
         train(config, **options, source=args.config)
     except NonFiniteLossError as error:
@@ -93,6 +99,7 @@ def train(
     *,
     num_devices: int | None = None,
     resume: bool = False,
+    verify: bool = True,
     source: str = "config",
 ) -> Outcome:
     """Trains the model of a config, as the command does, and scores its forecasts.
@@ -101,6 +108,7 @@ def train(
         config: of `load_config`.
         num_devices: devices to use; None takes those that `trainer` asks for.
         resume: whether to go on from the newest checkpoint of `save_loc`.
+        verify: whether to compare its files with their digests first.
         source: what the header of the run calls the config.
 
     Raises:
@@ -113,7 +121,7 @@ def train(
     devices = training_devices(config.trainer.parallelism, num_devices)
     folder = check_writable(config.save_loc)
     if resume or config.trainer.load_weights:
-        required_step(CheckpointStore(folder), asked_by(resume=resume))
+        required_step(CheckpointStore(folder, verify=False), asked_by(resume=resume))
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
     plan = plan_run(config, num_devices=len(devices))
@@ -123,7 +131,7 @@ def train(
         display.message(line)
     for note in (note for own in plan.loaders.values() for note in own.notes):
         display.message(f"note: {note}")
-    outcome = run_training(setup, folder, display, resume=resume)
+    outcome = run_training(setup, folder, display, resume=resume, verify=verify)
     if outcome.reason in (FINISHED, EARLY) and setup.valid_loader is not None:
         report_scores(setup, folder, outcome, display)
     return outcome

@@ -13,6 +13,7 @@
             loss/               {"params": {name: array}, "opt_state"}; only of a loss
                                 with trained parameters
             progress/           `Progress` as JSON
+            digests.json        SHA-256 and size of every file, to find damage
 
 Every array is stored whole, by its path, whatever mesh wrote it (Orbax, OCDBT); nodes
 of a tree without arrays are not stored. A folder whose name ends in

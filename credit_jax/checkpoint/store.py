@@ -23,11 +23,15 @@ from credit_jax.checkpoint.trees import (
     with_random_keys,
     without_random_keys,
 )
+from credit_jax.io.digests import find_damage, record_files, write_records
 
 FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
 LOSS_SCALE, LOSS = "loss_scale", "loss"
 ITEMS = (WEIGHTS, EMA, OPTIMIZER, LOSS_SCALE, LOSS)
+DIGESTS = "digests.json"
+# Orbax's own file of times; the last one is that of the renaming.
+_WRITTEN_LATER = "_CHECKPOINT_METADATA"
 
 
 # Newest checkpoints from within an epoch that are kept.
@@ -73,6 +77,7 @@ class CheckpointStore:
         num_latest: int = 2,
         keep_all: bool = False,
         keep_best: bool = True,
+        verify: bool = True,
     ) -> None:
         """Opens the folder if it exists; the first save makes it.
 
@@ -82,10 +87,14 @@ class CheckpointStore:
                 two are kept of those from within an epoch.
             keep_all: keep every checkpoint from the end of an epoch.
             keep_best: keep the one that `Progress.best_step` names.
+            verify: compare files with their digests before they are read.
         """
         self.folder = Path(save_loc).resolve() / FOLDER
         self._keep_best = keep_best
         self._preservation = _Preservation(num_latest, keep_all)
+        self._verify = verify
+        self._damage: dict[int, list[str]] = {}
+        self._written: int | None = None
         self._manager: ocp.CheckpointManager | None = None
         if self.folder.exists():
             self._open()
@@ -98,6 +107,9 @@ class CheckpointStore:
                     [self._preservation]
                 ),
                 cleanup_tmp_directories=True,
+                async_options=ocp.options.AsyncOptions(
+                    post_finalization_callback=self._record
+                ),
             )
             self._manager = ocp.CheckpointManager(self.folder, options=options)
             self._recall()
@@ -119,6 +131,39 @@ class CheckpointStore:
         """The newest complete checkpoint, or None."""
         steps = self.steps()
         return steps[-1] if steps else None
+
+    def damage(self, step: int) -> list[str]:
+        """What was changed in the files of a checkpoint since it was written.
+
+        They are read once, by the first process. A checkpoint without digests, such as
+        that of a run that was killed within a second of it, has none that is known.
+
+        Returns:
+            One line for each file.
+        """
+        if step not in self._damage:
+            own = self._verify and jax.process_index() == 0
+            self._damage[step] = find_damage(self.path(step) / DIGESTS) if own else []
+        return self._damage[step]
+
+    def newest_whole_step(self) -> int | None:
+        """The newest checkpoint whose files are those that were written, or None.
+
+        All processes of a run call it.
+        """
+        for step in reversed(self.steps()):
+            whole = np.asarray(not self.damage(step))
+            if jax.process_count() > 1:
+                from jax.experimental import multihost_utils
+
+                whole = multihost_utils.broadcast_one_to_all(whole)
+            if whole:
+                return step
+        return None
+
+    def damaged(self) -> list[str]:
+        """The lines of `damage` of the checkpoints that were looked at."""
+        return [line for lines in self._damage.values() for line in lines]
 
     def best_step(self) -> int | None:
         """The checkpoint with the best training metric, or None if none is kept."""
@@ -154,7 +199,17 @@ class CheckpointStore:
         }
         progress_item = {PROGRESS: ocp.args.JsonSave(progress.to_json())}
         args = ocp.args.Composite(**arrays, **progress_item)
+        self._damage.pop(step, None)
+        self._written = step
         manager.save(step, args=args, force=True)
+
+    def _record(self) -> None:
+        """Writes the digests of a checkpoint that is written, but not renamed yet."""
+        if jax.process_index() == 0:
+            for folder in self.folder.glob(f"{self._written}.orbax-checkpoint-tmp*"):
+                records = record_files(folder)
+                records.pop(_WRITTEN_LATER, None)
+                write_records(folder / DIGESTS, records)
 
     def wait(self) -> None:
         """Returns when the last checkpoint is on disk."""
@@ -196,6 +251,13 @@ class CheckpointStore:
             ValueError: it was written for another model or optimizer.
         """
         manager = self._manager_with(step)
+        if damage := self.damage(step):
+            raise ValueError(
+                f"checkpoint {step} was damaged since it was written:\n  "
+                + "\n  ".join(damage)
+                + "\nUse another one, of a copy or an earlier step; --no-verify reads "
+                "it as it is"
+            )
         self.check_fits(step, targets)
         args = {
             name: ocp.args.StandardRestore(as_nested_dict(restore_targets(tree)))

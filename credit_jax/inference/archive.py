@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -133,16 +132,6 @@ def read_record(folder: Path) -> Record:
     missing = [name for name in names if not (folder / DONE / name).exists()]
     config = provenance.pop("config", None)
     return Record(config, provenance, len(missing), len(names))
-
-
-def digest_of(folder: Path) -> str:
-    """SHA-256 of the names and the contents of all files below a folder."""
-    total = hashlib.sha256()
-    for path in sorted(own for own in folder.rglob("*") if own.is_file()):
-        total.update(path.relative_to(folder).as_posix().encode())
-        with path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
-    return total.hexdigest()
 
 
 def software() -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from credit_jax.io.digests import FileRecord, record_of
 from credit_jax.packages.kinds import check_kind
 
 SCHEMA_VERSION = 1
@@ -27,19 +27,6 @@ _NAMES = re.compile(
     rf"|{FILES}/[\w.+-]+\.zarr(?:/[\w.+-]+)+)"
 )
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """A file of a package.
-
-    Attributes:
-        sha256: digest of its bytes, hexadecimal.
-        size: bytes.
-    """
-
-    sha256: str
-    size: int
 
 
 @dataclass(frozen=True)
@@ -70,18 +57,6 @@ class Manifest:
         """Writes `package.json`."""
         text = json.dumps(dataclasses.asdict(self), indent=1)
         (folder / MANIFEST).write_text(f"{text}\n", encoding="utf-8")
-
-
-def record_files(folder: Path) -> dict[str, FileRecord]:
-    """The records of all files below a folder, by name, sorted."""
-    return {name: record_of(folder / name) for name in sorted(_files_below(folder))}
-
-
-def record_of(path: Path) -> FileRecord:
-    """The record of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileRecord(digest, path.stat().st_size)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -23,6 +23,7 @@ from credit_jax.inference.forecast_data import ForecastData, open_forecast_data
 from credit_jax.inference.outputs import read_attributes
 from credit_jax.inference.plan import forecast_pipeline, forecast_schema
 from credit_jax.io.atomic import new_folder
+from credit_jax.io.digests import record_files
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.packages import manifest as layout
@@ -30,7 +31,7 @@ from credit_jax.packages.card import CardFacts, data_lines, write_card
 from credit_jax.packages.channels import write_channels
 from credit_jax.packages.grids import write_axes, write_grid, write_static
 from credit_jax.packages.kinds import kind_of
-from credit_jax.packages.manifest import Manifest, record_files
+from credit_jax.packages.manifest import Manifest
 from credit_jax.packages.references import (
     file_references,
     grid_references,

@@ -36,7 +36,7 @@ def check_finite(
         checkpoints: of the run, for the error.
 
     Raises:
-        NonFiniteLossError: naming step and samples, and the last good checkpoint.
+        NonFiniteLossError: naming step and samples, and the newest checkpoint.
     """
     if np.isfinite(losses).all() and math.isfinite(norm):
         return
@@ -59,7 +59,7 @@ def _kept(checkpoints: CheckpointStore) -> str:
     if saved is None:
         return "No checkpoint had been written yet."
     path = checkpoints.path(saved)
-    return f"The last good checkpoint is {path}; --resume continues from it."
+    return f"The newest checkpoint is {path}; --resume continues from it."
 
 
 def _dates(batch: Batch) -> str:

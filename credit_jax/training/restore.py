@@ -259,20 +259,27 @@ def restore(
     return model, *store.restore_model(step, model, average=average)
 
 
-def open_run(folder: str | Path) -> tuple[CheckpointStore, int]:
-    """The checkpoints of a run, and which is the newest.
+def open_run(folder: str | Path, *, verify: bool = True) -> tuple[CheckpointStore, int]:
+    """The checkpoints of a run, and which is the newest that is whole.
 
     Args:
         folder: of the run, or of its checkpoints.
+        verify: compare files with their digests before they are read.
 
     Raises:
         FileNotFoundError: there are none.
+        ValueError: all are damaged.
     """
     path = Path(folder)
     if path.name == "checkpoints" and not (path / "checkpoints").exists():
         path = path.parent
-    store = CheckpointStore(path)
-    newest = store.latest_step()
+    store = CheckpointStore(path, verify=verify)
+    newest = store.newest_whole_step()
+    if newest is None and store.steps():
+        raise ValueError(
+            f"all checkpoints in {store.folder} are damaged:\n  "
+            + "\n  ".join(store.damaged())
+        )
     if newest is None:
         raise FileNotFoundError(
             f"there is no checkpoint in {store.folder}; give the folder of a run, or "

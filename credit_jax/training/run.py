@@ -24,7 +24,12 @@ from credit_jax.training.start import Start, asked_by, required_step, start_of_r
 
 
 def train(
-    setup: Setup, folder: Path, display: Display, *, resume: bool = False
+    setup: Setup,
+    folder: Path,
+    display: Display,
+    *,
+    resume: bool = False,
+    verify: bool = True,
 ) -> Outcome:
     """Trains to the last epoch, from fresh weights or the checkpoints of `folder`.
 
@@ -32,7 +37,8 @@ def train(
         setup: from `prepare`.
         folder: of the run.
         display: of progress.
-        resume: continue from the newest checkpoint.
+        resume: continue from the newest checkpoint that is whole.
+        verify: compare its files with their digests first.
     """
     trainer = setup.config.trainer
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,11 +46,14 @@ def train(
         "num_latest": 2 if trainer.save_backup_weights else 1,
         "keep_all": trainer.save_every_epoch,
         "keep_best": trainer.save_best_weights,
+        "verify": verify,
     }
     store = CheckpointStore(folder, **keep)
     run_store = _run_store(setup, store)
     if resume or trainer.load_weights:
         step = required_step(store, asked_by(resume=resume))
+        for line in store.damaged():
+            display.message(f"not used: {line}")
         run_store.check_fits(step, jax.eval_shape(setup.fresh_state), resume=resume)
     start = start_of_run(trainer, run_store, setup.fresh_state(), resume=resume)
     if start.micro_step == 0 and store.latest_step() is not None:

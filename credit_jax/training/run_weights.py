@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from credit_jax.checkpoint import EMA, WEIGHTS, CheckpointStore
-from credit_jax.inference.archive import digest_of
+from credit_jax.io.digests import digest_of
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
@@ -80,6 +80,8 @@ def open_weights(
     step: int | None = None,
     weights: str | None = None,
     channels: Mapping[str, tuple[str, ...]] | None = None,
+    *,
+    verify: bool = True,
 ) -> RunWeights:
     """The weights of a run in a folder.
 
@@ -88,11 +90,12 @@ def open_weights(
         step: which checkpoint; None is the newest.
         weights: "average", "last", or None for the average if there is one.
         channels: see `RunWeights`.
+        verify: compare files with their digests before they are read.
 
     Raises:
         FileNotFoundError: there is none, or it has no moving average.
     """
-    store, newest = open_run(folder)
+    store, newest = open_run(folder, verify=verify)
     step = newest if step is None else step
     has_average = EMA in store.item_names(step)
     if weights == "average" and not has_average:

@@ -114,15 +114,22 @@ def asked_by(*, resume: bool) -> str:
 
 
 def required_step(store: CheckpointStore, why: str) -> int:
-    """The newest checkpoint.
+    """The newest checkpoint that is whole.
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: all are damaged.
     """
-    step = store.latest_step()
-    if step is None:
+    if not store.steps():
         raise FileNotFoundError(
             f"{why} needs a checkpoint, but there is none in {store.folder}; train "
             "first, or give the save_loc of the run to go on with"
+        )
+    step = store.newest_whole_step()
+    if step is None:
+        raise ValueError(
+            f"{why} needs a checkpoint, but all in {store.folder} are damaged:\n  "
+            + "\n  ".join(store.damaged())
+            + "\nTake them from a copy, or train anew"
         )
     return step

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
+from credit_jax.io.digests import record_of
 from credit_jax.packages.manifest import (
     CHANNELS,
     CONFIG,
@@ -18,7 +19,6 @@ from credit_jax.packages.manifest import (
     MANIFEST,
     WEIGHTS,
     read_manifest,
-    record_of,
 )
 from credit_jax.packages.package import open_package
 

@@ -151,7 +151,7 @@ def test_resume_gives_the_very_same_losses(first, second, make, tmp_path):
 
 
 def test_saves_within_an_epoch(make, tmp_path):
-    """Ended after eleven updates, of which ten were saved: the same run bitwise."""
+    """Ended after eleven updates, and the newest checkpoint damaged: the same run."""
     straight = make("one", save_loc=str(tmp_path / "straight"), trainer__epochs=2)
     go(straight, tmp_path / "straight")
 
@@ -166,10 +166,13 @@ def test_saves_within_an_epoch(make, tmp_path):
     store = CheckpointStore(tmp_path)
     assert store.steps() == [6, 8, 10], "the end of an epoch, and the newest two within"
     store.close()
+    damaged = next((tmp_path / "checkpoints" / "10" / "weights").rglob("d/*"))
+    damaged.write_bytes(damaged.read_bytes()[1:])
     resumed = make("one", **often)
     _, text = go(resumed, tmp_path, resume=True)
-    assert "epoch 2, batch 5" in text
-    losses = [*broken.notes["losses"][:10], *resumed.notes["losses"]]
+    assert f"not used: {damaged}: damaged, " in text
+    assert "epoch 2, batch 3" in text, "the newest that is whole"
+    losses = [*broken.notes["losses"][:8], *resumed.notes["losses"]]
     assert losses == straight.notes["losses"]
     theirs = run_store(straight, tmp_path / "straight").checkpoints
     ours = run_store(resumed, tmp_path).checkpoints
@@ -285,7 +288,7 @@ def test_a_nan_loss_stops_the_run(make, tmp_path):
         go(setup, tmp_path)
     text = str(error.value)
     assert "the loss is nan at step 8 (epoch 2, batch 2, samples of " in text
-    assert f"The last good checkpoint is {tmp_path}/checkpoints/6;" in text
+    assert f"The newest checkpoint is {tmp_path}/checkpoints/6;" in text
     store = run_store(setup, tmp_path)
     start = start_of_run(setup.config.trainer, store, setup.fresh_state(), resume=True)
     leaves = jax.tree.leaves(start.state.params)

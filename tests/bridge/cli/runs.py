@@ -6,10 +6,11 @@ import numpy as np
 import yaml
 
 from credit_jax.checkpoint import Progress
+from credit_jax.io.digests import record_files
 from credit_jax.models.registry import build
 from credit_jax.nn.spectral_norm import spectral_norm_shapes
 from credit_jax.packages.grids import write_grid
-from credit_jax.packages.manifest import Manifest, record_files
+from credit_jax.packages.manifest import Manifest
 from credit_jax.packages.weights import write_weights
 from credit_torch_bridge import JaxCheckpoint, Moments
 from tests.reference.training import GEN2_CONFIG

@@ -1,0 +1,106 @@
+"""Digests of files, to find what was damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from credit_jax.io.atomic import new_file
+
+# Reading and hashing leave the interpreter free; more threads than this read no faster.
+_NUM_THREADS = 8
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a file was when it was written.
+
+    Attributes:
+        sha256: digest of its bytes, hexadecimal.
+        size: bytes.
+    """
+
+    sha256: str
+    size: int
+
+
+def record_of(path: Path) -> FileRecord:
+    """The record of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileRecord(digest, path.stat().st_size)
+
+
+def record_files(folder: Path) -> dict[str, FileRecord]:
+    """The records of all files below a folder, by name, sorted."""
+    names = sorted(_files_below(folder))
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        records = pool.map(lambda name: record_of(folder / name), names)
+        return dict(zip(names, records, strict=True))
+
+
+def _files_below(folder: Path) -> Iterator[str]:
+    """Names of all files below a folder, with /, links included."""
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        for name in (*names, *links):
+            yield (Path(parent) / name).relative_to(folder).as_posix()
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 of the names and the contents of all files below a folder."""
+    total = hashlib.sha256()
+    for name, record in record_files(folder).items():
+        total.update(name.encode())
+        total.update(bytes.fromhex(record.sha256))
+    return total.hexdigest()
+
+
+def write_records(path: Path, records: Mapping[str, FileRecord]) -> None:
+    """Writes records as JSON."""
+    content = {name: dataclasses.asdict(own) for name, own in records.items()}
+    with new_file(path) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def find_damage(path: Path) -> list[str]:
+    """What differs below a folder from the records that were written into it.
+
+    Files that have no record are not looked at.
+
+    Args:
+        path: of `write_records`; the folder is the one it is in.
+
+    Returns:
+        One line for each file that is missing or has another content; no lines where
+        there are no records.
+    """
+    if not path.is_file():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        records = {name: FileRecord(**own) for name, own in content.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        return [f"{path}: not readable ({error})"]
+
+    def line_of(item: tuple[str, FileRecord]) -> str | None:
+        name, expected = item
+        own = path.parent / name
+        try:
+            found = record_of(own)
+        except OSError as error:
+            return f"{own}: {error.strerror or error}"
+        if found == expected:
+            return None
+        sizes = f"{found.size} of {expected.size} bytes"
+        what = sizes if found.size != expected.size else "its bytes were changed"
+        return f"{own}: damaged, {what}"
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        return [line for line in pool.map(line_of, records.items()) if line]
