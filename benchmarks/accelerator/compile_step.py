@@ -105,8 +105,8 @@ def main() -> None:
     """Compiles the job of the first argument into the folder of the second."""
     job, folder = Job(**json.loads(sys.argv[1])), Path(sys.argv[2])
     from benchmarks.compiled_step import model_block, trace_step
-    from benchmarks.flops import flops_of
     from benchmarks.meshes import num_data
+    from credit_jax.check.flops import flops_of
     from credit_jax.parallel.compiler import compile_sooner
 
     target = TARGETS[job.target]

@@ -1,7 +1,7 @@
 """Floating-point operations of an instruction: its products and convolutions.
 
 A multiplication and an addition are two; elementwise operations do not count, as in
-`benchmarks.flops`.
+`credit_jax.check.flops`.
 """
 
 from __future__ import annotations

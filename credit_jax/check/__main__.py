@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from credit_jax.check.report import CheckReport, check_config
+from credit_jax.check.roofline import DEVICES
 from credit_jax.check.tables import channel_table, plan_tables
 from credit_jax.commands import (
     FAILED,
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_options(parser)
     parser.add_argument("--devices", type=int, help="number of devices to look at")
     parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        help="state the least time of a step on this accelerator (docs/checking.md)",
+    )
+    parser.add_argument(
         "--no-data",
         dest="data",
         action="store_false",
@@ -53,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
         0 if the run can start, 1 if not.
     """
     report = check_config(
-        args.config, args.set, num_devices=args.devices, with_data=args.data
+        args.config,
+        args.set,
+        num_devices=args.devices,
+        with_data=args.data,
+        device=args.device,
     )
     if args.json:
         print(json.dumps(report.to_json(), indent=1))
@@ -73,6 +83,8 @@ def _print(report: CheckReport) -> None:
         print_line(f"ignored: {key}: {why}", "yellow")
     for note in report.notes:
         print_line(f"note: {note}", "yellow")
+    if report.bound is not None:
+        print_line(report.bound.explanation)
     if not report.problems:
         print_line("OK: this run can start.", "bold green")
         return

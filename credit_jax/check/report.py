@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from credit_jax.check.memory import estimate_memory
+from credit_jax.check.roofline import StepBound, step_bound
 from credit_jax.config import Config
 from credit_jax.config.base import ConfigError, ConfigWarning, parse
 from credit_jax.config.data import DataConfig, num_samples
@@ -45,6 +46,7 @@ class CheckReport:
         data: the validated data section; None if it does not parse.
         schema: the channels; None if the data section does not parse.
         plan: of the run; None if the config does not parse.
+        bound: the least time of a step on the accelerator that was named.
     """
 
     path: str
@@ -55,6 +57,7 @@ class CheckReport:
     data: DataConfig | None = None
     schema: ChannelSchema | None = None
     plan: RunPlan | None = None
+    bound: StepBound | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The document, of JSON values."""
@@ -72,6 +75,7 @@ class CheckReport:
             "model": None if plan is None else _model(plan),
             "mesh": None if plan is None else _mesh(plan),
             "memory": None if plan is None else _memory(plan),
+            "roofline": None if self.bound is None else self.bound.to_json(),
         }
 
 
@@ -81,6 +85,7 @@ def check_config(
     *,
     num_devices: int | None = None,
     with_data: bool = True,
+    device: str | None = None,
 ) -> CheckReport:
     """Reads a config and plans its run; errors of the user become problems.
 
@@ -89,6 +94,8 @@ def check_config(
         overrides: texts such as "trainer.epochs=3".
         num_devices: see `plan_run`.
         with_data: whether to look for the data files and open them.
+        device: accelerator whose least time of a step is stated, one of
+            `roofline.DEVICES`.
     """
     ignored: dict[str, str] = {}
     notes: list[str] = []
@@ -115,9 +122,18 @@ def check_config(
         notes += [f"{line} (training does not read it)" for line in _lines(error)]
     every = tuple(dict.fromkeys((*plan.notes, *notes)))
     data, schema = config.data, plan.schema
+    bound = _bound(plan, device)
     return CheckReport(
-        str(path), kind, plan.problems, every, ignored, data, schema, plan
+        str(path), kind, plan.problems, every, ignored, data, schema, plan, bound
     )
+
+
+def _bound(plan: RunPlan, device: str | None) -> StepBound | None:
+    """The least time of a step, as far as the plan has a model on a mesh."""
+    model_def, axes = plan.model.model_def, plan.model.axes
+    if device is None or model_def is None or axes is None or plan.problems:
+        return None
+    return step_bound(device, plan.config, model_def, axes)
 
 
 def _plan(config: Config, num_devices: int | None, with_data: bool) -> RunPlan:

@@ -26,6 +26,7 @@ KEYS = {
     "model": dict,
     "mesh": dict,
     "memory": dict,
+    "roofline": type(None),
 }
 
 

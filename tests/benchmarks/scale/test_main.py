@@ -1,23 +1,47 @@
-"""Step times derived from counted work."""
+"""Step times derived from the accounts of compiled programs."""
 
 import json
 
 import pytest
 
+from benchmarks.compiled_step import SMALL_MODEL
 from benchmarks.scale.__main__ import main
-from credit_jax.parallel.rows.reshard import HALO
+from credit_jax.models.registry import build
 
-pytestmark = pytest.mark.slow
+
+def _program(mesh, step, waits, remat="full"):
+    steps = {"1": step / 2, "2": step, "5": 2 * step}
+    return {"mesh": mesh, "remat": remat, "steps": steps, "exposed_seconds": waits}
+
+
+def _times(tmp_path, programs, *options):
+    recipe = {"config": {"model": SMALL_MODEL}, "commit": "none"}
+    report = {"target": "h100", "programs": programs, "recipe": recipe}
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report))
+    written = main(["--report", str(path), "--out", str(tmp_path), *options])
+    return json.loads(written.with_suffix(".json").read_text())["times"]
 
 
 def test_step_times_add_up(tmp_path):
-    path = main(
-        ["--model", "small", "--meshes", "1", "domain2", "--out", str(tmp_path)]
-    )
-    found = json.loads(path.with_suffix(".json").read_text())
-    one, two = found["parts"]
-    assert 0.4 < two["flops"] / one["flops"] < 0.6, "two shards share the work"
-    assert not any(one["bytes"].values())
-    assert two["bytes"][HALO] > 0
-    alone = found["times"][0]
-    assert alone["none_hidden"] == pytest.approx(alone["compute"])
+    times = _times(tmp_path, [_program("1", 0.1, 0.0), _program("domain8", 0.02, 5e-3)])
+    one, eight, shards, *_ = times
+    assert one["fsdp"] == 0
+    assert one["none_hidden"] == one["kernels"] == 0.1
+    assert eight["rate"] == 8 * one["rate"], "FSDP is hidden behind kernels"
+    # Two gathers in two bytes, a scatter in four, of 7/8 of the parameters.
+    size = build(SMALL_MODEL).num_parameters
+    assert eight["fsdp"] == pytest.approx(7 / 8 * 8 * size / 450e9, rel=0.02)
+    assert shards["fsdp"] == 0, "sums over the domain axis are in the program"
+    assert shards["kernels"] == pytest.approx(0.015)
+    assert shards["none_hidden"] == 0.02
+
+
+def test_another_launch(tmp_path):
+    (one, *_) = _times(tmp_path, [_program("1", 0.1, 0.0)], "--launch", "5")
+    assert one["none_hidden"] == 0.2
+
+
+def test_a_report_without_one_device(tmp_path):
+    with pytest.raises(ValueError, match="no program of one device"):
+        _times(tmp_path, [_program("domain8", 0.1, 0.0)])

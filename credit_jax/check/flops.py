@@ -7,13 +7,42 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import partial_eval
+
+from credit_jax.models.model_def import ModelDef
+from credit_jax.nn.context import Context
+from credit_jax.nn.model_state import BATCH_STATS
+from credit_jax.nn.noise import Noise
 
 
 def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
     """Operations of one call; see `flops_of`."""
     return flops_of(jax.make_jaxpr(function)(*arguments))
+
+
+def gradient_flops(model_def: ModelDef, samples: int = 1) -> float:
+    """Operations of the gradient of a model by its weights, on one device.
+
+    Nothing is recomputed; a training step has hardly any more.
+
+    Args:
+        model_def: the model; it is traced, not compiled.
+        samples: of the batch.
+    """
+    shaped = jax.ShapeDtypeStruct
+    weights = {p: shaped(d.shape, d.dtype) for p, d in model_def.param_specs.items()}
+    specs = model_def.inputs.items()
+    inputs = {k: shaped(s.shape(samples), jnp.float32) for k, s in specs}
+    key = jax.random.key(0)
+    state = jax.eval_shape(model_def.init_model_state, key)
+
+    def forward(weights: Any, inputs: Any, batch_stats: Any, key: Any) -> Any:
+        context = Context(noise=Noise(key))
+        return model_def.apply(weights, inputs, context, batch_stats).sum()
+
+    return count_flops(jax.grad(forward), weights, inputs, state[BATCH_STATS], key)
 
 
 def flops_of(program: Any) -> float:
