@@ -218,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(f"--out: {folder}: {error}", FAILED) from error
     for line in footer(summary, folder) if first else ():
         print_line(line)
-    if scores is not None:
+    if scores is not None and first:
         _report(scores, archive, args.score)
     return OK
 
@@ -353,11 +353,6 @@ def _scores(
         if given:
             raise ValueError(f"--{given[0]} belongs to --score DIR")
         return None
-    if jax.process_count() > 1:
-        raise ValueError(
-            "--score: forecasts of several processes are scored afterwards: "
-            "credit-jax score --forecast DIR --truth DATA"
-        )
     scores = online_scores(
         score_options(args, plan.config),
         choose_regions(in_order(args.regions)),
@@ -367,7 +362,7 @@ def _scores(
         size,
         folder,
     )
-    for note in scores.comparison.notes:
+    for note in scores.comparison.notes if jax.process_index() == 0 else ():
         print_line(f"note: {note}", "yellow")
     return scores
 

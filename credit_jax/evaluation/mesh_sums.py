@@ -19,6 +19,7 @@ from credit_jax.evaluation.regions import Region, band_weights, region_weights
 from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.credit import local_dp_ranks
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import block_layout
 
@@ -100,7 +101,14 @@ class MeshSums:
             references: name -> (start, channel, lat, lon), for `num_starts` dates.
         """
         fields = {name: x[:, :, None] for name, x in references.items()}
-        return place_batch(fields, self.mesh, shared=self.gathers)
+        if self.gathers:
+            return place_batch(fields, self.mesh, shared=True)
+        ranks, num = local_dp_ranks(self.mesh), self.axes.num_data
+        own = {
+            name: np.concatenate([np.split(x, num)[rank] for rank in ranks])
+            for name, x in fields.items()
+        }
+        return place_batch(own, self.mesh, local_dp_ranks=ranks)
 
     def __call__(
         self, forecast: Forecast, references: Mapping[str, Array]
@@ -118,7 +126,7 @@ class MeshSums:
 
         NON_FINITE has (start, member, channel) numbers of values.
         """
-        return {name: _whole(x)[: self.num_starts] for name, x in sums.items()}
+        return {name: np.asarray(x)[: self.num_starts] for name, x in sums.items()}
 
     def place_forecast(
         self, members: Float[np.ndarray, "batch channel lat lon"]
@@ -153,7 +161,13 @@ class MeshSums:
             in_specs=(field, field, rows),
             out_specs=PartitionSpec(axes.data or None),
         )
-        return compile_program(run, self.mesh)
+        whole = NamedSharding(self.mesh, PartitionSpec())
+
+        def sums(*given: Any) -> dict[str, Array]:
+            found = run(*given)
+            return {k: lax.with_sharding_constraint(x, whole) for k, x in found.items()}
+
+        return compile_program(sums, self.mesh)
 
     def _local(
         self,
@@ -185,11 +199,3 @@ class MeshSums:
             x if wanted[key] is None else x[:, jnp.asarray(wanted[key])]
             for key, x in fields.items()
         ]
-
-
-def _whole(array: Array) -> np.ndarray:
-    if array.is_fully_addressable:
-        return np.asarray(array)
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))

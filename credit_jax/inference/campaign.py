@@ -264,7 +264,9 @@ class Campaign:
             if scored is not None and step in self.written:
                 sums = scored.start(found)
                 host.submit(
-                    lambda step=step, sums=sums: self._score(tasks, scored, step, sums)
+                    lambda step=step, sums=sums: self._score(
+                        tasks, scored, step, sums, share
+                    )
                 )
             both = found, sums
             devices.submit(lambda start=start, both=both: clock.wait(start, both))
@@ -285,15 +287,16 @@ class Campaign:
         scored: GroupScores,
         step: int,
         sums: Any,
+        share: Share,
     ) -> None:
         """Takes the sums of a step; without fields, they tell what is not finite."""
         counts = scored.take(sums)
         if not isinstance(self.store, NoStore):
             return
-        for task, own in zip(tasks, counts, strict=False):
+        for task, place in zip(tasks, share.positions, strict=True):
             if task is None:
                 continue
-            for name, count in own.items():
+            for name, count in counts[place].items():
                 self._report(name, count, step, task)
 
     def _initial(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

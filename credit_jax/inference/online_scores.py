@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import xarray as xr
 from jaxtyping import Array
@@ -71,11 +72,15 @@ class OnlineScores:
     ) -> None:
         """Writes the sums of the start dates of some tasks, unless they are there.
 
+        Of several processes, which all have them, the first one writes.
+
         Args:
             tasks: those of a group, not filled up.
             steps: area sums of the group at each written step.
         """
         members = self.schedule.num_members
+        if jax.process_index() > 0:
+            return
         for place, task in enumerate(tasks[::members]):
             if self._path(task.start).exists():
                 continue

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import xarray as xr
 
 from credit_jax.evaluation.attributes import attributes_of
@@ -16,6 +17,7 @@ from credit_jax.inference.campaign import Campaign
 from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.online_scores import online_scores
 from credit_jax.inference.plan import ForecastPlan
+from credit_jax.inference.sharing import wait_for_all
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
@@ -45,7 +47,7 @@ def score_campaign(
         plan: of `plan_forecast`.
         model: on its mesh.
         weights: of `Forecaster.weights`.
-        folder: of the record and of the sums.
+        folder: of the record and of the sums; of several processes the same.
         options: with what forecasts are compared; by default with the data section of
             the plan, and with means of its training period.
         regions: of the scores.
@@ -79,9 +81,12 @@ def score_campaign(
     provenance = software()
     archive = Archive(folder, schedule, known, provenance)
     archive.check(schedule.tasks, resume=True)
+    wait_for_all("the folder of scored forecasts")
     store = NoStore() if store is None else store
-    archive.create()
-    store.create()
+    if jax.process_index() == 0:
+        archive.create()
+        store.create()
+    wait_for_all("the store of scored forecasts")
     step = plan.step(model, outputs)
     Campaign(
         step,
@@ -100,6 +105,7 @@ def score_campaign(
         scores=scores,
         noise=noise,
     ).run()
+    wait_for_all("the sums of scored forecasts")
     own = attributes_of(str(folder), scores.comparison, provenance)
     found = scores.scores({**own, **(attributes or {})})
     assert found is not None, "all start dates are done"

@@ -10,7 +10,6 @@ import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -30,6 +29,7 @@ from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.schedule import Task
 from credit_jax.inference.score_campaign import score_campaign
+from credit_jax.inference.sharing import wait_for_all
 from credit_jax.inference.stores import NoWriter, TaskWriter
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.nn.noise import Noise
@@ -150,17 +150,22 @@ class HeldOut:
             ValueError: the forecasts cannot be compared with the truth.
         """
         plan, model = self.plan, self.setup.valid_model
-        shutil.rmtree(folder, ignore_errors=True)
+        first = jax.process_index() == 0
+        sums = folder.with_name(f".{folder.name}_sums")
+        if first:
+            for earlier in (folder, sums):
+                shutil.rmtree(earlier, ignore_errors=True)
+        wait_for_all("earlier forecasts are removed")
         kept = self._archive(folder)
         forecaster = Forecaster(model, state.evaluation_params, state.model_state)
         config = self.setup.config
         store = ZarrStore(folder, self.outputs, kept.schedule, software())
-        with TemporaryDirectory() as scratch:
+        try:
             found = score_campaign(
                 plan,
                 model,
                 forecaster.weights,
-                Path(scratch),
+                sums,
                 options=ScoreOptions(config.validation_data, None, config.data),
                 batch=config.trainer.valid_batch_size,
                 store=LastForecast(store, len(plan.schedule.starts) - 1),
@@ -172,8 +177,13 @@ class HeldOut:
                 fill_nan=True,
                 noise=Noise(jax.random.key(0)),
             )
-        kept.create()
-        kept.mark(Task(0, 0), {})
+            wait_for_all("scores are read")
+        finally:
+            if first:
+                shutil.rmtree(sums, ignore_errors=True)
+        if first:
+            kept.create()
+            kept.mark(Task(0, 0), {})
         return found
 
     def _archive(self, folder: Path) -> Archive:

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore
+from credit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from credit_jax.config import ConfigError
 from credit_jax.evaluation.forecast_files import open_forecasts
 from credit_jax.evaluation.score_table import score_table
@@ -49,18 +50,14 @@ def report_scores(
         outcome: of the training.
         display: where it is printed.
     """
-    if jax.process_count() > 1:
-        display.message(
-            f"Scores: credit-jax forecast and credit-jax score, of {folder}/model.yml, "
-            "in one process"
-        )
-        return
     try:
         held_out = HeldOut(setup, plan_held_out(setup))
         state = _best(setup, folder, outcome.state)
         scores = held_out.score(state, folder / FORECAST_FOLDER)
     except (ConfigError, ValueError, OSError) as error:
         display.message(f"No scores: {error}")
+        return
+    if jax.process_index() > 0:
         return
     write_scores(scores, folder / SCORES_FOLDER)
     maps = _maps(held_out, folder)
@@ -75,7 +72,9 @@ def report_scores(
     display.message(
         f"Forecast: {folder / FORECAST_FOLDER}, map: {folder / FIGURE_NAME}"
     )
-    display.message(f"Checkpoints: {CheckpointStore(folder).folder}, log: {log}")
+    # Opening them is a matter of all processes.
+    checkpoints = folder.resolve() / CHECKPOINTS
+    display.message(f"Checkpoints: {checkpoints}, log: {log}")
 
 
 def _leads(scores: xr.Dataset) -> list[str]:

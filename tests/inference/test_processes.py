@@ -9,6 +9,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.commands import OK
+from credit_jax.evaluation.scores import read_scores
 from tests.inference.tiny_run import forecast, read
 from tests.parallel.processes.test_connect import free_port
 
@@ -18,8 +19,9 @@ PROGRAM = (
 )
 # Start dates in two groups, the second filled up; lagged members run the model, too.
 MEMBERS = (
-    *("--init-time", "1999-12-30", "--init-time", "1999-12-31", "--steps", "2"),
-    *("--members", "3", "--set", "inference.perturbation.type=lagged"),
+    *("--init-time", "1999-12-30", "--init-time", "1999-12-31"),
+    *("--init-time", "2000-01-01", "--steps", "2"),
+    *("--members", "2", "--set", "inference.perturbation.type=lagged"),
 )
 CASES = {
     "each its own members": ("data=ddp", 2, ("--batch", "2", *MEMBERS)),
@@ -61,8 +63,11 @@ def test_two_processes_forecast_as_one(config, tmp_path, name):
     parallelism, devices, options = CASES[name]
     given = ("--parallelism", parallelism, "--devices", str(devices), *options)
     one, two = tmp_path / "one", tmp_path / "two"
-    assert forecast(config, one, *given) == OK
-    texts = on_two_processes("--config", config, "--out", str(two), *given)
+    scores = tmp_path / "scores of one", tmp_path / "scores of two"
+    assert forecast(config, one, *given, "--score", str(scores[0])) == OK
+    texts = on_two_processes(
+        *("--config", config, "--out", str(two), *given, "--score", str(scores[1]))
+    )
     assert "forecasts are in" in texts[0]
     assert "forecasts" not in texts[1], "process 0 alone speaks of the run"
     assert files(one) == files(two)
@@ -77,5 +82,9 @@ def test_two_processes_forecast_as_one(config, tmp_path, name):
         ours, theirs = read(one).drop_attrs(), read(two).drop_attrs()
         assert ours["T"].notnull().all()
         xr.testing.assert_identical(ours, theirs)
+    ours, theirs = (read_scores(folder).drop_attrs() for folder in scores)
+    assert ours["rmse"].notnull().any()
+    xr.testing.assert_identical(ours, theirs)
     # Again, by the other number of processes: everything is there.
-    assert forecast(config, two, *given, "--resume") == OK
+    again = ("--resume", "--score", str(scores[1]))
+    assert forecast(config, two, *given, *again) == OK

@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore
+from credit_jax.evaluation.scores import read_scores
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.train import main
@@ -98,6 +100,11 @@ def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> N
         assert f"process {number} of 2 on " in text
     assert "simulated CPU devices" in texts[0]
     assert "epoch" not in texts[1], "process 0 alone speaks of the run"
+    assert "Scores: " in texts[0]
+    scores = [
+        read_scores(folder / "run" / "scores").drop_attrs() for folder in (one, two)
+    ]
+    xr.testing.assert_identical(*scores)
     (expected,), (found,) = rows(one), rows(two)
     for key in ("train_loss", "valid_loss", "valid_rmse"):
         assert found[key] == expected[key], f"{name}: {key}"
