@@ -157,6 +157,7 @@ def training_climatology(
     data: DataConfig,
     choose: Callable[[Reference], Wanted],
     max_times: int = MAX_TIMES,
+    open_files: OpenFiles | None = None,
 ) -> TrainingClimatology:
     """Averages the training period of a data section; memory holds the means alone.
 
@@ -164,12 +165,14 @@ def training_climatology(
         data: the section; its dates are the period.
         choose: the variables and levels to average.
         max_times: beyond it, evenly spaced times are taken.
+        open_files: files that are open already.
 
     Raises:
         FileNotFoundError, ValueError: a field is missing.
     """
     times = _training_times(data, max_times)
-    reference = open_data(data, "the training data", times, OpenFiles())
+    files = open_files or OpenFiles()
+    reference = open_data(data, "the training data", times, files)
     wanted = choose(reference)
     problems = reference.problems(times, [*wanted])
     if problems:

@@ -27,12 +27,14 @@ class ScoreOptions:
             means of the training period.
         training: the data section of that period; None if it is not known.
         variables: that are compared; all by default.
+        open_files: files that are open already.
     """
 
     truth: str | DataConfig
     climatology: str | None = None
     training: DataConfig | None = None
     variables: tuple[str, ...] = ()
+    open_files: OpenFiles | None = None
 
 
 def open_comparison(
@@ -52,7 +54,7 @@ def open_comparison(
     Raises:
         FileNotFoundError, ValueError: what is missing, or has another grid or unit.
     """
-    files = OpenFiles()
+    files = options.open_files or OpenFiles()
     truth = open_truth(options.truth, times, files)
     found = compare(variables, coordinates, truth, options.variables)
     problems = truth.problems(times, [*found.in_truth])
@@ -79,7 +81,9 @@ def _with_climatology(
         assert options.training is not None, "checked above"
         option = "the training data"
         climatology = training_climatology(
-            options.training, lambda own: levels_in(found.channels, own, option)
+            options.training,
+            lambda own: levels_in(found.channels, own, option),
+            open_files=files,
         )
         wanted = climatology.wanted
     else:

@@ -23,7 +23,7 @@ from credit_jax.inference.schedule import Schedule, make_schedule
 from credit_jax.inference.spin_up import before, earliest
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.plan import ModelPlan, plan_model
+from credit_jax.plan import ModelPlan, RunPlan, plan_model
 from credit_jax.plan.channels import schema_of
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.transforms import Advance, Pipeline, Rollout, build_pipeline
@@ -125,6 +125,7 @@ def plan_forecast(
     num_steps: int | None = None,
     length: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    run: RunPlan | None = None,
 ) -> ForecastPlan:
     """Plans forecasts.
 
@@ -136,6 +137,8 @@ def plan_forecast(
         num_devices: devices to plan for.
         init_times, num_steps, length: see `make_schedule`.
         overrides: keys of the `inference:` section that the command line replaces.
+        run: the plan of a training run, whose model, channels and open files are
+            taken; `parallelism` and `num_devices` are then its own.
 
     Raises:
         ConfigError: lists all that is wrong.
@@ -143,9 +146,7 @@ def plan_forecast(
     inference = (config.inference or InferenceConfig()).model_copy(
         update=dict(overrides or {})
     )
-    model = plan_model(
-        config.model, parallelism, num_devices=num_devices, where="--parallelism"
-    )
+    model = run.model if run is not None else _model(config, parallelism, num_devices)
     found = Findings([*model.problems], [*model.notes])
     data: DataConfig = inference.data or config.data
     calendar = data.calendar or "standard"
@@ -159,7 +160,7 @@ def plan_forecast(
         first = schedule
         read_from = found.attempt(lambda: earliest(inference.perturbation, first))
         starts, steps = before(first, read_from or 0), first.num_steps
-        files = OpenFiles()
+        files = (run.open_files if run is not None else None) or OpenFiles()
         opened = found.attempt(lambda: open_forecast_data(data, starts, steps, files))
     if schedule is None or pipeline is None or opened is None or model.config is None:
         raise ConfigError(unique(found.problems), _TITLE)
@@ -167,8 +168,11 @@ def plan_forecast(
     schedule = found.attempt(
         lambda: make_schedule(inference, data.timestep, opened.calendar, **options)
     )
+    trained = None if run is None else run.schema
     schema = found.attempt(
-        lambda: forecast_schema(config, inference, model.config, pipeline, opened)
+        lambda: forecast_schema(
+            config, inference, model.config, pipeline, opened, trained
+        )
     )
     if schedule is None or schema is None:
         raise ConfigError(unique(found.problems), _TITLE)
@@ -202,6 +206,13 @@ def plan_forecast(
 _TITLE = "this forecast cannot start"
 
 
+def _model(
+    config: Config, parallelism: ParallelismConfig, num_devices: int
+) -> ModelPlan:
+    where = "--parallelism"
+    return plan_model(config.model, parallelism, num_devices=num_devices, where=where)
+
+
 def forecast_pipeline(config: Config, inference: InferenceConfig) -> Pipeline:
     """The transforms of forecasts; their files are read.
 
@@ -220,6 +231,7 @@ def forecast_schema(
     model: Any,
     pipeline: Pipeline,
     opened: ForecastData,
+    trained: ChannelSchema | None = None,
 ) -> ChannelSchema:
     """The channels of the model: those of the data, predictions as in training.
 
@@ -228,6 +240,7 @@ def forecast_schema(
         model: validated config of the model.
         pipeline: the transforms of the forecasts.
         opened: the data of the forecasts.
+        trained: the channels of the training, where they are known.
 
     Raises:
         ValueError: data of the forecast have other input channels than those of the
@@ -236,9 +249,9 @@ def forecast_schema(
     schema = opened.schema.after(pipeline)
     if inference.data is None:
         return schema
-    trained = schema_of(
-        config.data, model, build_pipeline(config.preblocks, config.postblocks)
-    )
+    if trained is None:
+        of_training = build_pipeline(config.preblocks, config.postblocks)
+        trained = schema_of(config.data, model, of_training)
     ours, theirs = schema.input_slices(), trained.input_slices()
     if [*ours.items()] != [*theirs.items()]:
         lost = [key for key in theirs if theirs[key] != ours.get(key)]

@@ -36,6 +36,7 @@ class RunPlan:
         objective: losses and metrics; None if no data is open.
         problems: lines that keep the run from starting.
         notes: information for the user, one line each.
+        open_files: the files of the data; None if no data is open.
     """
 
     config: Config
@@ -47,6 +48,7 @@ class RunPlan:
     objective: Objective | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    open_files: OpenFiles | None = None
 
     def check(self) -> None:
         """Raises a `ConfigError` with all problems, if there are any."""
@@ -131,6 +133,7 @@ def plan_run(
         objective if loaders else None,
         unique(found.problems),
         unique(found.notes),
+        open_files,
     )
 
 

@@ -83,6 +83,7 @@ def plan_held_out(setup: Setup) -> ForecastPlan:
         init_times=[str(time) for time in starts],
         num_steps=steps,
         overrides=overrides,
+        run=setup.plan,
     )
 
 
@@ -166,7 +167,11 @@ class HeldOut:
                 model,
                 forecaster.weights,
                 sums,
-                options=ScoreOptions(config.validation_data, None, config.data),
+                options=ScoreOptions(
+                    config.validation_data,
+                    training=config.data,
+                    open_files=self.setup.plan.open_files,
+                ),
                 batch=config.trainer.valid_batch_size,
                 store=LastForecast(store, len(plan.schedule.starts) - 1),
                 attributes={

@@ -98,7 +98,8 @@ def _best(setup: Setup, folder: Path, state: TrainState) -> TrainState:
 
 def _maps(held_out: HeldOut, folder: Path) -> list[tuple[str, bytes]]:
     """Captions and maps of some variables at the last lead time; writes the first."""
-    files = open_forecasts(str(folder / FORECAST_FOLDER))
+    known = held_out.setup.plan.open_files
+    files = open_forecasts(str(folder / FORECAST_FOLDER), known)
     last, made = len(files.leads) - 1, []
     names = [own.name for own in held_out.outputs.variables]
     # Of one step one map is enough.
@@ -106,7 +107,7 @@ def _maps(held_out: HeldOut, folder: Path) -> list[tuple[str, bytes]]:
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])
         choice = choose(files, name, level=middle)
-        scene = Scene(choice, truth_of(choice, held_out.plan.data, [last]))
+        scene = Scene(choice, truth_of(choice, held_out.plan.data, [last], known))
         made.append((choice.title(last), png_of(scene.figure(last).figure)))
     with new_file(folder / FIGURE_NAME) as partial:
         partial.write_bytes(made[0][1])

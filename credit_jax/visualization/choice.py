@@ -17,6 +17,7 @@ from credit_jax.evaluation.comparison import compare
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.grid_file import Variable
 from credit_jax.evaluation.references import open_truth
+from credit_jax.io.open_files import OpenFiles
 from credit_jax.visualization.labels import lead_text
 
 MEAN, SPREAD = "mean", "spread"
@@ -215,20 +216,26 @@ class Truth:
     units: str = ""
 
 
-def truth_of(choice: Choice, truth: str | DataConfig, leads: Sequence[int]) -> Truth:
+def truth_of(
+    choice: Choice,
+    truth: str | DataConfig,
+    leads: Sequence[int],
+    open_files: OpenFiles | None = None,
+) -> Truth:
     """The true field at some lead times.
 
     Args:
         choice: the field.
         truth: a data section, or a path: see `open_truth`.
         leads: numbers of the lead times.
+        open_files: files that are open already.
 
     Raises:
         FileNotFoundError, ValueError: the truth lacks it, or has another grid.
     """
     times = {lead: valid_time(choice.files, choice.start, lead) for lead in leads}
     wanted = np.array([*times.values()])
-    opened = open_truth(truth, wanted)
+    opened = open_truth(truth, wanted, open_files)
     grid, name = choice.files.grid, choice.variable
     known = {name: choice.about}
     found = compare(known, (grid.latitude, grid.longitude), opened, [name])

@@ -2,7 +2,6 @@
 
 import io
 
-import jax
 import pytest
 from rich.console import Console
 
@@ -36,8 +35,3 @@ def test_a_run_that_cannot_forecast_says_why_and_ends_well(told, monkeypatch, tm
     assert text.startswith("No scores: ")
     assert "data.source: no times" in text
     assert not any(tmp_path.iterdir())
-
-
-def test_several_processes_say_what_to_run(told, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert "credit-jax forecast and credit-jax score" in told()
