@@ -28,7 +28,7 @@ from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import block_layout
 from tests.models.crossformer.cases import CASES, CROSSFORMER_CASES
-from tests.support import assert_close, assert_trees_close, make_mesh
+from tests.support import assert_close, assert_trees_close, make_mesh, mark_slow
 
 BLOCKS = CASES | {f"crossformer {k}": v for k, v in CROSSFORMER_CASES.items()}
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
@@ -163,11 +163,14 @@ def _compare(actual: Any, expected: Any, tolerances: tuple[float, float], what: 
 
 @pytest.mark.parametrize(
     ("mesh", "implementation"),
-    [
-        *((mesh, "xla") for mesh in MESHES),
-        ("domain3", "cpu"),
-        ("dp2_tp2_domain2", "cpu"),
-    ],
+    mark_slow(
+        [
+            *((mesh, "xla") for mesh in MESHES),
+            ("domain3", "cpu"),
+            ("dp2_tp2_domain2", "cpu"),
+        ],
+        but=[("domain3", "xla"), ("dp2_tp2_domain2", "xla")],
+    ),
 )
 def test_equals_one_device(mesh: str, implementation: str) -> None:
     """45 rows: uneven on every domain degree above one."""
@@ -197,12 +200,15 @@ def test_frames_without_spectral_norm_on_domain_3() -> None:
 # poles, 45 rows; interpolation and gates of channels and points.
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [
-        ("mirror", "dp2_tp2_domain2"),
-        ("mirror", "domain3"),
-        ("interpolating", "domain3"),
-        ("odd", "domain8"),
-    ],
+    mark_slow(
+        [
+            ("mirror", "dp2_tp2_domain2"),
+            ("mirror", "domain3"),
+            ("interpolating", "domain3"),
+            ("odd", "domain8"),
+        ],
+        but=[("mirror", "dp2_tp2_domain2"), ("odd", "domain8")],
+    ),
 )
 def test_crossformer_equals_one_device(name: str, mesh: str) -> None:
     name = f"crossformer {name}"

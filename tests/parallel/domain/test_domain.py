@@ -9,7 +9,7 @@ import pytest
 from credit_jax.kernels import use_implementation
 from tests.parallel.domain.cases import CASES, CONVOLUTIONS, EMBEDDINGS
 from tests.parallel.domain.convolution_cases import PATCHES, PERIODIC, TRANSPOSED
-from tests.support import assert_close
+from tests.support import assert_close, mark_slow
 from tests.support.sharded import Outcome, run_cases
 
 VALUE, GRADIENT = 1e-6, 1e-5
@@ -48,7 +48,7 @@ def compare(
 
 
 # All cases of a number of shards are one program, which is compiled once.
-@pytest.mark.parametrize("num_shards", [2, 3, 4, 8])
+@pytest.mark.parametrize("num_shards", mark_slow([2, 3, 4, 8], but=[3]))
 @pytest.mark.parametrize("name", CASES)
 def test_sharded_is_single(name, num_shards):
     actual, expected = outcomes(num_shards)[name], outcomes(1)[name]
