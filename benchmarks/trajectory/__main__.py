@@ -158,7 +158,11 @@ def _publish(results: list[Any], options: Any) -> None:
         "number of the logs, of the first two epochs and of the last. "
         "Members of a CRPS get the same noise on both sides, added to the prediction; "
         "its mesh has no dp, over which CREDIT trains other members of the same "
-        f"samples. Bounds: {bounds}."
+        "samples. Gradient norms have isolated spikes where a LayerNorm over the two "
+        "channels of this tiny model's position bias is nearly singular; the losses "
+        "do not see them. The bias of surface pressure is a small difference of "
+        "values near 96,000 Pa: 1e-5 of its error is 2e-7 of these, the last bit of "
+        f"float32. Bounds: {bounds}."
     )
     config = {"cases": options.cases, "meshes": options.meshes, "base": base_config()}
     table = Table("training beside CREDIT", ["case", "mesh", *_COLUMNS.values()], rows)
