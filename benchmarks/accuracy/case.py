@@ -13,6 +13,7 @@ import yaml
 
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
+from credit_jax.state_dict.convert import from_state_dict
 
 GEN2_CONFIG = Path(__file__).parents[2] / "tests" / "reference" / "gen2.yml"
 
@@ -145,8 +146,6 @@ def credit_case(
         latitude: in degrees.
         trained: CREDIT's state dict after the last step, to roll out from.
     """
-    from credit_torch_bridge import from_state_dict
-
     params, model_state = from_state_dict(model_def, state_dict)
     after = None if trained is None else from_state_dict(model_def, trained)
     return Case(params, model_state, x, y, latitude, after)
