@@ -190,10 +190,6 @@ def run(args: argparse.Namespace) -> int:
         if first:
             print_line(line)
     try:
-        if first:
-            archive.create()
-            store.create()
-        wait_for_all("the store")
         step = plan.step(model, outputs)
         summary = Campaign(
             step,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,16 +113,21 @@ class CheckpointStore:
                 ),
             )
             self._manager = ocp.CheckpointManager(self.folder, options=options)
-            self._recall()
+            self._recall_best()
         return self._manager
 
-    def _recall(self) -> None:
-        """What the policy has to know of the checkpoints that are there."""
-        found = {step: self.progress(step) for step in self.steps()}
-        own = self._preservation
-        own.temporary = {step for step, progress in found.items() if progress.batches}
-        if found and self._keep_best:
-            own.best_step = found[max(found)].best_step
+    def _recall_best(self) -> None:
+        latest = self.latest_step()
+        if latest is not None and self._keep_best:
+            self._preservation.best_step = self.progress(latest).best_step
+
+    @cached_property
+    def _temporary(self) -> set[int]:
+        """The checkpoints from within an epoch; only a store that saves asks for them.
+
+        All that are there are read once.
+        """
+        return {step for step in self.steps() if self.progress(step).batches}
 
     def steps(self) -> list[int]:
         """The complete checkpoints, named by the micro-batches seen."""
@@ -190,9 +196,10 @@ class CheckpointStore:
         if self._keep_best:
             self._preservation.best_step = progress.best_step
         if progress.batches:
-            self._preservation.temporary.add(step)
+            self._temporary.add(step)
         else:
-            self._preservation.temporary.discard(step)
+            self._temporary.discard(step)
+        self._preservation.temporary = self._temporary
         arrays = {
             name: ocp.args.StandardSave(as_nested_dict(without_random_keys(tree)))
             for name, tree in items.items()

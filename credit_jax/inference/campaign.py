@@ -172,6 +172,10 @@ class Campaign:
             NonFiniteForecastError: values are not finite, and are not to be filled.
             OSError, ValueError: something cannot be read or written.
         """
+        if jax.process_index() == 0:
+            self.archive.create()
+            self.store.create()
+        wait_for_all("the store")
         todo = [g for g in self.groups if not all(map(self.archive.done, g))]
         missing_of = [sum(not self.archive.done(task) for task in g) for g in todo]
         # From here on forecasts are marked as done, which others must not see before.

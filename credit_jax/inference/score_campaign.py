@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import xarray as xr
 
 from credit_jax.evaluation.attributes import attributes_of
@@ -83,10 +82,6 @@ def score_campaign(
     archive.check(schedule.tasks, resume=True)
     wait_for_all("the folder of scored forecasts")
     store = NoStore() if store is None else store
-    if jax.process_index() == 0:
-        archive.create()
-        store.create()
-    wait_for_all("the store of scored forecasts")
     step = plan.step(model, outputs)
     Campaign(
         step,

@@ -31,12 +31,6 @@ def days_of(leads: Any) -> np.ndarray:
     return np.asarray(leads) / DAY
 
 
-def channel_title(scores: xr.Dataset, channel: str) -> str:
-    """Label of a channel with its units: `T500 (K)`."""
-    units = channel_units(scores, channel)
-    return f"{channel} ({units})" if units else channel
-
-
 def channel_units(scores: xr.Dataset, channel: str) -> str:
     """Units of a channel; empty if they are not known."""
     if "units" not in scores.coords:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +18,12 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.train import main
 from credit_jax.training.restore import RunStore, open_run
 from tests.data.world import MODEL
-from tests.parallel.processes.test_connect import free_port
 from tests.support import make_mesh
+from tests.support.processes import on_two_processes
 from tests.training.tiny import Tiny, TinyConfig, tiny_config, write_yaml
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; from tests.training.process_run import main; main(*sys.argv[1:])"
 MESHES: dict[str, dict[str, Any]] = {
     "domain": {"data": "none", "tensor": 1, "domain": 2},
     "tensor and fsdp": {"data": "fsdp2", "tensor": 2, "domain": 1},
@@ -52,30 +47,6 @@ def config(world: Path, folder: Path, parallelism: dict[str, Any]) -> str:
     return write_yaml(folder / "config.yml", mapping)
 
 
-def on_two_processes(path: str) -> list[str]:
-    """Trains; what each process printed."""
-    by_hand = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2"]
-    environ = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
-    processes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-c", PROGRAM, "--config", path, "--cache", "none"),
-                *(*by_hand, "--process", str(number), "--connect-timeout", "120"),
-            ],
-            cwd=ROOT,
-            env=environ | {"JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in (0, 1)
-    ]
-    texts = [process.communicate(timeout=300)[0] for process in processes]
-    codes = [process.returncode for process in processes]
-    assert codes == [0, 0], "\n".join(text[-3000:] for text in texts)
-    return texts
-
-
 def rows(folder: Path) -> list[dict[str, float]]:
     with (folder / "run" / "training_log.csv").open() as file:
         return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
@@ -95,7 +66,9 @@ def weights(folder: Path) -> np.ndarray:
 def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["--config", config(world, one, MESHES[name]), "--cache", "none"]) == 0
-    texts = on_two_processes(config(world, two, MESHES[name]))
+    texts = on_two_processes(
+        "credit_jax.train", "--config", config(world, two, MESHES[name])
+    )
     for number, text in enumerate(texts):
         assert f"process {number} of 2 on " in text
     assert "simulated CPU devices" in texts[0]

@@ -100,9 +100,7 @@ def local_devices(launch: Launch, environ: Environment) -> list[int] | None:
     """
     own, count = launch.local_process, launch.local_processes
     visible = _num_gpus(environ)
-    if launch.bound or own is None or count is None or visible < count:
-        return None
-    if count == 1:
+    if launch.bound or own is None or count is None or count == 1 or visible < count:
         return None
     share = visible // count
     return list(range(own * share, (own + 1) * share))

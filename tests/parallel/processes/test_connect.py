@@ -14,6 +14,7 @@ from credit_jax.parallel.processes.connect import (
     num_processes,
 )
 from credit_jax.parallel.processes.launch import Launch
+from tests.support.processes import free_port
 
 
 def launch(process: int, count: int, port: int) -> Launch:
@@ -33,11 +34,6 @@ def meet(numbers: list[int], counts: list[int], timeout: float) -> list[str]:
 
     with ThreadPoolExecutor(len(numbers)) as pool:
         return list(pool.map(one, numbers, counts))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def test_all_come() -> None:

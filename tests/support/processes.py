@@ -1,0 +1,63 @@
+"""Commands in two real processes on this machine.
+
+python -c "from tests.support.processes import main; main(MODULE, OPTIONS ...)"
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from tests.support.processes import main; main(*sys.argv[1:])"
+
+
+def main(module: str, *options: str) -> None:
+    """Runs a command that knows the tiny model; ends with its exit code."""
+    from credit_jax.models import registry
+    from tests.training.tiny import Tiny, TinyConfig
+
+    registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
+    sys.exit(importlib.import_module(module).main(options))
+
+
+def on_two_processes(module: str, *options: str) -> list[str]:
+    """Runs a command in two processes that find each other.
+
+    Args:
+        module: of the command, such as "credit_jax.train".
+        options: of it.
+
+    Returns:
+        What each process printed.
+    """
+    by_hand = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2"]
+    environ = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-c", PROGRAM, module, "--cache", "none", *options),
+                *(*by_hand, "--process", str(number), "--connect-timeout", "120"),
+            ],
+            cwd=ROOT,
+            env=environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    texts = [process.communicate(timeout=300)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes == [0, 0], "\n".join(text[-3000:] for text in texts)
+    return texts
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
