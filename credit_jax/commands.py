@@ -11,6 +11,8 @@ import importlib
 import logging
 import os
 import sys
+import time
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,13 +24,16 @@ import shtab
 from rich.console import Console
 
 from credit_jax.config import Config, load_config
+from credit_jax.config.dates import duration
 from credit_jax.parallel.processes.connect import connect
 from credit_jax.parallel.processes.launch import find_launch, launch_by_hand
+from credit_jax.parallel.processes.watch import leave_others, wait_for_reason
 
 OK = 0
 FAILED = 1  # a comparison or a check that does not pass
 USER_ERROR = 2
 DIVERGED = 3  # a loss or a forecast that is not finite
+# 75, `parallel.processes.exit_code.RESUME`: not done, to be resumed
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 # What a shell completes, by the name of a value in --help.
@@ -210,6 +215,20 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
 def _run(command: Command, args: argparse.Namespace) -> int:
     # Orbax and JAX log there what is no news to a user.
     logging.getLogger("absl").setLevel(logging.ERROR)
+    code = FAILED
+    try:
+        code = _run_alone(command, args)
+    except Exception:
+        # In a run of several processes that one is gone may be the reason.
+        if wait_for_reason():
+            traceback.print_exc()
+        raise
+    finally:
+        leave_others(code)
+    return code
+
+
+def _run_alone(command: Command, args: argparse.Namespace) -> int:
     try:
         return command.run(args)
     except (CommandError, ValueError, OSError, MemoryError) as error:
@@ -274,6 +293,35 @@ def add_verify_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_stop_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--stop-after`, which `stop_time` reads."""
+    parser.add_argument(
+        "--stop-after",
+        metavar="DURATION",
+        help="save and end with exit code 75 after so long, such as 11h50m, before "
+        "the scheduler ends the job",
+    )
+
+
+def stop_time(args: argparse.Namespace) -> float | None:
+    """When `--stop-after` ends a command that begins now, by `time.monotonic`.
+
+    Raises:
+        ValueError: it is no duration.
+    """
+    if args.stop_after is None:
+        return None
+    try:
+        seconds = duration(args.stop_after).total_seconds()
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(
+            f"--stop-after must be a duration such as 11h50m, got {args.stop_after!r}"
+        )
+    return time.monotonic() + seconds
+
+
 def add_process_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of runs of several processes, which `join_processes` reads."""
     add = parser.add_argument
@@ -293,6 +341,13 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long processes wait for each other (default: 600)",
     )
+    add(
+        "--heartbeat-timeout",
+        type=float,
+        default=100,
+        metavar="SECONDS",
+        help="silence after which a process is lost and the others end (default: 100)",
+    )
 
 
 def join_processes(args: argparse.Namespace) -> None:
@@ -308,7 +363,12 @@ def join_processes(args: argparse.Namespace) -> None:
     if launch is None and args.distributed is not False:
         launch = find_launch(os.environ)
     if launch is not None:
-        connect(launch, timeout=args.connect_timeout, say=print_line)
+        connect(
+            launch,
+            timeout=args.connect_timeout,
+            heartbeat=args.heartbeat_timeout,
+            say=print_line,
+        )
     elif args.distributed:
         raise ValueError(
             "--distributed: no launcher says which process this is; start it by srun, "

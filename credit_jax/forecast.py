@@ -24,10 +24,12 @@ from credit_jax.commands import (
     add_config_options,
     add_mesh_options,
     add_process_options,
+    add_stop_option,
     add_verify_option,
     join_processes,
     print_line,
     run_module,
+    stop_time,
     warnings_as_notes,
 )
 from credit_jax.config import load_config
@@ -57,8 +59,10 @@ from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.score import add_score_options, report, score_options
 from credit_jax.training.run_weights import RunWeights, open_weights
+from credit_jax.training.signals import StopRequests
 
 _SCORE_OPTIONS = ("truth", "climatology", "regions", "variables")
 HELP = "Forecast from the start dates of the inference section, or of the command line."
@@ -127,17 +131,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--score", metavar="DIR", help="score the forecasts, and write scores there")
     add_score_options(parser)
     add("--cache", metavar="DIR", help=CACHE_HELP)
+    add_stop_option(parser)
     add_process_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plans, forecasts, writes.
 
+    Returns:
+        0 when all forecasts are made, `RESUME` where a signal or `--stop-after` ended
+        them before the last ones.
+
     Raises:
         CommandError: with exit code 1 if writing fails, 3 for values that are not
             finite.
         ValueError, OSError: the forecasts cannot start.
     """
+    stop_at = stop_time(args)
     compile_sooner()
     package = _package(args)
     with warnings_as_notes():
@@ -191,23 +201,25 @@ def run(args: argparse.Namespace) -> int:
             print_line(line)
     try:
         step = plan.step(model, outputs)
-        summary = Campaign(
-            step,
-            weights,
-            perturbed_reader(plan, step, weights, outputs),
-            store,
-            archive,
-            outputs,
-            groups,
-            size,
-            plan.schedule.num_steps,
-            plan.schedule.written,
-            num_writers=args.writers,
-            max_pending=plan.inference.output.max_pending,
-            fill_nan=args.nan == "fill",
-            progress=_shown(len(tasks)),
-            scores=scores,
-        ).run()
+        with StopRequests(stop_at) as requests:
+            summary = Campaign(
+                step,
+                weights,
+                perturbed_reader(plan, step, weights, outputs),
+                store,
+                archive,
+                outputs,
+                groups,
+                size,
+                plan.schedule.num_steps,
+                plan.schedule.written,
+                num_writers=args.writers,
+                max_pending=plan.inference.output.max_pending,
+                fill_nan=args.nan == "fill",
+                progress=_shown(len(tasks)),
+                scores=scores,
+                stop=requests.of_any_process,
+            ).run()
     except NonFiniteForecastError as error:
         raise CommandError(str(error), DIVERGED) from error
     except OSError as error:
@@ -216,7 +228,7 @@ def run(args: argparse.Namespace) -> int:
         print_line(line)
     if scores is not None and first:
         _report(scores, archive, args.score)
-    return OK
+    return OK if summary.stopped is None else RESUME
 
 
 def folder_of(inference: InferenceConfig | None, out: str | None) -> Path:
@@ -281,6 +293,11 @@ def footer(summary: Summary, folder: Path) -> list[str]:
         f"write {times.write:.2f} s of {times.total:.2f} s; "
         f"devices idle {100 * times.idle:.1f} %",
     ]
+    if summary.stopped:
+        lines.append(
+            f"Stopped by {summary.stopped}; --resume makes those that are missing "
+            f"(exit code {RESUME})"
+        )
     if summary.missing:
         listed = ", ".join(f"{name} {n}" for name, n in summary.missing.items())
         lines.append(f"values that are not finite, written as missing: {listed}")

@@ -20,18 +20,21 @@ from credit_jax.commands import (
     CommandError,
     add_config_options,
     add_process_options,
+    add_stop_option,
     add_verify_option,
     join_processes,
     read_config,
     run_module,
+    stop_time,
 )
 from credit_jax.config import Config
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import training_devices
+from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
-from credit_jax.training.loop import EARLY, FINISHED, Outcome
+from credit_jax.training.loop import Outcome
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.report import report_scores
 from credit_jax.training.run import train as run_training
@@ -64,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--cache", metavar="DIR", help=CACHE_HELP)
     add_verify_option(parser)
+    add_stop_option(parser)
     add_process_options(parser)
 
 
@@ -71,12 +75,14 @@ def run(args: argparse.Namespace) -> int:
     """Checks, trains, evaluates.
 
     Returns:
-        0 at the end of a run, also of one that a signal ended after it had saved.
+        0 at the end of a run, `RESUME` where a signal or `--stop-after` ended it
+        after it had saved.
 
     Raises:
         CommandError: with exit code 3 for a loss that is not finite.
         ValueError, OSError: the run cannot start.
     """
+    stop_at = stop_time(args)
     compile_sooner()
     overrides = [*args.set, *([f"save_loc={args.save_loc}"] if args.save_loc else [])]
     config = read_config(args.config, overrides)
@@ -86,12 +92,13 @@ def run(args: argparse.Namespace) -> int:
         "num_devices": args.devices,
         "resume": args.resume,
         "verify": args.verify,
+        "stop_at": stop_at,
     }
     try:
-        train(config, **options, source=args.config)
+        outcome = train(config, **options, source=args.config)
     except NonFiniteLossError as error:
         raise CommandError(str(error), DIVERGED) from error
-    return OK
+    return OK if outcome.is_complete else RESUME
 
 
 def train(
@@ -100,6 +107,7 @@ def train(
     num_devices: int | None = None,
     resume: bool = False,
     verify: bool = True,
+    stop_at: float | None = None,
     source: str = "config",
 ) -> Outcome:
     """Trains the model of a config, as the command does, and scores its forecasts.
@@ -109,6 +117,7 @@ def train(
         num_devices: devices to use; None takes those that `trainer` asks for.
         resume: whether to go on from the newest checkpoint of `save_loc`.
         verify: whether to compare its files with their digests first.
+        stop_at: when to save and stop, by `time.monotonic`; None for no limit.
         source: what the header of the run calls the config.
 
     Raises:
@@ -131,8 +140,10 @@ def train(
         display.message(line)
     for note in (note for own in plan.loaders.values() for note in own.notes):
         display.message(f"note: {note}")
-    outcome = run_training(setup, folder, display, resume=resume, verify=verify)
-    if outcome.reason in (FINISHED, EARLY) and setup.valid_loader is not None:
+    outcome = run_training(
+        setup, folder, display, resume=resume, verify=verify, stop_at=stop_at
+    )
+    if outcome.is_complete and setup.valid_loader is not None:
         report_scores(setup, folder, outcome, display)
     return outcome
 

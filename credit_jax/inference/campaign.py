@@ -68,12 +68,14 @@ class Summary:
         num_done: that were there already.
         missing: values that were not finite, by variable.
         times: see `Times`.
+        stopped: what ended it before the last group; None if it came to its end.
     """
 
     num_forecasts: int
     num_done: int
     missing: dict[str, int]
     times: Times
+    stopped: str | None = None
 
 
 @dataclass
@@ -146,6 +148,8 @@ class Campaign:
         progress: called with the number of forecasts after each group.
         scores: of the forecasts, computed beside them; None computes none.
         noise: of models that draw noise, another one at each step.
+        stop: asked before each group but the first, by all processes together: what
+            ends the campaign there, or None.
     """
 
     step: ForecastStep
@@ -164,6 +168,7 @@ class Campaign:
     progress: Callable[[int], None] = lambda done: None
     scores: OnlineScores | None = None
     noise: Noise | None = None
+    stop: Callable[[], str | None] = lambda: None
 
     def run(self) -> Summary:
         """Makes the forecasts that are not there yet.
@@ -178,6 +183,7 @@ class Campaign:
         wait_for_all("the store")
         todo = [g for g in self.groups if not all(map(self.archive.done, g))]
         missing_of = [sum(not self.archive.done(task) for task in g) for g in todo]
+        num_missing = sum(missing_of)
         # From here on forecasts are marked as done, which others must not see before.
         wait_for_all("groups of forecasts")
         pending = self.max_pending or 2 * self.num_writers
@@ -196,8 +202,13 @@ class Campaign:
         files = Workers(self.num_writers, pending, "write")
         clock, made = _DeviceClock(), list[_Progress]()
         workers = (devices, host, files)
+        stopped = None
         try:
             for number, (group, filled) in enumerate(zip(todo, full, strict=True)):
+                stopped = self.stop() if number else None
+                if stopped:
+                    missing_of = missing_of[:number]
+                    break
                 if isinstance(prepared, PreparedPerturbation):
                     prepared.prepare(filled, mine[number])
                 tasks = [
@@ -232,7 +243,8 @@ class Campaign:
         missing = sum((task.missing for task in made), Counter())
         names = [variable.name for variable in self.outputs.variables]
         found, count = added_up(missing, names), sum(missing_of)
-        return Summary(count, sum(map(len, self.groups)) - count, found, times)
+        there = sum(map(len, self.groups)) - num_missing
+        return Summary(count, there, found, times, stopped)
 
     def _progress(self, task: Task) -> _Progress | None:
         """None for a forecast that is done."""

@@ -84,12 +84,18 @@ class Outcome:
     Attributes:
         state: after the last update.
         progress: its position.
-        reason: "finished", "stopped early", or the name of a signal.
+        reason: "finished", "stopped early", or what stopped it: the name of a signal
+            or "--stop-after".
     """
 
     state: TrainState
     progress: Progress
     reason: str
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run came to its end; else it is to be resumed."""
+        return self.reason in (FINISHED, EARLY)
 
 
 @dataclass
@@ -103,6 +109,7 @@ class TrainingLoop:
         valid_loader: validation batches; None with `skip_validation`.
         loggers: logs and checkpoints.
         lengths: `train_history_len` and the like, constant columns of the log.
+        stop_at: time limit, by `time.monotonic`; see `StopRequests`.
     """
 
     trainer: TrainerConfig
@@ -111,6 +118,7 @@ class TrainingLoop:
     valid_loader: Loader | None
     loggers: Loggers
     lengths: dict[str, int] = field(default_factory=dict)
+    stop_at: float | None = None
 
     def run(self, start: Start) -> Outcome:
         """Trains from `start` to the last epoch.
@@ -133,7 +141,7 @@ class TrainingLoop:
         )
         first, last = start.progress.epoch, self._last_epoch(start.progress.epoch)
         reason: str | None = None
-        with self.loggers.display, StopRequests() as requests:
+        with self.loggers.display, StopRequests(self.stop_at) as requests:
             for epoch in range(first, last):
                 reason = self._train_epoch(epoch, last, requests)
                 reason = reason or self._end_epoch(epoch, last)
@@ -158,7 +166,7 @@ class TrainingLoop:
     # ------------------------------------------------------------ training
 
     def _train_epoch(self, epoch: int, last: int, requests: StopRequests) -> str | None:
-        """Trains the rest of an epoch; returns the signal that stopped it, if any."""
+        """Trains the rest of an epoch; returns what stopped it, if anything."""
         total = num_batches(self.train_loader, self.trainer.batches_per_epoch)
         done = self._progress.batches
         self.loggers.display.start(

@@ -9,15 +9,10 @@ import jax
 from credit_jax.checkpoint import CheckpointStore, set_aside
 from credit_jax.config import Config, write_config
 from credit_jax.data.channels import SCHEMA_FILE
+from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
-from credit_jax.training.loop import (
-    EARLY,
-    FINISHED,
-    Loggers,
-    Outcome,
-    TrainingLoop,
-)
+from credit_jax.training.loop import Loggers, Outcome, TrainingLoop
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
 from credit_jax.training.start import Start, asked_by, required_step, start_of_run
@@ -30,6 +25,7 @@ def train(
     *,
     resume: bool = False,
     verify: bool = True,
+    stop_at: float | None = None,
 ) -> Outcome:
     """Trains to the last epoch, from fresh weights or the checkpoints of `folder`.
 
@@ -39,6 +35,7 @@ def train(
         display: of progress.
         resume: continue from the newest checkpoint that is whole.
         verify: compare its files with their digests first.
+        stop_at: time limit, by `time.monotonic`; None for none.
     """
     trainer = setup.config.trainer
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +71,7 @@ def train(
         setup.valid_loader,
         loggers,
         _lengths(setup.config),
+        stop_at,
     )
     try:
         outcome = loop.run(start)
@@ -81,10 +79,11 @@ def train(
         store.close()
         if loggers.board:
             loggers.board.close()
-    if outcome.reason not in (FINISHED, EARLY):
+    if not outcome.is_complete:
         display.message(
             f"Stopped by {outcome.reason} after step {int(outcome.state.micro_step)}; "
-            f"saved in {store.folder}. --resume goes on with the very same losses."
+            f"saved in {store.folder}. --resume goes on with the very same losses "
+            f"(exit code {RESUME})."
         )
     return outcome
 

@@ -1,9 +1,10 @@
-"""SIGTERM, SIGINT and SIGUSR1 end a run after a step, with a checkpoint."""
+"""SIGTERM, SIGINT, SIGUSR1 and a time limit end a run after a step, resumable."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -11,12 +12,20 @@ import jax
 import numpy as np
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+TIME_LIMIT = "--stop-after"
+_REASONS = (*(number.name for number in SIGNALS), TIME_LIMIT)
 
 
 class StopRequests:
     """Catches the first signal; a second one ends the process as usual."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop_at: float | None = None) -> None:
+        """Sets the time limit.
+
+        Args:
+            stop_at: when the run is to end, by `time.monotonic`; None for no limit.
+        """
+        self._stop_at = stop_at
         self._caught: str | None = None
         self._previous: dict[int, Any] = {}
 
@@ -46,20 +55,21 @@ class StopRequests:
 
     @property
     def caught(self) -> str | None:
-        """Name of the signal caught in this process, or None."""
+        """Name of the signal caught in this process, `TIME_LIMIT`, or None."""
+        if self._caught is None and self._stop_at is not None:
+            return TIME_LIMIT if time.monotonic() >= self._stop_at else None
         return self._caught
 
     def of_any_process(self) -> str | None:
-        """Name of the signal caught in this or another process of the run, or None.
+        """`caught` of this or another process of the run.
 
         A collective: all processes of a run must call it at the same time.
         """
         if jax.process_count() == 1:
-            return self._caught
+            return self.caught
         from jax.experimental import multihost_utils
 
-        caught = np.asarray(
-            SIGNALS.index(signal.Signals[self._caught]) + 1 if self._caught else 0
-        )
-        found = int(np.max(multihost_utils.process_allgather(caught)))
-        return SIGNALS[found - 1].name if found else None
+        caught = self.caught
+        own = np.asarray(_REASONS.index(caught) + 1 if caught else 0)
+        found = int(np.max(multihost_utils.process_allgather(own)))
+        return _REASONS[found - 1] if found else None

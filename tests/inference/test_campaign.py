@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.commands import DIVERGED, FAILED, OK
+from credit_jax.commands import DIVERGED, FAILED, OK, USER_ERROR
 from credit_jax.inference.netcdf import NetcdfStore
 from credit_jax.inference.zarr_store import ZarrStore
+from credit_jax.parallel.processes.exit_code import RESUME
 from tests.inference.tiny_run import forecast, make_run, read
 
 ROOT = Path(__file__).parents[2]
@@ -156,3 +157,22 @@ def test_steps_that_share_a_file(world, tmp_path, tiny_model, group, files):
             times += [*steps["time"].values]
     hours = (np.array(times) - np.datetime64("2000-01-01")) / np.timedelta64(1, "h")
     assert np.array_equal(hours, [12, 24]), "also those before the last step"
+
+
+def test_a_campaign_stopped_by_its_time_limit(config, tmp_path, capsys):
+    assert forecast(config, tmp_path / "whole") == OK
+    out = tmp_path / "out"
+    assert forecast(config, out, "--stop-after", "1ms") == RESUME
+    shown = capsys.readouterr().out
+    assert "1 forecasts are in" in shown
+    assert "Stopped by --stop-after; --resume makes those that are missing" in shown
+    assert len([*(out / "done").glob("*")]) == 1
+    assert forecast(config, out, "--resume", "--stop-after", "11h50m") == OK
+    assert "4 forecasts are in" in capsys.readouterr().out
+    assert chunks(out) == chunks(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("wrong", ["soon", "-3h", "0s"])
+def test_a_time_limit_that_is_none(config, tmp_path, capsys, wrong):
+    assert forecast(config, tmp_path / "out", f"--stop-after={wrong}") == USER_ERROR
+    assert f"such as 11h50m, got '{wrong}'" in capsys.readouterr().err

@@ -25,19 +25,16 @@ def main(module: str, *options: str) -> None:
     sys.exit(importlib.import_module(module).main(options))
 
 
-def on_two_processes(module: str, *options: str) -> list[str]:
-    """Runs a command in two processes that find each other.
+def start_two_processes(module: str, *options: str) -> list[subprocess.Popen[str]]:
+    """Starts a command in two processes that find each other.
 
     Args:
         module: of the command, such as "credit_jax.train".
         options: of it.
-
-    Returns:
-        What each process printed.
     """
     by_hand = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2"]
     environ = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
-    processes = [
+    return [
         subprocess.Popen(
             [
                 *(sys.executable, "-c", PROGRAM, module, "--cache", "none", *options),
@@ -51,6 +48,18 @@ def on_two_processes(module: str, *options: str) -> list[str]:
         )
         for number in (0, 1)
     ]
+
+
+def on_two_processes(module: str, *options: str) -> list[str]:
+    """Runs a command in two processes to its end, which must be a good one.
+
+    Args:
+        module, options: as for `start_two_processes`.
+
+    Returns:
+        What each process printed.
+    """
+    processes = start_two_processes(module, *options)
     texts = [process.communicate(timeout=300)[0] for process in processes]
     codes = [process.returncode for process in processes]
     assert codes == [0, 0], "\n".join(text[-3000:] for text in texts)

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import os
 import signal
+import time
 
 import chex
 import jax
@@ -23,6 +24,7 @@ from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.restore import RunStore
 from credit_jax.training.run import train
 from credit_jax.training.setup import Setup, prepare
+from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import start_of_run
 from tests.support import assert_close, make_mesh
 from tests.training.tiny import tiny_config
@@ -487,3 +489,31 @@ def test_better():
     assert is_better(2.0, 1.0, "max")
     assert not is_better(1.0, 1.0, "min")
     assert not is_better(float("nan"), 1.0, "min")
+
+
+def test_a_time_limit(make, tmp_path):
+    """Passed before the first update: one more, a checkpoint, and it can go on."""
+    setup = make("one", trainer__epochs=1)
+    display = Display(Console(file=(stream := io.StringIO()), width=200))
+    outcome = train(setup, tmp_path, display, stop_at=time.monotonic())
+    assert outcome.reason == "--stop-after"
+    assert not outcome.is_complete
+    assert "Stopped by --stop-after after step 1" in stream.getvalue()
+    resumed = make("one", trainer__epochs=1)
+    outcome, text = go(resumed, tmp_path, resume=True)
+    assert outcome.is_complete
+    assert "epoch 1, batch 2" in text
+
+
+def test_a_second_signal_ends_as_usual():
+    usual = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: usual.append(number))
+    try:
+        with StopRequests() as requests:
+            signal.raise_signal(signal.SIGTERM)
+            assert requests.caught == requests.of_any_process() == "SIGTERM"
+            assert not usual
+            signal.raise_signal(signal.SIGTERM)
+        assert usual == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from credit_jax.checkpoint import CheckpointStore
 from credit_jax.evaluation.scores import read_scores
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.train import main
 from credit_jax.training.restore import RunStore, open_run
 from tests.data.world import MODEL
 from tests.support import make_mesh
-from tests.support.processes import on_two_processes
+from tests.support.processes import on_two_processes, start_two_processes
 from tests.training.tiny import Tiny, TinyConfig, tiny_config, write_yaml
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -84,3 +87,32 @@ def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> N
     np.testing.assert_array_equal(weights(two), weights(one), f"{name}: weights")
     # The clock of one process is followed by both, a few updates later.
     assert len(CheckpointStore(two / "run").steps()) > 1
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> None:
+    """By SIGKILL, in training, while the other one needs it for every update."""
+    mapping = tiny_config(
+        world,
+        tmp_path / "run",
+        trainer__parallelism={"data": "none", "tensor": 1, "domain": 2},
+        trainer__num_devices=2,
+        trainer__epochs=100_000,
+    )
+    config = write_yaml(tmp_path / "config.yml", mapping)
+    processes = start_two_processes("credit_jax.train", "--config", config)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run" / "checkpoints").glob("*/digests.json")):
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.1)
+    processes[killed].send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    other = processes[1 - killed]
+    text = other.communicate(timeout=60)[0]
+    processes[killed].communicate()
+    print(f"ended after {time.monotonic() - began:.2f} s")
+    assert time.monotonic() - began < 20
+    assert other.returncode == RESUME, text[-3000:]
+    assert f"error: process {killed} is gone (its connection was closed)" in text
+    assert "Traceback" not in text

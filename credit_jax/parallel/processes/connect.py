@@ -12,9 +12,11 @@ from contextlib import ExitStack
 import jax
 
 from credit_jax.parallel.processes.launch import Launch, local_devices
+from credit_jax.parallel.processes.watch import watch_others
 
 _PAUSE, _LONGEST = 0.2, 5.0  # seconds between attempts, and of one
 _GO, _LINE = b"+", 64
+_LATER = 30  # seconds after which JAX ends a process that the watch did not
 
 
 class ProcessesMissingError(ConnectionError):
@@ -22,7 +24,11 @@ class ProcessesMissingError(ConnectionError):
 
 
 def connect(
-    launch: Launch, *, timeout: float = 600, say: Callable[[str], None] = print
+    launch: Launch,
+    *,
+    timeout: float = 600,
+    heartbeat: float = 100,
+    say: Callable[[str], None] = print,
 ) -> None:
     """Joins the processes of a run; before JAX is used for the first time.
 
@@ -32,6 +38,8 @@ def connect(
     Args:
         launch: of `find_launch` or `launch_by_hand`.
         timeout: seconds to wait for the others.
+        heartbeat: seconds of silence after which a process is lost, and all end
+            (`credit_jax.parallel.processes.watch`).
         say: is given one line about this process.
 
     Raises:
@@ -39,10 +47,14 @@ def connect(
         OSError: the port of the coordinator is in use, or its host unknown.
     """
     if launch.coordinator is None:
-        jax.distributed.initialize(initialization_timeout=round(timeout))
+        jax.distributed.initialize(
+            initialization_timeout=round(timeout),
+            heartbeat_timeout_seconds=round(heartbeat),
+        )
     else:
         began = time.monotonic()
-        _meet(launch, timeout)
+        connections = _meet(launch, timeout)
+        watch_others(launch.process, connections, heartbeat)
         rest = timeout - (time.monotonic() - began)
         jax.distributed.initialize(
             launch.coordinator,
@@ -51,6 +63,7 @@ def connect(
             local_device_ids=local_devices(launch, os.environ),
             cluster_detection_method="deactivate",
             initialization_timeout=max(30, round(rest)),
+            heartbeat_timeout_seconds=round(heartbeat) + _LATER,
         )
     say(described(launch))
 
@@ -71,23 +84,29 @@ def num_processes() -> int:
     return global_state.num_processes
 
 
-def _meet(launch: Launch, timeout: float) -> None:
-    """Returns when all processes have come to the coordinator."""
+def _meet(launch: Launch, timeout: float) -> dict[int, socket.socket]:
+    """Returns when all processes have come to the coordinator.
+
+    Returns:
+        Open connections: of process 0 to all others, of the others to it.
+    """
     assert launch.coordinator is not None
     host, _, port = launch.coordinator.rpartition(":")
     address = (host.strip("[]"), int(port))
     deadline = time.monotonic() + timeout
     if launch.process == 0:
-        _gather(launch, address[1], deadline, timeout)
-    else:
-        _join(launch, address, deadline, timeout)
+        return _gather(launch, address[1], deadline, timeout)
+    return {0: _join(launch, address, deadline, timeout)}
 
 
-def _gather(launch: Launch, port: int, deadline: float, timeout: float) -> None:
+def _gather(
+    launch: Launch, port: int, deadline: float, timeout: float
+) -> dict[int, socket.socket]:
     """Process 0: waits for the others, and lets them go together."""
     connections: dict[int, socket.socket] = {}
     with ExitStack() as stack:
-        server = stack.enter_context(_listen(port))
+        server = _listen(port)
+        stack.callback(server.close)
         while len(connections) < launch.num_processes - 1:
             server.settimeout(max(0.01, deadline - time.monotonic()))
             try:
@@ -105,6 +124,9 @@ def _gather(launch: Launch, port: int, deadline: float, timeout: float) -> None:
                 ) from error
         for connection in connections.values():
             connection.sendall(_GO)
+        stack.pop_all()
+        server.close()
+    return connections
 
 
 def _listen(port: int) -> socket.socket:
@@ -141,18 +163,22 @@ def _read_number(connection: socket.socket, launch: Launch) -> int:
 
 def _join(
     launch: Launch, address: tuple[str, int], deadline: float, timeout: float
-) -> None:
+) -> socket.socket:
     """Any other process: comes to process 0, and waits there for the rest."""
     cause: OSError | None = None
     while (rest := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection(address, min(_LONGEST, rest)) as connection:
+            with ExitStack() as stack:
+                connection = stack.enter_context(
+                    socket.create_connection(address, min(_LONGEST, rest))
+                )
                 connection.sendall(
                     f"{launch.process}/{launch.num_processes}\n".encode()
                 )
                 connection.settimeout(rest)
                 if connection.recv(1) == _GO:
-                    return
+                    stack.pop_all()
+                    return connection
                 cause = ConnectionError("it ended before all processes had come")
         except OSError as error:
             cause = error

@@ -27,7 +27,8 @@ def meet(numbers: list[int], counts: list[int], timeout: float) -> list[str]:
 
     def one(process: int, count: int) -> str:
         try:
-            _meet(launch(process, count, port), timeout)
+            for connection in _meet(launch(process, count, port), timeout).values():
+                connection.close()
         except (OSError, ValueError) as error:
             return str(error)
         return ""
