@@ -30,6 +30,19 @@ class PrecisionPolicy(StrictModel):
     output_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
 
 
+class Float8Config(StrictModel):
+    """Dense layers in float8, with `fp8: true`.
+
+    Attributes:
+        recipe: a power-of-two scale for every token and for every weight matrix, and
+            the gradient of the weights in the compute dtype.
+        min_channels: fewest input and output channels of such a layer.
+    """
+
+    recipe: Literal["rowwise_with_gw_hp"] = "rowwise_with_gw_hp"
+    min_channels: int = Field(default=1024, ge=16)
+
+
 class TrainerConfig(StrictModel):
     """How the model is trained.
 
@@ -43,6 +56,8 @@ class TrainerConfig(StrictModel):
         amp: compute in 16 bits: in the formats of `fsdp2_mp_policy` where that is given
             or `parallelism.data` is "fsdp2" (bfloat16), else in float16 with dynamic
             loss scaling, and validate in float32.
+        fp8, float8: multiply large dense layers in float8, see `Float8Config`; not with
+            float16. CREDIT has neither key.
         activation_checkpoint: "none", "full" or "selective" (true is "full"): whether
             a block's activations are computed again in the backward pass; "selective"
             computes those of attention again.
@@ -98,6 +113,8 @@ class TrainerConfig(StrictModel):
     weight_decay: float = Field(ge=0)
     amp: bool
     fsdp2_mp_policy: PrecisionPolicy = PrecisionPolicy()
+    fp8: bool = False
+    float8: Float8Config = Float8Config()
     activation_checkpoint: Literal["none", "full", "selective"] = "none"
     train_batch_size: int = Field(ge=1)
     valid_batch_size: int = Field(ge=1)
@@ -186,6 +203,16 @@ class TrainerConfig(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _float8_is_wide_elsewhere(self) -> "TrainerConfig":
+        policy = self.mp_policy
+        if self.fp8 and policy is not None and policy.param_dtype == "float16":
+            raise ValueError(
+                "fp8 is true, but amp computes in float16; expected bfloat16 "
+                "(fsdp2_mp_policy: {param_dtype: bfloat16}) or float32 (amp: false)"
+            )
+        return self
+
     @property
     def mp_policy(self) -> PrecisionPolicy | None:
         """The number formats that `amp` asks for; None is float32."""
@@ -208,8 +235,11 @@ class TrainerConfig(StrictModel):
 
     def without_effect(self) -> dict[str, str]:
         """See `StrictModel.without_effect`."""
-        if self.grad_max_norm != "dynamic":
-            return {}
-        return {
-            "grad_max_norm": "'dynamic' clips to the norm itself, which never clips"
-        }
+        lines = {}
+        if self.grad_max_norm == "dynamic":
+            lines["grad_max_norm"] = (
+                "'dynamic' clips to the norm itself, which never clips"
+            )
+        if "float8" in self.model_fields_set and not self.fp8:
+            lines["float8"] = "fp8 is not true"
+        return lines

@@ -26,6 +26,7 @@ from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.init import initialize
+from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.spec import TENSOR_DIMS, ParamSpec
 
 Weights = dict[str, Array]
@@ -166,16 +167,30 @@ class ModelDef:
     def num_blocks(self) -> int:
         """Number of blocks of one forward pass, counted by abstract evaluation."""
         blocks = BlockCount()
+        self._trace(Context(blocks=blocks))
+        return blocks.counted
+
+    def float8_matrices(self, precision: Precision) -> list[tuple[int, int]]:
+        """(input, output) channels of the matrices that are multiplied in float8.
+
+        Sorted, each shape once, found by abstract evaluation of one forward pass.
+        """
+        found: list[tuple[int, int]] = []
+        if precision.float8 is not None:
+            self._trace(Context(precision=precision, float8_matrices=found))
+        return sorted(set(found))
+
+    def _trace(self, context: Context) -> None:
+        """Traces one forward pass of one sample; nothing is computed."""
         shaped = jax.ShapeDtypeStruct
         inputs = {k: shaped(s.shape(1), jnp.float32) for k, s in self.inputs.items()}
         weights = {p: shaped(d.shape, d.dtype) for p, d in self.param_specs.items()}
 
         def forward(weights: Any, inputs: Any, key: Array) -> Array:
-            context = Context(blocks=blocks, noise=Noise(key))
-            return self.apply(weights, inputs, context, self._fresh_batch_stats())
+            own = replace(context, noise=Noise(key))
+            return self.apply(weights, inputs, own, self._fresh_batch_stats())
 
         jax.eval_shape(forward, weights, inputs, jax.random.key(0))
-        return blocks.counted
 
     def init(
         self,

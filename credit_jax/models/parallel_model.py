@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
+from credit_jax.models.float8 import float8_notes
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
@@ -23,7 +25,7 @@ from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.params.packing import pack, packed_param_specs, unpack
-from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.params.spec import MIN_SHARD_SIZE
@@ -363,6 +365,7 @@ def build_parallel_model(
     *,
     ac_mode: str = "none",
     mp_policy: Precision | None = None,
+    fp8: bool | Float8 = False,
     reshard_after_forward: bool | int = True,
     min_shard_size: int = MIN_SHARD_SIZE,
     keep_whole: Sequence[str] = (),
@@ -379,7 +382,7 @@ def build_parallel_model(
        blocks: rematerialization does not repeat it, and no cast precedes it.
     4. Inside each block's `jax.checkpoint`, weights are cast, then gathered: the
        backward pass gathers again, and the transpose reduce-scatters the gradient. The
-       checkpoint of attention is nested in it.
+       checkpoint of attention is nested in it. Float8 rounds gathered weights.
     5. One `shard_map` over the whole mesh initializes the weights, already sharded.
 
     Args:
@@ -387,6 +390,8 @@ def build_parallel_model(
         mesh: from `build_device_mesh` or `ParallelDims.build_mesh`.
         ac_mode: activation checkpointing: "none", "full", or "selective" (attention).
         mp_policy: dtypes, `default_mp_policy()` for bfloat16; None is float32.
+        fp8: multiply large dense layers in float8 (`ops.float8`), with `Float8()` if
+            True; not in float16.
         reshard_after_forward: True frees gathered parameters after the forward, False
             keeps them, a number keeps those of at most that many blocks.
         min_shard_size: parameters with fewer elements stay whole.
@@ -394,6 +399,9 @@ def build_parallel_model(
 
     Raises:
         ValueError: the model does not parse or does not fit the mesh; lists all errors.
+
+    Warns:
+        UserWarning: float8 is asked for, and no layer or no device has a use for it.
     """
     model_def = model if isinstance(model, ModelDef) else build(model)
     if keep_whole:
@@ -403,10 +411,15 @@ def build_parallel_model(
     problems += model_def.unmatched()
     if problems:
         raise ValueError("; and ".join(problems))
+    precision = mp_policy or Precision()
+    if fp8:
+        precision = precision.with_float8(Float8() if fp8 is True else fp8)
+    for note in float8_notes(model_def, precision, mesh.devices.flat):
+        warnings.warn(note, stacklevel=2)
     parallel_config = ParallelConfig(
         mesh,
         rules=ShardingRules(min_shard_size=min_shard_size),
-        precision=mp_policy or Precision(),
+        precision=precision,
         remat=Remat(ac_mode, reshard_after_forward),
     )
     return ParallelModel(model_def, parallel_config)

@@ -52,6 +52,8 @@ class Context:
         remat: the rematerialization policy of blocks.
         blocks: numbers the blocks, where the policy depends on it.
         capture_intermediates: if given, receives each block's output, in order.
+        float8_matrices: if given, receives (input, output) channels of each matrix that
+            is multiplied in float8, as the forward pass is traced.
         key: dropout key of this forward, equal on all devices; None in evaluation.
         noise: source of normal noise, in training and in evaluation.
         first_sample, sample_stride: the local samples have the global numbers
@@ -66,6 +68,7 @@ class Context:
     remat: Remat = field(default_factory=Remat)
     blocks: BlockCount | None = None
     capture_intermediates: list[Field] | None = None
+    float8_matrices: list[tuple[int, int]] | None = None
     key: Array | None = None
     noise: Noise | None = None
     first_sample: Array | int = 0

@@ -36,7 +36,7 @@ class FeedForward(nnx.Module):
 
     @jax.named_scope(FEED_FORWARD)
     def __call__(self, field: Field, context: Context) -> Field:
-        x = gelu(self.up(self.norm(field.data)))
+        x = gelu(self.up(self.norm(field.data), context))
         return field.like(self.down(self._drop(x, field, context), context))
 
     def _drop(self, x: Array, field: Field, context: Context) -> Array:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.kernels import dense, layer_norm
+from credit_jax.kernels import layer_norm
 from credit_jax.nn.context import Context
+from credit_jax.nn.matmul import Split, matmul
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import Padding
@@ -20,9 +20,6 @@ from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.params.initializers import Initializer, constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.scopes import NORM
-
-# Which dim of its kernel a layer splits over tp.
-Split = Literal["column", "row"] | None
 
 
 class LayerNorm(nnx.Module):
@@ -64,32 +61,41 @@ class Linear(nnx.Module):
     def __init__(self, channel_in: int, channel_out: int) -> None:
         init = torch_uniform(channel_in)
         self.split: Split = None
-        self.kernel = parameter(
-            init, (channel_in, channel_out), ("embed", "embed"), matrix_out=(1,)
-        )
+        self.shape = (channel_in, channel_out)
+        self.kernel = parameter(init, self.shape, ("embed", "embed"), matrix_out=(1,))
         self.bias = parameter(init, (channel_out,), ("embed",))
 
     def __call__(
         self, x: Float[Array, "*batch channel_in"], context: Context | None = None
     ) -> Float[Array, "*batch channel_out"]:
-        """Applies the layer; one that is split by rows needs the context."""
+        """Applies the layer.
+
+        One that is split by rows needs the context; without it the product is never in
+        float8.
+        """
         if self.split == "row":
-            whole = sum_over_tensor(x, self.kernel[...], context)
+            whole = sum_over_tensor(x, self.kernel[...], context, shape=self.shape)
             return add_bias(whole, self.bias[...])
-        return add_bias(dense(x, self.kernel[...]), self.bias[...])
+        product = matmul(
+            x, self.kernel[...], context, shape=self.shape, split=self.split
+        )
+        return add_bias(product, self.bias[...])
 
 
 def sum_over_tensor(
     x: Float[Array, "*batch channel_in"],
     kernel: Float[Array, "channel_in channel_out"],
     context: Context | None,
+    *,
+    shape: tuple[int, int] | None = None,
 ) -> Float[Array, "*batch channel_out"]:
     """`x @ kernel` with the rows of the kernel split over tp: one `psum`.
 
-    The sum is in float32 or wider.
+    The sum is in float32 or wider; `shape` as for `nn.matmul.matmul`.
     """
     assert context is not None, "a block passes its context to a row layer"
-    partial = dense(x, kernel, dtype=context.precision.wide)
+    wide = context.precision.wide
+    partial = matmul(x, kernel, context, shape=shape, split="row", dtype=wide)
     return psum(partial, context.axes.tensor).astype(x.dtype)
 
 

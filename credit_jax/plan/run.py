@@ -9,9 +9,10 @@ from credit_jax.config import Config, ConfigError
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
 from credit_jax.io.open_files import OpenFiles
+from credit_jax.models.float8 import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.mesh.devices import required_devices
-from credit_jax.parallel.params.precision import Precision, default_mp_policy
+from credit_jax.parallel.params.precision import Float8, Precision, default_mp_policy
 from credit_jax.plan.channels import fit_problems, schema_of
 from credit_jax.plan.files import find_missing
 from credit_jax.plan.findings import Findings, unique
@@ -99,6 +100,8 @@ def plan_run(
         keep_whole=trainer.fsdp.keep_whole,
     )
     found = Findings([*model.problems], [*model.notes])
+    if model.model_def is not None:
+        found.notes += float8_notes(model.model_def, precision_of(trainer))
     if model.dims is not None:
         found.add(_ring_findings(config, model.dims.dp_size))
     missing = Findings()
@@ -160,15 +163,17 @@ def _ring_findings(config: Config, dp_size: int) -> Findings:
 
 
 def precision_of(trainer: TrainerConfig) -> Precision:
-    """The dtypes that `trainer.amp` asks for."""
-    policy = trainer.mp_policy
-    if policy is None:
-        return Precision()
-    return default_mp_policy(
-        policy.param_dtype,
-        reduce_dtype=policy.reduce_dtype,
-        output_dtype=policy.output_dtype,
-    )
+    """The dtypes that `trainer.amp` and `trainer.fp8` ask for."""
+    policy, precision = trainer.mp_policy, Precision()
+    if policy is not None:
+        precision = default_mp_policy(
+            policy.param_dtype,
+            reduce_dtype=policy.reduce_dtype,
+            output_dtype=policy.output_dtype,
+        )
+    if not trainer.fp8:
+        return precision
+    return precision.with_float8(Float8(trainer.float8.min_channels))
 
 
 def _pipeline(config: Config) -> Pipeline | None:

@@ -22,7 +22,7 @@ from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.mesh.axes import MeshAxes
-from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.reductions import FieldReducer
@@ -65,6 +65,7 @@ def _run(
     degrees: tuple[int, int, int],
     dtype: str,
     implementation: str = "xla",
+    float8: Float8 | None = None,
 ) -> Any:
     """A forward pass of training: (prediction, loss, gradients, state) as whole arrays.
 
@@ -84,8 +85,11 @@ def _run(
         SPECTRAL_NORM: {p: matrix_specs(d, specs[p]) for p, d in matrices.items()},
         BATCH_STATS: jax.tree.map(lambda _: whole, stats),
     }
+    precision = Precision.of(dtype)
+    if float8 is not None:
+        precision = precision.with_float8(float8)
     context = Context(
-        axes=axes, rules=rules, precision=Precision.of(dtype), key=jax.random.key(0)
+        axes=axes, rules=rules, precision=precision, key=jax.random.key(0)
     )
 
     def step(params: Any, model_state: Any, batch: Any) -> Any:
@@ -187,6 +191,19 @@ def test_equals_one_device_in_float64() -> None:
     assert actual[0].dtype == np.float64, f"the forward ran in {actual[0].dtype}"
     _compare(actual, expected, (FLOAT64, FLOAT64), "float64")
     assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
+
+
+@pytest.mark.slow
+def test_float8_rounds_alike_on_every_mesh() -> None:
+    """Scales are powers of two of maxima, so that meshes round to the same values."""
+    with jax.enable_x64(True):
+        actual = _run("earth", (2, 2, 2), "float64", float8=Float8(min_channels=16))
+        expected = _run("earth", (1, 1, 1), "float64", float8=Float8(min_channels=16))
+        wide = _one_device("earth", "float64")
+    _compare(actual, expected, (FLOAT64, FLOAT64), "float8")
+    assert_trees_close(actual[2], expected[2], FLOAT64, "float8: each gradient")
+    error = assert_close(actual[0], wide[0], 0.1, "float8 against float64")
+    assert error > 1e-4, "nothing was rounded"
 
 
 def test_frames_without_spectral_norm_on_domain_3() -> None:

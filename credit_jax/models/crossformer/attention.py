@@ -7,14 +7,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.kernels import attend, attention_logits, dense
+from credit_jax.kernels import attend, attention_logits
 from credit_jax.nn.context import Context
-from credit_jax.nn.layers import LayerNorm, Linear
+from credit_jax.nn.layers import LayerNorm, Linear, sum_over_tensor
+from credit_jax.nn.matmul import matmul
 from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.position_bias import bias_index, bias_positions
-from credit_jax.parallel.collectives import axis_index, psum
+from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.windows import (
     Kind,
     group_layout,
@@ -54,6 +55,8 @@ class QueryKeyValue(nnx.Module):
     """Column-parallel projection to q, k, v; heads split over tp, no bias."""
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
+        self.channels = channels
+        self.width = heads * dim_head
         self.kernel = parameter(
             torch_uniform(channels),
             (channels, 3, heads, dim_head),
@@ -62,16 +65,19 @@ class QueryKeyValue(nnx.Module):
         )
 
     def __call__(
-        self, x: Float[Array, "batch windows tokens channel"]
+        self, x: Float[Array, "batch windows tokens channel"], context: Context
     ) -> Float[Array, "three batch windows heads tokens head_dim"]:
-        made = dense(x, self.kernel[...])
+        shape = (self.channels, 3 * self.width)
+        made = matmul(x, self.kernel[...], context, shape=shape, split="column")
         return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
 
     def values(
-        self, x: Float[Array, "batch windows tokens channel"]
+        self, x: Float[Array, "batch windows tokens channel"], context: Context
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
         """The values v alone."""
-        return jnp.swapaxes(dense(x, self.kernel[...][:, 2]), 2, 3)
+        shape, kernel = (self.channels, self.width), self.kernel[...][:, 2]
+        made = matmul(x, kernel, context, shape=shape, split="column")
+        return jnp.swapaxes(made, 2, 3)
 
 
 class OutProjection(nnx.Module):
@@ -79,6 +85,7 @@ class OutProjection(nnx.Module):
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         init = torch_uniform(heads * dim_head)
+        self.shape = (heads * dim_head, channels)
         self.kernel = parameter(
             init,
             (heads, dim_head, channels),
@@ -92,12 +99,12 @@ class OutProjection(nnx.Module):
     ) -> Float[Array, "batch windows tokens channel"]:
         batch, windows, _, tokens, _ = x.shape
         kernel = self.kernel[...]
-        partial = dense(
+        whole = sum_over_tensor(
             jnp.swapaxes(x, 2, 3).reshape(batch, windows, tokens, -1),
             kernel.reshape(-1, kernel.shape[-1]),
-            dtype=context.precision.wide,
+            context,
+            shape=self.shape,
         )
-        whole = psum(partial, context.axes.tensor).astype(x.dtype)
         return add_bias(whole, self.bias[...])
 
 
@@ -160,9 +167,9 @@ class WindowAttention(nnx.Module):
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
         """Weighted sum of values; a token alone in its window has weight 1."""
         if self.window == 1:
-            v = self.to_qkv.values(x)
+            v = self.to_qkv.values(x, context)
             return self._drop(jnp.ones_like(v[..., :1]), field, context) * v
-        q, k, v = self.to_qkv(x)
+        q, k, v = self.to_qkv(x, context)
         logits = attention_logits(q * self.scale, k, dtype=context.precision.wide)
         bias = self.position_bias(self.window).astype(logits.dtype)
         weights = jax.nn.softmax(logits + bias[None, None, None], -1).astype(v.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +11,27 @@ from jaxtyping import Array
 FLOAT32 = jnp.dtype("float32")
 COMPUTE = ("float32", "bfloat16", "float16", "float64")
 REDUCE = ("float32", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class Float8:
+    """Which dense layers multiply float8 values, by the recipe of `ops.float8`.
+
+    The choice depends on whole matrices, never on how a mesh splits them.
+
+    Attributes:
+        min_channels: fewest input and output channels of such a layer.
+    """
+
+    min_channels: int = 1024
+
+    def takes(self, channels_in: int, channels_out: int) -> bool:
+        """Whether a matrix of this shape qualifies: no dim is small or ragged.
+
+        Hardware multiplies float8 in multiples of 16 channels.
+        """
+        dims = (channels_in, channels_out)
+        return all(dim >= self.min_channels and dim % 16 == 0 for dim in dims)
 
 
 @dataclass(frozen=True)
@@ -25,11 +46,13 @@ class Precision:
         compute: dtype of activations and weights in the forward.
         reduce: dtype in which gradients are summed over devices.
         output: dtype that the model's output is rounded to; None for no rounding.
+        float8: the dense layers that multiply float8 values; None for none.
     """
 
     compute: Any = FLOAT32
     reduce: Any = FLOAT32
     output: Any = None
+    float8: Float8 | None = None
 
     @classmethod
     def of(cls, name: str) -> Precision:
@@ -50,6 +73,19 @@ class Precision:
     def needs_scaling(self) -> bool:
         """Whether training needs loss scaling: only in float16."""
         return self.compute == jnp.float16
+
+    def with_float8(self, float8: Float8) -> Precision:
+        """These dtypes, with dense layers in float8.
+
+        Raises:
+            ValueError: the compute dtype is float16.
+        """
+        if self.compute == jnp.float16:
+            raise ValueError(
+                "float8 (fp8) goes with a compute dtype of bfloat16 or float32, got "
+                "float16; in a config: trainer.fsdp2_mp_policy.param_dtype: bfloat16"
+            )
+        return replace(self, float8=float8)
 
     def cast(self, x: Array) -> Array:
         """`x` in the compute dtype."""

@@ -1,0 +1,127 @@
+"""Matrix products of values rounded to float8 (e4m3), with power-of-two scales.
+
+The recipe is torchao's `rowwise_with_gw_hp` with power-of-two scales: a scale for every
+token of the activations and of the output's gradient, one for the whole weight matrix,
+and the gradient of the weights in the input's dtype. A power of two scales without
+rounding, and a maximum does not depend on the order, so every mesh rounds to the same
+float8 values.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Num
+
+from credit_jax.ops.dense import of_matrices
+from credit_jax.ops.vma import match_vma
+
+FLOAT8 = jnp.float8_e4m3fn
+# The largest finite e4m3 value is 448 = MANTISSA * 2 ** EXPONENT.
+_MANTISSA, _EXPONENT = 0.875, 9
+# Exponents whose powers of two, and their inverses, are normal float32 numbers.
+_LIMIT = 126
+
+
+def float8_dense(
+    x: Float[Array, "*batch channel"],
+    kernel: Float[Array, " channel *out"],
+    *,
+    summed: str | None = None,
+    made: str | None = None,
+    dtype: Any = None,
+) -> Float[Array, "*batch *out"]:
+    """`x @ kernel` of values rounded to float8, summed in float32.
+
+    The gradient of `x` is a product of float8 values, too, that of `kernel` a product
+    in the dtype of `x`. In float64 the rounded values are multiplied and summed in
+    float64. Not-a-number and infinity become not-a-number.
+
+    Args:
+        x: (batch..., channel).
+        kernel: (channel, out...).
+        summed: mesh axis that splits the channels; scales are maxima over it.
+        made: mesh axis that splits the output.
+        dtype: of the result, if not that of x.
+    """
+    product = partial(_product, summed=summed, made=made, dtype=dtype or x.dtype)
+    return of_matrices(product, *match_vma(x, kernel))
+
+
+def quantize(
+    x: Float[Array, ...], axis: int | None, mesh_axes: tuple[str, ...] = ()
+) -> tuple[Num[Array, ...], Float[Array, ...]]:
+    """Rounds to float8 after scaling with powers of two.
+
+    Args:
+        x: values.
+        axis: dim that shares a scale; None for one scale of all values.
+        mesh_axes: mesh axes over which the values that share a scale are split.
+
+    Returns:
+        float8 values and what they are to be multiplied by, a power of two.
+    """
+    largest = jnp.max(jnp.abs(x), axis, keepdims=True)
+    if mesh_axes:
+        largest = lax.pmax(largest, mesh_axes)
+    mantissa, exponent = jnp.frexp(largest.astype(jnp.float32))
+    power = _EXPONENT - exponent - (mantissa > _MANTISSA)
+    power = jnp.where(largest > 0, jnp.clip(power, -_LIMIT, _LIMIT), 0)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    values = (wide * _power_of_two(power, wide.dtype)).astype(FLOAT8)
+    return values, _power_of_two(-power, wide.dtype)
+
+
+def _power_of_two(power: Array, dtype: Any) -> Array:
+    """2 ** power, exactly; |power| <= 126."""
+    bits = (power.astype(jnp.int32) + 127) << 23
+    return lax.bitcast_convert_type(bits, jnp.float32).astype(dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnames=("summed", "made", "dtype"))
+def _product(
+    x: Array, kernel: Array, summed: str | None, made: str | None, dtype: Any
+) -> Array:
+    return _product_forward(x, kernel, summed, made, dtype)[0]
+
+
+def _product_forward(
+    x: Array, kernel: Array, summed: str | None, made: str | None, dtype: Any
+) -> tuple[Array, Any]:
+    tokens, token_scales = quantize(x, 1, _named(summed))
+    matrix, matrix_scale = quantize(kernel, None, _named(summed, made))
+    scales = token_scales * matrix_scale
+    y = _multiply(tokens, matrix, scales.dtype) * scales
+    kept = (x, matrix, matrix_scale, kernel.dtype.type(0))
+    return y.astype(dtype), kept
+
+
+def _product_backward(
+    summed: str | None, made: str | None, dtype: Any, kept: Any, grad: Array
+) -> tuple[Array, Array]:
+    x, matrix, matrix_scale, zero = kept
+    tokens, token_scales = quantize(grad.astype(x.dtype), 1, _named(made))
+    scales = token_scales * matrix_scale
+    grad_x = _multiply(tokens, matrix.T, scales.dtype) * scales
+    grad_kernel = jnp.matmul(
+        x.T, grad.astype(x.dtype), preferred_element_type=scales.dtype
+    )
+    return grad_x.astype(x.dtype), grad_kernel.astype(zero.dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _multiply(a: Array, b: Array, dtype: Any) -> Array:
+    """`a @ b` of float8 matrices, summed in float32, or in float64 if `dtype` is."""
+    if dtype == jnp.float64:
+        a, b = a.astype(dtype), b.astype(dtype)
+    return lax.dot(a, b, preferred_element_type=dtype)
+
+
+def _named(*axes: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(axis for axis in axes if axis))
