@@ -3,6 +3,8 @@ import pytest
 from credit_jax.config import ConfigError, build_config
 from credit_jax.config.base import ConfigWarning
 from credit_jax.config.data import num_samples
+from credit_jax.parallel.params.precision import Float8
+from credit_jax.plan.run import precision_of
 from tests.config.example import example
 
 ERA5 = "data__source__ERA5"
@@ -202,3 +204,17 @@ def test_keys_that_credit_passes_over_are_a_warning():
         build_config(example(trainer__epoch=1))
     with pytest.raises(ConfigError, match=r"trainer\.parallelism\.xyzzy: unknown key"):
         build_config(example(trainer__parallelism__xyzzy=1))
+
+
+def test_float8_needs_a_wide_format():
+    narrow = {"trainer__amp": True, "trainer__fp8": True}
+    assert "fp8 is true, but amp computes in float16" in " ".join(problems(**narrow))
+    policy = {"param_dtype": "bfloat16"}
+    config = build_config(example(**narrow, trainer__fsdp2_mp_policy=policy))
+    assert precision_of(config.trainer).float8 == Float8()
+    given = {"trainer__fp8": True, "trainer__float8": {"min_channels": 256}}
+    config = build_config(example(**given))
+    assert precision_of(config.trainer).float8 == Float8(256)
+    with pytest.warns(ConfigWarning, match="fp8 is not true"):
+        config = build_config(example(trainer__float8={"min_channels": 256}))
+    assert precision_of(config.trainer).float8 is None

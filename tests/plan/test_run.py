@@ -51,6 +51,12 @@ def test_a_plan_without_data_opens_no_file(plan, monkeypatch):
     assert found.schema.num_input_channels == 7
 
 
+def test_float8_without_a_layer_for_it_is_noted(plan):
+    (note,) = plan(trainer__fp8=True).notes
+    assert note.startswith("float8: no dense layer of the model has 1024 input")
+    assert plan(trainer__fp8=False).notes == ()
+
+
 def test_all_problems_at_once(plan):
     found = plan(
         num_devices=6,
