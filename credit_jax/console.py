@@ -21,6 +21,9 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
             "credit_jax.preprocess.__main__", "fit the scalers of a config", "", "cpu"
         ),
         "train": Entry("credit_jax.train", "train a model"),
+        "submit": Entry(
+            "credit_jax.submit.__main__", "training as jobs of PBS or SLURM", "", "cpu"
+        ),
         "forecast": Entry("credit_jax.forecast", "forecasts of a model, to files"),
         "package": Entry(
             "credit_jax.package", "a trained model as a folder to hand on", "", "cpu"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Final, Literal
 
 import jax
 from rich.console import Console
@@ -43,6 +44,7 @@ from credit_jax.training.start import asked_by, required_step
 
 HELP = "Train a model of CREDIT's gen2 YAML on a dp x tp x domain mesh."
 EXAMPLE = "--config configs/demo.yaml --set trainer.epochs=3"
+IF_ANY: Final = "if-any"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="devices of all processes; simulated on a CPU-only machine",
     )
-    add("--resume", action="store_true", help="go on from the newest checkpoint")
+    add(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=(IF_ANY,),
+        metavar=IF_ANY,
+        help="go on from the newest checkpoint; if-any: begin where there is none",
+    )
     add(
         "--save-loc",
         metavar="DIR",
@@ -105,7 +115,7 @@ def train(
     config: Config,
     *,
     num_devices: int | None = None,
-    resume: bool = False,
+    resume: bool | Literal["if-any"] = False,
     verify: bool = True,
     stop_at: float | None = None,
     source: str = "config",
@@ -115,7 +125,8 @@ def train(
     Args:
         config: of `load_config`.
         num_devices: devices to use; None takes those that `trainer` asks for.
-        resume: whether to go on from the newest checkpoint of `save_loc`.
+        resume: whether to go on from the newest checkpoint of `save_loc`; "if-any"
+            begins where there is none.
         verify: whether to compare its files with their digests first.
         stop_at: when to save and stop, by `time.monotonic`; None for no limit.
         source: what the header of the run calls the config.
@@ -129,6 +140,8 @@ def train(
         num_devices = config.trainer.num_devices
     devices = training_devices(config.trainer.parallelism, num_devices)
     folder = check_writable(config.save_loc)
+    if resume == IF_ANY:
+        resume = CheckpointStore(folder, verify=False).latest_step() is not None
     if resume or config.trainer.load_weights:
         required_step(CheckpointStore(folder, verify=False), asked_by(resume=resume))
     if config.demo is not None and jax.process_index() == 0:

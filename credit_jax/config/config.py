@@ -16,7 +16,7 @@ from credit_jax.config.metrics import MetricsConfig
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 
-_BATCH_SYSTEM = "read by the batch system only"
+_BATCH_SYSTEM = "read by credit-jax submit only"
 
 
 class Config(StrictModel):

@@ -1,0 +1,1 @@
+"""Jobs of PBS and SLURM, from CREDIT's `pbs:` and `slurm:` sections."""

@@ -1,0 +1,144 @@
+"""The `pbs:` and `slurm:` sections of a config, in CREDIT's keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from credit_jax.config.base import ConfigError, StrictModel, parse
+from credit_jax.config.messages import got
+
+Scheduler = Literal["pbs", "slurm"]
+
+_OTHER_NAMES = {
+    "conda_env": "conda",
+    "account": "project",
+    "gpus": "ngpus",
+    "cpus": "ncpus",
+    "partition": "queue",
+}
+_WORKERS = "read by CREDIT's older scripts only"
+
+
+class JobSection(StrictModel):
+    """What a job asks the scheduler for; each number is that of a node.
+
+    The other names that CREDIT reads are accepted, too: `conda_env`, `account`, `gpus`,
+    `cpus`, `partition`.
+
+    Attributes:
+        project: the account that pays; null leaves it to the scheduler.
+        job_name: of the job.
+        walltime: hours, minutes and seconds.
+        nodes: hosts of the job.
+        ngpus: GPUs of a node.
+        ncpus: cores of a node.
+        mem: memory of a node; null leaves it to the scheduler.
+        queue: queue of PBS, partition of SLURM.
+        gpu_type: kind of GPU; null and "any" take any.
+        qos, constraint: of SLURM.
+        conda: environment to activate, by name or path; null takes the interpreter of
+            the command that submits.
+        modules: modules to load, one text or a list.
+        env_setup: lines of shell before the run.
+
+    Differs from CREDIT: `conda` is not required, no default names a project of NCAR,
+    and `modules` and `env_setup` also count under `pbs`.
+    """
+
+    project: str | None = None
+    job_name: str = "credit_jax"
+    walltime: str = "12:00:00"
+    nodes: int = Field(1, ge=1)
+    ngpus: int = Field(4, ge=0)
+    ncpus: int = Field(8, ge=1)
+    mem: str | None = None
+    queue: str | None = None
+    gpu_type: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    conda: str | None = None
+    modules: tuple[str, ...] = ()
+    env_setup: tuple[str, ...] = ()
+
+    ignored: ClassVar = dict.fromkeys(
+        ("bash", "batch", "jobs", "tasks_per_worker", "gpus_per_node", "cpu_type"),
+        _WORKERS,
+    )
+
+    @field_validator("walltime", mode="before")
+    @classmethod
+    def _clock(cls, value: Any) -> Any:
+        """YAML 1.1 reads 12:00:00 without quotes as a number of seconds."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return clock(value)
+        if not isinstance(value, str) or not re.fullmatch(
+            r"\d+:[0-5]?\d:[0-5]?\d", value
+        ):
+            raise ValueError(f"must be hours:minutes:seconds, got {got(value)}")
+        return value
+
+    @field_validator("modules", "env_setup", mode="before")
+    @classmethod
+    def _lines(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("project", "job_name", "queue", "conda", "gpu_type", "mem")
+    @classmethod
+    def _one_word(cls, value: str | None) -> str | None:
+        if value is not None and re.search(r"[\s'\"`;|&<>\\]", value):
+            raise ValueError(f"must be one word for the job script, got {got(value)}")
+        return value
+
+    @property
+    def seconds(self) -> int:
+        """Of the walltime."""
+        hours, minutes, seconds = map(int, self.walltime.split(":"))
+        return 3600 * hours + 60 * minutes + seconds
+
+
+def clock(seconds: int) -> str:
+    """Hours, minutes and seconds as schedulers read them.
+
+    >>> clock(43200)
+    '12:00:00'
+    """
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def job_section(
+    mapping: Mapping[str, Any], scheduler: Scheduler, overrides: Mapping[str, Any]
+) -> JobSection:
+    """The section of a config for a scheduler; SLURM takes that of PBS if it has none.
+
+    Args:
+        mapping: what the YAML file holds.
+        scheduler: which section.
+        overrides: keys of the command line.
+
+    Raises:
+        ConfigError: there is none, or it is wrong.
+    """
+    found: Any = mapping.get(scheduler)
+    name: str = scheduler
+    if found is None and scheduler == "slurm" and mapping.get("pbs") is not None:
+        found, name = mapping["pbs"], "pbs"
+    if found is None:
+        raise ConfigError(
+            [
+                f"{scheduler}: missing; it says what a job asks for: project, "
+                "walltime, nodes, ngpus, ncpus, mem, queue, conda"
+            ]
+        )
+    if not isinstance(found, Mapping):
+        raise ConfigError([f"{name}: must be a mapping, got {got(found)}"])
+    return parse(JobSection, {**_own_names(found), **overrides}, name)
+
+
+def _own_names(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section with one name for each thing; where there are both, ours counts."""
+    others = {_OTHER_NAMES[k]: v for k, v in section.items() if k in _OTHER_NAMES}
+    return others | {k: v for k, v in section.items() if k not in _OTHER_NAMES}
