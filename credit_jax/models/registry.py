@@ -8,8 +8,14 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
+from credit_jax.models.crossformer.camulator import Camulator, CamulatorConfig
 from credit_jax.models.crossformer.crossformer import CrossFormer, CrossFormerConfig
+from credit_jax.models.crossformer.downscaling import (
+    DownscalingCrossFormer,
+    DownscalingCrossFormerConfig,
+)
 from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
+from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
 from credit_jax.models.model_def import ModelDef
 
 
@@ -29,7 +35,12 @@ class ModelEntry(NamedTuple):
 
 
 MODELS: dict[str, ModelEntry] = {
+    "camulator": ModelEntry(CamulatorConfig, Camulator, "camulator"),
     "crossformer": ModelEntry(CrossFormerConfig, CrossFormer, "crossformer"),
+    "crossformer_downscaling": ModelEntry(
+        DownscalingCrossFormerConfig, DownscalingCrossFormer, "crossformer"
+    ),
+    "debugger": ModelEntry(DebuggerConfig, Debugger, "debugger"),
     "wxformer": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
     "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
 }

@@ -103,6 +103,12 @@ class Conv(nnx.Module):
     """Two-dimensional convolution of a field, NHWC, with bias.
 
     A 1 x 1 convolution can be split over tp, as `Linear` can.
+
+    Args of the constructor:
+        channel_in, channel_out: channels.
+        kernel_size, stride, padding: along both dims.
+        kernel_init, bias_init: torch's default if None.
+        spectral_norm: whether CREDIT's spectral norm covers the kernel.
     """
 
     def __init__(
@@ -115,6 +121,7 @@ class Conv(nnx.Module):
         padding: Padding | int = 0,
         kernel_init: Initializer | None = None,
         bias_init: Initializer | None = None,
+        spectral_norm: bool = True,
     ) -> None:
         shape = (kernel_size, kernel_size, channel_in, channel_out)
         default = torch_uniform(math.prod(shape[:3]))
@@ -126,7 +133,7 @@ class Conv(nnx.Module):
             kernel_init or default,
             shape,
             (None, None, "conv_in", "conv_out"),
-            matrix_out=(3,),
+            matrix_out=(3,) if spectral_norm else None,
         )
         self.bias = parameter(bias_init or default, (channel_out,), ("conv_out",))
 

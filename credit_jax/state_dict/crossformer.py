@@ -3,7 +3,7 @@
 The keys of the encoder are WXFormer's except for the convolutions of its embeddings,
 which are not in a Sequential with their padding. Those of the decoder depend on
 `upsample_v_conv` and `attention_type`; our paths differ likewise, so that one table
-holds all variants.
+holds all variants. `crossformer_downscaling` has the keys of the transposed one.
 """
 
 from __future__ import annotations

@@ -77,6 +77,17 @@ def residual_convolutions(torch: str, ours: str) -> Iterator[Rule]:
         yield from scale_and_bias(norm, f"{ours}/residual_norm_{i}")
 
 
+def pixel_shuffle_decoder() -> Iterator[Rule]:
+    """Three pixel-shuffle blocks and a head, up_block1 to up_block4."""
+    for i in range(3):
+        torch, ours = f"up_block{i + 1}", f"up_blocks/{i}"
+        yield from weight_and_bias(f"{torch}.conv", f"{ours}/conv", CONV_2D)
+        yield from weight_and_bias(f"{torch}.sharp", f"{ours}/sharp", CONV_2D)
+        yield from residual_convolutions(torch, ours)
+    yield from weight_and_bias("up_block4.0", "head/conv", CONV_2D)
+    yield from weight_and_bias("up_block4.2", "head/out", CONV_2D)
+
+
 def encoder_decoder_blocks(config: Any) -> list[str]:
     """Blocks of crossformer encoders and decoders: see `TorchModel.block_names`."""
     names = [] if config.patch == (1, 1) else ["cube_embedding"]

@@ -10,7 +10,7 @@ from credit_jax.state_dict.key_table import Rule
 from credit_jax.state_dict.layers import (
     encoder_decoder_blocks,
     patch_embedding,
-    residual_convolutions,
+    pixel_shuffle_decoder,
     transformer_layers,
     unused_patch_embedding,
     weight_and_bias,
@@ -24,17 +24,7 @@ def _rules() -> Iterator[Rule]:
     )
     yield from transformer_layers("layers.{s}.1.layers.{d}", "stages/{s}/blocks")
     yield from patch_embedding("cube_embedding", "cube_embedding")
-    for i in range(3):
-        yield from _up_block(f"up_block{i + 1}", f"up_blocks/{i}")
-    yield from weight_and_bias("up_block4.0", "head/conv", CONV_2D)
-    yield from weight_and_bias("up_block4.2", "head/out", CONV_2D)
-
-
-def _up_block(torch: str, ours: str) -> Iterator[Rule]:
-    """A pixel-shuffle block."""
-    yield from weight_and_bias(f"{torch}.conv", f"{ours}/conv", CONV_2D)
-    yield from weight_and_bias(f"{torch}.sharp", f"{ours}/sharp", CONV_2D)
-    yield from residual_convolutions(torch, ours)
+    yield from pixel_shuffle_decoder()
 
 
 # A branch of the cross-scale embedding was a convolution; today it is a Sequential.

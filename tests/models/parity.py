@@ -140,3 +140,17 @@ def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) ->
     )
     assert moved > 1e-5, "the forward must move the state for this test to say much"
     assert_close(y, case.y, FORWARD, "training forward")
+
+
+def credits_defaults(module: str, name: str) -> dict[str, Any]:
+    """The defaults of the constructor of a class of CREDIT."""
+    import inspect
+
+    from tests.support.credit_modules import credit_attribute
+
+    parameters = inspect.signature(credit_attribute(module, name).__init__).parameters
+    return {
+        key: parameter.default
+        for key, parameter in parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }

@@ -23,14 +23,27 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.precision import Float8, Precision
+from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import block_layout
-from tests.models.crossformer.cases import CASES, CROSSFORMER_CASES
+from tests.models.crossformer.cases import (
+    CAMULATOR_CASES,
+    CASES,
+    CROSSFORMER_CASES,
+    DOWNSCALING_CASES,
+)
+from tests.models.debugger.cases import DEBUGGER
 from tests.support import assert_close, assert_trees_close, make_mesh, mark_slow
 
-BLOCKS = CASES | {f"crossformer {k}": v for k, v in CROSSFORMER_CASES.items()}
+BLOCKS = {
+    **CASES,
+    **{f"crossformer {k}": v for k, v in CROSSFORMER_CASES.items()},
+    **{f"camulator {k}": v for k, v in CAMULATOR_CASES.items()},
+    **{f"downscaling {k}": v for k, v in DOWNSCALING_CASES.items()},
+    "debugger": DEBUGGER,
+}
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
 BATCH = 8
 
@@ -66,6 +79,7 @@ def _run(
     dtype: str,
     implementation: str = "xla",
     float8: Float8 | None = None,
+    remat: str = "none",
 ) -> Any:
     """A forward pass of training: (prediction, loss, gradients, state) as whole arrays.
 
@@ -74,7 +88,8 @@ def _run(
     """
     model_def = build(BLOCKS[name])
     mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
-    axes, rules = MeshAxes.from_mesh(mesh), ShardingRules()
+    axes = MeshAxes.from_mesh(mesh)
+    rules = ShardingRules() if remat == "none" else ShardingRules(min_shard_size=1)
     specs = rules.specs(model_def.param_specs, axes)
     matrices = model_def.matrices
     rows = block_layout(model_def.image_height, axes.num_domain, axes.domain, dim=3)
@@ -89,7 +104,11 @@ def _run(
     if float8 is not None:
         precision = precision.with_float8(float8)
     context = Context(
-        axes=axes, rules=rules, precision=precision, key=jax.random.key(0)
+        axes=axes,
+        rules=rules,
+        precision=precision,
+        remat=Remat(remat),
+        key=jax.random.key(0),
     )
 
     def step(params: Any, model_state: Any, batch: Any) -> Any:
@@ -239,6 +258,49 @@ def test_crossformer_equals_one_device_in_float64() -> None:
     name = "crossformer coordinates"
     with jax.enable_x64(True):
         actual = _run(name, (2, 2, 2), "float64")
+        expected = _one_device(name, "float64")
+    _compare(actual, expected, (FLOAT64, FLOAT64), "float64")
+    assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
+
+
+# Models beside wxformer and crossformer, uneven rows: 45, 32 on 3, 7.
+OTHERS = [
+    ("camulator earth", "dp2_tp2_domain2"),
+    ("camulator two frames", "domain3"),
+    ("camulator earth", "domain8"),
+    ("downscaling mirror", "dp2_tp2_domain2"),
+    ("downscaling mirror", "domain3"),
+    ("downscaling mirror", "domain8"),
+    ("debugger", "dp2_tp2_domain2"),
+    ("debugger", "domain3"),
+    ("debugger", "domain8"),
+]
+QUICK = [
+    ("camulator two frames", "domain3"),
+    ("debugger", "domain3"),
+    ("debugger", "domain8"),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh"), mark_slow(OTHERS, but=QUICK))
+def test_other_models_equal_one_device(name: str, mesh: str) -> None:
+    """FSDP where there is dp, and blocks recomputed in the backward pass."""
+    actual = _run(name, MESHES[mesh], "float32", remat="full")
+    expected = _one_device(name, "float32")
+    _compare(actual, expected, (FORWARD, GRADIENT), f"{name} on {mesh}")
+
+
+# The wiring of each model, every array of the gradient.
+@pytest.mark.parametrize(
+    "name",
+    mark_slow(
+        ["camulator two frames", "downscaling mirror", "debugger"],
+        but=["camulator two frames", "debugger"],
+    ),
+)
+def test_other_models_equal_one_device_in_float64(name: str) -> None:
+    with jax.enable_x64(True):
+        actual = _run(name, (2, 2, 2), "float64", remat="full")
         expected = _one_device(name, "float64")
     _compare(actual, expected, (FLOAT64, FLOAT64), "float64")
     assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")

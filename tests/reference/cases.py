@@ -1,13 +1,15 @@
 """One forward and backward pass of a CREDIT model, as numpy arrays."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from credit_jax.models.registry import build
 from credit_torch_bridge.compare.credit_side import new_credit_model
 
 _SETTLING_FORWARDS = 5
@@ -67,14 +69,16 @@ def credit_case(
     """
     model = build_credit(model_block, seed).to(dtype)
     generator = torch.Generator().manual_seed(seed)
-    x = _draw_input(model, batch, generator, dtype)
-    _settle(model, x, generator)
-    model.train(mode == "train")
-    state = _numpy_state(model)
-    x.requires_grad_()
-    y = model(x)
-    loss = (y**2).mean()
-    loss.backward()
+    shape = build(model_block).inputs["x"].shape(batch)
+    x = torch.randn(shape, generator=generator, dtype=dtype)
+    with _floats_of(dtype):
+        _settle(model, x, generator)
+        model.train(mode == "train")
+        state = _numpy_state(model)
+        x.requires_grad_()
+        y = model(x)
+        loss = (y**2).mean()
+        loss.backward()
     named = list(model.named_parameters())
     return CreditCase(
         x=x.detach().numpy(),
@@ -88,6 +92,17 @@ def credit_case(
     )
 
 
+@contextmanager
+def _floats_of(dtype: torch.dtype) -> Iterator[None]:
+    """CREDIT's calls of `Tensor.float()` give this dtype, so that float64 is one."""
+    kept = torch.Tensor.float
+    torch.Tensor.float = lambda self: self.to(dtype)
+    try:
+        yield
+    finally:
+        torch.Tensor.float = kept
+
+
 def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Module:
     """The CREDIT model of a `model:` section, on the CPU, freshly initialized."""
     torch.set_num_threads(1)
@@ -96,14 +111,6 @@ def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Modu
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         return new_credit_model(model_block)
-
-
-def _draw_input(
-    model: torch.nn.Module, batch: int, generator: torch.Generator, dtype: torch.dtype
-) -> torch.Tensor:
-    channels = model.input_channels // model.frames
-    shape = (batch, channels, model.frames, model.image_height, model.image_width)
-    return torch.randn(shape, generator=generator, dtype=dtype)
 
 
 def _settle(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from credit_jax.nn.context import Context
@@ -21,7 +22,13 @@ from credit_jax.parallel.scopes import EMBEDDING
 class PatchEmbed(nnx.Module):
     """CREDIT's CubeEmbedding: convolution with stride = kernel = patch, LayerNorm.
 
-    The kernel spans all frames, which are folded into the channels.
+    The kernel spans all frames, which are folded into the channels (channel * time).
+
+    Args of the constructor:
+        channel_in: of one frame.
+        channel_out: of the embedding.
+        frames: of the kernel.
+        patch: rows and columns of a patch.
     """
 
     def __init__(
@@ -49,5 +56,8 @@ class _PatchProjection(nnx.Module):
         self.bias = parameter(init, (channel_out,), ("conv_out",))
 
     def __call__(self, field: Field, patch: Pair) -> Field:
-        field = conv2d_field(field, self.kernel[...][0], stride=patch)
+        *_, channel_out = self.kernel[...].shape
+        kernel = jnp.moveaxis(self.kernel[...], 0, 3)
+        kernel = kernel.reshape(*patch, -1, channel_out)
+        field = conv2d_field(field, kernel, stride=patch)
         return field.like(add_bias(field.data, self.bias[...]))

@@ -14,19 +14,27 @@ from credit_jax.parallel.scopes import DECODER
 
 
 class UpBlock(nnx.Module):
-    """Convolution, pixel shuffle to twice the grid, sharpening, two residual layers."""
+    """Convolution, pixel shuffle to twice the grid, sharpening, two residual layers.
+
+    Args of the constructor:
+        channel_in, channel_out: channels.
+        num_groups: of the norms.
+        smooth: initial kernels are those of `icnr`, and not torch's default.
+        sharp_spectral_norm: whether spectral norm covers the sharpening.
+    """
 
     scale = 2
 
-    def __init__(self, channel_in: int, channel_out: int, num_groups: int) -> None:
-        self.conv = Conv(
-            channel_in,
-            channel_out * self.scale**2,
-            3,
-            padding=1,
-            kernel_init=icnr(9 * channel_in, self.scale),
-            bias_init=constant(0.0),
-        )
+    def __init__(
+        self,
+        channel_in: int,
+        channel_out: int,
+        num_groups: int,
+        *,
+        smooth: bool = True,
+        sharp_spectral_norm: bool = True,
+    ) -> None:
+        self.conv = _shuffled_conv(channel_in, channel_out, self.scale, smooth)
         self.sharp = Conv(
             channel_out,
             channel_out,
@@ -34,6 +42,7 @@ class UpBlock(nnx.Module):
             padding=1,
             kernel_init=xavier_normal(9 * channel_out, 9 * channel_out),
             bias_init=constant(0.0),
+            spectral_norm=sharp_spectral_norm,
         )
         self.residual_conv_0 = Conv(channel_out, channel_out, 3, padding=1)
         self.residual_norm_0 = GroupNorm(num_groups, channel_out)
@@ -52,22 +61,36 @@ class UpBlock(nnx.Module):
 
 
 class Head(nnx.Module):
-    """Final upsampling: convolution, pixel shuffle, convolution to the output."""
+    """Final upsampling: convolution, pixel shuffle, convolution to the output.
+
+    Args of the constructor:
+        channel_in, channel_out: channels.
+        smooth: as of `UpBlock`.
+    """
 
     scale = 2
 
-    def __init__(self, channel_in: int, channel_out: int) -> None:
-        self.conv = Conv(
-            channel_in,
-            channel_out * self.scale**2,
-            3,
-            padding=1,
-            kernel_init=icnr(9 * channel_in, self.scale),
-            bias_init=constant(0.0),
-        )
+    def __init__(
+        self, channel_in: int, channel_out: int, *, smooth: bool = True
+    ) -> None:
+        self.conv = _shuffled_conv(channel_in, channel_out, self.scale, smooth)
         self.out = Conv(channel_out, channel_out, 3, padding=1)
 
     @jax.named_scope(DECODER)
     def __call__(self, field: Field, context: Context) -> Field:
         field = pixel_shuffle_field(self.conv(field), self.scale)
         return self.out(field, field.layout)
+
+
+def _shuffled_conv(channel_in: int, channel_out: int, scale: int, smooth: bool) -> Conv:
+    """The convolution before a pixel shuffle."""
+    kernel_init = icnr(9 * channel_in, scale) if smooth else None
+    bias_init = constant(0.0) if smooth else None
+    return Conv(
+        channel_in,
+        channel_out * scale**2,
+        3,
+        padding=1,
+        kernel_init=kernel_init,
+        bias_init=bias_init,
+    )

@@ -1,6 +1,6 @@
 """Checks of the sizes of models of the CrossFormer family.
 
-Each function takes an `EncoderConfig` and returns one line per error.
+Each function takes a config of the family and returns one line per error.
 """
 
 from __future__ import annotations
@@ -38,20 +38,8 @@ def shape_problems(config: Any) -> list[str]:
     if config.input_channels < 1 or config.output_channels < 1:
         found.append(
             f"model has {config.input_channels} input and {config.output_channels} "
-            "output channels; expected at least 1 of each: channels * levels + "
-            "surface_channels + input_only_channels or output_only_channels"
-        )
-    if (config.patch_height == 1) != (config.patch_width == 1):
-        found.append(
-            f"model.patch_height is {config.patch_height} and model.patch_width is "
-            f"{config.patch_width}; expected both 1 or both above 1 (CREDIT embeds "
-            "patches only then)"
-        )
-    if config.patch != (1, 1) and config.frames > 1:
-        found.append(
-            f"model.frames is {config.frames} with patches of {config.patch_height} x "
-            f"{config.patch_width}; expected frames: 1 (CREDIT's patch embedding "
-            "cannot take more), or patch_height: 1 and patch_width: 1"
+            "output channels; expected at least 1 of each: "
+            f"{config.channel_sum('input')}; {config.channel_sum('output')}"
         )
     for index, channels in enumerate(config.dim):
         if channels < config.dim_head:
@@ -59,6 +47,37 @@ def shape_problems(config: Any) -> list[str]:
                 f"model.dim[{index}] is {channels}, smaller than dim_head "
                 f"{config.dim_head}; set dim_head to at most {min(config.dim)}"
             )
+    return found
+
+
+def patch_problems(config: Any) -> list[str]:
+    """Errors of patches and of frames."""
+    found = []
+    if (config.patch_height == 1) != (config.patch_width == 1):
+        found.append(
+            f"model.patch_height is {config.patch_height} and model.patch_width is "
+            f"{config.patch_width}; expected both 1 or both above 1 (CREDIT embeds "
+            "patches only then)"
+        )
+    mean = config.frame_fold == "mean"
+    if config.patch != (1, 1) and config.frames > 1 and not mean:
+        found.append(
+            f"model.frames is {config.frames} with patches of {config.patch_height} x "
+            f"{config.patch_width}; expected frames: 1 (CREDIT's patch embedding "
+            "cannot take more), or patch_height: 1 and patch_width: 1"
+        )
+    if config.patch == (1, 1) and config.frames > 3 and mean:
+        found.append(
+            f"model.frames is {config.frames}; expected 1 to 3: the model takes the "
+            "mean of two frames, and CREDIT fails where a third and a fourth make "
+            "another mean"
+        )
+    return found
+
+
+def dropout_problems(config: Any) -> list[str]:
+    """Errors of rates."""
+    found = []
     for name in ("attn_dropout", "ff_dropout"):
         rate = getattr(config, name)
         if not 0.0 <= rate < 1.0:
@@ -177,10 +196,21 @@ def tensor_problems(config: Any, tensor: int) -> list[str]:
 def _trail(config: Any, name: str, index: int) -> str:
     """The arithmetic behind the size of a stage: "45 + 19 padding, / 2 / 2"."""
     size = config.image_height if name == "height" else config.image_width
-    pad = config.padding
-    added = sum(pad.pad_lat if name == "height" else pad.pad_lon) if pad else 0
-    patch = config.patch_height if name == "height" else config.patch_width
+    pad, dim = config.padding, 0 if name == "height" else 1
+    added = sum((pad.pad_lat, pad.pad_lon)[dim]) if pad else 0
+    patch = config.patch[dim]
     steps = [f"{size} + {added} padding" if added else str(size)]
     steps += [f"/ patch {patch}"] if patch > 1 else []
     steps += [f"/ {stride}" for stride in config.cross_embed_strides[: index + 1]]
     return " ".join(steps)
+
+
+def kernel_problems(config: Any) -> list[str]:
+    """Errors of kernels smaller than their stride, where both ends are padded alike."""
+    return [
+        f"model.cross_embed_kernel_sizes[{index}] is {list(sizes)} with stride "
+        f"{stride}; expected kernels of at least the stride"
+        for index, sizes in enumerate(config.cross_embed_kernel_sizes[:4])
+        for stride in [config.cross_embed_strides[index]]
+        if any(size < stride for size in sizes)
+    ]

@@ -11,9 +11,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, PositiveInt
 
 from credit_jax.models.common.config import ModelConfig
+from credit_jax.models.common.frames import FrameFold
 from credit_jax.models.common.gen1_post_conf import Gen1PostConf
 from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.common.padding import PaddingConfig, padding_problems, repeated
+from credit_jax.models.common.variables import VariableKeys
 from credit_jax.models.crossformer import checks
 from credit_jax.ops.conv import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
@@ -37,28 +39,18 @@ Kernels = tuple[tuple[PositiveInt, ...], ...]
 PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
 
 
-class EncoderConfig(ModelConfig):
-    """Keys shared by the models of the family, with CREDIT's defaults.
+class StagesConfig(ModelConfig):
+    """Keys of four encoder stages, with CREDIT's defaults.
 
     Attributes:
         image_height, image_width: grid of input and output.
-        patch_height, patch_width: points of a patch; 1 x 1 is no patch embedding.
-        frames, output_frames: time steps in and out.
-        channels: number of 3D variables; levels: of each.
-        surface_channels, input_only_channels, output_only_channels: 2D variables of
-            input and output, of the input only, of the output only.
+        frames: time steps of the input.
         dim, depth: channels and number of transformer blocks of each stage.
         dim_head: channels of an attention head.
         global_window_size, local_window_size: of long and short attention, for each
             stage.
         cross_embed_kernel_sizes, cross_embed_strides: of each stage's embedding.
-        attn_dropout, ff_dropout: rates in training.
         use_spectral_norm: on every 2D convolution and linear layer.
-        interp: interpolate the output to the grid.
-        padding_conf: see `PaddingConfig`.
-        post_conf: names of its active blocks, which CREDIT's gen2 training drops.
-        gen1_post_conf: corrections at the end of the forward pass, which gen1 trains
-            with; not in CREDIT's gen2.
     """
 
     # Whether embeddings pad both ends alike (`parallel.domain.conv.scale_padding`).
@@ -66,15 +58,7 @@ class EncoderConfig(ModelConfig):
 
     image_height: PositiveInt = 640
     image_width: PositiveInt = 1280
-    patch_height: PositiveInt = 1
-    patch_width: PositiveInt = 1
     frames: PositiveInt = 2
-    output_frames: PositiveInt = 1
-    channels: int = 4
-    surface_channels: int = 7
-    input_only_channels: int = 3
-    output_only_channels: int = 0
-    levels: int = 15
     dim: Stages = (64, 128, 256, 512)
     depth: Depths = (2, 2, 8, 2)
     dim_head: PositiveInt = 32
@@ -82,70 +66,22 @@ class EncoderConfig(ModelConfig):
     local_window_size: Stages = (10, 10, 10, 10)
     cross_embed_kernel_sizes: Kernels = ((4, 8, 16, 32), (2, 4), (2, 4), (2, 4))
     cross_embed_strides: Stages = (4, 2, 2, 2)
-    attn_dropout: float = 0.0
-    ff_dropout: float = 0.0
     use_spectral_norm: bool = True
-    interp: bool = True
-    padding_conf: PaddingConfig | None = None
-    post_conf: PostBlocks = None
-    gen1_post_conf: Gen1PostConf | None = None
-
-    def without_effect(self) -> dict[str, str]:
-        """An active `post_conf`; see `StrictModel.without_effect`."""
-        if not self.post_conf:
-            return {}
-        why = (
-            f"{', '.join(self.post_conf)}: CREDIT's gen2 training drops it, too; "
-            "correct in postblocks.per_step, or with gen1_post_conf as gen1 does"
-        )
-        return {"post_conf": why}
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """See `ModelConfig.files`."""
-        if self.gen1_post_conf is None:
-            return {}
-        named = self.gen1_post_conf.files.items()
-        return {f"gen1_post_conf.{key}": path for key, path in named}
-
-    def check_files(self) -> None:
-        """See `ModelConfig.check_files`."""
-        if self.gen1_post_conf is not None and self.gen1_post_conf.activate:
-            self.gen1_post_conf.check_grid((self.image_height, self.image_width))
 
     @property
     def patch(self) -> tuple[int, int]:
-        return self.patch_height, self.patch_width
+        """Rows and columns of a patch; (1, 1) is no patch embedding."""
+        return 1, 1
 
     @property
     def padding(self) -> PaddingConfig | None:
         """The active padding, or None."""
-        conf = self.padding_conf
-        return conf if conf is not None and conf.activate else None
+        return None
 
     @property
-    def input_channels(self) -> int:
-        """Channels of one input frame."""
-        variables = self.channels * self.levels + self.surface_channels
-        return variables + self.input_only_channels
-
-    @property
-    def output_channels(self) -> int:
-        """Channels of one output frame."""
-        variables = self.channels * self.levels + self.surface_channels
-        return variables + self.output_only_channels
-
-    def channel_sum(self, direction: str) -> str:
-        """The arithmetic of `input_channels` or `output_channels`, for errors.
-
-        Args:
-            direction: "input" or "output".
-        """
-        only = f"{direction}_only_channels"
-        return (
-            f"channels {self.channels} x levels {self.levels} + surface_channels "
-            f"{self.surface_channels} + {only} {getattr(self, only)}"
-        )
+    def fits_grid(self) -> bool:
+        """Whether the output is interpolated to the grid."""
+        return True
 
     @property
     def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -166,12 +102,12 @@ class EncoderConfig(ModelConfig):
         """Grid sizes along the layers; valid only if `problems()` is empty."""
         lat, lon = self.pads
         padded = self.image_height + sum(lat), self.image_width + sum(lon)
-        patched = padded[0] // self.patch_height, padded[1] // self.patch_width
+        patched = padded[0] // self.patch[0], padded[1] // self.patch[1]
         stages = tuple(self._stages(patched))
         decoded = stages[0].height * 2, stages[0].width * 2
         cropped = decoded[0] - sum(lat), decoded[1] - sum(lon)
         grid = self.image_height, self.image_width
-        output = grid if self.interp else cropped
+        output = grid if self.fits_grid else cropped
         return Geometry(grid, padded, patched, stages, decoded, output)
 
     def _stages(self, patched: tuple[int, int]) -> Iterator[StageGeometry]:
@@ -190,6 +126,78 @@ class EncoderConfig(ModelConfig):
                 self.global_window_size[index],
             )
 
+
+class EncoderDecoderConfig(StagesConfig):
+    """Keys of an encoder and a decoder with padding around them.
+
+    A subclass has the channels of input and output, and `output_frames`.
+
+    Attributes:
+        patch_height, patch_width: points of a patch; 1 x 1 is no patch embedding.
+        attn_dropout, ff_dropout: rates in training.
+        interp: interpolate the output to the grid.
+        padding_conf: see `PaddingConfig`.
+        post_conf: names of its active blocks, which CREDIT's gen2 training drops.
+        gen1_post_conf: corrections at the end of the forward pass, which gen1 trains
+            with; not in CREDIT's gen2.
+    """
+
+    # How frames without patches enter the first stage.
+    frame_fold: ClassVar[FrameFold] = "channel"
+
+    patch_height: PositiveInt = 1
+    patch_width: PositiveInt = 1
+    attn_dropout: float = 0.0
+    ff_dropout: float = 0.0
+    interp: bool = True
+    padding_conf: PaddingConfig | None = None
+    post_conf: PostBlocks = None
+    gen1_post_conf: Gen1PostConf | None = None
+
+    def without_effect(self) -> dict[str, str]:
+        """An active `post_conf`, an unseen frame; see `StrictModel.without_effect`."""
+        found = {}
+        if self.frame_fold == "mean" and self.frames == 3 and self.patch == (1, 1):
+            found["frames"] = (
+                f"{self.frames}: the model takes the mean of the first two frames and "
+                "does not see the last, as in CREDIT"
+            )
+        if self.post_conf:
+            found["post_conf"] = (
+                f"{', '.join(self.post_conf)}: CREDIT's gen2 training drops it, too; "
+                "correct in postblocks.per_step, or with gen1_post_conf as gen1 does"
+            )
+        return found
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """See `ModelConfig.files`."""
+        if self.gen1_post_conf is None:
+            return {}
+        named = self.gen1_post_conf.files.items()
+        return {f"gen1_post_conf.{key}": path for key, path in named}
+
+    def check_files(self) -> None:
+        """See `ModelConfig.check_files`."""
+        if self.gen1_post_conf is not None and self.gen1_post_conf.activate:
+            self.gen1_post_conf.check_grid((self.image_height, self.image_width))
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """See `StagesConfig.patch`."""
+        return self.patch_height, self.patch_width
+
+    @property
+    def padding(self) -> PaddingConfig | None:
+        """See `StagesConfig.padding`."""
+        conf = self.padding_conf
+        return conf if conf is not None and conf.activate else None
+
+    @property
+    def fits_grid(self) -> bool:
+        """See `StagesConfig.fits_grid`."""
+        return self.interp
+
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """Errors of the sizes, with the arithmetic and the values that would fit.
 
@@ -197,7 +205,11 @@ class EncoderConfig(ModelConfig):
             tensor: tensor-parallel degree.
             domain: domain-parallel degree; any degree works, some shards may idle.
         """
-        return checks.shape_problems(self) or [
+        return [
+            *checks.shape_problems(self),
+            *checks.patch_problems(self),
+            *checks.dropout_problems(self),
+        ] or [
             *padding_problems(self.padding, self.image_height, self.image_width),
             *checks.stage_problems(self),
             *checks.decoder_problems(self),
@@ -208,4 +220,14 @@ class EncoderConfig(ModelConfig):
     def _post_problems(self) -> list[str]:
         if self.gen1_post_conf is None:
             return []
-        return self.gen1_post_conf.problems(self.output_channels, self.output_frames)
+        return self.gen1_post_conf.problems(self.output.channels, self.output.frames)
+
+
+class EncoderConfig(VariableKeys, EncoderDecoderConfig):
+    """Keys of `wxformer` and `crossformer`: channels, and frames of the output.
+
+    Attributes:
+        output_frames: time steps of the output.
+    """
+
+    output_frames: PositiveInt = 1

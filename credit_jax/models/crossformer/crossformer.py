@@ -14,6 +14,7 @@ from pydantic import BeforeValidator
 
 from credit_jax.config.base import Unavailable
 from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
+from credit_jax.models.crossformer import checks
 from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 
@@ -88,14 +89,7 @@ class CrossFormerConfig(EncoderConfig):
                 f"{[self.pad_lat or 0] * 2}, pad_lon: {[self.pad_lon or 0] * 2}}}, "
                 "else remove the keys"
             )
-        for index, sizes in enumerate(self.cross_embed_kernel_sizes[:4]):
-            stride = self.cross_embed_strides[index]
-            if any(size < stride for size in sizes):
-                found.append(
-                    f"model.cross_embed_kernel_sizes[{index}] is {list(sizes)} with "
-                    f"stride {stride}; expected kernels of at least the stride"
-                )
-        return found
+        return [*found, *checks.kernel_problems(self)]
 
 
 class CrossFormer(EncoderDecoder):

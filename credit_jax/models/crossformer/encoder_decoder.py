@@ -15,8 +15,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.fields import FieldContext
+from credit_jax.models.common.array_specs import FieldSpec
+from credit_jax.models.common.frames import fold_frames
 from credit_jax.models.common.patch_embed import PatchEmbed
-from credit_jax.models.crossformer.config import EncoderConfig
+from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.stage import Stage
 from credit_jax.nn.context import Context
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
@@ -32,7 +34,7 @@ class EncoderDecoder(nnx.Module):
     """A model of the family, given the blocks of its decoder.
 
     Args of the constructor:
-        config: see `EncoderConfig` for its keys.
+        config: see `EncoderDecoderConfig` for its keys.
         make_up: (channels in, channels out, groups of its norms) -> block that doubles
             the grid.
         make_head: (channels in, channels out) -> the last block.
@@ -40,17 +42,18 @@ class EncoderDecoder(nnx.Module):
 
     def __init__(
         self,
-        config: EncoderConfig,
+        config: EncoderDecoderConfig,
         make_up: Callable[[int, int, int], nnx.Module],
         make_head: Callable[[int, int], nnx.Module],
     ) -> None:
         self.config = config
-        frames_in = config.input_channels * config.frames
-        frames_out = config.output_channels * config.output_frames
+        x, y = config.inputs["x"], config.output
+        assert isinstance(x, FieldSpec), "the input x is a field"
+        folded = x.channels * (config.frames if config.frame_fold == "channel" else 1)
         self.cube_embedding = PatchEmbed(
-            frames_in, config.dim[0], config.frames, config.patch
+            folded, config.dim[0], config.frames, config.patch
         )
-        widths = (frames_in if config.patch == (1, 1) else config.dim[0], *config.dim)
+        widths = (folded if config.patch == (1, 1) else config.dim[0], *config.dim)
         self.stages = nnx.List(
             _stage(config, index, widths[index]) for index in range(4)
         )
@@ -62,14 +65,14 @@ class EncoderDecoder(nnx.Module):
             ups.append(make_up(width, channels, groups))
             width = channels + skip
         self.up_blocks = nnx.List(ups)
-        self.head = make_head(width, frames_out)
+        self.head = make_head(width, y.channels * y.frames)
 
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
         """Predicts from the input "x"; rows are in block layout over the domain axis.
 
-        Differs from CREDIT: nothing; frames fold channel-major (channel * time).
+        Differs from CREDIT: nothing; see `common.frames` for the order of frames.
         """
         config, x = self.config, inputs["x"]
         field = self._enter(context.precision.cast(x), context)
@@ -93,10 +96,10 @@ class EncoderDecoder(nnx.Module):
     def _enter(
         self, x: Float[Array, "batch channel time rows lon"], context: Context
     ) -> Field:
-        """Folds frames into channels, NHWC, and pads."""
-        batch, channels, time, rows, lon = x.shape
-        data = x.transpose(0, 3, 4, 1, 2).reshape(batch, rows, lon, channels * time)
-        field = Field(data, context.rows(self.config.image_height))
+        """Folds frames into channels, NHWC, and pads; patches take all frames."""
+        config = self.config
+        fold = config.frame_fold if config.patch == (1, 1) else "channel"
+        field = Field(fold_frames(x, fold), context.rows(config.image_height))
         pad = self.config.padding
         if pad is None:
             return field
@@ -115,11 +118,11 @@ class EncoderDecoder(nnx.Module):
             field = resize_bilinear(field, size)
         field = reshard(field, field.layout.to_blocks())
         batch, rows, lon, _ = field.data.shape
-        x = field.data.reshape(batch, rows, lon, -1, config.output_frames)
+        x = field.data.reshape(batch, rows, lon, -1, config.output.frames)
         return x.transpose(0, 3, 4, 1, 2)
 
 
-def _stage(config: EncoderConfig, index: int, channel_in: int) -> Stage:
+def _stage(config: EncoderDecoderConfig, index: int, channel_in: int) -> Stage:
     return Stage(
         channel_in,
         config.dim[index],

@@ -161,3 +161,107 @@ CROSSFORMER_CASES: dict[str, dict[str, Any]] = {
         "attention_type": "SCSE_standard",
     },
 }
+
+_EMULATOR = {**BASE, "type": "camulator"}
+
+# `camulator`: sharpening without spectral norm, frames by their mean.
+CAMULATOR_CASES: dict[str, dict[str, Any]] = {
+    # the released weights in small: earth padding, odd windows, one frame; 45 rows, a
+    # stage of three blocks
+    "earth": {
+        **_EMULATOR,
+        "image_height": 45,
+        "image_width": 44,
+        "depth": [1, 1, 3, 1],
+        "cross_embed_kernel_sizes": [[4, 8, 16], [2, 4], [2], [2, 4]],
+        "padding_conf": {
+            "activate": True,
+            "mode": "earth",
+            "pad_lat": [1, 2],
+            "pad_lon": [1, 3],
+        },
+        "local_window_size": 3,
+        "global_window_size": [4, 3, 2, 1],
+    },
+    # the mean of two frames, no interpolation
+    "two frames": {
+        **_EMULATOR,
+        "image_height": 32,
+        "frames": 2,
+        "depth": [1, 0, 1, 1],
+        "padding_conf": None,
+        "interp": False,
+    },
+    # three frames, of which the last is not seen; interpolation from half the grid,
+    # no spectral norm
+    "three frames": {
+        **_EMULATOR,
+        "image_height": 60,
+        "image_width": 64,
+        "frames": 3,
+        "depth": [1, 1, 1, 0],
+        "cross_embed_strides": [4, 2, 2, 2],
+        "global_window_size": [4, 2, 2, 1],
+        "use_spectral_norm": False,
+        "padding_conf": {
+            "activate": True,
+            "mode": "mirror",
+            "pad_lat": [2, 2],
+            "pad_lon": [0, 0],
+        },
+    },
+    # patches over two frames
+    "patches": {
+        **_EMULATOR,
+        "image_height": 64,
+        "image_width": 64,
+        "frames": 2,
+        "patch_height": 2,
+        "patch_width": 2,
+        "depth": [1, 0, 1, 1],
+        "padding_conf": None,
+    },
+}
+
+_REGIONAL = {
+    **{
+        key: value
+        for key, value in BASE.items()
+        if not key.endswith("_channels") and key != "levels"
+    },
+    "type": "crossformer_downscaling",
+    "channels": {"boundary": 3, "prognostic": 4, "diagnostic": 2},
+}
+
+# `crossformer_downscaling`: transposed convolutions, channels by kind.
+DOWNSCALING_CASES: dict[str, dict[str, Any]] = {
+    # reflected edges, 45 rows, two frames
+    "mirror": {
+        **_REGIONAL,
+        "image_height": 45,
+        "image_width": 44,
+        "frames": 2,
+        "depth": [1, 1, 1, 1],
+        "padding_conf": {
+            "activate": True,
+            "mode": "mirror",
+            "pad_lat": [1, 2],
+            "pad_lon": [2, 2],
+        },
+        "local_window_size": 3,
+        "global_window_size": [4, 3, 2, 1],
+    },
+    # one frame in patches, no spectral norm, no diagnostic
+    "patches": {
+        **_REGIONAL,
+        "image_height": 64,
+        "image_width": 64,
+        "frames": 1,
+        "channels": {"boundary": 0, "prognostic": 5, "diagnostic": 0},
+        "patch_height": 2,
+        "patch_width": 2,
+        "depth": [1, 0, 1, 1],
+        "use_spectral_norm": False,
+        "padding_conf": None,
+    },
+}

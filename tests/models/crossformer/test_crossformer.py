@@ -13,6 +13,7 @@ from tests.models.parity import (
     assert_equals_credit,
     assert_equals_credit_in_float64,
     assert_training_forward_equals_credit,
+    credits_defaults,
 )
 from tests.support import assert_close
 
@@ -80,17 +81,7 @@ def test_what_cannot_run_is_refused(name: str) -> None:
 
 
 def test_the_defaults_are_those_of_credit(credit: Any) -> None:
-    import inspect
-
-    from tests.support.credit_modules import credit_attribute
-
-    model = credit_attribute("models.crossformer", "CrossFormer")
-    parameters = inspect.signature(model.__init__).parameters.values()
-    theirs = {
-        p.name: p.default
-        for p in parameters
-        if p.default is not inspect.Parameter.empty
-    }
+    theirs = credits_defaults("models.crossformer", "CrossFormer")
     assert theirs.pop("local_window_size") == 10
     config = parse_model({"type": "crossformer"})
     assert config.local_window_size == (10,) * 4

@@ -1,0 +1,45 @@
+"""Keys that count the channels of input and output of a model."""
+
+from __future__ import annotations
+
+from credit_jax.models.common.config import ModelConfig
+
+
+class VariableKeys(ModelConfig):
+    """Numbers of variables of input and output, with CREDIT's names and defaults.
+
+    Attributes:
+        channels: number of 3D variables; levels: of each.
+        surface_channels, input_only_channels, output_only_channels: 2D variables of
+            input and output, of the input only, of the output only.
+    """
+
+    channels: int = 4
+    surface_channels: int = 7
+    input_only_channels: int = 3
+    output_only_channels: int = 0
+    levels: int = 15
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of one input frame."""
+        variables = self.channels * self.levels + self.surface_channels
+        return variables + self.input_only_channels
+
+    @property
+    def output_channels(self) -> int:
+        """Channels of one output frame."""
+        variables = self.channels * self.levels + self.surface_channels
+        return variables + self.output_only_channels
+
+    def channel_sum(self, direction: str) -> str:
+        """The arithmetic of `input_channels` or `output_channels`, for errors.
+
+        Args:
+            direction: "input" or "output".
+        """
+        only = f"{direction}_only_channels"
+        return (
+            f"channels {self.channels} x levels {self.levels} + surface_channels "
+            f"{self.surface_channels} + {only} {getattr(self, only)}"
+        )

@@ -1,0 +1,86 @@
+"""CREDIT's `debugger` (models/debugger_model.py): one linear layer over channels.
+
+It tries data, losses and checkpoints without the cost of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+from pydantic import PositiveInt
+
+from credit_jax.kernels import dense
+from credit_jax.models.common.variables import VariableKeys
+from credit_jax.nn.context import Context
+from credit_jax.nn.parameters import parameter
+from credit_jax.parallel.params.initializers import torch_uniform
+
+
+class DebuggerConfig(VariableKeys):
+    """Constructor keys of CREDIT's DebuggerModel, with its defaults.
+
+    Other keys that CREDIT passes over are ignored with a warning.
+
+    Attributes:
+        image_height, image_width: grid of input and output.
+        frames: time steps of input and output.
+    """
+
+    passes_over: ClassVar[bool] = True
+    ignored: ClassVar[Mapping[str, str]] = {
+        "output_frames": "the output has the frames of the input",
+        "post_conf": "blocks after the model are postblocks here",
+    }
+
+    type: Literal["debugger"] = "debugger"
+    image_height: PositiveInt = 640
+    image_width: PositiveInt = 1280
+    frames: PositiveInt = 2
+
+    @property
+    def output_frames(self) -> int:
+        """Time steps of the output: those of the input."""
+        return self.frames
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """See `ModelConfig.problems`."""
+        del tensor, domain
+        if self.input_channels >= 1 and self.output_channels >= 1:
+            return []
+        return [
+            f"model has {self.input_channels} input and {self.output_channels} output "
+            f"channels; expected at least 1 of each: {self.channel_sum('input')}; "
+            f"{self.channel_sum('output')}"
+        ]
+
+
+class Channels(nnx.Module):
+    """A linear layer over the last dim, without bias."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        shape = channel_in, channel_out
+        self.kernel = parameter(torch_uniform(channel_in), shape, ("embed", "embed"))
+
+    def __call__(
+        self, x: Float[Array, "*batch channel_in"], context: Context
+    ) -> Float[Array, "*batch channel_out"]:
+        return dense(x, self.kernel[...])
+
+
+class Debugger(nnx.Module):
+    """The whole model; see `DebuggerConfig` for its keys."""
+
+    def __init__(self, config: DebuggerConfig) -> None:
+        self.linear = Channels(config.input_channels, config.output_channels)
+
+    def __call__(
+        self, inputs: Mapping[str, Array], context: Context
+    ) -> Float[Array, "batch channel_out time rows lon"]:
+        """The linear layer at every point and frame."""
+        x = inputs["x"]
+        data = jnp.moveaxis(context.precision.cast(x), 1, -1)
+        return jnp.moveaxis(context.run(self.linear, data), -1, 1).astype(x.dtype)
