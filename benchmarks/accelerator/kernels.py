@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.accelerator.operations import operations
+from benchmarks.accelerator.operations import KERNEL, operations
 from benchmarks.accelerator.program import Computation, Instruction, Program
 from benchmarks.accelerator.traffic import traffic
 from benchmarks.scale.hlo import KINDS
@@ -148,6 +148,8 @@ def kind_of(instruction: Instruction) -> str:
     """What kind of work a kernel does, as XLA names it."""
     if instruction.opcode == "custom-call":
         target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""
+        if target == KERNEL:
+            return "own kernel"
         if "matmul" in target or "gemm" in target:
             return "library product"
         return "library convolution" if "conv" in target else target

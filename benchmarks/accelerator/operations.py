@@ -1,7 +1,7 @@
 """Floating-point operations of an instruction: its products and convolutions.
 
 A multiplication and an addition are two; elementwise operations do not count, as in
-`credit_jax.check.flops`.
+`credit_jax.check.flops`. Kernels of `credit_jax.kernels.gpu` tell theirs by name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import re
 import numpy as np
 
 from benchmarks.accelerator.program import Computation, Instruction, Program, Shape
+from credit_jax.kernels.gpu.call import named_flops
+
+# Of a kernel written in Pallas.
+KERNEL = "__gpu$xla.gpu.triton"
 
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -31,6 +35,9 @@ def operations(program: Program, where: Computation, instruction: Instruction) -
 def _own(program: Program, where: Computation, instruction: Instruction) -> float:
     if instruction.opcode not in ("dot", "convolution", "custom-call"):
         return 0.0
+    target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""
+    if target == KERNEL:
+        return float(named_flops(instruction.op_name))
     arrays = [o.shapes[0] for o in program.operands(where, instruction) if o.shapes]
     if len(arrays) < 2:
         return 0.0
@@ -40,7 +47,6 @@ def _own(program: Program, where: Computation, instruction: Instruction) -> floa
         return _product(arrays[0], contracted or "", out)
     if instruction.opcode == "convolution":
         return _convolution(instruction.text, arrays, out)
-    target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""
     if "matmul" in target or "gemm" in target:
         contracted = instruction.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
         return _product(arrays[0], (contracted or "").replace('"', ""), out)

@@ -51,7 +51,7 @@ def flops_of(program: Any) -> float:
     Recomputed operations count again, those of loops once per iteration, and unused
     ones (such as the gradient by the data) not at all, because XLA removes them. The
     count is that of the jaxpr, the same on every backend. Elementwise operations are
-    left out, as usual in model FLOPs utilization.
+    left out, as usual in model FLOPs utilization. A kernel tells its own operations.
 
     Args:
         program: a closed jaxpr, such as `jitted.trace(...).jaxpr`.
@@ -82,6 +82,8 @@ def _of_equation(equation: Any) -> float:
         zeros = math.prod(params["lhs_dilation"])
         depth = math.prod(kernel) / kernel[out_dim] / zeros
         return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
+    if name == "pallas_call":
+        return float(params["cost_estimate"].flops)
     inner = [_of(jaxpr) for jaxpr in _inner(params)]
     if name == "while" and any(inner):
         raise ValueError(

@@ -1,12 +1,16 @@
 """Operations with several implementations, and which of them a program is traced with.
 
 "xla" is the plain definition in `credit_jax.ops`; "cpu" is in `credit_jax.kernels.cpu`,
-for what XLA compiles to slow code on CPU. Both compute the same function. The choice is
+for what XLA compiles to slow code on CPU; "gpu" is in `credit_jax.kernels.gpu`, for
+what XLA does in more kernels and with more memory traffic than need be. All compute the
+same function; what has none of its own there has the plain definition. The choice is
 made while the forward pass is traced:
 
 1. the implementation of `use_implementation`, if a program is traced under it;
-2. else "cpu" on a mesh of CPU devices, "xla" on any other mesh;
+2. else "cpu" on a mesh of CPU devices, "gpu" on one of GPUs, "xla" on any other mesh;
 3. else, outside of a mesh, "xla".
+
+On other devices kernels of "gpu" are interpreted: slow, with equal numbers.
 
 So it does not depend on the default backend of the process.
 
@@ -16,12 +20,14 @@ So it does not depend on the default backend of the process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Literal, ParamSpec, TypeVar, get_args
 
 import jax
+from jaxtyping import Array, Float
 
 from credit_jax import ops
 from credit_jax.kernels.cpu import conv as cpu_conv
@@ -30,9 +36,15 @@ from credit_jax.kernels.cpu import conv_transpose as cpu_conv_transpose
 from credit_jax.kernels.cpu import dense as cpu_dense
 from credit_jax.kernels.cpu import norm as cpu_norm
 from credit_jax.kernels.cpu import window_attention as cpu_window_attention
+from credit_jax.kernels.gpu import dense as gpu_dense
+from credit_jax.kernels.gpu import norm as gpu_norm
+from credit_jax.kernels.gpu import window_attention as gpu_window_attention
 from credit_jax.ops import dense as xla_dense
+from credit_jax.ops.window_grid import WindowGrid
 
-Implementation = Literal["xla", "cpu"]
+Implementation = Literal["xla", "cpu", "gpu"]
+
+_FEW_ROWS = 1024
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +58,7 @@ def use_implementation(name: str) -> AbstractContextManager[None]:
     """Trace with one implementation of every operation, whatever the mesh.
 
     Args:
-        name: "xla" or "cpu".
+        name: "xla", "cpu" or "gpu".
 
     Raises:
         ValueError: another name.
@@ -70,30 +82,82 @@ def use_platform(name: str | None) -> AbstractContextManager[None]:
 
 def platform() -> str | None:
     """Platform of the mesh in scope, such as "cpu"; None outside of a mesh."""
+    return _PLATFORM.value or _mesh_platform()
+
+
+def _mesh_platform() -> str | None:
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return _PLATFORM.value or (device.platform if device else None)
+    return device.platform if device else None
 
 
 def implementation() -> Implementation:
-    """The implementation that operations are traced with here."""
-    return _IMPLEMENTATION.value or ("cpu" if platform() == "cpu" else "xla")
+    """The implementation that operations are traced with here.
+
+    Under `use_platform` it is never "gpu", whose kernels other devices do not compile.
+    """
+    if _IMPLEMENTATION.value or platform() == "cpu":
+        return _IMPLEMENTATION.value or "cpu"
+    return "gpu" if _mesh_platform() == "gpu" else "xla"
 
 
-def _either(xla: Callable[P, R], cpu: Callable[P, R]) -> Callable[P, R]:
-    """`xla` or `cpu`, chosen at each call."""
+def fuses_attention() -> bool:
+    """Whether `window_attention` is there: attention on fields, in one kernel."""
+    return implementation() == "gpu"
+
+
+def window_attention(
+    qkv: Float[Array, "batch rows columns three heads head_dim"],
+    bias: Float[Array, "tokens tokens"],
+    grid: WindowGrid,
+) -> Float[Array, "batch rows columns heads head_dim"]:
+    """See `kernels.gpu.window_attention`."""
+    return gpu_window_attention.window_attention(
+        qkv, bias, grid, interpret=_interprets()
+    )
+
+
+def _either(
+    xla: Callable[P, R], cpu: Callable[P, R], gpu: Callable[P, R] | None = None
+) -> Callable[P, R]:
+    """One of several implementations, chosen at each call."""
+    functions = {"xla": xla, "cpu": cpu, "gpu": gpu or xla}
 
     @wraps(xla)
     def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
-        return (cpu if implementation() == "cpu" else xla)(*args, **kwargs)
+        return functions[implementation()](*args, **kwargs)
 
     return chosen
+
+
+def layer_norm_and_skip(
+    x: Float[Array, "*batch channel"],
+    scale: Float[Array, " channel"],
+    bias: Float[Array, " channel"],
+) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
+    """`layer_norm`, and `x` for the residual around what follows."""
+    if implementation() == "gpu":
+        return gpu_norm.layer_norm_and_skip(x, scale, bias, interpret=_interprets())
+    return layer_norm(x, scale, bias), x
+
+
+def _gpu_layer_norm(
+    x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
+) -> Array:
+    """Of few rows, XLA fuses the definition with what is around it."""
+    if math.prod(x.shape[:-1]) < _FEW_ROWS:
+        return ops.layer_norm(x, scale, bias, epsilon=epsilon)
+    return gpu_norm.layer_norm(x, scale, bias, epsilon=epsilon, interpret=_interprets())
+
+
+def _interprets() -> bool:
+    return _mesh_platform() != "gpu"
 
 
 conv2d = _either(ops.conv2d, cpu_conv.conv2d)
 conv3d = _either(ops.conv3d, cpu_conv3d.conv3d)
 conv_transpose2d = _either(ops.conv_transpose2d, cpu_conv_transpose.conv_transpose2d)
 conv_transpose3d = _either(ops.conv_transpose3d, cpu_conv_transpose.conv_transpose3d)
-dense = _either(xla_dense.dense, cpu_dense.dense)
-layer_norm = _either(ops.layer_norm, cpu_norm.layer_norm)
+dense = _either(xla_dense.dense, cpu_dense.dense, gpu_dense.dense)
+layer_norm = _either(ops.layer_norm, cpu_norm.layer_norm, _gpu_layer_norm)
 attention_logits = _either(ops.attention_logits, cpu_window_attention.attention_logits)
 attend = _either(ops.attend, cpu_window_attention.attend)

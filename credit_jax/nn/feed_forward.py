@@ -17,7 +17,7 @@ from credit_jax.parallel.scopes import FEED_FORWARD
 
 
 class FeedForward(nnx.Module):
-    """LayerNorm, up, exact GELU, dropout, down; without residual."""
+    """LayerNorm, up, exact GELU, dropout, down; with residual."""
 
     tp_plan = (("up", "down"),)
 
@@ -36,8 +36,9 @@ class FeedForward(nnx.Module):
 
     @jax.named_scope(FEED_FORWARD)
     def __call__(self, field: Field, context: Context) -> Field:
-        x = gelu(self.up(self.norm(field.data), context))
-        return field.like(self.down(self._drop(x, field, context), context))
+        normal, skip = self.norm.with_skip(field.data)
+        x = self._drop(gelu(self.up(normal, context)), field, context)
+        return field.like(skip + self.down(x, context))
 
     def _drop(self, x: Array, field: Field, context: Context) -> Array:
         """Dropout by global sample, row, column and hidden unit."""

@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.kernels import layer_norm
+from credit_jax.kernels import layer_norm, layer_norm_and_skip
 from credit_jax.nn.context import Context
 from credit_jax.nn.matmul import Split, matmul
 from credit_jax.nn.parameters import parameter
@@ -34,6 +34,13 @@ class LayerNorm(nnx.Module):
         self, x: Float[Array, "*batch channel"]
     ) -> Float[Array, "*batch channel"]:
         return layer_norm(x, self.scale[...], self.bias[...])
+
+    @jax.named_scope(NORM)
+    def with_skip(
+        self, x: Float[Array, "*batch channel"]
+    ) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
+        """The normalized array, and `x` for the residual around what follows."""
+        return layer_norm_and_skip(x, self.scale[...], self.bias[...])
 
 
 class GroupNorm(nnx.Module):

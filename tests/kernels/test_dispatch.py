@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
 
 from credit_jax import kernels
 from credit_jax.kernels import use_implementation, use_platform
@@ -58,6 +58,16 @@ def test_a_mesh_without_devices_has_the_plain_definitions():
     assert seen == [(None, "xla")]
 
 
+def test_a_gpu_mesh_has_its_kernels_unless_its_programs_are_only_read():
+    device = AbstractDevice("NVIDIA H100", 132, "gpu")
+    mesh = make_mesh(dp=2).abstract_mesh.update(abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert kernels.implementation() == "gpu"
+        assert kernels.fuses_attention()
+    with use_platform("gpu"), jax.set_mesh(make_mesh(dp=2)):
+        assert kernels.implementation() == "xla", "a CPU compiles no kernel of a GPU"
+
+
 @pytest.mark.parametrize("name", ["xla", "cpu"])
 def test_a_chosen_one_holds_on_a_mesh_and_outside(name):
     with use_implementation(name):
@@ -93,7 +103,7 @@ def test_a_compiled_function_is_traced_anew_for_another_choice():
 
 
 def test_an_unknown_implementation_is_refused():
-    with pytest.raises(ValueError, match="is 'cuda'; expected one of xla, cpu"):
+    with pytest.raises(ValueError, match="is 'cuda'; expected one of xla, cpu, gpu"):
         use_implementation("cuda")
 
 

@@ -7,7 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.kernels import attend, attention_logits
+from credit_jax.kernels import (
+    attend,
+    attention_logits,
+    fuses_attention,
+    window_attention,
+)
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm, Linear, sum_over_tensor
 from credit_jax.nn.matmul import matmul
@@ -21,6 +26,7 @@ from credit_jax.parallel.domain.windows import (
     group_layout,
     merge,
     partition,
+    window_grid,
     window_layout,
 )
 from credit_jax.parallel.params.initializers import torch_uniform
@@ -67,9 +73,15 @@ class QueryKeyValue(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch windows tokens channel"], context: Context
     ) -> Float[Array, "three batch windows heads tokens head_dim"]:
-        shape = (self.channels, 3 * self.width)
-        made = matmul(x, self.kernel[...], context, shape=shape, split="column")
+        made = self.side_by_side(x, context)
         return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
+
+    def side_by_side(
+        self, x: Float[Array, "*batch channel"], context: Context
+    ) -> Float[Array, "*batch three heads head_dim"]:
+        """q, k and v of every head at each point."""
+        shape = (self.channels, 3 * self.width)
+        return matmul(x, self.kernel[...], context, shape=shape, split="column")
 
     def values(
         self, x: Float[Array, "batch windows tokens channel"], context: Context
@@ -95,12 +107,11 @@ class OutProjection(nnx.Module):
         self.bias = parameter(init, (channels,), ("embed",))
 
     def __call__(
-        self, x: Float[Array, "batch windows heads tokens head_dim"], context: Context
-    ) -> Float[Array, "batch windows tokens channel"]:
-        batch, windows, _, tokens, _ = x.shape
+        self, x: Float[Array, "*batch heads head_dim"], context: Context
+    ) -> Float[Array, "*batch channel"]:
         kernel = self.kernel[...]
         whole = sum_over_tensor(
-            jnp.swapaxes(x, 2, 3).reshape(batch, windows, tokens, -1),
+            x.reshape(*x.shape[:-2], -1),
             kernel.reshape(-1, kernel.shape[-1]),
             context,
             shape=self.shape,
@@ -109,7 +120,7 @@ class OutProjection(nnx.Module):
 
 
 class WindowAttention(nnx.Module):
-    """Attention in neighboring (short) or dilated (long) windows, without residual.
+    """Attention in neighboring (short) or dilated (long) windows, with residual.
 
     Args of the constructor:
         channels: of the field; heads = channels // dim_head.
@@ -155,9 +166,26 @@ class WindowAttention(nnx.Module):
         return field.like(context.remat.attention(attend)(field.data))
 
     def _attend(self, field: Field, context: Context) -> Field:
-        x = partition(field.like(self.norm(field.data)), self.kind, self.window)
-        mixed = self._mix(x, field, context)
+        normal, skip = self.norm.with_skip(field.data)
+        mixed = self._mixed(field.like(normal), context)
+        return field.like(skip + mixed.data)
+
+    def _mixed(self, field: Field, context: Context) -> Field:
+        """What attention adds to the residual, of the normalized field."""
+        drops = context.key is not None and self.dropout > 0.0
+        if self.window > 1 and fuses_attention() and not drops:
+            return field.like(self.to_out(self._mix_in_place(field, context), context))
+        x = partition(field, self.kind, self.window)
+        mixed = jnp.swapaxes(self._mix(x, field, context), 2, 3)
         return merge(self.to_out(mixed, context), field, self.kind, self.window)
+
+    def _mix_in_place(
+        self, field: Field, context: Context
+    ) -> Float[Array, "batch rows columns heads head_dim"]:
+        """Weighted sum of values; no window is copied out of the field."""
+        qkv = self.to_qkv.side_by_side(field.data, context)
+        grid = window_grid(field, self.kind, self.window)
+        return window_attention(qkv, self.position_bias(self.window), grid)
 
     def _mix(
         self,

@@ -100,5 +100,5 @@ class TransformerBlock(nnx.Module):
         for index, layer in enumerate(layers):
             if isinstance(layer, WindowAttention):
                 field = reshard(field, layer.layout(field.layout), scope=WINDOWS)
-            field = field.like(field.data + layer(field, context.fold_in(index)).data)
+            field = layer(field, context.fold_in(index))
         return reshard(field, layout, scope=WINDOWS)

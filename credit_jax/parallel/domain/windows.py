@@ -13,6 +13,7 @@ from typing import Literal
 from jaxtyping import Array, Float
 
 from credit_jax.ops.padding import Pair
+from credit_jax.ops.window_grid import WindowDim, WindowGrid
 from credit_jax.parallel.rows.layout import Field, Layout
 
 Kind = Literal["short", "long"]
@@ -92,6 +93,23 @@ def merge(
     inverse = [order.index(d) + 1 for d in (1, 2, 3, 4)]
     x = x.transpose(0, *inverse, 5)
     return field.like(x.reshape(batch, *field.data.shape[1:3], channels))
+
+
+def window_grid(field: Field, kind: Kind, window: int | Pair) -> WindowGrid:
+    """Where the tokens of `partition` lie in a field.
+
+    Args: as for `partition`.
+    """
+    shape, order = _split(field, kind, window), _order(field.layout, kind)
+
+    def dim(windows: int, tokens: int) -> WindowDim:
+        num, length = shape[windows - 1], shape[tokens - 1]
+        if windows < tokens:
+            return WindowDim(num, length, window_step=length, token_step=1)
+        return WindowDim(num, length, window_step=1, token_step=num)
+
+    row, column, token_row, token_column = order
+    return WindowGrid(len(field.data), dim(row, token_row), dim(column, token_column))
 
 
 def _sides(window: int | Pair) -> Pair:

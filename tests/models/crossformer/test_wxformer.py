@@ -24,8 +24,13 @@ def test_equals_credit(credit: Any, name: str) -> None:
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """What TPUs run; the other tests run the implementations of CPU."""
     assert_equals_credit(credit, CASES["uneven"], "uneven, plain", "xla")
+
+
+def test_kernels_of_gpus_equal_credit(credit: Any) -> None:
+    """Interpreted; windows of 4 x 4 and 2 x 2, short and long."""
+    assert_equals_credit(credit, CASES["uneven"], "uneven, kernels of GPUs", "gpu")
 
 
 @pytest.mark.parametrize("name", ["earth", "frames"])

@@ -1,0 +1,1 @@
+"""Kernels written for GPUs: Pallas programs that Triton compiles."""

@@ -1,0 +1,77 @@
+"""Matrix products over channels whose gradient by the kernel is summed in groups.
+
+The sum over all points of a field is longer than a product of two matrices can be
+spread over a GPU, and XLA splits it in parts of equal length by copying the factors
+with padding. Groups of whole rows need no copy.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from credit_jax.ops.dense import of_matrices
+from credit_jax.ops.vma import match_vma
+
+# Side of a tile of a product, and how many tiles a GPU works on at once.
+_TILE, _TILES = 128, 132
+
+
+def dense(
+    x: Float[Array, "*batch channel"],
+    kernel: Float[Array, " channel *out"],
+    *,
+    dtype: Any = None,
+) -> Float[Array, "*batch *out"]:
+    """`ops.dense`."""
+    return of_matrices(lambda a, b: _product(*match_vma(a, b), dtype), x, kernel)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x: Array, kernel: Array, dtype: Any) -> Array:
+    return jnp.matmul(x, kernel, preferred_element_type=dtype)
+
+
+def _forward(x: Array, kernel: Array, dtype: Any) -> tuple[Array, tuple[Array, Array]]:
+    return _product(x, kernel, dtype), (x, kernel)
+
+
+def _backward(
+    dtype: Any, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    del dtype
+    x, kernel = saved
+    by_x = jnp.matmul(cotangent, kernel.T, preferred_element_type=x.dtype)
+    return by_x, kernel_gradient(x, cotangent).astype(kernel.dtype)
+
+
+_product.defvjp(_forward, _backward)
+
+
+def kernel_gradient(
+    x: Float[Array, "rows channel"], cotangent: Float[Array, "rows out"]
+) -> Float[Array, "channel out"]:
+    """`x.T @ cotangent`, float32 or wider, added up over groups of rows."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    groups = num_groups(len(x), x.shape[1], cotangent.shape[1])
+    left, right = (a.reshape(groups, -1, a.shape[1]) for a in (x, cotangent))
+    parts = jnp.einsum("grc,gro->gco", left, right, preferred_element_type=wide)
+    return parts.sum(0)
+
+
+def num_groups(rows: int, channels: int, out: int) -> int:
+    """Groups that give a GPU enough tiles: of the divisors of `rows`, the nearest one.
+
+    >>> num_groups(288000, 128, 384)
+    45
+    """
+    tiles = -(-channels // _TILE) * -(-out // _TILE)
+    wanted = -(-_TILES // tiles)
+    if tiles >= _TILES // 2:
+        return 1
+    divisors = (g for g in range(1, 2 * wanted) if rows % g == 0)
+    return min(divisors, key=lambda g: abs(g - wanted))

@@ -1,0 +1,198 @@
+"""Normalization over channels, one kernel a pass, statistics in float32.
+
+The backward pass keeps the input alone and takes the statistics again. It adds the
+gradient of the residual that goes around the normalized branch, so that the gradient
+of a block's input is written once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Float
+
+from credit_jax.kernels.gpu.call import call_kernel
+from credit_jax.ops.vma import match_vma
+
+# Values that a program works on at once, and programs of the backward pass, each of
+# which sums the gradients of scale and bias of its rows.
+_VALUES = 8192
+_PROGRAMS = 528
+
+
+def layer_norm(
+    x: Float[Array, "*batch channel"],
+    scale: Float[Array, " channel"],
+    bias: Float[Array, " channel"],
+    *,
+    epsilon: float = 1e-5,
+    interpret: bool = False,
+) -> Float[Array, "*batch channel"]:
+    """`ops.layer_norm`."""
+    return layer_norm_and_skip(x, scale, bias, epsilon=epsilon, interpret=interpret)[0]
+
+
+def layer_norm_and_skip(
+    x: Float[Array, "*batch channel"],
+    scale: Float[Array, " channel"],
+    bias: Float[Array, " channel"],
+    *,
+    epsilon: float = 1e-5,
+    interpret: bool = False,
+) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
+    """The normalized array, and `x` itself, whose gradients one kernel adds.
+
+    Args:
+        x: (..., channel).
+        scale, bias: (channel,).
+        epsilon: inside the root.
+        interpret: run the kernels as XLA operations, on any device.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    normal, skip = _norm(*match_vma(flat, scale, bias), epsilon, interpret)
+    return normal.reshape(x.shape), skip.reshape(x.shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _norm(
+    x: Array, scale: Array, bias: Array, epsilon: float, interpret: bool
+) -> tuple[Array, Array]:
+    rows = _rows(x)
+    (normal,) = call_kernel(
+        partial(_forward_kernel, rows=rows, epsilon=epsilon),
+        "layer_norm_forward",
+        x,
+        scale,
+        bias,
+        grid=(pl.cdiv(len(x), rows),),
+        results=((x.shape, x.dtype),),
+        interpret=interpret,
+    )
+    return normal, x
+
+
+def _forward(
+    x: Array, scale: Array, bias: Array, epsilon: float, interpret: bool
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    return _norm(x, scale, bias, epsilon, interpret), (x, scale)
+
+
+def _backward(
+    epsilon: float,
+    interpret: bool,
+    saved: tuple[Array, Array],
+    cotangents: tuple[Array, Array],
+) -> tuple[Array, Array, Array]:
+    x, scale = saved
+    rows = _rows(x)
+    turns = pl.cdiv(pl.cdiv(len(x), rows), _PROGRAMS)
+    programs = pl.cdiv(len(x), rows * turns)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    by_x, sums = call_kernel(
+        partial(_backward_kernel, rows=rows, turns=turns, epsilon=epsilon),
+        "layer_norm_backward",
+        x,
+        scale,
+        *cotangents,
+        grid=(programs,),
+        results=((x.shape, x.dtype), ((2, programs, x.shape[1]), wide)),
+        interpret=interpret,
+    )
+    by_scale, by_bias = sums.sum(1).astype(scale.dtype)
+    return by_x, by_scale, by_bias
+
+
+_norm.defvjp(_forward, _backward)
+
+
+def _rows(x: Array) -> int:
+    """Rows that a program works on at once, a power of two."""
+    return max(_VALUES // _width(x), 1)
+
+
+def _width(x: Any) -> int:
+    """Channels that a program loads, a power of two."""
+    return 1 << (x.shape[-1] - 1).bit_length()
+
+
+def _forward_kernel(
+    x: Any, scale: Any, bias: Any, out: Any, *, rows: int, epsilon: float
+) -> None:
+    cells, mask = _cells(x, pl.program_id(0), rows)
+    normal, _ = _standardize(x, cells, mask, epsilon)
+    shifted = normal * _vector(scale, normal) + _vector(bias, normal)
+    triton.store(out.at[cells], shifted.astype(out.dtype), mask=mask)
+
+
+def _backward_kernel(
+    x: Any,
+    scale: Any,
+    cotangent: Any,
+    skip: Any,
+    by_x: Any,
+    sums: Any,
+    *,
+    rows: int,
+    turns: int,
+    epsilon: float,
+) -> None:
+    first = pl.program_id(0) * turns
+    count = x.shape[-1]
+
+    def turn(index: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
+        cells, mask = _cells(x, first + index, rows)
+        normal, inverse = _standardize(x, cells, mask, epsilon)
+        given = _load(cotangent, cells, mask).astype(normal.dtype)
+        by_normal = given * _vector(scale, normal)
+        along = (by_normal * normal).sum(1, keepdims=True) / count
+        mean = by_normal.sum(1, keepdims=True) / count
+        gradient = inverse * (by_normal - mean - normal * along)
+        gradient += _load(skip, cells, mask).astype(normal.dtype)
+        triton.store(by_x.at[cells], gradient.astype(by_x.dtype), mask=mask)
+        by_scale, by_bias = totals
+        return by_scale + (given * normal).sum(0), by_bias + given.sum(0)
+
+    zeros = jnp.zeros(_width(x), sums.dtype)
+    totals = lax.fori_loop(0, turns, turn, (zeros, zeros))
+    channel = lax.iota(jnp.int32, _width(x))
+    for number, total in enumerate(totals):
+        where = sums.at[number, pl.program_id(0), channel]
+        triton.store(where, total, mask=channel < count)
+
+
+def _standardize(
+    x: Any, cells: Any, mask: Array, epsilon: float
+) -> tuple[Array, Array]:
+    """Rows with mean 0 and variance 1, 0 where masked; and 1 / standard deviation."""
+    values = _load(x, cells, mask)
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    count = x.shape[-1]
+    centered = jnp.where(mask, values - values.sum(1, keepdims=True) / count, 0.0)
+    variance = (centered * centered).sum(1, keepdims=True) / count
+    inverse = lax.rsqrt(variance + epsilon)
+    return centered * inverse, inverse
+
+
+def _cells(x: Any, block: Array, rows: int) -> tuple[Any, Array]:
+    """Indices of a block of rows, and which of them are inside of the array."""
+    row = block * rows + lax.iota(jnp.int32, rows)
+    channel = lax.iota(jnp.int32, _width(x))
+    mask = (row < x.shape[0])[:, None] & (channel < x.shape[1])[None, :]
+    return (row[:, None], channel[None, :]), mask
+
+
+def _load(ref: Any, cells: Any, mask: Array) -> Array:
+    return triton.load(ref.at[cells], mask=mask, other=0.0)
+
+
+def _vector(ref: Any, like: Array) -> Array:
+    """Values of the channels, (1, channel)."""
+    channel = lax.iota(jnp.int32, _width(ref))
+    values = triton.load(ref.at[channel], mask=channel < ref.shape[0], other=0.0)
+    return values.astype(like.dtype)[None, :]

@@ -1,0 +1,37 @@
+"""Products whose gradient by the kernel is added up over groups of rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.kernels.gpu import dense
+from credit_jax.ops.dense import dense as plain
+from tests.support.gradients import assert_same, draw, jax_values
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.float32])
+def test_value_and_gradients_are_those_of_the_plain_definition(dtype: Any) -> None:
+    x, kernel = draw((2, 300, 24)), draw((24, 3, 4), 1)
+    functions = (partial(f, dtype=dtype) for f in (dense.dense, plain))
+    assert_same(*(jax_values(f, x, kernel) for f in functions), "dense", gradient=1e-6)
+
+
+def test_groups_are_added_in_float32() -> None:
+    """A 16-bit sum of 8192 ones stops at 256."""
+    ones = jnp.ones((8192, 4), jnp.bfloat16)
+    gradient = jax.jit(dense.kernel_gradient)(ones, ones)
+    assert gradient.dtype == jnp.float32
+    assert np.all(gradient == 8192)
+
+
+@pytest.mark.parametrize("sizes", [(288000, 128, 384), (4500, 1024, 4096), (7, 8, 8)])
+def test_groups_divide_the_rows(sizes: tuple[int, int, int]) -> None:
+    groups = dense.num_groups(*sizes)
+    assert sizes[0] % groups == 0
+    assert groups == {288000: 45, 4500: 1, 7: 7}[sizes[0]]
