@@ -48,7 +48,9 @@ from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.state_dict.convert import to_state_dict
 
 # Rows of each model's grid; those of WXFormer are divisible on no mesh.
-ROWS: Mapping[str, int] = MappingProxyType({"wxformer": 45, "crossformer": 32})
+ROWS: Mapping[str, int] = MappingProxyType(
+    {"wxformer": 45, "crossformer": 32, "camulator": 45}
+)
 MESHES = ("1", "dp2", "tp2", "domain2", "domain3", "dp2xtp2xdomain2")
 SHORT_MESHES = ("1", "domain3", "dp2xtp2xdomain2")
 STEPS, SHORT_STEPS = 100, 20

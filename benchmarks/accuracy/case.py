@@ -25,7 +25,7 @@ _PAD_LON = 16
 _BATCHES_PER_EPOCH = 5
 
 # Padding modes of the released weights of each model.
-PADDING_MODES = {"wxformer": "earth", "crossformer": "mirror"}
+PADDING_MODES = {"wxformer": "earth", "crossformer": "mirror", "camulator": "earth"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def case_config(
         num_rows: of the grid, below 64.
         num_steps: optimizer updates.
         batch: samples of a global batch.
-        model: "wxformer" or "crossformer".
+        model: a key of `PADDING_MODES`.
         batches_per_epoch: at most; the data have 52 samples.
 
     Raises:

@@ -33,7 +33,7 @@ class Line:
     """One run and its errors against the reference.
 
     Attributes:
-        model: "wxformer" or "crossformer".
+        model: `model.type`.
         name: of the run.
         dtype: "float32" or "bfloat16".
         errors: against `REFERENCE` (of the same grid), or the error that ended the run.

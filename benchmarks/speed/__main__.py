@@ -1,6 +1,6 @@
 """Speed of credit_jax beside CREDIT eager and CREDIT under torch.compile.
 
-    python -m benchmarks.speed --size demo|1deg|025deg_block --json FILE
+    python -m benchmarks.speed --size demo|1deg|025deg_block [--model NAME] --json FILE
 
 Same weights, batch, threads and machine; the sides take turns, so that a machine which
 others share slows all of them. A ratio above 1 means that credit_jax is faster. On a
@@ -36,6 +36,7 @@ from benchmarks.speed.cases import SIZES, initial_weights, make_case
 from benchmarks.speed.jax_side import JaxSide
 from benchmarks.speed.torch_side import TorchSide
 from benchmarks.timing import Times, ratio, take_turns
+from credit_jax.models.registry import MODELS
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.state_dict.convert import to_state_dict
 
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         text = json.dumps(result, indent=2, default=str)
         Path(options.json).write_text(text + "\n", encoding="utf-8")
     if options.report:
-        name = f"speed_{options.size}_{jax.default_backend()}"
+        model = "" if options.model is None else f"{options.model}_"
+        name = f"speed_{model}{options.size}_{jax.default_backend()}"
         name += "" if options.dtype == "float32" else f"_{options.dtype}"
         path = write_report(name, _sections(result), result, options.report)
         console.print(f"report: {path}")
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Times all jobs of one size."""
-    case = make_case(options.size)
+    case = make_case(options.size, options.model)
     params, model_state = initial_weights(case)
     state = to_state_dict(case.model_def, params, model_state)
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
@@ -294,6 +296,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed")
     add = parser.add_argument
     add("--size", choices=tuple(SIZES), default="demo")
+    add("--model", choices=tuple(MODELS), help="another model of that size")
     add("--json", metavar="FILE", help="where the numbers go")
     add("--report", type=Path, metavar="DIR", help=f"write a report, into {REPORTS}")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.compiled_step import CONFIGS
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.registry import build
+from credit_jax.models.registry import MODELS, build
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,19 @@ def initial_weights(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     return params, jax.device_get(jax.jit(case.model_def.init_model_state)(keys[1]))
 
 
-def make_case(name: str) -> Case:
-    """A size by its name, with random data."""
+def make_case(name: str, model_type: str | None = None) -> Case:
+    """A size by its name, with random data.
+
+    Args:
+        name: of `SIZES`.
+        model_type: another model with the keys of that size, as far as it has them.
+    """
     size = SIZES[name]
     block = {**read_yaml(CONFIGS / size.config)["model"], **size.changes}
+    if model_type is not None:
+        known = MODELS[model_type].config.model_fields
+        block = {key: value for key, value in block.items() if key in known}
+        block["type"] = model_type
     model = build(block)
     rng = np.random.default_rng(0)
     grid = model.image_height, model.image_width

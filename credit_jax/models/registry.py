@@ -14,6 +14,10 @@ from credit_jax.models.crossformer.downscaling import (
     DownscalingCrossFormer,
     DownscalingCrossFormerConfig,
 )
+from credit_jax.models.crossformer.nextgen import (
+    NextGenWXFormer,
+    NextGenWXFormerConfig,
+)
 from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
 from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
 from credit_jax.models.model_def import ModelDef
@@ -41,6 +45,9 @@ MODELS: dict[str, ModelEntry] = {
         DownscalingCrossFormerConfig, DownscalingCrossFormer, "crossformer"
     ),
     "debugger": ModelEntry(DebuggerConfig, Debugger, "debugger"),
+    "nextgen_wxformer": ModelEntry(
+        NextGenWXFormerConfig, NextGenWXFormer, "nextgen_wxformer"
+    ),
     "wxformer": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
     "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
 }

@@ -128,3 +128,6 @@ CONV_3D = Arrangement("o i t h w -> t h w i o")
 CHANNELS_OF_FIELD = Arrangement("1 c 1 1 -> c")
 QUERY_KEY_VALUE = Arrangement("(n h d) i 1 1 -> i n h d")
 HEADS_TO_CHANNELS = Arrangement("o (h d) 1 1 -> h d o")
+# The same of linear layers.
+HEADS = Arrangement("(h d) i -> i h d")
+HEADS_TO_CHANNELS_LINEAR = Arrangement("o (h d) -> h d o")

@@ -9,7 +9,9 @@ from credit_jax.state_dict.arrangement import (
     CHANNELS_OF_FIELD,
     CONV_2D,
     CONV_3D,
+    HEADS,
     HEADS_TO_CHANNELS,
+    HEADS_TO_CHANNELS_LINEAR,
     LINEAR,
     POINTWISE,
     QUERY_KEY_VALUE,
@@ -42,11 +44,23 @@ def patch_embedding(torch: str, ours: str) -> Iterator[Rule]:
     yield from scale_and_bias(f"{torch}.norm", f"{ours}/norm")
 
 
-def window_attention(torch: str, ours: str) -> Iterator[Rule]:
-    """Attention and its dynamic position bias: four linear layers, three norms."""
+def window_attention(torch: str, ours: str, *, linear: bool = False) -> Iterator[Rule]:
+    """Attention and its dynamic position bias: four linear layers, three norms.
+
+    Args:
+        torch, ours: the module, and our path.
+        linear: projections are linear layers, with q, k and v apart, and not 1 x 1
+            convolutions.
+    """
     yield from channel_norm(f"{torch}.norm", f"{ours}/norm")
-    yield Rule(f"{torch}.to_qkv.weight", f"{ours}/to_qkv/kernel", QUERY_KEY_VALUE)
-    yield from weight_and_bias(f"{torch}.to_out", f"{ours}/to_out", HEADS_TO_CHANNELS)
+    if linear:
+        for name in "qkv":
+            path = f"{ours}/to_qkv/{name}"
+            yield Rule(f"{torch}.to_{name}.weight", path, HEADS)
+    else:
+        yield Rule(f"{torch}.to_qkv.weight", f"{ours}/to_qkv/kernel", QUERY_KEY_VALUE)
+    out = HEADS_TO_CHANNELS_LINEAR if linear else HEADS_TO_CHANNELS
+    yield from weight_and_bias(f"{torch}.to_out", f"{ours}/to_out", out)
     bias, our_bias = f"{torch}.dpb.layers", f"{ours}/position_bias"
     for i in range(4):
         yield from weight_and_bias(f"{bias}.{3 * i}", f"{our_bias}/linear_{i}", LINEAR)
@@ -54,19 +68,27 @@ def window_attention(torch: str, ours: str) -> Iterator[Rule]:
         yield from scale_and_bias(f"{bias}.{3 * i + 1}", f"{our_bias}/norm_{i}")
 
 
-def feed_forward(torch: str, ours: str) -> Iterator[Rule]:
-    """A norm and two pointwise convolutions."""
+def feed_forward(torch: str, ours: str, *, linear: bool = False) -> Iterator[Rule]:
+    """A norm and two pointwise convolutions, or linear layers."""
+    layer = LINEAR if linear else POINTWISE
     yield from channel_norm(f"{torch}.layers.0", f"{ours}/norm")
-    yield from weight_and_bias(f"{torch}.layers.1", f"{ours}/up", POINTWISE)
-    yield from weight_and_bias(f"{torch}.layers.4", f"{ours}/down", POINTWISE)
+    yield from weight_and_bias(f"{torch}.layers.1", f"{ours}/up", layer)
+    yield from weight_and_bias(f"{torch}.layers.4", f"{ours}/down", layer)
 
 
-def transformer_layers(torch: str, ours: str) -> Iterator[Rule]:
-    """The transformer layers of a stage, numbered `{d}` in PyTorch, stacked here."""
-    yield from window_attention(f"{torch}.0", f"{ours}/short_attention")
-    yield from feed_forward(f"{torch}.1", f"{ours}/short_feed_forward")
-    yield from window_attention(f"{torch}.2", f"{ours}/long_attention")
-    yield from feed_forward(f"{torch}.3", f"{ours}/long_feed_forward")
+def transformer_layers(
+    torch: str, ours: str, *, linear: bool = False
+) -> Iterator[Rule]:
+    """The transformer layers of a stage, numbered `{d}` in PyTorch, stacked here.
+
+    Args:
+        torch, ours: the module, and our path.
+        linear: see `window_attention`.
+    """
+    for index, kind in ((0, "short"), (2, "long")):
+        attention, mlp = f"{ours}/{kind}_attention", f"{ours}/{kind}_feed_forward"
+        yield from window_attention(f"{torch}.{index}", attention, linear=linear)
+        yield from feed_forward(f"{torch}.{index + 1}", mlp, linear=linear)
 
 
 def residual_convolutions(torch: str, ours: str) -> Iterator[Rule]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,31 @@ class RemovedLayer:
 
 
 @dataclass(frozen=True)
+class Upgrade:
+    """How state dicts of an older version become today's, where arrays change, too.
+
+    Attributes:
+        is_older: (key, array) -> whether only the older version has this entry.
+        entries: (key, array) -> the entries of today's version.
+        note: what the user must know.
+    """
+
+    is_older: Callable[[str, Any], bool]
+    entries: Callable[[str, Any], Mapping[str, Any]]
+    note: str
+
+    def applied(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Today's state dict; None if there is nothing older in this one."""
+        if not any(self.is_older(key, array) for key, array in state.items()):
+            return None
+        now: dict[str, Any] = {}
+        for key, array in state.items():
+            older = self.is_older(key, array)
+            now |= self.entries(key, array) if older else {key: array}
+        return now
+
+
+@dataclass(frozen=True)
 class TorchModel:
     """CREDIT's names of a model. `config` is its validated `model:` section.
 
@@ -49,6 +74,7 @@ class TorchModel:
             therefore never get a gradient.
         renames: of keys of older versions of CREDIT.
         removed: layers of older versions.
+        upgrade: of state dicts of an older version; None if renames are enough.
     """
 
     key_table: KeyTable
@@ -56,3 +82,4 @@ class TorchModel:
     idle_modules: Callable[[Any], list[str]] = lambda _: []
     renames: tuple[Rename, ...] = ()
     removed: tuple[RemovedLayer, ...] = ()
+    upgrade: Upgrade | None = None

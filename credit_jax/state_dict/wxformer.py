@@ -28,7 +28,7 @@ def _rules() -> Iterator[Rule]:
 
 
 # A branch of the cross-scale embedding was a convolution; today it is a Sequential.
-_BRANCH = Rename(re.compile(r"(.*\bconvs\.\d+)\.(?!\d+\.)([^.]+)"), r"\1.1.\2")
+BRANCH = Rename(re.compile(r"(.*\bconvs\.\d+)\.(?!\d+\.)([^.]+)"), r"\1.1.\2")
 _TRANSPOSED_DECODER = RemovedLayer(
     re.compile(r"up_block4\.weight(_orig)?"),
     "the decoder is made of transposed convolutions, which CREDIT removed from "
@@ -41,6 +41,6 @@ TORCH_MODEL = TorchModel(
     key_table=tuple(_rules()),
     block_names=encoder_decoder_blocks,
     idle_modules=unused_patch_embedding,
-    renames=(_BRANCH,),
+    renames=(BRANCH,),
     removed=(_TRANSPOSED_DECODER,),
 )

@@ -115,11 +115,14 @@ def config_for_credit(
 
     It has `save_loc`, the `load_*` keys and other keys that CREDIT requires. Tensor and
     domain parallelism are off because CREDIT cannot resume them, and torch.compile
-    because it renames every parameter. A config that is only a model section stays one.
+    because it renames every parameter. With weights alone a config that is only a model
+    section, or of generation 1, stays one.
     """
     resumes = checkpoint.moments is not None
-    if not resumes and not run_config.raw.get("trainer"):
-        return run_config.with_settings({"save_loc": str(save_loc)})
+    if not resumes and not _trains(run_config):
+        known = {"save_loc": str(save_loc)}
+        loads = {"trainer.load_weights": True} if run_config.raw.get("trainer") else {}
+        return run_config.with_settings(known | loads)
     trainer = run_config.trainer
     settings: dict[str, Any] = {
         "save_loc": str(save_loc),
@@ -141,9 +144,14 @@ def config_for_credit(
     return run_config.with_settings(settings)
 
 
+def _trains(run_config: RunConfig) -> bool:
+    """Whether the config has a `trainer:` section of generation 2."""
+    return "parallelism" in (run_config.raw.get("trainer") or {})
+
+
 def cautions(run_config: RunConfig, checkpoint: JaxCheckpoint) -> list[str]:
     """Notes on what CREDIT does differently after a resume."""
-    if not run_config.raw.get("trainer"):
+    if not _trains(run_config):
         return []
     progress, parallel = checkpoint.progress, run_config.trainer.parallelism
     notes = []

@@ -79,6 +79,7 @@ def to_jax_checkpoint(
     allocate: Allocate = np.empty,
 ) -> JaxCheckpoint:
     """`from_torch` of an open checkpoint; `allocate` makes the arrays."""
+    checkpoint, is_older = upgraded(run_config, checkpoint)
     params, model_state = read_model(run_config, checkpoint, allocate)
     jax_checkpoint = JaxCheckpoint(
         params,
@@ -92,9 +93,33 @@ def to_jax_checkpoint(
     )
     if weights_only or checkpoint.optimizer is None:
         return jax_checkpoint
+    if is_older:
+        raise ValueError(
+            f"{checkpoint.path}: the checkpoint is of an older version of the model, "
+            "whose optimizer state belongs to other arrays; give --weights-only"
+        )
     return _with_state(
         run_config, checkpoint, jax_checkpoint, batches_per_epoch, allocate
     )
+
+
+def upgraded(
+    run_config: RunConfig, checkpoint: TorchCheckpoint
+) -> tuple[TorchCheckpoint, bool]:
+    """The checkpoint with the arrays of today's version; whether it was an older one.
+
+    A note says what was changed. See `credit_jax.state_dict.torch_model.Upgrade`.
+    """
+    upgrade = torch_model(run_config.model_def.config.type).upgrade
+    model = upgrade and upgrade.applied(checkpoint.model)
+    if upgrade is None or model is None:
+        return checkpoint, False
+    average = checkpoint.average
+    if average is not None:
+        shadow = upgrade.applied(average.shadow) or average.shadow
+        average = replace(average, shadow=shadow)
+    notes = *checkpoint.notes, upgrade.note
+    return replace(checkpoint, model=model, average=average, notes=notes), True
 
 
 def _notes(run_config: RunConfig) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Recognizes models of CREDIT that cannot be converted, for errors."""
+"""Recognizes models by keys that no other has, and layers that CREDIT removed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,10 @@ SIGNATURES: Mapping[str, re.Pattern[str]] = MappingProxyType(
 _CONVOLUTIONS = ", in the older layout with convolutions in place of linear layers"
 
 
-def unsupported_model(keys: Collection[str], known: Collection[str] = ()) -> str | None:
-    """The unsupported model that a state dict belongs to, in words; None if unknown.
-
-    Args:
-        keys: of the state dict.
-        known: keys that are in the key table of the config's model.
-    """
-    unknown = set(keys) - set(known)
+def recognized_model(keys: Collection[str]) -> str | None:
+    """The model that a state dict belongs to, in words; None if unknown."""
     for name, signature in SIGNATURES.items():
-        if any(signature.search(key) for key in unknown):
+        if any(signature.search(key) for key in keys):
             old = any(".to_qkv." in key for key in keys)
             return name + (_CONVOLUTIONS if old else "")
     return None
@@ -49,15 +43,15 @@ def refuse_unsupported(
         removed: layers of older versions of that model.
 
     Raises:
-        ValueError: an unsupported model, or a layer that CREDIT removed.
+        ValueError: weights of another model, or a layer that CREDIT removed.
     """
-    other = unsupported_model(keys, known)
-    if other is not None:
-        raise ValueError(
-            f"these are the weights of a {other}; that model is not supported, and "
-            f"model.type {model_type!r} is another one"
-        )
     unknown = [key for key in keys if key not in known]
+    other = recognized_model(unknown)
+    if other is not None and model_type not in SIGNATURES:
+        raise ValueError(
+            f"these are the weights of a {other}; model.type {model_type!r} is another "
+            "model"
+        )
     for layer in removed:
         for key in unknown:
             if layer.pattern.fullmatch(key):

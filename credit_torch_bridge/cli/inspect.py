@@ -15,8 +15,8 @@ from credit_torch_bridge.checkpoint.torch_checkpoint import (
     TorchCheckpoint,
     open_checkpoint,
 )
-from credit_torch_bridge.checkpoint.torch_to_jax import renamed_keys
-from credit_torch_bridge.checkpoint.unsupported import unsupported_model
+from credit_torch_bridge.checkpoint.torch_to_jax import renamed_keys, upgraded
+from credit_torch_bridge.checkpoint.unsupported import recognized_model
 from credit_torch_bridge.cli.options import add_config_option, config_file
 
 HELP = "List what a checkpoint holds, and what a conversion does to each key."
@@ -83,9 +83,9 @@ def _contents(found: TorchCheckpoint) -> Iterator[str]:
         f"  weights: {sum(numbers.values()):,} numbers in {len(numbers)} arrays"
         + (f", {vectors} vectors of spectral norm" if vectors else "")
     )
-    unsupported = unsupported_model(found.model)
-    if unsupported:
-        yield f"  model: {unsupported}, which is not supported"
+    known = recognized_model(found.model)
+    if known:
+        yield f"  model: {known}"
     states = {
         "optimizer": found.optimizer,
         "schedule": found.scheduler,
@@ -101,6 +101,9 @@ def _contents(found: TorchCheckpoint) -> Iterator[str]:
 def _keys(run_config: RunConfig, found: TorchCheckpoint) -> Iterator[str]:
     """A line for each key of the file: its current name, and its parameter here."""
     yield f"model.type {run_config.model_def.config.type} ({run_config.source})"
+    found, is_older = upgraded(run_config, found)
+    if is_older:
+        yield f"  note: {found.notes[-1]}"
     renamed = renamed_keys(run_config, found)
     places = {place.key: place for place in run_config.plan.entries}
     for entry in renamed:

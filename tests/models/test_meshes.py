@@ -33,6 +33,7 @@ from tests.models.crossformer.cases import (
     CASES,
     CROSSFORMER_CASES,
     DOWNSCALING_CASES,
+    NEXTGEN_CASES,
 )
 from tests.models.debugger.cases import DEBUGGER
 from tests.support import assert_close, assert_trees_close, make_mesh, mark_slow
@@ -42,6 +43,7 @@ BLOCKS = {
     **{f"crossformer {k}": v for k, v in CROSSFORMER_CASES.items()},
     **{f"camulator {k}": v for k, v in CAMULATOR_CASES.items()},
     **{f"downscaling {k}": v for k, v in DOWNSCALING_CASES.items()},
+    **{f"nextgen {k}": v for k, v in NEXTGEN_CASES.items()},
     "debugger": DEBUGGER,
 }
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
@@ -271,12 +273,16 @@ OTHERS = [
     ("downscaling mirror", "dp2_tp2_domain2"),
     ("downscaling mirror", "domain3"),
     ("downscaling mirror", "domain8"),
+    ("nextgen levels", "dp2_tp2_domain2"),
+    ("nextgen levels", "domain3"),
+    ("nextgen odd", "domain8"),
     ("debugger", "dp2_tp2_domain2"),
     ("debugger", "domain3"),
     ("debugger", "domain8"),
 ]
 QUICK = [
     ("camulator two frames", "domain3"),
+    ("nextgen odd", "domain8"),
     ("debugger", "domain3"),
     ("debugger", "domain8"),
 ]
@@ -294,8 +300,8 @@ def test_other_models_equal_one_device(name: str, mesh: str) -> None:
 @pytest.mark.parametrize(
     "name",
     mark_slow(
-        ["camulator two frames", "downscaling mirror", "debugger"],
-        but=["camulator two frames", "debugger"],
+        ["camulator two frames", "downscaling mirror", "nextgen levels", "debugger"],
+        but=["camulator two frames", "nextgen levels", "debugger"],
     ),
 )
 def test_other_models_equal_one_device_in_float64(name: str) -> None:

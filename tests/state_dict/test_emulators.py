@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.models.crossformer.cases import CAMULATOR_CASES, DOWNSCALING_CASES
+from tests.models.crossformer.cases import (
+    CAMULATOR_CASES,
+    DOWNSCALING_CASES,
+    NEXTGEN_CASES,
+)
 from tests.models.debugger.cases import DEBUGGER
 from tests.state_dict.round_trip import assert_round_trip
 
@@ -18,6 +22,7 @@ pytestmark = [
 BLOCKS = {
     **{f"camulator {name}": block for name, block in CAMULATOR_CASES.items()},
     **{f"downscaling {name}": block for name, block in DOWNSCALING_CASES.items()},
+    **{f"nextgen {name}": block for name, block in NEXTGEN_CASES.items()},
     "debugger": DEBUGGER,
 }
 

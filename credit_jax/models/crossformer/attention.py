@@ -16,7 +16,7 @@ from credit_jax.kernels import (
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import LayerNorm, Linear, sum_over_tensor
 from credit_jax.nn.matmul import matmul
-from credit_jax.nn.parameters import parameter
+from credit_jax.nn.parameters import Parameter, parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.position_bias import bias_index, bias_positions
@@ -92,6 +92,43 @@ class QueryKeyValue(nnx.Module):
         return jnp.swapaxes(made, 2, 3)
 
 
+class SeparateQueryKeyValue(nnx.Module):
+    """`QueryKeyValue` as three matrices, each with its own spectral norm."""
+
+    def __init__(self, channels: int, heads: int, dim_head: int) -> None:
+        self.channels = channels
+        self.width = heads * dim_head
+
+        def matrix() -> Parameter:
+            return parameter(
+                torch_uniform(channels),
+                (channels, heads, dim_head),
+                ("embed", "heads", "head_dim"),
+                matrix_out=(1, 2),
+            )
+
+        self.q, self.k, self.v = matrix(), matrix(), matrix()
+
+    def __call__(
+        self, x: Float[Array, "batch windows tokens channel"], context: Context
+    ) -> Float[Array, "three batch windows heads tokens head_dim"]:
+        shape = (self.channels, 3 * self.width)
+        kernel = jnp.stack([self.q[...], self.k[...], self.v[...]], 1)
+        made = matmul(x, kernel, context, shape=shape, split="column")
+        return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
+
+    def values(
+        self, x: Float[Array, "batch windows tokens channel"], context: Context
+    ) -> Float[Array, "batch windows heads tokens head_dim"]:
+        """The values v alone."""
+        shape = (self.channels, self.width)
+        made = matmul(x, self.v[...], context, shape=shape, split="column")
+        return jnp.swapaxes(made, 2, 3)
+
+
+Projection = type[QueryKeyValue] | type[SeparateQueryKeyValue]
+
+
 class OutProjection(nnx.Module):
     """Row-parallel projection of all heads: one `psum` over tp, then the bias once."""
 
@@ -128,6 +165,7 @@ class WindowAttention(nnx.Module):
         window: tokens along each side of a window.
         dim_head: channels of a head.
         dropout: rate on the attention weights.
+        query_key_value: the projection to q, k and v.
     """
 
     def __init__(
@@ -138,6 +176,7 @@ class WindowAttention(nnx.Module):
         *,
         dim_head: int = 32,
         dropout: float = 0.0,
+        query_key_value: Projection = QueryKeyValue,
     ) -> None:
         self.kind: Kind = kind
         self.window = window
@@ -145,7 +184,7 @@ class WindowAttention(nnx.Module):
         self.scale = dim_head**-0.5
         self.dropout = dropout
         self.norm = LayerNorm(channels)
-        self.to_qkv = QueryKeyValue(channels, self.heads, dim_head)
+        self.to_qkv = query_key_value(channels, self.heads, dim_head)
         self.to_out = OutProjection(channels, self.heads, dim_head)
         self.position_bias = PositionBias(channels // 4)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from flax import nnx
 
-from credit_jax.models.crossformer.attention import WindowAttention
+from credit_jax.models.crossformer.attention import (
+    Projection,
+    QueryKeyValue,
+    WindowAttention,
+)
 from credit_jax.nn.context import Context
 from credit_jax.nn.feed_forward import FeedForward
 from credit_jax.nn.layers import Conv
@@ -78,8 +83,13 @@ class TransformerBlock(nnx.Module):
         dim_head: int,
         attn_dropout: float = 0.0,
         ff_dropout: float = 0.0,
+        query_key_value: Projection = QueryKeyValue,
     ) -> None:
-        attention = {"dim_head": dim_head, "dropout": attn_dropout}
+        attention: dict[str, Any] = {
+            "dim_head": dim_head,
+            "dropout": attn_dropout,
+            "query_key_value": query_key_value,
+        }
         self.short_attention = WindowAttention(
             channels, "short", local_window, **attention
         )

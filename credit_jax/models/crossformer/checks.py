@@ -155,6 +155,20 @@ def decoder_problems(config: Any) -> list[str]:
                 f"model.cross_embed_strides[{index}] must be 2 and height and "
                 "width of the stage above even: change the padding"
             )
+    found += group_problems(config)
+    pad, decoded = config.padding, config.geometry().decoded
+    if pad and (decoded[0] <= sum(pad.pad_lat) or decoded[1] <= sum(pad.pad_lon)):
+        found.append(
+            f"the decoder gives {decoded[0]} x {decoded[1]} points and the padding "
+            f"to remove is {sum(pad.pad_lat)} x {sum(pad.pad_lon)}: nothing is "
+            "left; use less padding or smaller strides"
+        )
+    return found
+
+
+def group_problems(config: Any) -> list[str]:
+    """Errors of channels that the groups of the decoder's norms do not divide."""
+    found = []
     for index in range(3):
         channels = config.dim[3] // 2 ** (index + 1)
         if not channels or channels % config.dim[0]:
@@ -164,13 +178,6 @@ def decoder_problems(config: Any) -> list[str]:
                 "(model.dim[0]) of its GroupNorm do not divide; choose dim[3] a "
                 f"multiple of {8 * config.dim[0]}"
             )
-    pad, decoded = config.padding, config.geometry().decoded
-    if pad and (decoded[0] <= sum(pad.pad_lat) or decoded[1] <= sum(pad.pad_lon)):
-        found.append(
-            f"the decoder gives {decoded[0]} x {decoded[1]} points and the padding "
-            f"to remove is {sum(pad.pad_lat)} x {sum(pad.pad_lon)}: nothing is "
-            "left; use less padding or smaller strides"
-        )
     return found
 
 

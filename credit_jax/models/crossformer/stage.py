@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 from flax import nnx
 
+from credit_jax.models.crossformer.attention import Projection, QueryKeyValue
 from credit_jax.models.crossformer.blocks import CrossEmbed, TransformerBlock
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import stack_blocks
@@ -24,6 +25,7 @@ class Stage(nnx.Module):
         local_window, global_window: tokens along each side of a window.
         dim_head: channels of an attention head.
         attn_dropout, ff_dropout: rates in training.
+        query_key_value: of the attention, see `WindowAttention`.
     """
 
     def __init__(
@@ -34,12 +36,13 @@ class Stage(nnx.Module):
         depth: int,
         kernel_sizes: Sequence[int],
         stride: int,
-        symmetric: bool,
         local_window: int,
         global_window: int,
         dim_head: int,
-        attn_dropout: float,
-        ff_dropout: float,
+        symmetric: bool = False,
+        attn_dropout: float = 0.0,
+        ff_dropout: float = 0.0,
+        query_key_value: Projection = QueryKeyValue,
     ) -> None:
         self.depth = depth
         self.window = local_window
@@ -52,6 +55,7 @@ class Stage(nnx.Module):
                 dim_head=dim_head,
                 attn_dropout=attn_dropout,
                 ff_dropout=ff_dropout,
+                query_key_value=query_key_value,
             )
 
         self.embed = CrossEmbed(

@@ -265,3 +265,41 @@ DOWNSCALING_CASES: dict[str, dict[str, Any]] = {
         "padding_conf": None,
     },
 }
+
+_NEXT = {
+    **{k: v for k, v in BASE.items() if k not in ("interp", "padding_conf")},
+    "type": "nextgen_wxformer",
+    "image_height": 32,
+    "channels": 4,
+    "col_attn_heads": 2,
+    "num_spectral_nodes": 5,
+}
+
+# `nextgen_wxformer`: attention over levels, spectral nodes, the last frame added.
+NEXTGEN_CASES: dict[str, dict[str, Any]] = {
+    # two frames, means of 3 x 3 points, of which a row is left over; attention over
+    # levels behind the decoder, too; fewer outputs than inputs
+    "levels": {
+        **_NEXT,
+        "frames": 2,
+        "levels": 3,
+        "output_only_channels": 0,
+        "depth": [1, 1, 2, 1],
+        "col_attn_stride": 3,
+        "decoder_col_attn": True,
+    },
+    # stages of 22, 11, 5 and 2 rows: interpolation between the blocks of the decoder;
+    # diagnostics that start at 0
+    "odd": {
+        **_NEXT,
+        "image_height": 45,
+        "image_width": 44,
+        "frames": 1,
+        "input_only_channels": 0,
+        "output_only_channels": 2,
+        "depth": [1, 0, 1, 1],
+        "global_window_size": [2, 1, 5, 2],
+        "local_window_size": [2, 11, 1, 1],
+        "use_spectral_norm": False,
+    },
+}

@@ -1,0 +1,217 @@
+"""CREDIT's `nextgen_wxformer` (models/wxformer/wxformer_next.py).
+
+The encoder and decoder of WXFormer with attention over levels in front, all points
+mixed by a few nodes in between, and the last frame added to the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+from pydantic import PositiveInt
+
+from credit_jax.models.common.pixel_shuffle import Head, UpBlock
+from credit_jax.models.common.variables import VariableKeys
+from credit_jax.models.crossformer import checks
+from credit_jax.models.crossformer.attention import SeparateQueryKeyValue
+from credit_jax.models.crossformer.config import StagesConfig
+from credit_jax.models.crossformer.level_attention import LevelAttention, Levels
+from credit_jax.models.crossformer.spectral_nodes import SpectralNodes
+from credit_jax.models.crossformer.stage import Stage
+from credit_jax.nn.context import Context
+from credit_jax.parallel.domain.resize import resize_bilinear
+from credit_jax.parallel.domain.shuffle import join
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.reshard import reshard
+from credit_jax.parallel.scopes import INPUT, OUTPUT
+
+
+class NextGenWXFormerConfig(VariableKeys, StagesConfig):
+    """Constructor keys of CREDIT's NextGenWXFormer, with its defaults.
+
+    Attributes:
+        col_attn_heads: of the attention over levels.
+        col_attn_stride: it sees means of so many rows and columns.
+        decoder_col_attn: whether there is a second one behind the decoder.
+        num_spectral_nodes: that mix all points of the last stage.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        key: f"CREDIT's nextgen_wxformer ignores it{more}"
+        for key, more in {
+            "padding_conf": ": nothing is padded",
+            "post_conf": "; correct in postblocks.per_step",
+            "interp": ": the output is always interpolated to the grid",
+            "attn_dropout": ": there is no dropout",
+            "ff_dropout": ": there is no dropout",
+            "output_frames": ": the output has one frame",
+            "patch_height": ": there are no patches",
+            "patch_width": ": there are no patches",
+            "frame_patch_size": "",
+            "attention_type": "",
+            "decoder_attention_type": "",
+            "upsample_with_ps": ": the decoder is always the pixel-shuffle one",
+            "upsample_v_conv": "",
+            "pad_lat": ": nothing is padded",
+            "pad_lon": ": nothing is padded",
+        }.items()
+    }
+    output_frames: ClassVar[int] = 1
+
+    type: Literal["nextgen_wxformer"] = "nextgen_wxformer"
+    col_attn_heads: PositiveInt = 4
+    col_attn_stride: PositiveInt = 1
+    decoder_col_attn: bool = False
+    num_spectral_nodes: PositiveInt = 64
+
+    def without_effect(self) -> dict[str, str]:
+        """Diagnostics to which other variables are added."""
+        shared = min(self.output_only_channels, self.input_only_channels)
+        if shared < 1:
+            return {}
+        why = (
+            f"is not, but the first {shared} of {self.output_only_channels} have the "
+            "input-only channels of the last frame added, as in CREDIT"
+        )
+        return {"output_only_channels": why}
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """See `EncoderDecoderConfig.problems`."""
+        return [*checks.shape_problems(self), *self._level_problems()] or [
+            *checks.stage_problems(self),
+            *checks.group_problems(self),
+            *checks.tensor_problems(self, tensor),
+        ]
+
+    def _level_problems(self) -> list[str]:
+        found = []
+        if self.channels < 1 or self.levels < 1:
+            found.append(
+                f"model has {self.channels} channels on {self.levels} levels; expected "
+                "at least 1 of each: the model has attention over levels"
+            )
+        elif self.channels % self.col_attn_heads:
+            found.append(
+                f"model.channels is {self.channels}, which model.col_attn_heads = "
+                f"{self.col_attn_heads} does not divide; would fit: "
+                f"{checks.divisors(self.channels)}"
+            )
+        smallest = min(self.image_height, self.image_width)
+        if self.col_attn_stride > smallest:
+            found.append(
+                f"model.col_attn_stride is {self.col_attn_stride}; expected at most "
+                f"{smallest}, the smaller side of the grid"
+            )
+        return found
+
+
+class NextGenWXFormer(nnx.Module):
+    """The whole model; see `NextGenWXFormerConfig` for its keys."""
+
+    def __init__(self, config: NextGenWXFormerConfig) -> None:
+        self.config = config
+        levels = (
+            config.channels,
+            config.levels,
+            config.col_attn_heads,
+            config.col_attn_stride,
+        )
+        self.levels = Levels(*levels)
+        widths = (config.input_channels * config.frames, *config.dim)
+        self.stages = nnx.List(
+            _stage(config, index, widths[index]) for index in range(4)
+        )
+        last, groups = config.dim[3], config.dim[0]
+        grid = config.geometry().stages[-1]
+        self.nodes = SpectralNodes(
+            last, grid.height, grid.width, config.num_spectral_nodes
+        )
+        ups, width = [], last
+        for index, skip in enumerate((config.dim[2], config.dim[1], config.dim[0])):
+            channels = last // 2 ** (index + 1)
+            ups.append(UpBlock(width, channels, groups))
+            width = channels + skip
+        self.up_blocks = nnx.List(ups)
+        self.head = Head(width, config.output_channels, smooth=False)
+        if config.decoder_col_attn:
+            self.output_levels = LevelAttention(*levels)
+
+    def __call__(
+        self, inputs: Mapping[str, Array], context: Context
+    ) -> Float[Array, "batch channel_out 1 rows lon"]:
+        """Predicts from the input "x"; rows are in block layout over the domain axis.
+
+        Frames fold frame-major (time * channel).
+        """
+        x = inputs["x"]
+        field = self._enter(context.precision.cast(x), context)
+        encodings = []
+        for index, stage in enumerate(self.stages):
+            field = stage(field, context.fold_in(index))
+            encodings.append(field)
+        field = context.run(self.nodes, field)
+        for index, up in enumerate(self.up_blocks):
+            skip = encodings[2 - index]
+            size = skip.layout.size, skip.data.shape[2]
+            field = join(resize_bilinear(context.run(up, field), size), skip)
+        field = context.run(self.head, field)
+        return self._leave(field, x, context)
+
+    def _enter(
+        self, x: Float[Array, "batch channel time rows lon"], context: Context
+    ) -> Field:
+        """Variables on levels of every frame through `Levels`, then folded frames."""
+        batch, _, time, rows, lon = x.shape
+        layout = context.rows(self.config.image_height)
+        with jax.named_scope(INPUT):
+            frames = x.transpose(0, 2, 3, 4, 1).reshape(batch * time, rows, lon, -1)
+            count = self.config.channels * self.config.levels
+            upper, rest = jnp.split(frames, [count], -1)
+        upper = context.run(self.levels, Field(upper, layout))
+        with jax.named_scope(INPUT):
+            frames = jnp.concatenate([upper, rest], -1)
+            frames = frames.reshape(batch, time, rows, lon, -1)
+            frames = frames.transpose(0, 2, 3, 1, 4)
+            return Field(frames.reshape(batch, rows, lon, -1), layout)
+
+    def _leave(
+        self,
+        field: Field,
+        x: Float[Array, "batch channel time rows lon"],
+        context: Context,
+    ) -> Float[Array, "batch channel_out 1 rows lon"]:
+        """The last frame plus the change on the grid; absent channels start at 0."""
+        config = self.config
+        with jax.named_scope(OUTPUT):
+            field = resize_bilinear(field, (config.image_height, config.image_width))
+            field = reshard(field, field.layout.to_blocks())
+        if config.decoder_col_attn:
+            count = config.channels * config.levels
+            upper, rest = jnp.split(field.data, [count], -1)
+            upper = context.run(self.output_levels, field.like(upper)).data
+            field = field.like(jnp.concatenate([upper, rest], -1))
+        with jax.named_scope(OUTPUT):
+            base = x[:, : config.output_channels, -1]
+            absent = config.output_channels - base.shape[1]
+            base = jnp.pad(base, ((0, 0), (0, absent), (0, 0), (0, 0)))
+            change = field.data.transpose(0, 3, 1, 2).astype(x.dtype)
+            return (change + base)[:, :, None]
+
+
+def _stage(config: NextGenWXFormerConfig, index: int, channel_in: int) -> Stage:
+    return Stage(
+        channel_in,
+        config.dim[index],
+        depth=config.depth[index],
+        kernel_sizes=config.cross_embed_kernel_sizes[index],
+        stride=config.cross_embed_strides[index],
+        local_window=config.local_window_size[index],
+        global_window=config.global_window_size[index],
+        dim_head=config.dim_head,
+        query_key_value=SeparateQueryKeyValue,
+    )

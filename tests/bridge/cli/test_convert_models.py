@@ -1,0 +1,152 @@
+"""Checkpoints that CREDIT's models write, there and back with `convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from credit_jax.models.registry import build
+from tests.bridge.cli.runs import CONFIG
+from tests.models.crossformer.cases import (
+    CAMULATOR_CASES,
+    DOWNSCALING_CASES,
+    NEXTGEN_CASES,
+)
+from tests.models.debugger.cases import DEBUGGER
+from tests.support.credit_modules import credit_attribute
+
+pytestmark = pytest.mark.reference
+
+BLOCKS = {
+    "camulator": CAMULATOR_CASES["two frames"],
+    "crossformer_downscaling": DOWNSCALING_CASES["mirror"],
+    "nextgen_wxformer": NEXTGEN_CASES["levels"],
+    "debugger": DEBUGGER,
+}
+
+
+def write_run(credit: Any, block: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A run of one update of a model of CREDIT; returns its checkpoint."""
+    model = credit.build_credit(block, seed=2).train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.95))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(build(block).inputs["x"].shape(1), generator=generator)
+    (model(x) ** 2).mean().backward()
+    optimizer.step()
+    content = {
+        "epoch": 0,
+        "model_state_dict": model.state_dict(),
+        "optimizer_state_dict": optimizer.state_dict(),
+        "scheduler_state_dict": None,
+        "scaler_state_dict": None,
+    }
+    folder.mkdir()
+    torch.save(content, folder / "checkpoint.pt")
+    trainer = CONFIG["trainer"] | {"use_scheduler": False, "use_ema": False}
+    config = CONFIG | {"model": block, "trainer": trainer}
+    (folder / "model.yml").write_text(yaml.safe_dump(config))
+    return content
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """The same keys in the same order, bit for bit."""
+    assert list(ours) == list(theirs)
+    for key, value in theirs.items():
+        assert ours[key].dtype == value.dtype, key
+        assert torch.equal(ours[key], value), key
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_checkpoint_goes_both_ways(
+    credit: Any, bridge: Any, tmp_path: Path, name: str
+) -> None:
+    """Weights, vectors of spectral norm and the optimizer's state."""
+    theirs = write_run(credit, BLOCKS[name], tmp_path / "run")
+    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "jax"
+    code, text = bridge("convert", "--to", "jax", *given)
+    assert code == 0, text
+    given = "--checkpoint", tmp_path / "jax", "--out", tmp_path / "back"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert code == 0, text
+    ours = torch.load(tmp_path / "back" / "checkpoint.pt", weights_only=True)
+    assert_same(ours["model_state_dict"], theirs["model_state_dict"])
+    states = [c["optimizer_state_dict"]["state"] for c in (ours, theirs)]
+    assert states[0].keys() == states[1].keys(), "idle parameters have no state"
+    for key, entry in states[1].items():
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(states[0][key][moment], entry[moment]), key
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_run_of_generation_1_gives_weights(
+    credit: Any, bridge: Any, tmp_path: Path, name: str
+) -> None:
+    theirs = write_run(credit, BLOCKS[name], tmp_path / "run")
+    old = {
+        "model": BLOCKS[name],
+        "trainer": {"type": "era5", "mode": "ddp"},
+        "data": {},
+        "save_loc": ".",
+    }
+    (tmp_path / "run" / "model.yml").write_text(yaml.safe_dump(old))
+    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "jax"
+    code, text = bridge("convert", "--to", "jax", "--weights-only", *given)
+    assert code == 0, text
+    given = "--checkpoint", tmp_path / "jax", "--out", tmp_path / "back"
+    code, text = bridge("convert", "--to", "torch", "--weights-only", *given)
+    assert code == 0, text
+    ours = torch.load(tmp_path / "back" / "checkpoint.pt", weights_only=True)
+    assert_same(ours["model_state_dict"], theirs["model_state_dict"])
+
+
+def with_convolutions(state: dict[str, Any]) -> dict[str, Any]:
+    """A state dict of NextGen WXFormer as the version with convolutions wrote it."""
+    old: dict[str, Any] = {}
+    for key, value in state.items():
+        stem, _, leaf = key.rpartition(".")
+        if stem.endswith(".to_q"):
+            stem = stem.removesuffix(".to_q")
+            parts = [state[f"{stem}.to_{name}.{leaf}"] for name in "qkv"]
+            fused = parts[0] if leaf == "weight_v" else torch.cat(parts)
+            is_kernel = leaf in ("weight", "weight_orig")
+            old[f"{stem}.to_qkv.{leaf}"] = (
+                fused[:, :, None, None] if is_kernel else fused
+            )
+        elif not stem.endswith((".to_k", ".to_v")):
+            pointwise = stem.endswith((".to_out", ".layers.1", ".layers.4"))
+            is_kernel = leaf in ("weight", "weight_orig") and ".dpb." not in stem
+            old[key] = value[:, :, None, None] if pointwise and is_kernel else value
+    return old
+
+
+@pytest.mark.parametrize("name", NEXTGEN_CASES)
+def test_a_checkpoint_with_convolutions_is_read_as_credit_reads_it(
+    credit: Any, bridge: Any, tmp_path: Path, name: str
+) -> None:
+    block = NEXTGEN_CASES[name]
+    content = write_run(credit, block, tmp_path / "run")
+    old = with_convolutions(content["model_state_dict"])
+    assert any(".to_qkv." in key for key in old)
+    wanted = credit_attribute("models.wxformer.wxformer_next", "remap_conv_state_dict")(
+        old
+    )
+    torch.save(content | {"model_state_dict": old}, tmp_path / "run" / "checkpoint.pt")
+    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "jax"
+    code, text = bridge("convert", "--to", "jax", *given)
+    assert (code, "give --weights-only" in text) == (2, True)
+    code, text = bridge("convert", "--to", "jax", "--weights-only", *given)
+    assert code == 0, text
+    assert "note: the checkpoint is of the version with convolutions" in text
+    code, text = bridge("inspect", "--checkpoint", tmp_path / "run")
+    assert (code, "every key has its place" in text) == (0, True), text
+    given = "--checkpoint", tmp_path / "jax", "--out", tmp_path / "back"
+    code, text = bridge("convert", "--to", "torch", "--weights-only", *given)
+    assert code == 0, text
+    ours = torch.load(tmp_path / "back" / "checkpoint.pt", weights_only=True)
+    ours = ours["model_state_dict"]
+    assert ours.keys() == wanted.keys()
+    assert_same({key: ours[key] for key in wanted}, wanted)
