@@ -117,10 +117,12 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     for stage in geometry.stages:
         points = local_rows(stage, axes.num_domain) * stage.width
         block, attention = (
-            points * width for width in _block_widths(stage, axes.num_tensor)
+            points * width * stage.attentions // 2
+            for width in _block_widths(stage, axes.num_tensor)
         )
         between = points * stage.channels
-        again = {"none": 0, "selective": attention - 2 * between, "full": block}[mode]
+        inner = stage.attentions * between
+        again = {"none": 0, "selective": attention - inner, "full": block}[mode]
         largest = max(largest, again)
         rest = between if mode == "full" else block - again
         kept += 2 * between + stage.depth * rest
@@ -143,7 +145,7 @@ def local_rows(stage: StageGeometry, domain: int) -> int:
 
 
 def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:
-    """Values per point that a transformer block, and its attention alone, keep.
+    """Values per point that a block of two attentions, and these alone, keep.
 
     Attention: the normalized input, q, k, v, scores and weights (one per key), the
     heads' output, the sum; feed-forward: the normalized input, the hidden units before

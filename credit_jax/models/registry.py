@@ -21,6 +21,7 @@ from credit_jax.models.crossformer.nextgen import (
 from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
 from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
 from credit_jax.models.model_def import ModelDef
+from credit_jax.models.swin.fuxi import Fuxi, FuxiConfig
 
 
 class ModelEntry(NamedTuple):
@@ -45,6 +46,7 @@ MODELS: dict[str, ModelEntry] = {
         DownscalingCrossFormerConfig, DownscalingCrossFormer, "crossformer"
     ),
     "debugger": ModelEntry(DebuggerConfig, Debugger, "debugger"),
+    "fuxi": ModelEntry(FuxiConfig, Fuxi, "fuxi"),
     "nextgen_wxformer": ModelEntry(
         NextGenWXFormerConfig, NextGenWXFormer, "nextgen_wxformer"
     ),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -154,7 +155,13 @@ class Context:
         nnx.update(block, stats)
         return self._captured(output)
 
-    def scan(self, blocks: nnx.Module, carry: Any, num: int) -> Any:
+    def scan(
+        self,
+        blocks: nnx.Module,
+        carry: Any,
+        num: int,
+        variants: Sequence[Mapping[str, Any]] = ({},),
+    ) -> Any:
         """Runs `num` stacked blocks in sequence: carry = block(carry, context).
 
         One `lax.scan`, unrolled on platforms where loops cannot hold collectives.
@@ -164,33 +171,42 @@ class Context:
             blocks: made by `nn.parameters.stack_blocks`.
             carry: the blocks keep its structure and layout.
             num: number of blocks.
+            variants: static keyword arguments of the blocks, in turn.
         """
         graph, *states = nnx.split(blocks, Parameter, nnx.BatchStat)
         leaves, tree = jax.tree.flatten(states)
 
-        def body(carry: Any, inputs: Any) -> tuple[Any, Any]:
+        def body(static: Mapping[str, Any], carry: Any, inputs: Any) -> tuple[Any, Any]:
             index, leaves = inputs
             params, stats = jax.tree.unflatten(tree, leaves)
             block: Any = nnx.merge(graph, self._gathered(params), stats)
-            carry = block(carry, self.fold_in(index))
+            carry = block(carry, self.fold_in(index), **static)
             return carry, nnx.state(block, nnx.BatchStat)
 
         loops = self.axes.num_devices == 1 or loops_hold_collectives()
         gathered_again = num - self._num_kept_gathered(num)
         stats = []
-        for part, keep in (
-            (slice(0, gathered_again), False),
-            (slice(gathered_again, num), True),
+        for first, stop, keep in (
+            (0, gathered_again, False),
+            (gathered_again, num, True),
         ):
-            turns = part.stop - part.start
-            if turns:
+            for part in _parts(first, stop, len(variants)):
+                turns = part.turns
                 in_loop = loops and turns > 1
-                run = self.remat.block(body, keep=keep, in_loop=in_loop)
-                mine = leaves if turns == num else [leaf[part] for leaf in leaves]
-                inputs = (jnp.arange(part.start, part.stop), mine)
+                runs = [
+                    self.remat.block(
+                        partial(body, variants[i % len(variants)]),
+                        keep=keep,
+                        in_loop=in_loop,
+                    )
+                    for i in range(part.first, part.first + part.group)
+                ]
+                mine = [part.of(leaf, num) for leaf in leaves]
+                inputs = (part.of(jnp.arange(num), num), mine)
                 unroll = 1 if loops else turns
-                carry, updated = jax.lax.scan(run, carry, inputs, unroll=unroll)
-                stats.append(updated)
+                turn = partial(_in_turn, runs)
+                carry, updated = jax.lax.scan(turn, carry, inputs, unroll=unroll)
+                stats.append(jax.tree.map(part.flat, updated))
         nnx.update(blocks, _joined(stats))
         return self._captured(carry)
 
@@ -220,6 +236,61 @@ class Context:
         return jax.tree.map(
             gathered, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
         )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Blocks that one loop runs: `turns` of it, each `group` blocks.
+
+    Arrays of a turn have a dim of the group only if it is of several blocks.
+
+    Attributes:
+        first: number of the first block.
+        turns: of the loop.
+        group: blocks of a turn.
+    """
+
+    first: int
+    turns: int
+    group: int
+
+    def of(self, stacked: Array, num: int) -> Array:
+        """Its entries of an array of `num` stacked blocks, turn by turn."""
+        count = self.turns * self.group
+        if count < num:
+            stacked = stacked[self.first : self.first + count]
+        if self.group == 1:
+            return stacked
+        return stacked.reshape(self.turns, self.group, *stacked.shape[1:])
+
+    def flat(self, array: Array) -> Array:
+        """The inverse of `of`."""
+        if self.group == 1:
+            return array
+        return array.reshape(self.turns * self.group, *array.shape[2:])
+
+
+def _parts(first: int, stop: int, group: int) -> Iterator[_Part]:
+    """Whole groups of blocks from `first` to `stop`, and what is left of one."""
+    turns = (stop - first) // group
+    if turns:
+        yield _Part(first, turns, group)
+    rest = first + turns * group
+    if rest < stop:
+        yield _Part(rest, 1, stop - rest)
+
+
+def _in_turn(
+    runs: Sequence[Callable[..., tuple[Any, Any]]], carry: Any, inputs: Any
+) -> tuple[Any, Any]:
+    """Runs the blocks of one turn; (carry, their stacked statistics)."""
+    if len(runs) == 1:
+        return runs[0](carry, inputs)
+    stats = []
+    for i, run in enumerate(runs):
+        carry, updated = run(carry, jax.tree.map(lambda leaf, i=i: leaf[i], inputs))
+        stats.append(updated)
+    return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *stats)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array
 
 from credit_jax.nn.context import Context
+from credit_jax.nn.dropout import drop_units
 from credit_jax.nn.layers import LayerNorm, Linear
-from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.gelu import gelu
-from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import FEED_FORWARD
 
@@ -37,19 +34,6 @@ class FeedForward(nnx.Module):
     @jax.named_scope(FEED_FORWARD)
     def __call__(self, field: Field, context: Context) -> Field:
         normal, skip = self.norm.with_skip(field.data)
-        x = self._drop(gelu(self.up(normal, context)), field, context)
+        x = gelu(self.up(normal, context))
+        x = drop_units(x, field, context, self.dropout, self.hidden)
         return field.like(skip + self.down(x, context))
-
-    def _drop(self, x: Array, field: Field, context: Context) -> Array:
-        """Dropout by global sample, row, column and hidden unit."""
-        if context.key is None or self.dropout == 0.0:
-            return x
-        batch, _, columns, units = x.shape
-        sample = context.samples(batch)
-        high = sample[:, None] * field.layout.size + field.layout.global_rows()[None]
-        unit = axis_index(context.axes.tensor) * units + jnp.arange(units)
-        low = jnp.arange(columns)[:, None] * self.hidden + unit[None, :]
-        keep = keep_mask(
-            context.key, high[:, :, None, None], low[None, None], self.dropout
-        )
-        return drop(x, keep, self.dropout)

@@ -23,10 +23,10 @@ from credit_jax.parallel.scopes import NORM
 
 
 class LayerNorm(nnx.Module):
-    """torch.nn.LayerNorm over channels."""
+    """torch.nn.LayerNorm over channels; `scale` is the initial value of its scale."""
 
-    def __init__(self, channels: int) -> None:
-        self.scale = parameter(constant(1.0), (channels,), ("embed",))
+    def __init__(self, channels: int, *, scale: float = 1.0) -> None:
+        self.scale = parameter(constant(scale), (channels,), ("embed",))
         self.bias = parameter(constant(0.0), (channels,), ("embed",))
 
     @jax.named_scope(NORM)

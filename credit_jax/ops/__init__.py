@@ -22,5 +22,6 @@ from credit_jax.ops.pool import max_pool2d as max_pool2d
 from credit_jax.ops.resize import linear_taps as linear_taps
 from credit_jax.ops.resize import nearest_taps as nearest_taps
 from credit_jax.ops.shuffle import pixel_shuffle as pixel_shuffle
+from credit_jax.ops.shuffle import unpatch as unpatch
 from credit_jax.ops.window_attention import attend as attend
 from credit_jax.ops.window_attention import attention_logits as attention_logits

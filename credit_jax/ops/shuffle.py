@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
+from credit_jax.ops.padding import Pair
+
 
 def pixel_shuffle(
     x: Float[Array, "batch height width channels"], scale: int
@@ -21,3 +23,21 @@ def pixel_shuffle(
     x = x.reshape(batch, height, width, channel_out, scale, scale)
     x = x.transpose(0, 1, 4, 2, 5, 3)
     return x.reshape(batch, height * scale, width * scale, channel_out)
+
+
+def unpatch(
+    x: Float[Array, "batch height width channels"], patch: Pair
+) -> Float[Array, "batch height_out width_out channel_out"]:
+    """Each vector becomes a patch: the head of FuXi and Swin.
+
+    out[b, h * p + i, w * q + j, c] = x[b, h, w, (i * q + j) * channel_out + c]
+
+    Args:
+        x: (batch, height, width, p * q * channel_out).
+        patch: rows p and columns q.
+    """
+    batch, height, width, channels = x.shape
+    p, q = patch
+    x = x.reshape(batch, height, width, p, q, channels // (p * q))
+    x = x.transpose(0, 1, 3, 2, 4, 5)
+    return x.reshape(batch, height * p, width * q, channels // (p * q))

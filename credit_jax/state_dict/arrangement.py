@@ -124,6 +124,9 @@ LINEAR = Arrangement("o i -> i o")
 # A 1 x 1 convolution is a matrix here.
 POINTWISE = Arrangement("o i 1 1 -> i o")
 CONV_2D = Arrangement("o i h w -> h w i o")
+# PyTorch's transposed convolutions have their input channels first; spectral norm still
+# takes the output channels as rows of the matrix.
+CONV_TRANSPOSE_2D = Arrangement("i o h w -> h w i o", torch_out=1)
 CONV_3D = Arrangement("o i t h w -> t h w i o")
 CHANNELS_OF_FIELD = Arrangement("1 c 1 1 -> c")
 QUERY_KEY_VALUE = Arrangement("(n h d) i 1 1 -> i n h d")

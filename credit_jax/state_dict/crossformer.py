@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from credit_jax.state_dict.arrangement import (
     CONV_2D,
+    CONV_TRANSPOSE_2D,
     POINTWISE,
     Arrangement,
 )
@@ -27,9 +28,6 @@ from credit_jax.state_dict.layers import (
 )
 from credit_jax.state_dict.torch_model import TorchModel
 
-# PyTorch's transposed convolutions have their input channels first; spectral norm still
-# takes the output channels as rows of the matrix.
-CONV_TRANSPOSE_2D = Arrangement("i o h w -> h w i o", torch_out=1)
 # A 1-D convolution over channels: one input and output channel, the taps.
 CHANNEL_TAPS = Arrangement("1 1 k -> k")
 

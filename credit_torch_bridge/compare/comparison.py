@@ -174,7 +174,7 @@ def _compare(
 
     return Comparison(
         {
-            name: relative_error(field, _without_time(theirs.blocks[name], field))
+            name: relative_error(field, _as_field(theirs.blocks[name], field))
             for name, field in ours.blocks.items()
             if name in theirs.blocks
         },
@@ -191,8 +191,10 @@ def _block_of(key: str, blocks: Sequence[str]) -> str:
     return next(found, key.split(".")[0])
 
 
-def _without_time(array: np.ndarray, field: np.ndarray) -> np.ndarray:
-    """Removes a time dim of length 1, which our fields do not have."""
+def _as_field(array: np.ndarray, field: np.ndarray) -> np.ndarray:
+    """A block's output as our fields are: no time dim of length 1, channels second."""
+    if array.ndim == 4 and np.moveaxis(array, -1, 1).shape == field.shape:
+        return np.moveaxis(array, -1, 1)
     return array.reshape(field.shape) if array.size == field.size else array
 
 

@@ -36,6 +36,7 @@ from tests.models.crossformer.cases import (
     NEXTGEN_CASES,
 )
 from tests.models.debugger.cases import DEBUGGER
+from tests.models.swin.cases import FUXI_CASES
 from tests.support import assert_close, assert_trees_close, make_mesh, mark_slow
 
 BLOCKS = {
@@ -45,6 +46,7 @@ BLOCKS = {
     **{f"downscaling {k}": v for k, v in DOWNSCALING_CASES.items()},
     **{f"nextgen {k}": v for k, v in NEXTGEN_CASES.items()},
     "debugger": DEBUGGER,
+    **{f"fuxi {k}": v for k, v in FUXI_CASES.items()},
 }
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
 BATCH = 8
@@ -319,3 +321,36 @@ def test_bfloat16_stays_near_float32() -> None:
     assert narrow[2]["head/out/kernel"].dtype == np.float32
     assert_close(narrow[1], wide[1], 2e-2, "bfloat16 loss against float32")
     assert_close(narrow[0], wide[0], 5e-2, "bfloat16 prediction against float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    mark_slow(
+        [
+            ("shifted", "dp2_tp2_domain2"),
+            ("shifted", "domain8"),
+            ("shifted", "domain3"),
+            ("dropout", "domain3"),
+            ("one row of windows", "domain3"),
+            ("plain", "domain8"),
+        ],
+        but=[("shifted", "dp2_tp2_domain2"), ("shifted", "domain8")],
+    ),
+)
+@pytest.mark.filterwarnings("ignore:.*does not see")
+def test_fuxi_equals_one_device(name: str, mesh: str) -> None:
+    """Three rows of windows: on eight shards most have none."""
+    name = f"fuxi {name}"
+    actual = _run(name, MESHES[mesh], "float32")
+    expected = _one_device(name, "float32")
+    _compare(actual, expected, (FORWARD, GRADIENT), f"{name} on {mesh}")
+
+
+def test_fuxi_equals_one_device_in_float64() -> None:
+    """Every array of the gradient, on 2 x 2 x 2; that of qkv is zero."""
+    with jax.enable_x64(True):
+        actual = _run("fuxi shifted", (2, 2, 2), "float64")
+        expected = _one_device("fuxi shifted", "float64")
+    _compare(actual, expected, (FLOAT64, FLOAT64), "float64")
+    assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
+    assert not np.any(actual[2]["u_transformer/blocks/attention/qkv/kernel"])

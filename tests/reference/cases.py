@@ -1,7 +1,7 @@
 """One forward and backward pass of a CREDIT model, as numpy arrays."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -53,6 +53,7 @@ def credit_case(
     *,
     batch: int = 2,
     dtype: torch.dtype = torch.float32,
+    prepare: Callable[[torch.nn.Module], None] = lambda model: None,
 ) -> CreditCase:
     """Builds a CREDIT model and runs it once, forward and backward.
 
@@ -66,13 +67,16 @@ def credit_case(
         mode: "train" updates the vectors of spectral norm and drops out.
         batch: samples in `x`.
         dtype: of parameters and input.
+        prepare: changes the model after it has settled.
     """
     model = build_credit(model_block, seed).to(dtype)
+    _share_plain_weights(model)
     generator = torch.Generator().manual_seed(seed)
     shape = build(model_block).inputs["x"].shape(batch)
     x = torch.randn(shape, generator=generator, dtype=dtype)
     with _floats_of(dtype):
         _settle(model, x, generator)
+        prepare(model)
         model.train(mode == "train")
         state = _numpy_state(model)
         x.requires_grad_()
@@ -111,6 +115,17 @@ def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Modu
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         return new_credit_model(model_block)
+
+
+def _share_plain_weights(model: torch.nn.Module) -> None:
+    """Lets layers that are never called read `weight_orig`, as they did when made.
+
+    Spectral norm leaves them a `weight` that shares its memory; casting the model to
+    another dtype ends that.
+    """
+    for module in model.modules():
+        if "weight_orig" in module._parameters and not module.weight.requires_grad:
+            module.weight = module.weight_orig.data
 
 
 def _settle(

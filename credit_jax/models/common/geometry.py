@@ -16,6 +16,8 @@ class StageGeometry:
         heads: of each attention.
         head_channels: of each head.
         local_window, global_window: tokens along each side of a window.
+        attentions: number of attentions, and of feed-forward layers, of a block: those
+            of short and of long windows, or one.
     """
 
     height: int
@@ -26,6 +28,7 @@ class StageGeometry:
     head_channels: int
     local_window: int
     global_window: int
+    attentions: int = 2
 
 
 @dataclass(frozen=True)

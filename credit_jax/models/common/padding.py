@@ -54,3 +54,26 @@ def padding_problems(
     except ValueError as error:
         return [f"model.{error}"]
     return []
+
+
+def flat_padding_problems(
+    padding: PaddingConfig | None, pad_lat: int | None, pad_lon: int | None
+) -> list[str]:
+    """The error of the flat keys of old configs without `padding_conf`, if any.
+
+    Args:
+        padding: `model.padding_conf`.
+        pad_lat, pad_lon: the flat keys.
+    """
+    flat = {"pad_lat": pad_lat, "pad_lon": pad_lon}
+    given = {key: value for key, value in flat.items() if value}
+    if not given or padding is not None:
+        return []
+    return [
+        f"model has {' and '.join(f'{k}: {v}' for k, v in given.items())} and "
+        "no padding_conf: CREDIT's older programs pad by reflection then, "
+        "its newer ones not at all. For the weights of an older run write "
+        "padding_conf: {activate: true, mode: mirror, pad_lat: "
+        f"{[pad_lat or 0] * 2}, pad_lon: {[pad_lon or 0] * 2}}}, "
+        "else remove the keys"
+    ]

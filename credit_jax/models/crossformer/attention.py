@@ -14,13 +14,12 @@ from credit_jax.kernels import (
     window_attention,
 )
 from credit_jax.nn.context import Context
+from credit_jax.nn.dropout import drop_attention
 from credit_jax.nn.layers import LayerNorm, Linear, sum_over_tensor
 from credit_jax.nn.matmul import matmul
 from credit_jax.nn.parameters import Parameter, parameter
 from credit_jax.ops.affine import add_bias
-from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.ops.position_bias import bias_index, bias_positions
-from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.windows import (
     Kind,
     group_layout,
@@ -245,21 +244,11 @@ class WindowAttention(nnx.Module):
 
     def _drop(self, weights: Array, field: Field, context: Context) -> Array:
         """Dropout by global sample, window, head and pair of tokens."""
-        if context.key is None or self.dropout == 0.0:
-            return weights
-        batch, _, heads, tokens, _ = weights.shape
         rows = field.layout.size // self.window
-        columns = field.data.shape[2] // self.window
-        sample = context.samples(batch)
-        high = sample[:, None] * rows + self._window_rows(field.layout)[None, :]
-        head = axis_index(context.axes.tensor) * heads + jnp.arange(heads)
-        low = jnp.arange(columns)[:, None] * self.heads + head[None, :]
-        low = low[:, :, None] * tokens**2 + jnp.arange(tokens**2)[None, None, :]
-        shape = (batch, high.shape[1], columns, heads, tokens, tokens)
-        high = high[:, :, None, None, None, None]
-        low = low.reshape(1, 1, *shape[2:])
-        keep = keep_mask(context.key, high, low, self.dropout)
-        return drop(weights, keep.reshape(weights.shape), self.dropout)
+        window_rows = self._window_rows(field.layout)
+        return drop_attention(
+            weights, window_rows, context, self.dropout, self.heads, rows
+        )
 
     def _window_rows(self, layout: Layout) -> Array:
         """Global row number of each local window."""

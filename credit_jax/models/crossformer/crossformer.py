@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from credit_jax.config.base import Unavailable
+from credit_jax.models.common.padding import flat_padding_problems
 from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
 from credit_jax.models.crossformer import checks
 from credit_jax.models.crossformer.config import EncoderConfig
@@ -77,18 +78,7 @@ class CrossFormerConfig(EncoderConfig):
         return [*self._own_problems(), *super().problems(tensor, domain)]
 
     def _own_problems(self) -> list[str]:
-        found = []
-        flat = {"pad_lat": self.pad_lat, "pad_lon": self.pad_lon}
-        given = {key: value for key, value in flat.items() if value}
-        if given and self.padding_conf is None:
-            found.append(
-                f"model has {' and '.join(f'{k}: {v}' for k, v in given.items())} and "
-                "no padding_conf: CREDIT's older programs pad by reflection then, "
-                "its newer ones not at all. For the weights of an older run write "
-                "padding_conf: {activate: true, mode: mirror, pad_lat: "
-                f"{[self.pad_lat or 0] * 2}, pad_lon: {[self.pad_lon or 0] * 2}}}, "
-                "else remove the keys"
-            )
+        found = flat_padding_problems(self.padding_conf, self.pad_lat, self.pad_lon)
         return [*found, *checks.kernel_problems(self)]
 
 

@@ -168,7 +168,7 @@ def _idle(config: Any, domain: int) -> Iterator[str]:
         for kind, window in (
             ("short", stage.local_window),
             ("long", stage.global_window),
-        ):
+        )[: stage.attentions]:
             bands = stage.height // window
             idle = domain - _num_blocks(bands, domain)
             if idle:

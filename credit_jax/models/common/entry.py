@@ -1,0 +1,76 @@
+"""From the arrays of a batch to fields, and back."""
+
+from __future__ import annotations
+
+import jax
+from jaxtyping import Array, Float
+
+from credit_jax.fields import FieldContext
+from credit_jax.models.common.frames import fold_frames
+from credit_jax.models.common.grid_config import GridConfig
+from credit_jax.models.common.padding import PaddingConfig
+from credit_jax.nn.context import Context
+from credit_jax.parallel.domain.padding import crop_globe, pad_globe
+from credit_jax.parallel.domain.resize import resize_bilinear
+from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.reshard import reshard
+from credit_jax.parallel.scopes import INPUT, OUTPUT
+
+
+@jax.named_scope(INPUT)
+def enter(
+    x: Float[Array, "batch channel time rows lon"],
+    height: int,
+    context: Context,
+    padding: PaddingConfig | None = None,
+) -> Field:
+    """Folds frames into channels (channel * time), NHWC, and pads.
+
+    Args:
+        x: local samples and rows.
+        height: global rows of `x`.
+        context: gives the shards.
+        padding: an active padding, or None.
+    """
+    field = Field(fold_frames(x, "channel"), context.rows(height))
+    if padding is None:
+        return field
+    return pad_globe(field, mode=padding.mode, lat=padding.pad_lat, lon=padding.pad_lon)
+
+
+@jax.named_scope(OUTPUT)
+def leave(
+    field: Field, config: GridConfig
+) -> Float[Array, "batch channel_out time_out rows lon"]:
+    """Crops the padding, interpolates to the grid, unfolds frames, in equal blocks."""
+    pad, output = config.padding, config.output
+    if pad is not None:
+        field = crop_globe(field, lat=pad.pad_lat, lon=pad.pad_lon)
+    if config.interp:
+        field = resize_bilinear(field, (output.height, output.width))
+    field = reshard(field, field.layout.to_blocks())
+    batch, rows, lon, _ = field.data.shape
+    x = field.data.reshape(batch, rows, lon, output.channels, output.frames)
+    return x.transpose(0, 3, 4, 1, 2)
+
+
+def correct(
+    config: GridConfig,
+    x: Float[Array, "batch channel time rows lon"],
+    y: Float[Array, "batch channel_out time_out rows lon"],
+    context: Context,
+) -> Float[Array, "batch channel_out time_out rows lon"]:
+    """The prediction after `gen1_post_conf`; unchanged where that is not active.
+
+    Args:
+        config: of the model.
+        x: the input.
+        y: the prediction.
+        context: gives the shards.
+    """
+    conf = config.gen1_post_conf
+    if conf is None or not conf.activate:
+        return y
+    reducer = FieldReducer(context.rows(config.image_height, dim=3), context.axes)
+    return conf.fixers(x, y, FieldContext(reducer))

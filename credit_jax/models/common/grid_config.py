@@ -1,0 +1,107 @@
+"""Config keys of models on a grid of levels and surface variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PositiveInt
+
+from credit_jax.models.common.gen1_post_conf import Gen1PostConf
+from credit_jax.models.common.padding import PaddingConfig
+from credit_jax.models.common.variables import VariableKeys
+
+
+def _active_blocks(value: Any) -> Any:
+    """The names of the blocks of a `post_conf` that is active; None if it is not."""
+    if not isinstance(value, Mapping):
+        return value
+    if not value.get("activate"):
+        return None
+    blocks = value.items()
+    return [k for k, v in blocks if isinstance(v, Mapping) and v.get("activate")]
+
+
+PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
+
+
+class GridConfig(VariableKeys):
+    """Keys that most of CREDIT's models share, with the defaults of most.
+
+    Attributes:
+        image_height, image_width: grid of input and output.
+        patch_height, patch_width: points of a patch; 1 x 1 is no patch embedding.
+        frames: time steps of the input.
+        use_spectral_norm: on every 2D convolution and linear layer.
+        interp: interpolate the output to the grid.
+        padding_conf: see `PaddingConfig`.
+        post_conf: names of its active blocks, which CREDIT's gen2 training drops.
+        gen1_post_conf: corrections at the end of the forward pass, which gen1 trains
+            with; not in CREDIT's gen2.
+    """
+
+    image_height: PositiveInt = 640
+    image_width: PositiveInt = 1280
+    patch_height: PositiveInt = 1
+    patch_width: PositiveInt = 1
+    frames: PositiveInt = 2
+    use_spectral_norm: bool = True
+    interp: bool = True
+    padding_conf: PaddingConfig | None = None
+    post_conf: PostBlocks = None
+    gen1_post_conf: Gen1PostConf | None = None
+
+    def without_effect(self) -> dict[str, str]:
+        """An active `post_conf`; see `StrictModel.without_effect`."""
+        if not self.post_conf:
+            return {}
+        why = (
+            f"{', '.join(self.post_conf)}: CREDIT's gen2 training drops it, too; "
+            "correct in postblocks.per_step, or with gen1_post_conf as gen1 does"
+        )
+        return {"post_conf": why}
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """See `ModelConfig.files`."""
+        if self.gen1_post_conf is None:
+            return {}
+        named = self.gen1_post_conf.files.items()
+        return {f"gen1_post_conf.{key}": path for key, path in named}
+
+    def check_files(self) -> None:
+        """See `ModelConfig.check_files`."""
+        if self.gen1_post_conf is not None and self.gen1_post_conf.activate:
+            self.gen1_post_conf.check_grid((self.image_height, self.image_width))
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        return self.patch_height, self.patch_width
+
+    @property
+    def padding(self) -> PaddingConfig | None:
+        """The active padding, or None."""
+        conf = self.padding_conf
+        return conf if conf is not None and conf.activate else None
+
+    @property
+    def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows (north, south) and columns (west, east) to add; zeros for none."""
+        pad = self.padding
+        return (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
+
+    def channel_problems(self) -> list[str]:
+        """The error of a model without input or output channels, if any."""
+        if self.input_channels >= 1 and self.output_channels >= 1:
+            return []
+        return [
+            f"model has {self.input_channels} input and {self.output_channels} "
+            "output channels; expected at least 1 of each: "
+            f"{self.channel_sum('input')}; {self.channel_sum('output')}"
+        ]
+
+    def post_problems(self) -> list[str]:
+        """Errors of `gen1_post_conf`."""
+        if self.gen1_post_conf is None:
+            return []
+        return self.gen1_post_conf.problems(self.output.channels, self.output.frames)

@@ -1,0 +1,227 @@
+"""Cosine attention in shifted windows (Swin Transformer V2), heads split over tp."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from credit_jax.kernels import attend, attention_logits
+from credit_jax.models.swin.position_bias import OffsetBias, PairBias
+from credit_jax.nn.context import Context
+from credit_jax.nn.dropout import drop_attention, drop_units
+from credit_jax.nn.layers import sum_over_tensor
+from credit_jax.nn.matmul import matmul
+from credit_jax.nn.parameters import parameter
+from credit_jax.ops.affine import add_bias
+from credit_jax.ops.padding import Pair
+from credit_jax.ops.shifted_windows import beyond_edge
+from credit_jax.parallel.domain.windows import merge, partition
+from credit_jax.parallel.params.initializers import constant, torch_uniform
+from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.scopes import ATTENTION
+
+# CREDIT and timm add it to logits of pairs of tokens that must not see each other. It
+# is not minus infinity: logits reach it where the logit scale is at its clamp.
+MASKED = -100.0
+# Largest logarithm of the logit scale.
+MAX_LOGIT_SCALE = math.log(100.0)
+# Smallest length that a query or a key is divided by, torch.nn.functional.normalize's.
+EPSILON = 1e-12
+
+
+class QueryKeyValue(nnx.Module):
+    """Column-parallel projection to q, k, v; heads split over tp.
+
+    Args of the constructor:
+        channels: of the field.
+        heads: channels // heads are the channels of a head.
+        key_bias: whether keys have a bias, too.
+        trained: a kernel that is not trained is not divided by spectral norm either;
+            its u and v stay as they are.
+        divided: whether spectral norm divides the kernel.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        *,
+        key_bias: bool,
+        trained: bool = True,
+        divided: bool = True,
+    ) -> None:
+        size = channels // heads
+        init, dims = torch_uniform(channels), ("heads", "head_dim")
+        self.key_bias = key_bias
+        self.shape = (channels, 3 * channels)
+        self.kernel = parameter(
+            init,
+            (channels, 3, heads, size),
+            ("embed", None, *dims),
+            matrix_out=(1, 2, 3),
+            power_iterations=1 if divided else 0,
+            frozen=not trained,
+        )
+        if key_bias:
+            self.bias = parameter(init, (3, heads, size), (None, *dims))
+        else:
+            self.q_bias = parameter(constant(0.0), (heads, size), dims)
+            self.v_bias = parameter(constant(0.0), (heads, size), dims)
+
+    def __call__(
+        self, x: Float[Array, "batch windows tokens channel"], context: Context
+    ) -> Float[Array, "three batch windows heads tokens head_dim"]:
+        made = matmul(x, self.kernel[...], context, shape=self.shape, split="column")
+        flat = made.reshape(*made.shape[:3], -1)
+        made = add_bias(flat, self._bias().reshape(-1)).reshape(made.shape)
+        return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
+
+    def _bias(self) -> Float[Array, "three heads head_dim"]:
+        if self.key_bias:
+            return self.bias[...]
+        q, v = self.q_bias[...], self.v_bias[...]
+        return jnp.stack([q, jnp.zeros_like(q), v])
+
+
+class OutProjection(nnx.Module):
+    """Row-parallel projection of all heads: one `psum` over tp, then the bias once."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        init = torch_uniform(channels)
+        self.shape = (channels, channels)
+        self.kernel = parameter(
+            init,
+            (heads, channels // heads, channels),
+            ("heads", "head_dim", "embed"),
+            matrix_out=(2,),
+        )
+        self.bias = parameter(init, (channels,), ("embed",))
+
+    def __call__(
+        self, x: Float[Array, "batch windows heads tokens head_dim"], context: Context
+    ) -> Float[Array, "batch windows tokens channel"]:
+        batch, windows, _, tokens, _ = x.shape
+        kernel = self.kernel[...]
+        joined = jnp.swapaxes(x, 2, 3).reshape(batch, windows, tokens, -1)
+        kernel = kernel.reshape(-1, kernel.shape[-1])
+        whole = sum_over_tensor(joined, kernel, context, shape=self.shape)
+        return add_bias(whole, self.bias[...])
+
+
+class ShiftedWindowAttention(nnx.Module):
+    """Cosine attention within windows of a field that may be shifted; no residual.
+
+    Args of the constructor:
+        channels: of the field.
+        heads: of the attention.
+        window: rows and columns of a window.
+        qkv: the projection to queries, keys and values.
+        bias: the position bias, or None.
+        columns_meet: whether the first and the last columns are neighbors, so that
+            only rows of opposite edges are masked.
+        attn_drop, proj_drop: rates on the attention weights and on the output.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        window: Pair,
+        *,
+        qkv: QueryKeyValue,
+        bias: OffsetBias | PairBias | None,
+        columns_meet: bool = False,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        self.channels, self.heads, self.window = channels, heads, window
+        self.columns_meet = columns_meet
+        self.attn_drop, self.proj_drop = attn_drop, proj_drop
+        self.logit_scale = parameter(constant(math.log(10.0)), (heads,), ("heads",))
+        chosen: Any = bias
+        self.position_bias = chosen
+        self.qkv = qkv
+        self.proj = OutProjection(channels, heads)
+
+    @jax.named_scope(ATTENTION)
+    def __call__(self, field: Field, context: Context, shift: Pair) -> Field:
+        """Attends within windows.
+
+        Args:
+            field: shifted, with whole windows on every shard.
+            context: of the block.
+            shift: rows and columns that the field is shifted by.
+        """
+
+        def attended(data: Array) -> Array:
+            return self._attend(field.like(data), context, shift).data
+
+        return field.like(context.remat.attention(attended)(field.data))
+
+    def _attend(self, field: Field, context: Context, shift: Pair) -> Field:
+        x = partition(field, "short", self.window)
+        q, k, v = self.qkv(x, context)
+        dtype = context.precision.wide
+        logits = attention_logits(_unit(q), _unit(k), dtype=dtype)
+        logits = logits * self._scale(dtype)[None, None, :, None, None]
+        if self.position_bias is not None:
+            bias = self.position_bias(context.fold_in(0))
+            logits = logits + bias.astype(logits.dtype)[None, None]
+        if any(shift):
+            mask = self._mask(field, shift).astype(logits.dtype)
+            logits = logits + mask[None, :, None]
+        weights = jax.nn.softmax(logits, -1).astype(v.dtype)
+        weights = drop_attention(
+            weights,
+            self._first_rows(field.layout) // self.window[0],
+            context.fold_in(1),
+            self.attn_drop,
+            self.heads,
+            field.layout.size // self.window[0],
+        )
+        mixed = self.proj(attend(weights, v), context)
+        out = merge(mixed, field, "short", self.window)
+        context = context.fold_in(2)
+        dropped = drop_units(out.data, field, context, self.proj_drop, self.channels)
+        return field.like(dropped)
+
+    def _scale(self, dtype: jnp.dtype) -> Float[Array, " heads"]:
+        """exp(min(logit scale, ln 100)), with torch's gradient at the clamp."""
+        scale = self.logit_scale[...].astype(dtype)
+        return jnp.exp(jnp.where(scale <= MAX_LOGIT_SCALE, scale, MAX_LOGIT_SCALE))
+
+    def _mask(self, field: Field, shift: Pair) -> Float[Array, "windows tokens tokens"]:
+        """`MASKED` for pairs of opposite edges, in the last rows and columns."""
+        rows, columns = beyond_edge(self.window, shift)
+        if self.columns_meet:
+            columns = np.zeros_like(columns)
+        first = self._first_rows(field.layout)
+        last_row = first == field.layout.size - self.window[0]
+        num_columns = field.data.shape[2] // self.window[1]
+        last_column = np.arange(num_columns) == num_columns - 1
+        by_row = last_row[:, None, None, None] & rows[None, None]
+        by_column = last_column[:, None, None] & columns[None]
+        masked = by_row | by_column[None]
+        return jnp.where(masked, MASKED, 0.0).reshape(-1, *rows.shape)
+
+    def _first_rows(self, layout: Layout) -> Array:
+        """Global number of the first row of each local row of windows."""
+        return layout.global_rows().reshape(-1, self.window[0])[:, 0]
+
+
+def _unit(x: Float[Array, "*batch channel"]) -> Float[Array, "*batch channel"]:
+    """X / max(|x|, `EPSILON`), whose gradient at zero is torch's: that of x / epsilon.
+
+    In float32 or wider.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    square = jnp.sum(wide * wide, -1, keepdims=True)
+    length = jnp.sqrt(jnp.where(square > 0, square, 1.0))
+    length = jnp.where(square > 0, length, 0.0)
+    return (wide / jnp.maximum(length, EPSILON)).astype(x.dtype)

@@ -1,0 +1,87 @@
+"""Blocks of Swin Transformer V2: attention and feed-forward, normalized after each."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from credit_jax.models.swin.attention import ShiftedWindowAttention
+from credit_jax.nn.context import Context
+from credit_jax.nn.dropout import drop_units
+from credit_jax.nn.layers import LayerNorm, Linear
+from credit_jax.ops.drop_path import drop_path
+from credit_jax.ops.gelu import gelu
+from credit_jax.ops.padding import Pair
+from credit_jax.parallel.domain.roll import roll_field
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import FEED_FORWARD
+
+# Blocks without and with a shift of the windows, in turn.
+PLAIN, SHIFTED = {"shifted": False}, {"shifted": True}
+
+
+class FeedForward(nnx.Module):
+    """Up, exact GELU, dropout, down, dropout: timm's Mlp."""
+
+    tp_plan = (("fc1", "fc2"),)
+
+    def __init__(self, channels: int, hidden: int, *, dropout: float = 0.0) -> None:
+        self.channels, self.hidden, self.dropout = channels, hidden, dropout
+        self.fc1 = Linear(channels, hidden)
+        self.fc2 = Linear(hidden, channels)
+
+    @jax.named_scope(FEED_FORWARD)
+    def __call__(self, field: Field, context: Context) -> Field:
+        first, second = context.fold_in(0), context.fold_in(1)
+        x = gelu(self.fc1(field.data, context))
+        x = self.fc2(drop_units(x, field, first, self.dropout, self.hidden), context)
+        x = drop_units(x, field, second, self.dropout, self.channels)
+        return field.like(x)
+
+
+class SwinBlock(nnx.Module):
+    """x + norm(attention(x)), then x + norm(feed_forward(x)).
+
+    Input and output have whole windows on every shard. The field of a shifted block is
+    rolled so that its windows lie across the borders of those of the block before; the
+    layout of the rolled rows is that of the others.
+
+    Args of the constructor:
+        attention, feed_forward: the branches.
+        channels: of the field.
+        shift: rows and columns that a shifted block rolls by.
+        norm_scale: initial value of the scales of the norms.
+        drop_path: probability that a branch is left out for a sample.
+    """
+
+    def __init__(
+        self,
+        attention: ShiftedWindowAttention,
+        feed_forward: FeedForward,
+        channels: int,
+        shift: Pair,
+        *,
+        norm_scale: float = 1.0,
+        drop_path: float = 0.0,
+    ) -> None:
+        self.shift, self.drop_path = shift, drop_path
+        self.attention = attention
+        self.norm_0 = LayerNorm(channels, scale=norm_scale)
+        self.feed_forward = feed_forward
+        self.norm_1 = LayerNorm(channels, scale=norm_scale)
+
+    def __call__(self, field: Field, context: Context, *, shifted: bool) -> Field:
+        rows, columns = self.shift if shifted else (0, 0)
+        layout = field.layout
+        field = roll_field(field, (-rows, -columns), out=layout)
+        branch = self.attention(field, context.fold_in(0), (rows, columns))
+        field = self._add(field, self.norm_0(branch.data), context, 0)
+        branch = self.feed_forward(field, context.fold_in(1))
+        field = self._add(field, self.norm_1(branch.data), context, 1)
+        return roll_field(field, (rows, columns), out=layout)
+
+    def _add(self, field: Field, x: jax.Array, context: Context, branch: int) -> Field:
+        if context.key is not None and self.drop_path:
+            samples = context.samples(x.shape[0])
+            x = drop_path(x, context.key, samples, self.drop_path, branch=branch)
+        return field.like(field.data + x)

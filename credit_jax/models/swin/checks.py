@@ -1,0 +1,103 @@
+"""Checks of the sizes of models with a U-Transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from credit_jax.config.messages import divisors
+from credit_jax.models.swin.u_transformer import StageSizes
+from credit_jax.ops.padding import Pair
+
+# Blocks; far beyond what can be trained, so that a typing error is found.
+MAX_DEPTH = 1000
+
+
+def rate_problems(config: Any, names: tuple[str, ...]) -> list[str]:
+    """Errors of rates of dropout."""
+    return [
+        f"model.{name} is {rate}; expected 0 <= {name} < 1"
+        for name in names
+        for rate in [getattr(config, name)]
+        if not 0.0 <= rate < 1.0
+    ]
+
+
+def stage_problems(sizes: StageSizes, tensor: int) -> list[str]:
+    """Errors of heads, groups, windows and depth.
+
+    Args:
+        sizes: of the U-Transformer.
+        tensor: tensor-parallel degree.
+    """
+    found, dim = [], sizes.channels
+    if dim % sizes.heads:
+        found.append(
+            f"model.num_heads is {sizes.heads}, which does not divide dim {dim}; would "
+            f"fit: {divisors(dim)}"
+        )
+    found += [
+        f"model.num_groups has {groups}, which does not divide dim {dim}; would fit: "
+        f"{divisors(dim)}"
+        for groups in dict.fromkeys(sizes.num_groups)
+        if groups < 1 or dim % groups
+    ]
+    if sizes.window < 2:
+        found.append(
+            f"model.window_size is {sizes.window}; expected at least 2: the position "
+            "bias of CREDIT divides by window_size - 1"
+        )
+    if not 0 <= sizes.depth <= MAX_DEPTH:
+        found.append(f"model.depth is {sizes.depth}; expected 0 to {MAX_DEPTH} blocks")
+    if not found and sizes.depth and sizes.heads % tensor:
+        found.append(
+            f"model.num_heads is {sizes.heads}, which trainer.parallelism.tensor = "
+            f"{tensor} does not divide; would fit: {divisors(sizes.heads)}"
+        )
+    return found
+
+
+def patch_problems(
+    padded: Pair, patch: Pair, names: Pair | tuple[str, str]
+) -> list[str]:
+    """Errors of patches that the U-Transformer cannot put together again.
+
+    Args:
+        padded: rows and columns of the grid with its padding.
+        patch: of a patch.
+        names: keys of the patch.
+    """
+    found = []
+    for size, side, name in zip(padded, patch, names, strict=True):
+        tokens, expected = -(-(size // side) // 2), round(size / side / 2)
+        if size < side:
+            found.append(
+                f"model.{name} is {side}, more than the {size} points of the padded "
+                "grid; use smaller patches"
+            )
+        elif tokens != expected:
+            fits = [
+                more
+                for more in range(size, size + 4 * side, side)
+                if -(-(more // side) // 2) == round(more / side / 2)
+            ]
+            found.append(
+                f"model.{name} is {side}: {size} points make {size // side} patches, "
+                f"whose half is {tokens}, but CREDIT expects round({size} / {side} / "
+                f"2) = {expected} and fails; pad to {fits[0]} points"
+            )
+    return found
+
+
+def frame_problems(frames: int, cube: int) -> list[str]:
+    """The error of frames that are not one cube, if any.
+
+    Args:
+        frames: of the input.
+        cube: frames of a patch.
+    """
+    if frames // cube == 1:
+        return []
+    return [
+        f"model.frames is {frames} and model.frame_patch_size {cube}; expected one "
+        f"patch of frames: frame_patch_size from {frames // 2 + 1} to {frames}"
+    ]

@@ -1,0 +1,158 @@
+"""FuXi's U-Transformer: down by two, a stage of Swin Transformer V2, up by two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from flax import nnx
+
+from credit_jax.models.common.upsampling import ResidualUpBlock
+from credit_jax.models.swin.attention import QueryKeyValue, ShiftedWindowAttention
+from credit_jax.models.swin.blocks import PLAIN, SHIFTED, FeedForward, SwinBlock
+from credit_jax.models.swin.position_bias import OffsetBias
+from credit_jax.nn.context import Context
+from credit_jax.nn.layers import Conv, GroupNorm
+from credit_jax.nn.parameters import stack_blocks
+from credit_jax.ops.padding import Pair
+from credit_jax.parallel.domain.padding import crop_globe
+from credit_jax.parallel.domain.select import dim_size, lat_lon_dims, select
+from credit_jax.parallel.domain.shuffle import add, join
+from credit_jax.parallel.domain.windows import window_layout
+from credit_jax.parallel.rows.layout import PADDING, Field
+from credit_jax.parallel.scopes import BLOCKS, DECODER, EMBEDDING
+
+# Hidden units of the feed-forward layers for each channel.
+EXPANSION = 4
+
+
+@dataclass(frozen=True)
+class StageSizes:
+    """Sizes of a U-Transformer.
+
+    Attributes:
+        channels: of all fields.
+        num_groups: of the norms on the way down, and up.
+        heads: of the attention.
+        window: tokens along each side of a window.
+        depth: number of blocks.
+        tokens: rows and columns of tokens, before they are padded to whole windows.
+        trained_qkv: whether the matrices of queries, keys and values are trained.
+        divided_qkv: whether spectral norm divides them.
+        proj_drop, attn_drop, drop_path: rates in training.
+    """
+
+    channels: int
+    num_groups: Pair
+    heads: int
+    window: int
+    depth: int
+    tokens: Pair
+    trained_qkv: bool = False
+    divided_qkv: bool = False
+    proj_drop: float = 0.0
+    attn_drop: float = 0.0
+    drop_path: float = 0.0
+
+    @property
+    def pads(self) -> tuple[Pair, Pair]:
+        """Zeros (low, high) that fill the last window of rows, and of columns."""
+        missing = [-size % self.window for size in self.tokens]
+        rows, columns = ((m // 2, m - m // 2) for m in missing)
+        return rows, columns
+
+    @property
+    def padded(self) -> Pair:
+        """Rows and columns of tokens in whole windows."""
+        rows, columns = self.tokens
+        lat, lon = self.pads
+        return rows + sum(lat), columns + sum(lon)
+
+    @property
+    def shift(self) -> Pair:
+        """Of every other block; none along a dim of a single window."""
+        rows, columns = (
+            0 if size == self.window else self.window // 2 for size in self.padded
+        )
+        return rows, columns
+
+
+class ResidualDownBlock(nnx.Module):
+    """Halves the grid, rounded up; two residual layers of convolution and norm."""
+
+    def __init__(self, channels: int, num_groups: int) -> None:
+        self.conv = Conv(channels, channels, 3, stride=2, padding=1)
+        self.residual_conv_0 = Conv(channels, channels, 3, padding=1)
+        self.residual_norm_0 = GroupNorm(num_groups, channels)
+        self.residual_conv_1 = Conv(channels, channels, 3, padding=1)
+        self.residual_norm_1 = GroupNorm(num_groups, channels)
+
+    @jax.named_scope(EMBEDDING)
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = self.conv(field)
+        x = self.residual_norm_0(self.residual_conv_0(field))
+        x = x.like(jax.nn.silu(x.data))
+        x = self.residual_norm_1(self.residual_conv_1(x))
+        return add(field, x.like(jax.nn.silu(x.data)))
+
+
+class UTransformer(nnx.Module):
+    """CREDIT's UTransformer; see `StageSizes`."""
+
+    def __init__(self, sizes: StageSizes) -> None:
+        self.sizes = sizes
+        channels = sizes.channels
+        self.down = ResidualDownBlock(channels, sizes.num_groups[0])
+        if sizes.depth:
+            self.blocks = stack_blocks(lambda: _block(sizes), sizes.depth)
+        self.up = ResidualUpBlock(2 * channels, channels, sizes.num_groups[1])
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        skip = context.run(self.down, field)
+        field = self._attend(skip, context)
+        return context.run(self.up, join(skip, field))
+
+    def _attend(self, skip: Field, context: Context) -> Field:
+        sizes = self.sizes
+        lat, lon = sizes.pads
+        field = _pad_zeros(skip, sizes)
+        if sizes.depth:
+            with jax.named_scope(BLOCKS):
+                field = context.scan(
+                    self.blocks, field, sizes.depth, variants=(PLAIN, SHIFTED)
+                )
+        with jax.named_scope(DECODER):
+            return crop_globe(field, lat=lat, lon=lon, out=skip.layout)
+
+
+def _block(sizes: StageSizes) -> SwinBlock:
+    channels, heads, window = sizes.channels, sizes.heads, (sizes.window, sizes.window)
+    attention = ShiftedWindowAttention(
+        channels,
+        heads,
+        window,
+        qkv=QueryKeyValue(
+            channels,
+            heads,
+            key_bias=False,
+            trained=sizes.trained_qkv,
+            divided=sizes.divided_qkv,
+        ),
+        bias=OffsetBias(heads, window),
+        attn_drop=sizes.attn_drop,
+        proj_drop=sizes.proj_drop,
+    )
+    feed_forward = FeedForward(channels, EXPANSION * channels, dropout=sizes.proj_drop)
+    return SwinBlock(
+        attention, feed_forward, channels, sizes.shift, drop_path=sizes.drop_path
+    )
+
+
+@jax.named_scope(EMBEDDING)
+def _pad_zeros(field: Field, sizes: StageSizes) -> Field:
+    """Tokens of zeros around the others, so that all are in whole windows."""
+    out = window_layout(field.layout, sizes.padded[0], sizes.window)
+    for dim, (low, high) in zip(lat_lon_dims(field), sizes.pads, strict=True):
+        index = [PADDING] * low + [*range(dim_size(field, dim))] + [PADDING] * high
+        field = select(field, dim, index, out=out)
+    return field

@@ -1,0 +1,73 @@
+"""Dropout by global position, so that its mask is the same on every mesh."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from credit_jax.nn.context import Context
+from credit_jax.ops.dropout import drop, keep_mask
+from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.rows.layout import Field
+
+
+def drop_units(
+    x: Float[Array, "batch rows lon unit"],
+    field: Field,
+    context: Context,
+    rate: float,
+    units: int,
+) -> Float[Array, "batch rows lon unit"]:
+    """Dropout by global sample, row, column and unit.
+
+    Args:
+        x: local units on the rows of the field.
+        field: gives the rows.
+        context: without a key, in evaluation, nothing is dropped.
+        rate: probability of dropping.
+        units: number of all units; those of `x` are split over tp if they are fewer.
+    """
+    if context.key is None or rate == 0.0:
+        return x
+    batch, _, columns, local = x.shape
+    sample = context.samples(batch)
+    high = sample[:, None] * field.layout.size + field.layout.global_rows()[None]
+    unit = jnp.arange(local)
+    if local < units:
+        unit = axis_index(context.axes.tensor) * local + unit
+    low = jnp.arange(columns)[:, None] * units + unit[None, :]
+    keep = keep_mask(context.key, high[:, :, None, None], low[None, None], rate)
+    return drop(x, keep, rate)
+
+
+def drop_attention(
+    weights: Float[Array, "batch windows head tokens tokens"],
+    window_rows: Array,
+    context: Context,
+    rate: float,
+    heads: int,
+    rows: int,
+) -> Float[Array, "batch windows head tokens tokens"]:
+    """Dropout by global sample, window, head and pair of tokens.
+
+    Args:
+        weights: of the local windows, row by row, and of the local heads.
+        window_rows: number of each local row of windows.
+        context: without a key, in evaluation, nothing is dropped.
+        rate: probability of dropping.
+        heads: number of all heads.
+        rows: number of all rows of windows.
+    """
+    if context.key is None or rate == 0.0:
+        return weights
+    batch, windows, local, tokens, _ = weights.shape
+    columns = windows // window_rows.shape[0]
+    sample = context.samples(batch)
+    high = sample[:, None] * rows + window_rows[None, :]
+    head = axis_index(context.axes.tensor) * local + jnp.arange(local)
+    low = jnp.arange(columns)[:, None] * heads + head[None, :]
+    low = low[:, :, None] * tokens**2 + jnp.arange(tokens**2)[None, None, :]
+    shape = (batch, high.shape[1], columns, local, tokens, tokens)
+    high = high[:, :, None, None, None, None]
+    keep = keep_mask(context.key, high, low.reshape(1, 1, *shape[2:]), rate)
+    return drop(weights, keep.reshape(weights.shape), rate)

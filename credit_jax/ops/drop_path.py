@@ -1,0 +1,32 @@
+"""Stochastic depth: a branch of a block is left out for whole samples."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from credit_jax.ops.random_bits import random_bits
+
+
+def drop_path(
+    x: Float[Array, batch * shape],
+    key: Array,
+    samples: Int[Array, " batch"],
+    rate: float | Array,
+    *,
+    branch: int = 0,
+) -> Float[Array, batch * shape]:
+    """X / (1 - rate) for a sample with probability 1 - rate, else 0; timm's DropPath.
+
+    Args:
+        x: (batch, ...), the branch.
+        key: typed PRNG key of the block.
+        samples: number of each sample, which the draw depends on.
+        rate: probability of dropping, below 1; may be an array.
+        branch: number of the branch within the block.
+    """
+    bits = random_bits(key, samples, jnp.full_like(samples, branch))
+    uniform = bits.astype(jnp.float32) * jnp.float32(2.0**-32)
+    scale = jnp.where(uniform >= rate, 1.0 / (1.0 - jnp.asarray(rate)), 0.0)
+    shape = (-1,) + (1,) * (x.ndim - 1)
+    return x * scale.reshape(shape).astype(x.dtype)

@@ -1,0 +1,90 @@
+"""Training of FuXi on meshes: FSDP, rematerialization, weight decay, frozen qkv."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.parallel.params.packing import unpack
+from credit_jax.parallel.placement import place_batch
+from credit_jax.training.optimizer import adamw
+from credit_jax.training.state import init_state
+from credit_jax.training.step import make_train_step
+from tests.models.swin.cases import BASE
+from tests.support import assert_close, make_mesh
+
+BLOCK = {**BASE, "depth": 2}
+QKV = "u_transformer/blocks/attention/qkv/kernel"
+STEPS, BATCH = 20, 4
+
+
+def _mse(tree: Any, context: Any) -> Any:
+    return context.mean((tree["y_pred"] - tree["y"]) ** 2)
+
+
+@cache
+def _train(mesh: str, *, train_qkv: bool = False) -> tuple[Any, Any, np.ndarray]:
+    """Parameters and model state before, after, and the losses of 20 steps."""
+    degrees = {"dp": 2, "tp": 2, "domain": 2} if mesh == "2 x 2 x 2" else {}
+    policy = {"ac_mode": "full", "min_shard_size": 16} if degrees else {}
+    block = {**BLOCK, "train_qkv": train_qkv}
+    model = build_parallel_model(block, make_mesh(**degrees), **policy)
+    optimizer = adamw(weight_decay=0.1, max_norm=1.0)
+    state = init_state(model, optimizer, jax.random.key(0))
+    step = jax.jit(
+        make_train_step(model, optimizer, _mse, schedule=optax.constant_schedule(1e-3))
+    )
+    rng = np.random.default_rng(0)
+    shapes = {"x": model.model_def.inputs["x"], "y": model.model_def.output}
+    before, losses = jax.device_get((state.params, state.model_state)), []
+    for _ in range(STEPS):
+        batch = {k: rng.normal(size=(1, *s.shape(BATCH))) for k, s in shapes.items()}
+        batch = {k: array.astype("f4") for k, array in batch.items()}
+        # Samples as the sampler deals them: rank r gets r, r + num_data, ...
+        order = np.arange(BATCH).reshape(-1, model.axes.num_data).T.ravel()
+        batch = {k: array[:, order] for k, array in batch.items()}
+        state, info = step(state, place_batch(batch, model.mesh))
+        losses.append(np.asarray(info["loss"]).mean())
+    after = jax.device_get((state.params, state.model_state))
+    specs = model.model_def.param_specs
+    parts = [
+        (jax.device_get(unpack(jax.tree.map(jnp.asarray, p), specs)), s)
+        for p, s in (before, after)
+    ]
+    return parts[0], parts[1], np.asarray(losses)
+
+
+def test_twenty_steps_equal_one_device() -> None:
+    """FSDP, tp, domain, all activations computed again."""
+    actual, expected = _train("2 x 2 x 2"), _train("one")
+    assert_close(actual[2], expected[2], 1e-5, "losses of 20 steps")
+
+
+@pytest.mark.parametrize("mesh", ["one", "2 x 2 x 2"])
+def test_qkv_stays_as_it_is_under_decay(mesh: str) -> None:
+    (before, vectors), (after, moved), losses = _train(mesh)
+    assert losses[-1] < losses[0]
+    assert np.array_equal(before[QKV], after[QKV])
+    still = {path for path in before if np.array_equal(before[path], after[path])}
+    assert still == {QKV}
+    for side in ("u", "v"):
+        ours = moved[SPECTRAL_NORM][QKV][side]
+        assert np.array_equal(ours, vectors[SPECTRAL_NORM][QKV][side])
+        proj = "u_transformer/blocks/attention/proj/kernel"
+        one = vectors[SPECTRAL_NORM][proj][side]
+        assert not np.array_equal(moved[SPECTRAL_NORM][proj][side], one)
+
+
+def test_train_qkv_trains_it() -> None:
+    (before, vectors), (after, moved), _ = _train("one", train_qkv=True)
+    assert np.abs(before[QKV] - after[QKV]).max() > 1e-3
+    ours = moved[SPECTRAL_NORM][QKV]["u"]
+    assert np.array_equal(ours, vectors[SPECTRAL_NORM][QKV]["u"]), "not divided"
