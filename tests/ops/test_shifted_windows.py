@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 import jax
@@ -19,7 +20,9 @@ from credit_torch_bridge.compare.credit_import import import_torchvision
 @pytest.fixture(scope="module")
 def timm() -> Any:
     import_torchvision()
-    return importlib.import_module("timm.models.swin_transformer_v2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("timm.models.swin_transformer_v2")
 
 
 @pytest.mark.reference
