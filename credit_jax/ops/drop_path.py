@@ -9,14 +9,14 @@ from credit_jax.ops.random_bits import random_bits
 
 
 def drop_path(
-    x: Float[Array, batch * shape],
+    x: Float[Array, "*shape"],
     key: Array,
     samples: Int[Array, " batch"],
     rate: float | Array,
     *,
     branch: int = 0,
-) -> Float[Array, batch * shape]:
-    """X / (1 - rate) for a sample with probability 1 - rate, else 0; timm's DropPath.
+) -> Float[Array, "*shape"]:
+    """DropPath of timm: x / (1 - rate) with probability 1 - rate, else 0, by sample.
 
     Args:
         x: (batch, ...), the branch.
