@@ -37,6 +37,7 @@ from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
 from credit_jax.training.loop import Outcome
 from credit_jax.training.non_finite import NonFiniteLossError
+from credit_jax.training.profile import parse_updates
 from credit_jax.training.report import report_scores
 from credit_jax.training.run import train as run_training
 from credit_jax.training.setup import Setup, check_writable, prepare
@@ -78,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache", metavar="DIR", help=CACHE_HELP)
     add_verify_option(parser)
     add_stop_option(parser)
+    add(
+        "--profile",
+        metavar="FIRST:LAST",
+        help="trace these updates of this command, counted from 1, for xprof",
+    )
     add_process_options(parser)
 
 
@@ -103,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
         "resume": args.resume,
         "verify": args.verify,
         "stop_at": stop_at,
+        "profile": parse_updates(args.profile) if args.profile else None,
     }
     try:
         outcome = train(config, **options, source=args.config)
@@ -118,6 +125,7 @@ def train(
     resume: bool | Literal["if-any"] = False,
     verify: bool = True,
     stop_at: float | None = None,
+    profile: tuple[int, int] | None = None,
     source: str = "config",
 ) -> Outcome:
     """Trains the model of a config, as the command does, and scores its forecasts.
@@ -129,6 +137,7 @@ def train(
             begins where there is none.
         verify: whether to compare its files with their digests first.
         stop_at: when to save and stop, by `time.monotonic`; None for no limit.
+        profile: first and last update to trace, counted from 1; None for none.
         source: what the header of the run calls the config.
 
     Raises:
@@ -154,7 +163,13 @@ def train(
     for note in (note for own in plan.loaders.values() for note in own.notes):
         display.message(f"note: {note}")
     outcome = run_training(
-        setup, folder, display, resume=resume, verify=verify, stop_at=stop_at
+        setup,
+        folder,
+        display,
+        resume=resume,
+        verify=verify,
+        stop_at=stop_at,
+        profile=profile,
     )
     if outcome.is_complete and setup.valid_loader is not None:
         report_scores(setup, folder, outcome, display)

@@ -41,7 +41,7 @@ def run(world, tmp_path, capsys, tiny_model):
 
 
 def test_a_whole_run_and_its_continuation(run, tmp_path):
-    code, text = run("--set", "trainer.epochs=2")
+    code, text = run("--set", "trainer.epochs=2", "--profile", "2:3")
     assert code == 0, text
     assert "mesh   dp 1 x tp 1 x domain 1 on 1 cpu device(s), float32" in text
     assert "model  tiny, " in text
@@ -65,9 +65,12 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
         "forecast",
         "forecast.png",
         "model.yml",
+        "profile",
         "scores",
         "training_log.csv",
+        "training_steps.jsonl",
     }
+    assert list((folder / "profile").rglob("*.xplane.pb"))
     code, text = run("--set", "trainer.epochs=3", "--resume")
     assert code == 0, text
     assert "epoch 3, batch 1" in text

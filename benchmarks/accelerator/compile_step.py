@@ -106,7 +106,7 @@ def main() -> None:
     job, folder = Job(**json.loads(sys.argv[1])), Path(sys.argv[2])
     from benchmarks.compiled_step import model_block, trace_step
     from benchmarks.meshes import num_data
-    from credit_jax.check.flops import flops_of
+    from credit_jax.models.flops import flops_of
     from credit_jax.parallel.compiler import compile_sooner
 
     target = TARGETS[job.target]

@@ -1,7 +1,7 @@
 """Floating-point operations of an instruction: its products and convolutions.
 
 A multiplication and an addition are two; elementwise operations do not count, as in
-`credit_jax.check.flops`. Kernels of `credit_jax.kernels.gpu` tell theirs by name.
+`credit_jax.models.flops`. Kernels of `credit_jax.kernels.gpu` tell theirs by name.
 """
 
 from __future__ import annotations

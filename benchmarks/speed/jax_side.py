@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from benchmarks.compiled_step import program_bytes
 from benchmarks.meshes import build_mesh
 from benchmarks.speed.cases import Case
-from credit_jax.check.flops import flops_of
 from credit_jax.inference import Forecaster
+from credit_jax.models.flops import flops_of
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from credit_jax.check.flops import gradient_flops
 from credit_jax.config.config import Config
+from credit_jax.models.flops import gradient_flops
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import MeshAxes
 

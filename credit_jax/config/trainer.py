@@ -95,7 +95,9 @@ class TrainerConfig(StrictModel):
         save_every_steps, save_every_minutes: updates and minutes between checkpoints
             within an epoch, of which the newest two are kept; 0 minutes for none.
         save_metric_vars: which variables' metrics are logged: true, false, or a list.
+        log_every_steps: updates of a record of `training_steps.jsonl`.
         use_tensorboard: write TensorBoard logs besides the CSV file.
+        use_wandb, use_mlflow: send records and epochs to Weights & Biases, to MLflow.
         thread_workers, valid_thread_workers: threads that read samples.
         prefetch_factor: batches that are read ahead, per thread.
 
@@ -154,7 +156,10 @@ class TrainerConfig(StrictModel):
     save_every_steps: int | None = Field(None, ge=1)
     save_every_minutes: float = Field(15.0, ge=0)
     save_metric_vars: bool | tuple[str, ...] = True
+    log_every_steps: int = Field(1, ge=1)
     use_tensorboard: bool = False
+    use_wandb: bool = False
+    use_mlflow: bool = False
     thread_workers: int = Field(4, ge=0)
     valid_thread_workers: int = Field(4, ge=0)
     prefetch_factor: int = Field(2, ge=1)

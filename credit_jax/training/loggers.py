@@ -103,7 +103,12 @@ class TensorBoard:
 
         return SummaryWriter(logdir=str(self._folder))
 
-    def write(self, row: Mapping[str, Number]) -> None:
+    def write_step(self, step: int, values: Mapping[str, Number]) -> None:
+        """One scalar for each number of a record, "step/loss" and the like."""
+        for name, value in values.items():
+            self._writer.add_scalar(f"step/{name}", value, step)
+
+    def write_epoch(self, row: Mapping[str, Number]) -> None:
         """One scalar for each finite value of an epoch's row."""
         for name, value in row.items():
             if name != "epoch" and math.isfinite(value):

@@ -22,8 +22,10 @@ from credit_jax.training.agreement import Agreement
 from credit_jax.training.batches import grouped, num_batches, with_wait
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import progress_after
-from credit_jax.training.loggers import CsvLog, Row, TensorBoard, logged_metrics
+from credit_jax.training.loggers import CsvLog, Row, logged_metrics
 from credit_jax.training.non_finite import check_finite
+from credit_jax.training.profile import Profile
+from credit_jax.training.records import StepRecords
 from credit_jax.training.restore import RunStore
 from credit_jax.training.save_schedule import SaveSchedule
 from credit_jax.training.signals import StopRequests
@@ -68,13 +70,22 @@ class Loggers:
         store: checkpoints of the model.
         display: progress on the console.
         log: the CSV file; None in all processes but the first.
-        board: TensorBoard; None if it is not configured.
+        records: of steps, and all that they go to; None as for `log`.
+        profile: trace of some updates; None for none.
     """
 
     store: RunStore
     display: Display
     log: CsvLog | None = None
-    board: TensorBoard | None = None
+    records: StepRecords | None = None
+    profile: Profile | None = None
+
+    def close(self) -> None:
+        """Ends the trace and the logs; the checkpoints stay open."""
+        if self.profile:
+            self.profile.close()
+        if self.records:
+            self.records.close()
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,7 @@ class TrainingLoop:
         self._sums = dict(start.progress.epoch_sums)
         self._waits: list[float] = []
         self._num_started = 0
+        self._saved = 0.0
         self._agreement = Agreement()
         self._saves = SaveSchedule(
             self.trainer.save_every_steps,
@@ -180,8 +192,13 @@ class TrainingLoop:
         # Simulated devices share the cores: two programs at once block each other.
         ahead = 0 if jax.default_backend() == "cpu" else 1
         pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = deque()
+        self._resume_clock()
         for group, seconds in with_wait(groups):
             self._waits.append(seconds)
+            if (profile := self.loggers.profile) and profile.before(self._next_update):
+                while pending:
+                    self._finish_update(epoch, *pending.popleft())
+                profile.switch(self._next_update)
             self._state, info = self.steps.train(
                 self._state, self.steps.place_train(group), self._kept_rate
             )
@@ -200,6 +217,11 @@ class TrainingLoop:
         while pending:
             self._finish_update(epoch, *pending.popleft())
         return None
+
+    @property
+    def _next_update(self) -> int:
+        """The update that starts next, counted from 1 in this command."""
+        return self._num_started + 1
 
     def _wish(self, requests: StopRequests) -> str | None:
         """What this process wants all to do: stop, save, or neither."""
@@ -239,6 +261,7 @@ class TrainingLoop:
         self._report_bad(group)
         for name, values in jax.device_get(info["measured"]).items():
             self._sums[name] = self._sums.get(name, 0.0) + float(np.sum(values))
+        self._record(epoch, info, losses, norm, len(group))
         self.loggers.display.advance(
             len(group),
             sum(len(batch.x) for batch in group) * jax.process_count(),
@@ -250,6 +273,32 @@ class TrainingLoop:
                 "saved min ago": self._saves.minutes,
                 **self._scaling(info, skipped=skipped),
             },
+        )
+
+    def _record(
+        self,
+        epoch: int,
+        info: dict[str, Any],
+        losses: np.ndarray,
+        norm: float,
+        count: int,
+    ) -> None:
+        """Hands the numbers of an update to the records."""
+        if self.loggers.records is None:
+            return
+        before, self._saved = self._saved, self._saves.total_seconds
+        values = {
+            "loss": float(losses.mean()),
+            "grad_norm": norm,
+            "learning_rate": float(info["learning_rate"]),
+            "data_wait_seconds": self._waits[-1],
+            "save_seconds": self._saved - before,
+        }
+        if "loss_scale" in info:
+            values["loss_scale"] = float(info["loss_scale"])
+        batch = self._progress.batches
+        self.loggers.records.updated(
+            step=self._micro_step, epoch=epoch, batch=batch, count=count, **values
         )
 
     def _report_bad(self, group: Sequence[Batch]) -> None:
@@ -310,8 +359,8 @@ class TrainingLoop:
         self._num_bad = 0
         if self.loggers.log:
             self.loggers.log.append(row)
-        if self.loggers.board:
-            self.loggers.board.write(row)
+        for sink in self.loggers.records.sinks if self.loggers.records else ():
+            sink.write_epoch(row)
         self._save()
         self._announce(row, last, time.monotonic() - began)
         return self._patience_over(epoch)
@@ -333,6 +382,7 @@ class TrainingLoop:
             "lr": self._logged_rate(),
             "data_wait_seconds": float(np.mean(self._waits)) if self._waits else 0.0,
             "save_seconds": self._saves.seconds(),
+            "save_percent": self._saves.percent,
             **({"bad_samples": self._num_bad} if skips else {}),
         }
 
@@ -358,6 +408,11 @@ class TrainingLoop:
     def _save(self) -> None:
         with self._saves.saving():
             self.loggers.store.save(self._micro_step, self._state, self._progress)
+        self._resume_clock()
+
+    def _resume_clock(self) -> None:
+        if self.loggers.records:
+            self.loggers.records.resume_clock()
 
     def _announce(self, row: Row, last: int, seconds: float) -> None:
         shown = [

@@ -9,12 +9,16 @@ import jax
 from credit_jax.checkpoint import CheckpointStore, set_aside
 from credit_jax.config import Config, write_config
 from credit_jax.data.channels import SCHEMA_FILE
+from credit_jax.models.flops import gradient_flops
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
 from credit_jax.training.loop import Loggers, Outcome, TrainingLoop
+from credit_jax.training.profile import Profile
+from credit_jax.training.records import RECORDS_NAME, Sink, StepRecords, Work
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
+from credit_jax.training.sinks import MlflowSink, WandbSink
 from credit_jax.training.start import Start, asked_by, required_step, start_of_run
 
 
@@ -26,6 +30,7 @@ def train(
     resume: bool = False,
     verify: bool = True,
     stop_at: float | None = None,
+    profile: tuple[int, int] | None = None,
 ) -> Outcome:
     """Trains to the last epoch, from fresh weights or the checkpoints of `folder`.
 
@@ -36,6 +41,7 @@ def train(
         resume: continue from the newest checkpoint that is whole.
         verify: compare its files with their digests first.
         stop_at: time limit, by `time.monotonic`; None for none.
+        profile: first and last update to trace, counted from 1; None for none.
     """
     trainer = setup.config.trainer
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +69,7 @@ def train(
             f"Going on from {store.path(start.step)}: epoch {start.progress.epoch + 1},"
             f" batch {start.progress.batches + 1}"
         )
-    loggers = _loggers(setup, folder, run_store, display, start)
+    loggers = _loggers(setup, folder, run_store, display, start, profile)
     loop = TrainingLoop(
         trainer,
         setup.steps(first_rate_at=start.progress.first_rate_at),
@@ -77,8 +83,7 @@ def train(
         outcome = loop.run(start)
     finally:
         store.close()
-        if loggers.board:
-            loggers.board.close()
+        loggers.close()
     if not outcome.is_complete:
         display.message(
             f"Stopped by {outcome.reason} after step {int(outcome.state.micro_step)}; "
@@ -93,15 +98,52 @@ def _run_store(setup: Setup, store: CheckpointStore) -> RunStore:
 
 
 def _loggers(
-    setup: Setup, folder: Path, store: RunStore, display: Display, start: Start
+    setup: Setup,
+    folder: Path,
+    store: RunStore,
+    display: Display,
+    start: Start,
+    updates: tuple[int, int] | None,
 ) -> Loggers:
     if jax.process_index() > 0:
         return Loggers(store, display)
     write_config(setup.config, folder / "model.yml")
     setup.schema.save(folder / SCHEMA_FILE)
     log = CsvLog(folder / LOG_NAME, keep_before=start.progress.epoch)
-    board = TensorBoard(folder) if setup.config.trainer.use_tensorboard else None
-    return Loggers(store, display, log, board)
+    records = StepRecords(
+        folder / RECORDS_NAME, _work(setup), setup.config.trainer.log_every_steps
+    )
+    records.open(start.micro_step or None)
+    records.sinks = _sinks(setup.config, folder, start, records.first_start)
+    profile = Profile(folder / "profile", *updates) if updates else None
+    return Loggers(store, display, log, records, profile)
+
+
+def _sinks(
+    config: Config, folder: Path, start: Start, first_start: float
+) -> list[Sink]:
+    trainer, sinks = config.trainer, list[Sink]()
+    if trainer.use_tensorboard:
+        sinks.append(TensorBoard(folder))
+    if trainer.use_wandb:
+        sinks.append(WandbSink(config, folder, first_start))
+    if trainer.use_mlflow:
+        sinks.append(MlflowSink(folder, resumes=start.micro_step > 0))
+    return sinks
+
+
+def _work(setup: Setup) -> Work:
+    """What a micro-batch costs: a forward pass is a third of a gradient."""
+    config, trainer = setup.config, setup.config.trainer
+    ranks = 1 if config.shares_batches else setup.model.axes.num_data
+    samples = trainer.train_batch_size * ranks
+    steps, counted = config.data.forecast_len, len(config.backprop_on_timestep)
+    passes = (counted + (steps - counted) / 3) * trainer.ensemble_size
+
+    def flops() -> float:
+        return samples * passes * gradient_flops(setup.model_def)
+
+    return Work(samples, flops, setup.mesh.devices.reshape(-1).tolist())
 
 
 def _lengths(config: Config) -> dict[str, int]:

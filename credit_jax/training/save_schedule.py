@@ -25,10 +25,12 @@ class SaveSchedule:
     clock: Callable[[], float] = time.monotonic
     _updates: int = 0
     _saved_at: float = field(init=False)
-    _seconds: float = 0.0
+    _began_at: float = field(init=False)
+    _total: float = 0.0
+    _asked: float = 0.0
 
     def __post_init__(self) -> None:
-        self._saved_at = self.clock()
+        self._saved_at = self._began_at = self.clock()
 
     def updated(self) -> None:
         """Counts an update that has ended."""
@@ -57,9 +59,19 @@ class SaveSchedule:
         began = self.clock()
         yield
         self._updates, self._saved_at = 0, self.clock()
-        self._seconds += self._saved_at - began
+        self._total += self._saved_at - began
+
+    @property
+    def total_seconds(self) -> float:
+        """For which training stood still since the start."""
+        return self._total
+
+    @property
+    def percent(self) -> float:
+        """Of the time since the start for which training stood still."""
+        return 100 * self._total / max(self.clock() - self._began_at, 1e-9)
 
     def seconds(self) -> float:
         """For which training stood still since this was last asked."""
-        found, self._seconds = self._seconds, 0.0
+        found, self._asked = self._total - self._asked, self._total
         return found

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from credit_jax.check.__main__ import main
-from credit_jax.check.flops import gradient_flops
 from credit_jax.check.report import check_config
 from credit_jax.check.roofline import DEVICES
+from credit_jax.models.flops import gradient_flops
 from credit_jax.models.registry import build
 
 ROOT = Path(__file__).parents[2]

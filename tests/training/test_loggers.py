@@ -60,7 +60,7 @@ def test_pandas_reads_it_as_credit_does(tmp_path):
 
 def test_tensorboard(tmp_path):
     board = TensorBoard(tmp_path)
-    board.write(row(0) | {"valid_bias": float("nan")})
+    board.write_epoch(row(0) | {"valid_bias": float("nan")})
     board.close()
     files = list((tmp_path / "tensorboard").iterdir())
     assert len(files) == 1

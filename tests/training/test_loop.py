@@ -4,6 +4,7 @@ import dataclasses
 import io
 import os
 import signal
+import sys
 import time
 
 import chex
@@ -21,6 +22,7 @@ from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import read_log
 from credit_jax.training.loop import EARLY, FINISHED, Steps
 from credit_jax.training.non_finite import NonFiniteLossError
+from credit_jax.training.records import read_records
 from credit_jax.training.restore import RunStore
 from credit_jax.training.run import train
 from credit_jax.training.setup import Setup, prepare
@@ -98,8 +100,28 @@ def terminate_before(step):
     return lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == step else None
 
 
-def test_a_whole_run(make, tmp_path):
-    setup = make(trainer__epochs=3, trainer__use_tensorboard=True)
+class FakeWandb:
+    """The part of wandb that is used."""
+
+    def __init__(self):
+        self.calls = []
+
+    def init(self, **options):
+        self.options = options
+        return self
+
+    def log(self, values, step=None):
+        self.calls.append((step, values))
+
+    def finish(self):
+        self.calls.append("finish")
+
+
+def test_a_whole_run(make, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", wandb := FakeWandb())
+    setup = make(
+        trainer__epochs=3, trainer__use_tensorboard=True, trainer__use_wandb=True
+    )
     outcome, text = go(setup, tmp_path)
     losses = setup.notes["losses"]
     assert outcome.reason == FINISHED
@@ -113,6 +135,18 @@ def test_a_whole_run(make, tmp_path):
     assert (tmp_path / "model.yml").exists()
     assert (tmp_path / "channel_schema.yaml").exists()
     assert list((tmp_path / "tensorboard").iterdir())
+    assert 0 < rows[-1]["save_percent"] < 100
+    start, *records = read_records(tmp_path / "training_steps.jsonl")
+    assert [r["step"] for r in records] == [*range(1, 19)]
+    assert [r["loss"] for r in records] == [float(loss) for loss in losses]
+    assert [r["epoch"] for r in records[5:7]] == [0, 1]
+    assert records[6]["save_seconds"] > 0, "the checkpoint between the epochs"
+    assert records[-1]["model_flops"] > 0
+    assert 0 < records[-1]["goodput"] < 1
+    assert wandb.options["id"] == f"{tmp_path.name}-{int(start['time'])}"
+    assert wandb.calls[0][1]["step/loss"] == records[0]["loss"]
+    assert wandb.calls[-1] == "finish"
+    assert len(wandb.calls) == 18 + 3 + 1
     assert "epoch 3/3 done" in text
     store = CheckpointStore(tmp_path)
     assert store.latest_step() == 18
@@ -185,7 +219,7 @@ def test_saves_within_an_epoch(make, tmp_path):
     assert rows[0]["save_seconds"] > 0
     assert expected[0]["save_seconds"] == 0, "the epoch's own save is of the next row"
     for row in (*rows, *expected):
-        del row["data_wait_seconds"], row["save_seconds"]
+        del row["data_wait_seconds"], row["save_seconds"], row["save_percent"]
     assert rows == expected
 
 

@@ -7,7 +7,7 @@ from jax import lax
 
 from benchmarks.accelerator.operations import operations
 from benchmarks.accelerator.program import parse
-from credit_jax.check.flops import count_flops
+from credit_jax.models.flops import count_flops
 from tests.benchmarks.accelerator.excerpt import EXCERPT
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.compiled_step import SMALL_MODEL, trace_step
-from credit_jax.check.flops import flops_of
+from credit_jax.models.flops import flops_of
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from credit_jax.check.flops import count_flops
+from credit_jax.models.flops import count_flops
 
 
 def test_a_product_and_its_gradients():

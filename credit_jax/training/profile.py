@@ -1,0 +1,62 @@
+"""A trace of some updates for xprof: `--profile 100:105`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jax
+
+
+class Profile:
+    """Traces the updates first to last of this command, counted from 1."""
+
+    def __init__(self, folder: Path, first: int, last: int) -> None:
+        """Names the folder and the updates.
+
+        Args:
+            folder: of the traces.
+            first, last: updates, both included.
+        """
+        self._folder, self._first, self._last = folder, first, last
+        self._running = False
+
+    def before(self, update: int) -> bool:
+        """Begins the trace if it is time.
+
+        Args:
+            update: the one that starts next.
+
+        Returns:
+            Whether a trace begins or ends here, which waits for the updates before.
+        """
+        return update == self._first or (self._running and update == self._last + 1)
+
+    def switch(self, update: int) -> None:
+        """Begins or ends the trace; nothing runs on the devices."""
+        if update == self._first and not self._running:
+            jax.profiler.start_trace(str(self._folder))
+            self._running = True
+        elif self._running:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the trace where it runs."""
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False
+
+
+def parse_updates(text: str) -> tuple[int, int]:
+    """First and last update of "FIRST:LAST".
+
+    >>> parse_updates("100:105")
+    (100, 105)
+    """
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found and 1 <= int(found[1]) <= int(found[2]):
+        return int(found[1]), int(found[2])
+    raise ValueError(
+        f"--profile must be FIRST:LAST, updates counted from 1, such as 100:105, got "
+        f"{text!r}"
+    )

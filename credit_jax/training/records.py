@@ -1,0 +1,244 @@
+"""One record of a run for each logged step: `training_steps.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from credit_jax.io.atomic import new_file
+
+RECORDS_NAME = "training_steps.jsonl"
+_FLUSH_SECONDS = 1.0
+
+# Dense products in bfloat16 (float16 on V100), operations a second of one device as JAX
+# counts them; data sheets of NVIDIA, cloud.google.com/tpu/docs.
+PEAKS = {
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA GH200": 989e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA B200": 2250e12,
+    "Tesla V100": 125e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+}
+
+Record = dict[str, Any]
+
+
+def peak_of(device_kind: str) -> float | None:
+    """Operations a second of a device by its `device_kind`; None if it is not known.
+
+    >>> peak_of("NVIDIA A100-SXM4-40GB")
+    312000000000000.0
+    """
+    found = (peak for name, peak in PEAKS.items() if device_kind.startswith(name))
+    return next(found, None)
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Where else the records of a run go."""
+
+    def write_step(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes the finite numbers of a record."""
+        ...
+
+    def write_epoch(self, row: Mapping[str, float]) -> None:
+        """Takes the row of an epoch of `training_log.csv`."""
+        ...
+
+    def close(self) -> None:
+        """Ends the run there."""
+        ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an update does.
+
+    Attributes:
+        samples: of a micro-batch, of all processes.
+        flops: operations of a micro-batch, nothing recomputed; called once.
+        devices: of the run.
+    """
+
+    samples: int
+    flops: Callable[[], float]
+    devices: Sequence[Any]
+
+
+@dataclass
+class StepRecords:
+    """Writes the records, and adds up what lies between them.
+
+    Attributes:
+        path: the file.
+        work: of an update.
+        every: updates of a record.
+        sinks: where else they go.
+        clock: seconds that only grow.
+        wall: seconds since 1970.
+    """
+
+    path: Path
+    work: Work
+    every: int = 1
+    sinks: Sequence[Sink] = ()
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    _productive: float = 0.0
+    _updates: list[dict[str, float]] = field(default_factory=list)
+    _warm: bool = False
+    _flops: float | None = None
+
+    def open(self, step: int | None) -> None:
+        """Begins the file, or takes up that of the run that goes on.
+
+        Records of updates after the checkpoint are dropped: they are trained again.
+
+        Args:
+            step: of the checkpoint that the run goes on from; None begins anew.
+        """
+        kept = [] if step is None else list(_kept(self.path, step))
+        start = {"event": "start", "time": self.wall(), "step": step or 0}
+        kept.append(start)
+        self._first_start = min(r["time"] for r in kept if r.get("event") == "start")
+        self._productive = sum(r.get("productive_seconds", 0.0) for r in kept)
+        with new_file(self.path) as partial:
+            partial.write_text("".join(f"{json.dumps(record)}\n" for record in kept))
+        self._file = self.path.open("a")
+        self._flushed = self._ended_at = self.clock()
+
+    @property
+    def first_start(self) -> float:
+        """When the run began for the first time, in seconds since 1970."""
+        return self._first_start
+
+    def resume_clock(self) -> None:
+        """What lay since the last update, such as a validation, is no part of one."""
+        self._ended_at = self.clock()
+
+    def updated(
+        self, *, step: int, epoch: int, batch: int, count: int, **values: float
+    ) -> None:
+        """An update has ended; writes a record if it is time.
+
+        Args:
+            step: micro-batches seen.
+            epoch, batch: position, from 0.
+            count: micro-batches of the update.
+            values: "loss", "grad_norm", "learning_rate", "data_wait_seconds",
+                "save_seconds" since the update before, and what else is known.
+        """
+        now = self.clock()
+        seconds, self._ended_at = now - self._ended_at, now
+        update = {"seconds": seconds, "count": float(count), **values}
+        update["productive"] = seconds if self._warm else 0.0
+        self._updates.append(update)
+        if len(self._updates) < self.every:
+            return
+        record = {"step": step, "epoch": epoch, "batch": batch, "time": self.wall()}
+        self._write(record | self._values())
+        self._updates.clear()
+        self._warm = True
+
+    def close(self) -> None:
+        """Closes the file and the sinks."""
+        self._file.close()
+        for sink in self.sinks:
+            sink.close()
+
+    # -------------------------------------------------------------- one record
+
+    def _values(self) -> Record:
+        updates = self._updates
+        count = sum(update["count"] for update in updates)
+        seconds = sum(update["seconds"] for update in updates)
+        productive = sum(update["productive"] for update in updates)
+        self._productive += productive
+        summed = ("seconds", "count", "productive", "save_seconds")
+        others = [key for key in updates[-1] if key not in summed]
+        return {
+            **{key: float(np.mean([u[key] for u in updates])) for key in others},
+            "step_seconds": seconds / len(updates),
+            "save_seconds": sum(update["save_seconds"] for update in updates),
+            "samples_per_second": count * self.work.samples / max(seconds, 1e-9),
+            **self._operations(count, seconds, len(updates)),
+            **_memory(self.work.devices),
+            "productive_seconds": productive,
+            "goodput": self._goodput(),
+        }
+
+    def _operations(self, count: float, seconds: float, updates: int) -> Record:
+        if self._flops is None:
+            self._flops = self.work.flops()
+            self._ended_at = self.clock()
+        flops, devices = count * self._flops, self.work.devices
+        peak = peak_of(devices[0].device_kind)
+        found = {"model_flops": flops / updates}
+        if peak is not None and self._warm:
+            found["mfu"] = flops / (max(seconds, 1e-9) * peak * len(devices))
+        return found
+
+    def _goodput(self) -> float:
+        """Clocks of machines may be set back: the part is at most all."""
+        total = self.wall() - self._first_start
+        return min(1.0, self._productive / total) if total > 0 else 0.0
+
+    def _write(self, record: Record) -> None:
+        finite = {
+            key: value if math.isfinite(value) else None
+            for key, value in record.items()
+        }
+        self._file.write(f"{json.dumps(finite)}\n")
+        if self.clock() - self._flushed >= _FLUSH_SECONDS:
+            self._file.flush()
+            self._flushed = self.clock()
+        numbers = {k: v for k, v in finite.items() if v is not None and k != "step"}
+        for sink in self.sinks:
+            sink.write_step(record["step"], numbers)
+
+
+def read_records(path: str | Path) -> Iterator[Record]:
+    """The records of a file; a last line that was cut off by a kill is left out."""
+    with Path(path).open() as file:
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            yield json.loads(line)
+
+
+def _kept(path: Path, step: int) -> Iterator[Record]:
+    if path.exists():
+        for record in read_records(path):
+            if record["step"] <= step:
+                yield record
+
+
+def _memory(devices: Sequence[Any]) -> Record:
+    """The most memory used so far, of a device of this process and of its host."""
+    # Kilobytes on Linux, bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    found: Record = {
+        "host_memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * unit
+    }
+    own = [d for d in devices if d.process_index == jax.process_index()]
+    stats = [s for d in own if (s := d.memory_stats()) and "peak_bytes_in_use" in s]
+    if stats:
+        found["memory_peak_bytes"] = max(s["peak_bytes_in_use"] for s in stats)
+    return found

@@ -1,0 +1,101 @@
+"""Weights & Biases and MLflow: both optional packages."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from credit_jax.config import ConfigError, dump_config
+from credit_jax.config.config import Config
+from credit_jax.io.atomic import new_file
+
+
+class WandbSink:
+    """A run of Weights & Biases; a resumed run goes on in the same one."""
+
+    def __init__(self, config: Config, folder: Path, first_start: float) -> None:
+        """Begins or resumes the run; WANDB_PROJECT and the like are wandb's own.
+
+        Args:
+            config: of the run.
+            folder: of the run; its name is that of the run.
+            first_start: when it began for the first time, part of the run's id.
+        """
+        self._wandb = required("wandb")
+        self._run = self._wandb.init(
+            name=folder.name,
+            id=f"{folder.name}-{int(first_start)}",
+            resume="allow",
+            dir=str(folder),
+            config=dump_config(config),
+        )
+
+    def write_step(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        self._run.log({f"step/{k}": v for k, v in values.items()}, step=step)
+
+    def write_epoch(self, row: Mapping[str, float]) -> None:
+        """See `Sink`; belongs to the last step that was written."""
+        self._run.log(_finite(row))
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._run.finish()
+
+
+class MlflowSink:
+    """A run of MLflow; its id is in the folder, so that a resumed run goes on in it."""
+
+    def __init__(self, folder: Path, *, resumes: bool) -> None:
+        """Begins or resumes the run; MLFLOW_TRACKING_URI and the like are MLflow's own.
+
+        Args:
+            folder: of the run; its name is that of the run.
+            resumes: whether the run goes on from a checkpoint.
+        """
+        self._mlflow = required("mlflow")
+        path = folder / "mlflow_run_id"
+        if resumes and path.exists():
+            self._mlflow.start_run(run_id=path.read_text().strip())
+            return
+        run: Any = self._mlflow.start_run(run_name=folder.name)
+        with new_file(path) as partial:
+            partial.write_text(run.info.run_id)
+
+    def write_step(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        self._mlflow.log_metrics({f"step/{k}": v for k, v in values.items()}, step=step)
+
+    def write_epoch(self, row: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        self._mlflow.log_metrics(_finite(row), step=int(row["epoch"]))
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._mlflow.end_run()
+
+
+def required(name: str) -> Any:
+    """An optional package that the config asks for.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ConfigError(
+            [
+                f"trainer.use_{name}: the package {name} is not installed; "
+                f"pip install 'credit-jax[{name}]', or write false"
+            ]
+        ) from error
+
+
+def _finite(row: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if math.isfinite(value)}

@@ -1,0 +1,178 @@
+"""Records of steps, over restarts, to TensorBoard, W&B and MLflow; traces."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from credit_jax.config import ConfigError
+from credit_jax.training.profile import Profile, parse_updates
+from credit_jax.training.records import StepRecords, Work, peak_of, read_records
+from credit_jax.training.sinks import MlflowSink, required
+
+
+class Clock:
+    """Moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+H100 = SimpleNamespace(
+    device_kind="NVIDIA H100 80GB HBM3",
+    process_index=jax.process_index(),
+    memory_stats=lambda: {"peak_bytes_in_use": 7_000_000},
+)
+
+
+def records(path: Path, clock: Clock, **options: Any) -> StepRecords:
+    work = Work(8, lambda: 989e12, [H100, H100])
+    return StepRecords(path, work, clock=clock, wall=clock, **options)
+
+
+def train(run: StepRecords, clock: Clock, steps: range, seconds: float) -> None:
+    for step in steps:
+        clock.now += seconds
+        values = {"loss": 1.0 / step, "grad_norm": 2.0, "learning_rate": 1e-3}
+        times = {"data_wait_seconds": 0.5, "save_seconds": 0.0}
+        run.updated(step=step, epoch=0, batch=step, count=1, **values, **times)
+
+
+def test_a_record(tmp_path: Path) -> None:
+    clock = Clock()
+    run = records(tmp_path / "steps.jsonl", clock)
+    run.open(None)
+    train(run, clock, range(1, 3), seconds=2.0)
+    clock.now += 100  # a validation
+    run.resume_clock()
+    train(run, clock, range(3, 4), seconds=4.0)
+    run.close()
+    start, first, second, third = read_records(run.path)
+    assert start == {"event": "start", "time": 1000.0, "step": 0}
+    assert "mfu" not in first, "it compiles"
+    assert first["productive_seconds"] == 0
+    assert second["step"] == 2
+    assert second["loss"] == 0.5
+    assert second["step_seconds"] == 2.0
+    assert second["samples_per_second"] == 4.0
+    assert second["mfu"] == 0.25, "one device-second on two devices in two seconds"
+    assert second["memory_peak_bytes"] == 7_000_000
+    assert second["host_memory_peak_bytes"] > 1e6
+    assert second["goodput"] == 0.5
+    assert third["step_seconds"] == 4.0
+    assert third["mfu"] == 0.125
+
+
+def test_several_updates_of_a_record(tmp_path: Path) -> None:
+    clock = Clock()
+    run = records(tmp_path / "steps.jsonl", clock, every=3)
+    run.open(None)
+    train(run, clock, range(1, 9), seconds=1.0)
+    run.close()
+    _, first, second = read_records(run.path)
+    assert (first["step"], second["step"]) == (3, 6)
+    assert second["loss"] == pytest.approx((1 / 4 + 1 / 5 + 1 / 6) / 3)
+    assert second["samples_per_second"] == 8.0
+    assert second["model_flops"] == 989e12
+
+
+def test_over_restarts(tmp_path: Path) -> None:
+    """Killed in a write; what was trained after the checkpoint was for nothing."""
+    clock, path = Clock(), tmp_path / "steps.jsonl"
+    run = records(path, clock)
+    run.open(None)
+    train(run, clock, range(1, 12), seconds=1.0)
+    run.close()
+    path.write_text(path.read_text() + '{"step": 12, "lo')
+    clock.now += 9.0
+    again = records(path, clock)
+    again.open(6)
+    assert again.first_start == 1000.0
+    train(again, clock, range(7, 17), seconds=1.0)
+    again.close()
+    found = list(read_records(path))
+    assert [r["step"] for r in found] == [*range(7), 6, *range(7, 17)]
+    assert found[7]["event"] == "start"
+    assert found[-1]["goodput"] == pytest.approx((5 + 9) / 30), "5, then 9, of 30 s"
+    new = records(path, clock)
+    new.open(None)
+    new.close()
+    assert len(list(read_records(path))) == 1, "a new run begins a new file"
+
+
+def test_numbers_that_json_has_not(tmp_path: Path) -> None:
+    clock = Clock()
+    run = records(tmp_path / "steps.jsonl", clock)
+    run.open(None)
+    values = {"loss": 1.0, "grad_norm": float("inf"), "save_seconds": 0.0}
+    clock.now -= 50  # set back
+    run.updated(step=1, epoch=0, batch=1, count=1, **values)
+    run.close()
+    assert json.loads(run.path.read_text().splitlines()[1])["grad_norm"] is None
+
+
+def test_peaks() -> None:
+    assert peak_of("NVIDIA H100 80GB HBM3") == 989e12
+    assert peak_of("NVIDIA H100 PCIe") == 756e12
+    assert peak_of("cpu") is None
+
+
+def test_mlflow_goes_on_in_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def start_run(**options: Any) -> Any:
+        calls.append(options)
+        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+
+    fake = SimpleNamespace(
+        start_run=start_run,
+        log_metrics=lambda values, step: calls.append((step, values)),
+        end_run=lambda: calls.append("end"),
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    for resumes in (False, True):
+        sink = MlflowSink(tmp_path, resumes=resumes)
+        sink.write_step(3, {"loss": 1.0})
+        sink.write_epoch({"epoch": 0, "train_loss": 2.0, "lr": float("nan")})
+        sink.close()
+    assert calls[0] == {"run_name": tmp_path.name}
+    assert calls[1:4] == [
+        (3, {"step/loss": 1.0}),
+        (0, {"epoch": 0, "train_loss": 2.0}),
+        "end",
+    ]
+    assert calls[4] == {"run_id": "r1"}
+
+
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"pip install 'credit-jax\[wandb\]'"):
+        required("wandb")
+
+
+def test_a_trace(tmp_path: Path) -> None:
+    profile = Profile(tmp_path / "profile", 2, 3)
+    for update in range(1, 6):
+        if profile.before(update):
+            profile.switch(update)
+        assert profile._running == (update in (2, 3))
+        jax.block_until_ready(jax.numpy.ones(3) + update)
+    profile.close()
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize("text", ["5", "0:3", "7:6", "a:b"])
+def test_updates_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="--profile must be FIRST:LAST"):
+        parse_updates(text)
