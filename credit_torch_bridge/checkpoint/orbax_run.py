@@ -107,13 +107,15 @@ def read_run(
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        ValueError: it is a checkpoint of another model.
+        ValueError: it is a checkpoint of another model, or its files are damaged.
     """
     store = CheckpointStore(folder, num_latest=10**9, keep_best=False)
     try:
         chosen = store.latest_step() if step is None else step
         if chosen is None:
             raise FileNotFoundError(f"{folder}: no checkpoint in {store.folder}")
+        if damage := store.damage(chosen):
+            raise ValueError("; ".join(damage))
         progress = store.progress(chosen)
         targets = _targets(model_def, store.item_names(chosen))
         store.check_fits(chosen, targets)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from credit_torch_bridge.checkpoint.checksums import check_crcs
 from credit_torch_bridge.checkpoint.safe_pickle import Record, read_pickle
 
 INDEX = ".metadata"
@@ -158,11 +159,13 @@ class _Pieces:
         data = self._map(name)
         if start < 0 or length <= 0 or start + length > len(data):
             raise ValueError(f"{name} is too short: it may be truncated")
+        piece = data[start : start + length]
+        check_crcs(piece, f"{self.folder / name}")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return torch.load(
-                    io.BytesIO(data[start : start + length]),
+                    io.BytesIO(piece),
                     map_location="cpu",
                     weights_only=True,
                 )

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from credit_torch_bridge.checkpoint.checksums import check_crcs
+
 # PyTorch's name of the number of batches that a batch norm has seen.
 COUNT_NAME = "num_batches_tracked"
 SAFETENSORS = ".safetensors"
@@ -46,7 +48,8 @@ def load_file(path: Path) -> Any:
 
 
 def load_torch(path: Path) -> Any:
-    """Loads a file of torch.save; see `load_file`."""
+    """Loads a file of torch.save whose checksums are right; see `load_file`."""
+    check_crcs(path, str(path))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

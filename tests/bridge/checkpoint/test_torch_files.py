@@ -12,6 +12,8 @@ import yaml
 
 from credit_jax.models.registry import build
 from credit_jax.state_dict.convert import key_plan_for
+from credit_torch_bridge.checkpoint.torch_distributed import load_folder
+from credit_torch_bridge.checkpoint.torch_files import load_file
 from tests.bridge.checkpoint.untrusted import Creates
 from tests.reference.training import GEN2_CONFIG
 
@@ -194,3 +196,63 @@ def test_a_missing_file_and_an_empty_folder(assert_refused, tmp_path):
     assert_refused(tmp_path / "none.pt", "no such file or folder")
     (tmp_path / "empty").mkdir()
     assert_refused(tmp_path / "empty", "no checkpoint in it", "found nothing")
+
+
+def flip_a_bit(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_bits_flipped_inside_of_weights(assert_refused, state, tmp_path):
+    """PyTorch reads such a file without a word."""
+    path = tmp_path / "file.pt"
+    torch.save(state, path)
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda member: member.file_size)
+    flip_a_bit(path, largest.header_offset + largest.file_size // 2 + 200)
+    torch.load(path, weights_only=True)
+    text = "damaged inside of its weights: 1 of "
+    assert_refused(path, str(path), text, largest.filename)
+
+
+def test_a_file_that_was_saved_without_checksums(state, tmp_path):
+    path = tmp_path / "file.pt"
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, path)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    with pytest.warns(UserWarning, match="saved without checksums"):
+        found = load_file(path)
+    assert all(torch.equal(found[key], state[key]) for key in state)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_piece_of_a_distributed_checkpoint(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    folder = tmp_path / "folder"
+    content = {"model_state_dict": {"a": torch.ones(64, 64), "b": torch.ones(3)}}
+    dcp.save(content, checkpoint_id=folder, no_dist=True)
+    (path,) = folder.glob("*.distcp")
+    ones = path.read_bytes().find(struct.pack("<4f", 1, 1, 1, 1))
+    flip_a_bit(path, ones + 5)
+    with pytest.raises(ValueError, match=r"distcp: damaged inside of its weights"):
+        load_folder(folder)
+
+
+def test_a_converted_run_with_a_changed_file(bridge, state, tmp_path):
+    torch.save(state, tmp_path / "file.pt")
+    given = "--config", GEN2_CONFIG, "--checkpoint", tmp_path / "file.pt"
+    code, text = bridge("convert", "--to", "jax", *given, "--out", tmp_path / "run")
+    assert code == 0, text
+    files = (tmp_path / "run" / "checkpoints" / "0" / "weights").rglob("d/*")
+    largest = max(files, key=lambda path: path.stat().st_size)
+    flip_a_bit(largest, largest.stat().st_size // 2)
+    given = "--config", GEN2_CONFIG, "--checkpoint", tmp_path / "run"
+    code, text = bridge("convert", "--to", "torch", *given, "--out", tmp_path / "back")
+    assert code == 2
+    assert f"{largest}: damaged, its bytes were changed" in text.replace("\n", "")
+    assert not (tmp_path / "back").exists()
