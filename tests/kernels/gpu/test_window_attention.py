@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from credit_jax.check.flops import flops_of
 from credit_jax.kernels.gpu import window_attention as fused
+from credit_jax.models.flops import flops_of
 from credit_jax.ops import attend, attention_logits
 from credit_jax.parallel.domain.windows import (
     group_layout,
