@@ -22,6 +22,7 @@ from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
 from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.swin.fuxi import Fuxi, FuxiConfig
+from credit_jax.models.swin.swin import Swin, SwinConfig
 
 
 class ModelEntry(NamedTuple):
@@ -50,6 +51,7 @@ MODELS: dict[str, ModelEntry] = {
     "nextgen_wxformer": ModelEntry(
         NextGenWXFormerConfig, NextGenWXFormer, "nextgen_wxformer"
     ),
+    "swin": ModelEntry(SwinConfig, Swin, "swin"),
     "wxformer": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
     "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
 }

@@ -61,6 +61,7 @@ class Context:
             first_sample, first_sample + sample_stride, ...
         num_members: ensemble members per sample, consecutive along the batch dim:
             sample 0 member 0, sample 0 member 1, ...
+        block: number of the block within the stack that `scan` runs.
     """
 
     axes: MeshAxes = field(default_factory=MeshAxes)
@@ -75,6 +76,7 @@ class Context:
     first_sample: Array | int = 0
     sample_stride: int = 1
     num_members: int = 1
+    block: Array | int = 0
 
     @property
     def training(self) -> bool:
@@ -180,7 +182,7 @@ class Context:
             index, leaves = inputs
             params, stats = jax.tree.unflatten(tree, leaves)
             block: Any = nnx.merge(graph, self._gathered(params), stats)
-            carry = block(carry, self.fold_in(index), **static)
+            carry = block(carry, self._of_block(index), **static)
             return carry, nnx.state(block, nnx.BatchStat)
 
         loops = self.axes.num_devices == 1 or loops_hold_collectives()
@@ -209,6 +211,9 @@ class Context:
                 stats.append(jax.tree.map(part.flat, updated))
         nnx.update(blocks, _joined(stats))
         return self._captured(carry)
+
+    def _of_block(self, index: Array) -> Context:
+        return replace(self.fold_in(index), block=index)
 
     def _captured(self, output: Any) -> Any:
         if self.capture_intermediates is not None and isinstance(output, Field):

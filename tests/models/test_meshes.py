@@ -36,7 +36,7 @@ from tests.models.crossformer.cases import (
     NEXTGEN_CASES,
 )
 from tests.models.debugger.cases import DEBUGGER
-from tests.models.swin.cases import FUXI_CASES
+from tests.models.swin.cases import FUXI_CASES, SWIN_CASES, SWIN_PADDED
 from tests.support import assert_close, assert_trees_close, make_mesh, mark_slow
 
 BLOCKS = {
@@ -47,6 +47,8 @@ BLOCKS = {
     **{f"nextgen {k}": v for k, v in NEXTGEN_CASES.items()},
     "debugger": DEBUGGER,
     **{f"fuxi {k}": v for k, v in FUXI_CASES.items()},
+    **{f"swin {k}": v for k, v in SWIN_CASES.items()},
+    "swin padded": SWIN_PADDED,
 }
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
 BATCH = 8
@@ -354,3 +356,33 @@ def test_fuxi_equals_one_device_in_float64() -> None:
     _compare(actual, expected, (FLOAT64, FLOAT64), "float64")
     assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
     assert not np.any(actual[2]["u_transformer/blocks/attention/qkv/kernel"])
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    mark_slow(
+        [
+            ("oblong", "dp2_tp2_domain2"),
+            ("oblong", "domain8"),
+            ("padded", "domain3"),
+            ("stages", "domain3"),
+            ("one row of windows", "domain2"),
+        ],
+        but=[("oblong", "dp2_tp2_domain2"), ("padded", "domain3")],
+    ),
+)
+def test_swin_equals_one_device(name: str, mesh: str) -> None:
+    name = f"swin {name}"
+    actual = _run(name, MESHES[mesh], "float32")
+    expected = _one_device(name, "float32")
+    _compare(actual, expected, (FORWARD, GRADIENT), f"{name} on {mesh}")
+
+
+@pytest.mark.slow
+def test_swin_equals_one_device_in_float64() -> None:
+    """Every array of the gradient, on 2 x 2 x 2, with dropout of the position bias."""
+    with jax.enable_x64(True):
+        actual = _run("swin one row of windows", (2, 2, 2), "float64")
+        expected = _one_device("swin one row of windows", "float64")
+    _compare(actual, expected, (FLOAT64, FLOAT64), "float64")
+    assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")

@@ -6,8 +6,8 @@ import jax
 from jaxtyping import Array, Float
 
 from credit_jax.fields import FieldContext
-from credit_jax.models.common.frames import fold_frames
-from credit_jax.models.common.grid_config import GridConfig
+from credit_jax.models.common.frames import FrameFold, fold_frames
+from credit_jax.models.common.padded_config import PaddedConfig
 from credit_jax.models.common.padding import PaddingConfig
 from credit_jax.nn.context import Context
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
@@ -24,16 +24,18 @@ def enter(
     height: int,
     context: Context,
     padding: PaddingConfig | None = None,
+    fold: FrameFold = "channel",
 ) -> Field:
-    """Folds frames into channels (channel * time), NHWC, and pads.
+    """Folds frames into channels, NHWC, and pads.
 
     Args:
         x: local samples and rows.
         height: global rows of `x`.
         context: gives the shards.
         padding: an active padding, or None.
+        fold: how frames become channels, see `FrameFold`.
     """
-    field = Field(fold_frames(x, "channel"), context.rows(height))
+    field = Field(fold_frames(x, fold), context.rows(height))
     if padding is None:
         return field
     return pad_globe(field, mode=padding.mode, lat=padding.pad_lat, lon=padding.pad_lon)
@@ -41,13 +43,19 @@ def enter(
 
 @jax.named_scope(OUTPUT)
 def leave(
-    field: Field, config: GridConfig
+    field: Field, config: PaddedConfig, *, interpolate: bool
 ) -> Float[Array, "batch channel_out time_out rows lon"]:
-    """Crops the padding, interpolates to the grid, unfolds frames, in equal blocks."""
+    """Crops the padding, interpolates to the grid, unfolds frames, in equal blocks.
+
+    Args:
+        field: the last one.
+        config: of the model.
+        interpolate: whether to interpolate to the grid of the output.
+    """
     pad, output = config.padding, config.output
     if pad is not None:
         field = crop_globe(field, lat=pad.pad_lat, lon=pad.pad_lon)
-    if config.interp:
+    if interpolate:
         field = resize_bilinear(field, (output.height, output.width))
     field = reshard(field, field.layout.to_blocks())
     batch, rows, lon, _ = field.data.shape
@@ -56,7 +64,7 @@ def leave(
 
 
 def correct(
-    config: GridConfig,
+    config: PaddedConfig,
     x: Float[Array, "batch channel time rows lon"],
     y: Float[Array, "batch channel_out time_out rows lon"],
     context: Context,
@@ -72,5 +80,5 @@ def correct(
     conf = config.gen1_post_conf
     if conf is None or not conf.activate:
         return y
-    reducer = FieldReducer(context.rows(config.image_height, dim=3), context.axes)
+    reducer = FieldReducer(context.rows(config.output.height, dim=3), context.axes)
     return conf.fixers(x, y, FieldContext(reducer))

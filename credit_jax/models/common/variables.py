@@ -43,3 +43,13 @@ class VariableKeys(ModelConfig):
             f"channels {self.channels} x levels {self.levels} + surface_channels "
             f"{self.surface_channels} + {only} {getattr(self, only)}"
         )
+
+    def channel_problems(self) -> list[str]:
+        """The error of a model without input or output channels, if any."""
+        if self.input_channels >= 1 and self.output_channels >= 1:
+            return []
+        return [
+            f"model has {self.input_channels} input and {self.output_channels} "
+            "output channels; expected at least 1 of each: "
+            f"{self.channel_sum('input')}; {self.channel_sum('output')}"
+        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from credit_jax.models.swin.attention import ShiftedWindowAttention
@@ -51,7 +52,8 @@ class SwinBlock(nnx.Module):
         channels: of the field.
         shift: rows and columns that a shifted block rolls by.
         norm_scale: initial value of the scales of the norms.
-        drop_path: probability that a branch is left out for a sample.
+        drop_path: probability that a branch is left out for a sample; or that of each
+            block of a stack.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class SwinBlock(nnx.Module):
         shift: Pair,
         *,
         norm_scale: float = 1.0,
-        drop_path: float = 0.0,
+        drop_path: float | tuple[float, ...] = 0.0,
     ) -> None:
         self.shift, self.drop_path = shift, drop_path
         self.attention = attention
@@ -81,7 +83,10 @@ class SwinBlock(nnx.Module):
         return roll_field(field, (rows, columns), out=layout)
 
     def _add(self, field: Field, x: jax.Array, context: Context, branch: int) -> Field:
-        if context.key is not None and self.drop_path:
+        rates = self.drop_path if isinstance(self.drop_path, tuple) else None
+        if context.key is not None and (any(rates) if rates else self.drop_path):
+            rate = jnp.asarray(rates or self.drop_path)
+            rate = rate[context.block] if rates else rate
             samples = context.samples(x.shape[0])
-            x = drop_path(x, context.key, samples, self.drop_path, branch=branch)
+            x = drop_path(x, context.key, samples, rate, branch=branch)
         return field.like(field.data + x)

@@ -76,3 +76,58 @@ FUXI_CASES: dict[str, dict[str, Any]] = {
         "depth": 2,
     },
 }
+
+SWIN: dict[str, Any] = {
+    "type": "swin",
+    "img_size": [24, 48],
+    "patch_size": 2,
+    "img_window_ratio": 6,
+    "channels": 2,
+    "levels": 2,
+    "surface_channels": 1,
+    "input_only_channels": 2,
+    "output_only_channels": 1,
+    "frames": 1,
+    "embed_dim": 8,
+    "depths": [3],
+    "num_heads": [2],
+    "mlp_ratio": 2,
+    "init_values": None,
+    "full_pos_embed": True,
+    "rel_pos": False,
+    "use_spectral_norm": True,
+}
+
+SWIN_CASES: dict[str, dict[str, Any]] = {
+    # windows of 4 x 8 tokens, shifted along both dims; columns meet at the date line
+    "oblong": SWIN,
+    # two stages, a position bias, the mean of two frames, a residual, no spectral norm
+    "stages": {
+        **SWIN,
+        "img_size": [18, 24],
+        "window_size": [3, 4],
+        "frames": 2,
+        "depths": [2, 1],
+        "num_heads": [2, 4],
+        "full_pos_embed": False,
+        "rel_pos": True,
+        "residual": True,
+        "use_spectral_norm": False,
+    },
+    # one window of rows
+    "one row of windows": {
+        **SWIN,
+        "img_size": [8, 32],
+        "window_size": [8, 4],
+        "depths": [2],
+        "rel_pos": True,
+    },
+}
+# CREDIT's own model fails with padding; its padding, put there by the tests, does not.
+SWIN_PADDED: dict[str, Any] = {
+    **SWIN,
+    "img_size": [20, 40],
+    "depths": [2],
+    "padding_conf": {"activate": True, "mode": "earth", "pad_lat": 2, "pad_lon": 4},
+    "residual": True,
+}

@@ -1,15 +1,15 @@
-"""Config keys of models on a grid of levels and surface variables."""
+"""Config keys of what is around a network: padding, corrections of the output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PositiveInt
+from pydantic import BeforeValidator
 
+from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.common.gen1_post_conf import Gen1PostConf
 from credit_jax.models.common.padding import PaddingConfig
-from credit_jax.models.common.variables import VariableKeys
 
 
 def _active_blocks(value: Any) -> Any:
@@ -25,28 +25,16 @@ def _active_blocks(value: Any) -> Any:
 PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
 
 
-class GridConfig(VariableKeys):
-    """Keys that most of CREDIT's models share, with the defaults of most.
+class PaddedConfig(ModelConfig):
+    """Keys of what CREDIT's models have around the network.
 
     Attributes:
-        image_height, image_width: grid of input and output.
-        patch_height, patch_width: points of a patch; 1 x 1 is no patch embedding.
-        frames: time steps of the input.
-        use_spectral_norm: on every 2D convolution and linear layer.
-        interp: interpolate the output to the grid.
         padding_conf: see `PaddingConfig`.
         post_conf: names of its active blocks, which CREDIT's gen2 training drops.
         gen1_post_conf: corrections at the end of the forward pass, which gen1 trains
             with; not in CREDIT's gen2.
     """
 
-    image_height: PositiveInt = 640
-    image_width: PositiveInt = 1280
-    patch_height: PositiveInt = 1
-    patch_width: PositiveInt = 1
-    frames: PositiveInt = 2
-    use_spectral_norm: bool = True
-    interp: bool = True
     padding_conf: PaddingConfig | None = None
     post_conf: PostBlocks = None
     gen1_post_conf: Gen1PostConf | None = None
@@ -72,11 +60,7 @@ class GridConfig(VariableKeys):
     def check_files(self) -> None:
         """See `ModelConfig.check_files`."""
         if self.gen1_post_conf is not None and self.gen1_post_conf.activate:
-            self.gen1_post_conf.check_grid((self.image_height, self.image_width))
-
-    @property
-    def patch(self) -> tuple[int, int]:
-        return self.patch_height, self.patch_width
+            self.gen1_post_conf.check_grid((self.output.height, self.output.width))
 
     @property
     def padding(self) -> PaddingConfig | None:
@@ -89,16 +73,6 @@ class GridConfig(VariableKeys):
         """Rows (north, south) and columns (west, east) to add; zeros for none."""
         pad = self.padding
         return (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
-
-    def channel_problems(self) -> list[str]:
-        """The error of a model without input or output channels, if any."""
-        if self.input_channels >= 1 and self.output_channels >= 1:
-            return []
-        return [
-            f"model has {self.input_channels} input and {self.output_channels} "
-            "output channels; expected at least 1 of each: "
-            f"{self.channel_sum('input')}; {self.channel_sum('output')}"
-        ]
 
     def post_problems(self) -> list[str]:
         """Errors of `gen1_post_conf`."""

@@ -1,0 +1,307 @@
+"""CREDIT's `swin` (models/swin.py): Swin Transformer V2 CR on one grid of patches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+from pydantic import PositiveInt
+
+from credit_jax.models.common.array_specs import FieldSpec, InputSpec
+from credit_jax.models.common.entry import correct, enter, leave
+from credit_jax.models.common.geometry import Geometry, StageGeometry
+from credit_jax.models.common.padded_config import PaddedConfig
+from credit_jax.models.common.padding import padding_problems, repeated
+from credit_jax.models.common.variables import VariableKeys
+from credit_jax.models.swin import checks
+from credit_jax.models.swin.attention import QueryKeyValue, ShiftedWindowAttention
+from credit_jax.models.swin.blocks import PLAIN, SHIFTED, FeedForward, SwinBlock
+from credit_jax.models.swin.position_bias import PairBias
+from credit_jax.nn.context import Context
+from credit_jax.nn.layers import Conv, LayerNorm
+from credit_jax.nn.matmul import matmul
+from credit_jax.nn.parameters import parameter, stack_blocks
+from credit_jax.ops.padding import Pair
+from credit_jax.parallel.domain.shuffle import add, unpatch_field
+from credit_jax.parallel.domain.windows import window_layout
+from credit_jax.parallel.params.initializers import Initializer, torch_uniform
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.reshard import WINDOWS, reshard
+from credit_jax.parallel.scopes import BLOCKS, DECODER, EMBEDDING
+
+Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
+
+IGNORED = "CREDIT's swin ignores it"
+
+
+class SwinConfig(VariableKeys, PaddedConfig):
+    """Constructor keys of CREDIT's SwinTransformerV2Cr, with its defaults.
+
+    Attributes:
+        img_size: rows and columns of the grid.
+        patch_size: points along each side of a patch.
+        window_size: tokens along each side of a window; one number for both.
+        img_window_ratio: without `window_size` a window has as many tokens as the grid
+            has points, with its padding, divided by this.
+        frames: time steps of the input; of two the model takes the mean.
+        embed_dim: channels of all fields.
+        depths, num_heads: of each stage; all stages have one grid.
+        mlp_ratio: hidden units of the feed-forward layers for each channel.
+        init_values: initial scales of the norms; null is 1.
+        proj_drop_rate, attn_drop_rate: rates in training.
+        drop_path_rate: of the last block; it grows linearly from 0.
+        full_pos_embed: a trained field is added to the patches.
+        rel_pos: a network gives the position bias.
+        residual: the model predicts a change of the first channels of the input.
+        use_spectral_norm: on every 2D convolution and linear layer.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            (
+                "drop_rate",
+                "extra_norm_period",
+                "extra_norm_stage",
+                "sequential_attn",
+                "global_pool",
+                "weight_init",
+                "interp",
+                "in_chans",
+                "out_chans",
+                "image_height",
+                "image_width",
+                "pad_lat",
+                "pad_lon",
+            ),
+            IGNORED,
+        ),
+        "checkpoint_stages": "see trainer.activation_checkpoint",
+    }
+
+    type: Literal["swin"] = "swin"
+    img_size: tuple[PositiveInt, PositiveInt] = (224, 224)
+    patch_size: PositiveInt = 4
+    window_size: Both | None = None
+    img_window_ratio: PositiveInt = 32
+    frames: PositiveInt = 1
+    embed_dim: PositiveInt = 96
+    depths: tuple[PositiveInt, ...] = (2, 2, 6, 2)
+    num_heads: tuple[PositiveInt, ...] = (3, 6, 12, 24)
+    mlp_ratio: float = 4.0
+    init_values: float | None = 0.0
+    proj_drop_rate: float = 0.0
+    attn_drop_rate: float = 0.0
+    drop_path_rate: float = 0.0
+    full_pos_embed: bool = False
+    rel_pos: bool = True
+    residual: bool = False
+    use_spectral_norm: bool = False
+
+    def without_effect(self) -> dict[str, str]:
+        """Keys that change nothing; see `PaddedConfig`."""
+        found = super().without_effect()
+        if self.frames == 3:
+            found["frames"] = (
+                "3: the model takes the mean of the first two frames and does not see "
+                "the last, as in CREDIT"
+            )
+        return found
+
+    @property
+    def inputs(self) -> Mapping[str, InputSpec]:
+        """See `ModelConfig.inputs`."""
+        return {"x": FieldSpec(self.input_channels, self.frames, *self.img_size)}
+
+    @property
+    def output(self) -> FieldSpec:
+        """See `ModelConfig.output`."""
+        return FieldSpec(self.output_channels, 1, *self.img_size)
+
+    @property
+    def image_height(self) -> int:
+        """Rows of the grid."""
+        return self.img_size[0]
+
+    @property
+    def image_width(self) -> int:
+        """Columns of the grid."""
+        return self.img_size[1]
+
+    @property
+    def padded(self) -> Pair:
+        """Rows and columns of the grid with its padding."""
+        lat, lon = self.pads
+        return self.img_size[0] + sum(lat), self.img_size[1] + sum(lon)
+
+    @property
+    def patches(self) -> Pair:
+        """Rows and columns of patches."""
+        rows, columns = self.padded
+        return rows // self.patch_size, columns // self.patch_size
+
+    @property
+    def window(self) -> Pair:
+        """Rows and columns of a window; all of the grid where that is not larger."""
+        given = self.window_size
+        if given is None:
+            given = tuple(size // self.img_window_ratio for size in self.padded)
+        rows, columns = (min(g, p) for g, p in zip(given, self.patches, strict=True))
+        return rows, columns
+
+    @property
+    def shift(self) -> Pair:
+        """Of every other block; none along a dim of a single window."""
+        rows, columns = (
+            0 if size <= window else window // 2
+            for size, window in zip(self.patches, self.window, strict=True)
+        )
+        return rows, columns
+
+    def drop_path(self, stage: int) -> tuple[float, ...]:
+        """Rates of the blocks of a stage."""
+        total, first = sum(self.depths), sum(self.depths[:stage])
+        step = self.drop_path_rate / max(total - 1, 1)
+        return tuple(step * (first + i) for i in range(self.depths[stage]))
+
+    def geometry(self) -> Geometry:
+        """Grid sizes along the layers; valid only if `problems()` is empty."""
+        stages = tuple(
+            StageGeometry(
+                *self.patches,
+                self.embed_dim,
+                depth,
+                heads,
+                self.embed_dim // heads,
+                self.window[0],
+                self.window[0],
+                attentions=1,
+            )
+            for depth, heads in zip(self.depths, self.num_heads, strict=True)
+        )
+        grid = self.img_size
+        return Geometry(grid, self.padded, self.patches, stages, self.padded, grid)
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """Errors of the sizes, with the arithmetic and the values that would fit.
+
+        Args:
+            tensor: tensor-parallel degree.
+            domain: domain-parallel degree; any degree works, some shards may idle.
+        """
+        rates = ("proj_drop_rate", "attn_drop_rate", "drop_path_rate")
+        return [
+            *self.channel_problems(),
+            *checks.rate_problems(self, rates),
+            *padding_problems(self.padding, *self.img_size),
+            *checks.grid_problems(self),
+            *checks.head_problems(self, tensor),
+            *self.post_problems(),
+        ]
+
+
+class Embedding(nnx.Module):
+    """A vector of each patch, normalized; a trained field may be added."""
+
+    def __init__(self, config: SwinConfig) -> None:
+        size, channels = config.patch_size, config.embed_dim
+        self.proj = Conv(config.input_channels, channels, size, stride=size)
+        self.norm = LayerNorm(channels)
+        self.with_position = config.full_pos_embed
+        if self.with_position:
+            self.position = parameter(
+                Initializer("normal", 0.02),
+                (*config.patches, channels),
+                (None, None, "embed"),
+            )
+
+    @jax.named_scope(EMBEDDING)
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = self.proj(field)
+        data = self.norm(field.data)
+        if self.with_position:
+            data = data + field.layout.local(self.position[...])[None]
+        return field.like(data)
+
+
+class Head(nnx.Module):
+    """The values of all points of each patch, without bias."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        self.kernel = parameter(
+            torch_uniform(channel_in),
+            (channel_in, channel_out),
+            ("embed", "embed"),
+            matrix_out=(1,),
+        )
+
+    @jax.named_scope(DECODER)
+    def __call__(self, field: Field, context: Context) -> Field:
+        return field.like(matmul(field.data, self.kernel[...]))
+
+
+class Swin(nnx.Module):
+    """The whole model; see `SwinConfig` for its keys."""
+
+    def __init__(self, config: SwinConfig) -> None:
+        self.config = config
+        self.embedding = Embedding(config)
+        self.stages = nnx.List(
+            stack_blocks(lambda stage=stage: _block(config, stage), depth)
+            for stage, depth in enumerate(config.depths)
+        )
+        points = config.patch_size**2
+        self.head = Head(config.embed_dim, config.output_channels * points)
+
+    def __call__(
+        self, inputs: Mapping[str, Any], context: Context
+    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+        """Predicts from the input "x"; rows are in block layout over the domain axis.
+
+        Differs from CREDIT: padding, with which CREDIT's model fails, is added before
+        the patches and cropped after them, as its source means it.
+        """
+        config, x = self.config, inputs["x"]
+        cast = context.precision.cast(x)
+        fold = "mean" if config.frames > 1 else "channel"
+        entered = enter(cast, config.img_size[0], context, config.padding, fold)
+        field = context.run(self.embedding, entered)
+        rows = window_layout(field.layout, field.layout.size, config.window[0])
+        field = reshard(field, rows, scope=WINDOWS)
+        with jax.named_scope(BLOCKS):
+            for index, depth in enumerate(config.depths):
+                field = context.fold_in(index).scan(
+                    self.stages[index], field, depth, variants=(PLAIN, SHIFTED)
+                )
+        field = context.run(self.head, field)
+        field = unpatch_field(field, (config.patch_size, config.patch_size))
+        if config.residual:
+            kept = entered.data[..., : config.output_channels]
+            field = add(field, entered.like(kept))
+        y = leave(field, config, interpolate=False).astype(x.dtype)
+        return correct(config, x, y, context)
+
+
+def _block(config: SwinConfig, stage: int) -> SwinBlock:
+    channels, heads = config.embed_dim, config.num_heads[stage]
+    attention = ShiftedWindowAttention(
+        channels,
+        heads,
+        config.window,
+        qkv=QueryKeyValue(channels, heads, key_bias=True),
+        bias=PairBias(heads, config.window) if config.rel_pos else None,
+        columns_meet=True,
+        attn_drop=config.attn_drop_rate,
+        proj_drop=config.proj_drop_rate,
+    )
+    hidden = int(channels * config.mlp_ratio)
+    return SwinBlock(
+        attention,
+        FeedForward(channels, hidden, dropout=config.proj_drop_rate),
+        channels,
+        config.shift,
+        norm_scale=1.0 if config.init_values is None else config.init_values,
+        drop_path=config.drop_path(stage),
+    )

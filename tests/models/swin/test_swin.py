@@ -1,0 +1,158 @@
+"""Swin Transformer V2 CR against serial CREDIT, and its `model:` section."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from credit_jax import from_state_dict, to_state_dict
+from credit_jax.models.registry import build, parse_model
+from credit_jax.models.swin.swin import SwinConfig
+from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_torch_bridge import compare_with_credit
+from tests.models.parity import (
+    assert_equals_credit,
+    assert_equals_credit_in_float64,
+    assert_training_forward_equals_credit,
+)
+from tests.models.swin.cases import SWIN, SWIN_PADDED
+from tests.models.swin.cases import SWIN_CASES as CASES
+from tests.support.credit_modules import credit_attribute
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_credit(credit: Any, name: str) -> None:
+    assert_equals_credit(credit, CASES[name], name)
+
+
+def test_plain_definitions_equal_credit(credit: Any) -> None:
+    """What accelerators run; the other tests run the implementations of CPU."""
+    assert_equals_credit(credit, SWIN, "oblong, plain", "xla")
+
+
+@pytest.mark.parametrize("name", ["oblong", "one row of windows"])
+def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
+    assert_equals_credit_in_float64(credit, CASES[name], name)
+
+
+def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
+    """qkv is a layer that is called here: it is divided and iterated."""
+    assert_training_forward_equals_credit(credit, SWIN)
+
+
+def test_padding_is_what_credits_source_means(
+    credit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CREDIT's forward, with the padding that its constructor forgets to make."""
+    padding = credit_attribute("boundary_padding", "TensorPadding")
+    model = credit_attribute("models.swin", "SwinTransformerV2Cr")
+    made = padding(mode="earth", pad_lat=[2, 2], pad_lon=[4, 4])
+    monkeypatch.setattr(model, "padding_opt", made, raising=False)
+    assert_equals_credit(credit, SWIN_PADDED, "padded")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
+    credit: Any, name: str
+) -> None:
+    block = CASES[name]
+    model_def = build(block)
+    model = credit.build_credit(block, seed=1)
+    state = {key: value.numpy() for key, value in model.state_dict().items()}
+    params, model_state = from_state_dict(model_def, state)
+    assert set(model_state[SPECTRAL_NORM]) == set(model_def.matrices)
+    assert sum(p.numel() for p in model.parameters()) == model_def.num_parameters
+    back = to_state_dict(model_def, params, model_state)
+    assert list(back) == list(state), "the keys, or their order, differ"
+    for key, value in state.items():
+        np.testing.assert_array_equal(back[key], value, err_msg=key)
+
+
+def test_blocks_compare(credit: Any, tmp_path: Any) -> None:
+    import yaml
+
+    block = CASES["stages"]
+    arrays = credit.credit_case(block, seed=3).state
+    state = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    torch.save({"model_state_dict": state}, tmp_path / "checkpoint.pt")
+    (tmp_path / "model.yml").write_text(yaml.safe_dump({"model": block}))
+    found = compare_with_credit(tmp_path / "model.yml", tmp_path / "checkpoint.pt")
+    print("\n".join(found.lines()))
+    assert found.within_tolerance
+    assert set(found.blocks) == {"patch_embed", "stages.0", "stages.1", "head"}
+
+
+# what differs from the section, what the error says
+WRONG = {
+    "a patch": ({"patch_size": 5}, "patch_size is 5, which does not divide the 24"),
+    "windows that do not fit": (
+        {"window_size": [5, 8]},
+        r"the 12 rows of patches are not whole windows of 5",
+    ),
+    "windows of pixels": (
+        {"img_window_ratio": 5},
+        r"the 24 columns of patches are not whole windows of 9 \(48 points // "
+        "img_window_ratio 5",
+    ),
+    "no window": ({"img_window_ratio": 40}, "the windows have 0 rows: 24 points"),
+    "heads": ({"num_heads": [3]}, "num_heads has 3, which does not divide embed_dim 8"),
+    "stages": ({"depths": [2, 2]}, "depths has 2 entries and model.num_heads 1"),
+    "frames": ({"frames": 4}, "frames is 4; expected 1 to 3"),
+    "residual": (
+        {"residual": True, "output_only_channels": 3},
+        "residual adds the input to the output, but they have 7 and 8 channels",
+    ),
+    "a rate": ({"drop_path_rate": -0.1}, "drop_path_rate is -0.1"),
+    "no hidden units": ({"mlp_ratio": 0}, "mlp_ratio is 0"),
+    "padding": (
+        {"padding_conf": {"mode": "earth", "pad_lat": 30, "pad_lon": 0}},
+        "padding_conf.pad_lat",
+    ),
+    "unknown key": ({"depth": [2]}, "nearest known key is 'depths'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_run_is_refused(name: str) -> None:
+    change, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        build({**SWIN, **change})
+
+
+def test_tensor_degrees_that_do_not_fit() -> None:
+    problems = parse_model(SWIN).problems(tensor=4)
+    assert len(problems) == 1
+    assert "num_heads has 2, which trainer.parallelism.tensor = 4" in problems[0]
+
+
+def test_rates_of_drop_path_grow_from_block_to_block() -> None:
+    block = {**SWIN, "depths": [2, 3], "num_heads": [2, 2], "drop_path_rate": 0.4}
+    config = parse_model(block)
+    rates = [rate for stage in (0, 1) for rate in config.drop_path(stage)]
+    expected = torch.linspace(0, 0.4, 5).tolist()
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+
+
+def test_the_defaults_are_those_of_credit(credit: Any) -> None:
+    model = credit_attribute("models.swin", "SwinTransformerV2Cr")
+    config = SwinConfig()
+    for p in inspect.signature(model.__init__).parameters.values():
+        known = p.name in SwinConfig.model_fields
+        assert known or p.name in (*SwinConfig.ignored, "self", "norm_layer", "kwargs")
+        if known:
+            assert getattr(config, p.name) == p.default, p.name
+
+
+@pytest.mark.parametrize("key", ["interp", "drop_rate", "in_chans"])
+def test_keys_that_only_credit_accepts_are_named_in_a_warning(key: str) -> None:
+    with pytest.warns(UserWarning, match=f"model.{key} .CREDIT's swin ignores"):
+        parse_model({**SWIN, key: 1})
+
+
+def test_what_changes_nothing_is_named_in_a_warning() -> None:
+    with pytest.warns(UserWarning, match="does not see the last"):
+        parse_model({**SWIN, "frames": 3})
