@@ -12,6 +12,7 @@ from typing import Any
 import xarray as xr
 
 from credit_jax.io.remote import is_url, open_binary, store_at
+from credit_jax.io.retry import is_transient, retried
 
 # Files whose metadata are kept.
 MAX_OPEN = 1000
@@ -67,6 +68,7 @@ class OpenFiles:
 
         Raises:
             ValueError: the file is no complete NetCDF file or Zarr store.
+            OSError: its storage fails again and again.
         """
         key = os.fspath(path), engine
         with self._lock:
@@ -80,7 +82,8 @@ class OpenFiles:
 
 def _open(path: str, engine: str | None) -> xr.Dataset:
     engine = reading_engine(path) if is_url(path) else engine or reading_engine(path)
-    try:
+
+    def read() -> xr.Dataset:
         place = _remote(path, engine) if is_url(path) else path
         with warnings.catch_warnings():
             # Zarr 3 has no consolidated metadata; times outside of datetime64 become
@@ -88,7 +91,12 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
             warnings.filterwarnings("ignore", "Failed to open Zarr store with")
             warnings.filterwarnings("ignore", "Unable to decode time axis")
             return xr.open_dataset(place, engine=engine, cache=False)
+
+    try:
+        return retried(read, path)
     except (OSError, ValueError, KeyError) as error:
+        if is_transient(error.__cause__ or error):
+            raise
         raise ValueError(
             f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "
             f"{error}); is it complete?"

@@ -7,6 +7,8 @@ import io
 import os
 from typing import Any
 
+from credit_jax.io.retry import retried
+
 # Addresses whose existence is remembered.
 _KEPT = 100_000
 
@@ -50,7 +52,7 @@ def _exists_there(url: str) -> bool:
     import obstore
 
     try:
-        obstore.head(store, key)
+        retried(lambda: obstore.head(store, key), url)
     except FileNotFoundError:
         return False
     except Exception as error:
@@ -70,20 +72,25 @@ def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
         OSError: it cannot be read.
     """
     if not is_url(path):
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(size)
+        return retried(lambda: _local_bytes(path, start, size), path)
     store, key = _parts(path)
     import obstore
 
     try:
         if size >= 0:
-            found = obstore.get_range(store, key, start=start, length=size)
-            return bytes(found)
+            ranged = lambda: obstore.get_range(store, key, start=start, length=size)  # noqa: E731
+            return bytes(retried(ranged, path))
         options: Any = {"range": {"offset": start}} if start else {}
-        return bytes(obstore.get(store, key, options=options).bytes())
+        whole = lambda: obstore.get(store, key, options=options).bytes()  # noqa: E731
+        return bytes(retried(whole, path))
     except Exception as error:
         raise OSError(f"{path}: cannot be read ({error})") from error
+
+
+def _local_bytes(path: str, start: int, size: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read(size)
 
 
 def open_binary(url: str) -> io.BufferedReader:
@@ -96,7 +103,8 @@ def open_binary(url: str) -> io.BufferedReader:
     import obstore
 
     try:
-        return io.BufferedReader(_Ranges(obstore.open_reader(store, key)), 2**16)
+        reader = retried(lambda: obstore.open_reader(store, key), url)
+        return io.BufferedReader(_Ranges(reader), 2**16)
     except Exception as error:
         raise OSError(f"{url}: cannot be opened ({error})") from error
 

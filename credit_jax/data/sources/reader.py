@@ -16,6 +16,7 @@ from jaxtyping import Shaped
 from credit_jax.data.calendars import calendar_of, to_labels
 from credit_jax.data.sources.zarr_array import ZarrArray, open_zarr_array
 from credit_jax.io.open_files import MAX_OPEN, OpenFiles
+from credit_jax.io.retry import is_transient, retried
 
 # Size of the cache of fields; small data sets are read once.
 CACHE_BYTES = 2**30
@@ -72,14 +73,21 @@ class OpenFile:
             index: of the time that is asked for, for the error; None without time.
 
         Raises:
-            ValueError: if it cannot be read or decoded.
+            ValueError: if it cannot be decoded.
+            OSError: its storage fails again and again.
         """
         variable = self.variable(name)
-        try:
+
+        def read() -> np.ndarray:
             if (array := self._zarr_array(name, variable)) is not None:
                 return array[tuple(chosen.get(d, slice(None)) for d in variable.dims)]
             return np.asarray(variable.isel(chosen).values)
+
+        try:
+            return retried(read, f"{self.path}: variable {name!r}")
         except _UNREADABLE as error:
+            if is_transient(error.__cause__ or error):
+                raise
             when = f" at {self.times[index]}" if self.times is not None else ""
             raise ValueError(
                 f"{self.path}: variable {name!r}{when if index is not None else ''} "

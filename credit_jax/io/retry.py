@@ -1,0 +1,155 @@
+"""Reads that are tried again when storage fails for a while, and named when slow."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Seconds between attempts; a quarter more or less, so that processes do not come back
+# together.
+PAUSES = (1.0, 4.0, 16.0)
+SLOW_SECONDS = 60.0
+_JITTER = 0.25
+
+_ERRNOS = frozenset(
+    {
+        errno.EIO,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ECONNRESET,
+        errno.ECONNREFUSED,
+        errno.ECONNABORTED,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EREMOTEIO,
+        errno.EMFILE,
+        errno.ENFILE,
+    }
+)
+# HDF5, TensorStore and obstore tell the cause in words only.
+_WORDS = (
+    "Input/output error",
+    "Stale file handle",
+    "Connection reset",
+    "connection closed",
+    "error sending request",
+    "timed out",
+    "timeout",
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "429 Too Many Requests",
+    "500 Internal Server Error",
+    "502 Bad Gateway",
+    "503 Service Unavailable",
+    "504 Gateway Timeout",
+)
+_LOG = logging.getLogger("credit_jax")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a read that failed so may succeed a little later.
+
+    A file that is not there, cut off or damaged stays so.
+    """
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return False
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        return True
+    text = str(error)
+    return any(words in text for words in _WORDS)
+
+
+def retried(read: Callable[[], T], path: str) -> T:
+    """What a read gives, tried again while storage fails.
+
+    A read that takes longer than SLOW_SECONDS is named in the log, and again whenever
+    that time has doubled.
+
+    Args:
+        read: may be called several times.
+        path: what it reads, for messages.
+
+    Raises:
+        OSError: storage failed at every attempt.
+        Exception: any other error of `read`, at once.
+    """
+    began = time.monotonic()
+    for attempt, pause in enumerate((*PAUSES, None), 1):
+        try:
+            with named_if_slow(path):
+                return read()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            if pause is None:
+                raise OSError(
+                    f"{path}: cannot be read, {attempt} attempts in "
+                    f"{time.monotonic() - began:.0f} s ({type(error).__name__}: "
+                    f"{error}); its storage does not answer: try again later"
+                ) from error
+            pause *= random.uniform(1 - _JITTER, 1 + _JITTER)
+            _LOG.warning(
+                "%s: %s; attempt %d of %d in %.1f s",
+                path,
+                error,
+                attempt + 1,
+                len(PAUSES) + 1,
+                pause,
+            )
+            time.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
+
+
+@contextmanager
+def named_if_slow(path: str) -> Iterator[None]:
+    """Around a read: while it takes too long, a line in the log names it."""
+    number = next(_numbers)
+    _reads[number] = path, time.monotonic()
+    _start_watch()
+    try:
+        yield
+    finally:
+        del _reads[number]
+
+
+_numbers = itertools.count()
+_reads: dict[int, tuple[str, float]] = {}
+_watch_lock = threading.Lock()
+_watch: threading.Thread | None = None
+
+
+def _start_watch() -> None:
+    global _watch
+    if _watch is not None:
+        return
+    with _watch_lock:
+        if _watch is None:
+            _watch = threading.Thread(target=_name_slow, name="slow reads", daemon=True)
+            _watch.start()
+
+
+def _name_slow() -> None:
+    """Looks at the reads that are going on, forever."""
+    due: dict[int, float] = {}
+    while True:
+        time.sleep(SLOW_SECONDS / 12)
+        going_on = dict(_reads)
+        due = {number: at for number, at in due.items() if number in going_on}
+        for number, (path, began) in going_on.items():
+            seconds = time.monotonic() - began
+            if seconds >= due.get(number, SLOW_SECONDS):
+                due[number] = 2 * seconds
+                _LOG.warning("%s: still being read after %.0f s", path, seconds)
