@@ -406,6 +406,9 @@ class TrainingLoop:
         return EARLY
 
     def _save(self) -> None:
+        # A run that is killed goes on from here, and keeps the records until here.
+        if self.loggers.records:
+            self.loggers.records.flush()
         with self._saves.saving():
             self.loggers.store.save(self._micro_step, self._state, self._progress)
         self._resume_clock()

@@ -156,6 +156,11 @@ class StepRecords:
         self._updates.clear()
         self._warm = True
 
+    def flush(self) -> None:
+        """Hands what is written to the system; to be called before a checkpoint."""
+        self._file.flush()
+        self._flushed = self.clock()
+
     def close(self) -> None:
         """Closes the file and the sinks."""
         self._file.close()
@@ -206,8 +211,7 @@ class StepRecords:
         }
         self._file.write(f"{json.dumps(finite)}\n")
         if self.clock() - self._flushed >= _FLUSH_SECONDS:
-            self._file.flush()
-            self._flushed = self.clock()
+            self.flush()
         numbers = {k: v for k, v in finite.items() if v is not None and k != "step"}
         for sink in self.sinks:
             sink.write_step(record["step"], numbers)

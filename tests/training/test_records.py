@@ -72,6 +72,17 @@ def test_a_record(tmp_path: Path) -> None:
     assert third["mfu"] == 0.125
 
 
+def test_records_are_there_at_once_when_asked(tmp_path: Path) -> None:
+    clock = Clock()
+    run = records(tmp_path / "steps.jsonl", clock)
+    run.open(None)
+    train(run, clock, range(1, 4), seconds=0.1)
+    assert len(list(read_records(run.path))) == 1
+    run.flush()
+    assert len(list(read_records(run.path))) == 4
+    run.close()
+
+
 def test_several_updates_of_a_record(tmp_path: Path) -> None:
     clock = Clock()
     run = records(tmp_path / "steps.jsonl", clock, every=3)

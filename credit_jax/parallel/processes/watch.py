@@ -74,8 +74,10 @@ class Watch:
     def leave(self, code: int) -> None:
         """Tells the others that this process ends, and how.
 
-        A process that failed waits until the others know, then ends: at its normal end
-        JAX would wait for them.
+        A process that is done goes on watching until the others are, too: JAX would
+        wait for them in any case, and a connection that is closed with beats unread
+        loses what was sent last. One that failed waits until the others know, then
+        ends.
 
         Args:
             code: exit code of this process.
@@ -83,6 +85,7 @@ class Watch:
         self._failed = code not in _DONE
         self._send_all(f"{_BYE} {code}")
         if not self._failed:
+            self._thread.join()
             return
         self._thread.join(_WAIT)
         sys.stdout.flush()
@@ -169,9 +172,10 @@ class Watch:
 
     def _send_all(self, line: str) -> None:
         with self._lock:
-            for peer in list(self._peers.values()):
+            # Also to those that said goodbye: they wait for ours.
+            for connection in self.connections.values():
                 try:
-                    peer.connection.sendall(f"{line}\n".encode())
+                    connection.sendall(f"{line}\n".encode())
                 except OSError:
                     continue  # reading says so, too
 

@@ -61,9 +61,14 @@ def test_a_lost_process_ends_all(how: str) -> None:
 
 def test_processes_that_end_well_are_not_missed() -> None:
     watches, ended, sockets = three(60.0)
-    watches[1].leave(0)
+    leaving = threading.Thread(target=watches[1].leave, args=(0,))
+    leaving.start()
+    leaving.join(0.2)
+    assert leaving.is_alive(), "it waits for the others"
     sockets[0].sendall(f"bye {RESUME}\n".encode())
     watches[0].leave(0)
+    leaving.join(20)
+    assert not leaving.is_alive()
     for watch in watches:
         watch._thread.join(20)
         assert not watch._thread.is_alive()
