@@ -14,6 +14,7 @@ from credit_jax.models.crossformer.downscaling import (
     DownscalingCrossFormer,
     DownscalingCrossFormerConfig,
 )
+from credit_jax.models.crossformer.ensemble import EnsembleConfig, EnsembleCrossFormer
 from credit_jax.models.crossformer.nextgen import (
     NextGenWXFormer,
     NextGenWXFormerConfig,
@@ -43,6 +44,12 @@ class ModelEntry(NamedTuple):
 MODELS: dict[str, ModelEntry] = {
     "camulator": ModelEntry(CamulatorConfig, Camulator, "camulator"),
     "crossformer": ModelEntry(CrossFormerConfig, CrossFormer, "crossformer"),
+    "crossformer-ensemble": ModelEntry(
+        EnsembleConfig, EnsembleCrossFormer, "crossformer_ensemble"
+    ),
+    "crossformer-style": ModelEntry(
+        EnsembleConfig, EnsembleCrossFormer, "crossformer_ensemble"
+    ),
     "crossformer_downscaling": ModelEntry(
         DownscalingCrossFormerConfig, DownscalingCrossFormer, "crossformer"
     ),

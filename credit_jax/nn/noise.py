@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.ops.random_normal import random_normal
+from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.rows.layout import Layout
 
 
@@ -57,7 +58,8 @@ class Noise:
         high = samples[:, None] * layout.size + rows[None, :]
         low = jnp.arange(columns)[:, None] * channels + jnp.arange(channels)[None, :]
         key = self._key_of(name)
-        return random_normal(key, high[:, :, None, None], low[None, None])
+        drawn = random_normal(key, high[:, :, None, None], low[None, None])
+        return _varying_as(high, drawn)
 
     def normal_vector(
         self, name: str, samples: Array, size: int
@@ -66,7 +68,17 @@ class Noise:
         if name in self.given:
             return jnp.take(self.given[name], samples, axis=0)
         key = self._key_of(name)
-        return random_normal(key, samples[:, None], jnp.arange(size)[None])
+        drawn = random_normal(key, samples[:, None], jnp.arange(size)[None])
+        return _varying_as(samples, drawn)
 
     def _key_of(self, name: str) -> Array:
         return jax.random.fold_in(self.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+
+
+def _varying_as(position: Array, drawn: Array) -> Array:
+    """Draws that vary over the mesh axes of their positions.
+
+    The type of the random bits does not say so. Without it the gradient of a parameter
+    that multiplies the noise would be summed before it meets the noise.
+    """
+    return pvary(drawn, sorted(varying_axes(position)))

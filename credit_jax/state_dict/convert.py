@@ -30,7 +30,9 @@ def key_plan_for(model_def: ModelDef) -> KeyPlan:
     model = torch_model(model_def.config.type)
     plan = make_key_plan(model.key_table, model_def.param_specs, model_def.matrices)
     frozen = frozenset(model_def.param_specs.keys() - model_def.trainable.keys())
-    plan = replace(plan, renames=model.renames, frozen=frozen)
+    plan = replace(
+        plan, renames=model.renames, frozen=frozen, lists_frozen=model.lists_frozen
+    )
     return with_statistics(plan, model_def.batch_stats)
 
 

@@ -67,12 +67,14 @@ class KeyPlan:
         ignored: PyTorch keys that may be present and are not used.
         renames: of keys of older versions of CREDIT.
         frozen: paths of parameters that are not trained.
+        lists_frozen: whether CREDIT's optimizer counts these, too.
     """
 
     entries: tuple[KeyEntry, ...]
     ignored: tuple[Ignore, ...] = ()
     renames: tuple[Rename, ...] = ()
     frozen: frozenset[str] = frozenset()
+    lists_frozen: bool = True
 
     @property
     def keys(self) -> list[str]:
@@ -91,6 +93,11 @@ class KeyPlan:
         entries = self.parameters.entries
         kept = tuple(entry for entry in entries if entry.path not in self.frozen)
         return replace(self, entries=kept)
+
+    @property
+    def optimized(self) -> KeyPlan:
+        """The entries of the parameters that CREDIT's optimizer lists."""
+        return self.parameters if self.lists_frozen else self.trainable
 
     def current_names(self, given: Iterable[str]) -> list[RenamedKey]:
         """The names in the key table of the keys of a file; see `renames`."""

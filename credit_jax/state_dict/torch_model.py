@@ -75,6 +75,8 @@ class TorchModel:
         renames: of keys of older versions of CREDIT.
         removed: layers of older versions.
         upgrade: of state dicts of an older version; None if renames are enough.
+        lists_frozen: whether CREDIT's optimizer counts the parameters that are not
+            trained; it leaves those without `requires_grad` out.
     """
 
     key_table: KeyTable
@@ -83,3 +85,4 @@ class TorchModel:
     renames: tuple[Rename, ...] = ()
     removed: tuple[RemovedLayer, ...] = ()
     upgrade: Upgrade | None = None
+    lists_frozen: bool = True

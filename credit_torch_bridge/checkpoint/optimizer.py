@@ -106,12 +106,13 @@ def _names(params: list[Any], plan: KeyPlan) -> dict[Any, str]:
     """Maps the keys of a parameter group to those of the table."""
     if all(isinstance(key, str) for key in params):
         return {r.given: r.name for r in plan.current_names(params)}
-    if len(params) != len(plan.keys):
+    keys = plan.optimized.keys
+    if len(params) != len(keys):
         raise ValueError(
-            f"optimizer: has {len(params)} parameters, the model {len(plan.keys)}; it "
+            f"optimizer: has {len(params)} parameters, the model {len(keys)}; it "
             "belongs to another model section"
         )
-    return dict(zip(params, plan.keys, strict=True))
+    return dict(zip(params, keys, strict=True))
 
 
 def _check_settings(group: Mapping[str, Any]) -> None:
@@ -185,7 +186,7 @@ def write_moments(
         allocate: makes the arrays that are filled.
     """
     by_name = trainer.parallelism.data == "fsdp2"
-    trainable = plan.trainable
+    trainable, listed = plan.trainable, plan.optimized.keys
     mu = trainable.write(moments.mu, {}, allocate)
     nu = trainable.write(moments.nu, {}, allocate)
     state = {
@@ -194,14 +195,14 @@ def write_moments(
             FIRST: torch.from_numpy(mu[key]),
             SECOND: torch.from_numpy(nu[key]),
         }
-        for index, key in enumerate(plan.keys)
+        for index, key in enumerate(listed)
         if key in mu and not (key in idle and is_zero(mu[key]) and is_zero(nu[key]))
     }
     group = _fresh_group(trainer)
     group["lr"] = learning_rate
     if by_name:
         group["betas"] = list(group["betas"])
-    group["params"] = plan.keys if by_name else list(range(len(plan.keys)))
+    group["params"] = listed if by_name else list(range(len(listed)))
     return {"state": state, "param_groups": [group]}
 
 

@@ -16,6 +16,7 @@ from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
+from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.state_dict.convert import from_state_dict, to_state_dict
@@ -27,7 +28,10 @@ Tree = dict[str, np.ndarray]
 
 
 def run_with_credits_weights(
-    block: dict[str, Any], case: Any, implementation: str = "cpu"
+    block: dict[str, Any],
+    case: Any,
+    implementation: str = "cpu",
+    noise: Noise | None = None,
 ) -> tuple[Any, Any, Any, Tree]:
     """Our prediction, loss and gradients with CREDIT's weights, by CREDIT's names.
 
@@ -35,6 +39,7 @@ def run_with_credits_weights(
         block: the `model:` section.
         case: a `CreditCase` of it.
         implementation: of the operations, as for `kernels.use_implementation`.
+        noise: of models that draw noise.
     """
     model_def = build(block)
     params, model_state = jax.device_put(from_state_dict(model_def, case.state))
@@ -44,7 +49,7 @@ def run_with_credits_weights(
         weights = spectral_norm.normalize(
             params, model_state[SPECTRAL_NORM], model_def.matrices
         )
-        context = Context(precision=Precision.of(name))
+        context = Context(precision=Precision.of(name), noise=noise)
         y = model_def.apply(weights, {"x": x}, context, model_state[BATCH_STATS])
         return (y**2).mean(), y
 
@@ -56,7 +61,11 @@ def run_with_credits_weights(
 
 
 def assert_equals_credit(
-    credit: Any, block: dict[str, Any], name: str, implementation: str = "cpu"
+    credit: Any,
+    block: dict[str, Any],
+    name: str,
+    implementation: str = "cpu",
+    noise: Noise | None = None,
 ) -> tuple[Tree, Tree]:
     """Forward, loss, gradient of the input, gradient of all parameters, in float32.
 
@@ -65,7 +74,7 @@ def assert_equals_credit(
     """
     case = credit.credit_case(block, seed=3)
     y, value, by_input, gradients = run_with_credits_weights(
-        block, case, implementation
+        block, case, implementation, noise
     )
     assert y.shape == case.y.shape, f"{y.shape}, CREDIT gives {case.y.shape}"
     assert_close(y, case.y, FORWARD, f"{name}: forward")
@@ -84,14 +93,14 @@ def _joined(arrays: Tree) -> np.ndarray:
 
 
 def assert_equals_credit_in_float64(
-    credit: Any, block: dict[str, Any], name: str
+    credit: Any, block: dict[str, Any], name: str, noise: Noise | None = None
 ) -> None:
     """Where rounding is out of the way, every single gradient must agree."""
     import torch
 
     case = credit.credit_case(block, seed=3, dtype=torch.float64)
     with jax.enable_x64(True):
-        y, _, by_input, gradients = run_with_credits_weights(block, case)
+        y, _, by_input, gradients = run_with_credits_weights(block, case, noise=noise)
     assert y.dtype == np.float64, f"the forward ran in {y.dtype}"
     assert_close(y, case.y, FLOAT64, f"{name}: forward")
     assert_close(by_input, case.x_gradient, FLOAT64, f"{name}: gradient of the input")

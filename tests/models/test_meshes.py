@@ -7,6 +7,7 @@ XLA on CPU does not order them (`parallel.compiler`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,9 @@ from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
-from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.nn.noise import Noise
+from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.mesh.axes import DP_SHARD, MeshAxes
 from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
@@ -33,6 +36,7 @@ from tests.models.crossformer.cases import (
     CASES,
     CROSSFORMER_CASES,
     DOWNSCALING_CASES,
+    ENSEMBLE_CASES,
     NEXTGEN_CASES,
 )
 from tests.models.debugger.cases import DEBUGGER
@@ -45,6 +49,7 @@ BLOCKS = {
     **{f"camulator {k}": v for k, v in CAMULATOR_CASES.items()},
     **{f"downscaling {k}": v for k, v in DOWNSCALING_CASES.items()},
     **{f"nextgen {k}": v for k, v in NEXTGEN_CASES.items()},
+    **{f"ensemble {k}": v for k, v in ENSEMBLE_CASES.items()},
     "debugger": DEBUGGER,
     **{f"fuxi {k}": v for k, v in FUXI_CASES.items()},
     **{f"swin {k}": v for k, v in SWIN_CASES.items()},
@@ -115,6 +120,7 @@ def _run(
         precision=precision,
         remat=Remat(remat),
         key=jax.random.key(0),
+        noise=Noise(jax.random.key(3)),
     )
 
     def step(params: Any, model_state: Any, batch: Any) -> Any:
@@ -123,8 +129,10 @@ def _run(
 
         def loss(params: Any) -> Any:
             weights = spectral_norm.normalize(params, vectors, matrices, specs)
+            rank = axis_index(DP_SHARD if degrees[0] > 1 else None)
+            own = replace(context, first_sample=rank * len(batch["x"]))
             y, batch_stats = model_def.apply_and_update(
-                weights, {"x": batch["x"]}, context, model_state[BATCH_STATS]
+                weights, {"x": batch["x"]}, own, model_state[BATCH_STATS]
             )
             after = {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
             return reducer.mean((y - batch["y"]) ** 2), (y, after)
@@ -280,6 +288,9 @@ OTHERS = [
     ("nextgen levels", "dp2_tp2_domain2"),
     ("nextgen levels", "domain3"),
     ("nextgen odd", "domain8"),
+    ("ensemble correlated", "dp2_tp2_domain2"),
+    ("ensemble frozen", "domain3"),
+    ("ensemble frozen", "domain8"),
     ("debugger", "dp2_tp2_domain2"),
     ("debugger", "domain3"),
     ("debugger", "domain8"),
@@ -287,6 +298,7 @@ OTHERS = [
 QUICK = [
     ("camulator two frames", "domain3"),
     ("nextgen odd", "domain8"),
+    ("ensemble frozen", "domain3"),
     ("debugger", "domain3"),
     ("debugger", "domain8"),
 ]

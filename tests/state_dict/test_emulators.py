@@ -9,6 +9,7 @@ import pytest
 from tests.models.crossformer.cases import (
     CAMULATOR_CASES,
     DOWNSCALING_CASES,
+    ENSEMBLE_CASES,
     NEXTGEN_CASES,
 )
 from tests.models.debugger.cases import DEBUGGER
@@ -23,6 +24,7 @@ BLOCKS = {
     **{f"camulator {name}": block for name, block in CAMULATOR_CASES.items()},
     **{f"downscaling {name}": block for name, block in DOWNSCALING_CASES.items()},
     **{f"nextgen {name}": block for name, block in NEXTGEN_CASES.items()},
+    **{f"ensemble {name}": block for name, block in ENSEMBLE_CASES.items()},
     "debugger": DEBUGGER,
 }
 

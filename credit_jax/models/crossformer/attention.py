@@ -111,10 +111,16 @@ class SeparateQueryKeyValue(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch windows tokens channel"], context: Context
     ) -> Float[Array, "three batch windows heads tokens head_dim"]:
+        made = self.side_by_side(x, context)
+        return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
+
+    def side_by_side(
+        self, x: Float[Array, "*batch channel"], context: Context
+    ) -> Float[Array, "*batch three heads head_dim"]:
+        """q, k and v of every head at each point."""
         shape = (self.channels, 3 * self.width)
         kernel = jnp.stack([self.q[...], self.k[...], self.v[...]], 1)
-        made = matmul(x, kernel, context, shape=shape, split="column")
-        return jnp.transpose(made, (3, 0, 1, 4, 2, 5))
+        return matmul(x, kernel, context, shape=shape, split="column")
 
     def values(
         self, x: Float[Array, "batch windows tokens channel"], context: Context

@@ -33,7 +33,7 @@ Attention = Annotated[
 ]
 
 
-class CrossFormerConfig(EncoderConfig):
+class CrossFormerKeys(EncoderConfig):
     """Constructor keys of CREDIT's CrossFormer, with its defaults; see `EncoderConfig`.
 
     Attributes:
@@ -58,7 +58,6 @@ class CrossFormerConfig(EncoderConfig):
     }
     symmetric_embedding: ClassVar[bool] = True
 
-    type: Literal["crossformer"] = "crossformer"
     attention_type: Attention = None
     upsample_v_conv: bool = False
     pad_lat: int | None = None
@@ -82,10 +81,16 @@ class CrossFormerConfig(EncoderConfig):
         return [*found, *checks.kernel_problems(self)]
 
 
-class CrossFormer(EncoderDecoder):
-    """The whole model; see `CrossFormerConfig` for its keys."""
+class CrossFormerConfig(CrossFormerKeys):
+    """The section of `crossformer`; see `CrossFormerKeys`."""
 
-    def __init__(self, config: CrossFormerConfig) -> None:
+    type: Literal["crossformer"] = "crossformer"
+
+
+class CrossFormer(EncoderDecoder):
+    """The whole model; see `CrossFormerKeys` for its keys."""
+
+    def __init__(self, config: CrossFormerKeys) -> None:
         interpolate, attention = config.upsample_v_conv, config.attention_type
         super().__init__(
             config,

@@ -80,10 +80,11 @@ class EncoderDecoder(nnx.Module):
             field = context.run(self.cube_embedding, field)
         encodings = []
         for index, stage in enumerate(self.stages):
-            field = stage(field, context.fold_in(index))
+            field = self._encoded(stage(field, context.fold_in(index)), index, context)
             encodings.append(field)
         for index, up in enumerate(self.up_blocks):
-            field = join(context.run(up, field), encodings[2 - index])
+            field = self._decoded(context.run(up, field), index, context)
+            field = join(field, encodings[2 - index])
         field = context.run(self.head, field)
         y = self._leave(field, context).astype(x.dtype)
         conf = config.gen1_post_conf
@@ -91,6 +92,16 @@ class EncoderDecoder(nnx.Module):
             return y
         reducer = FieldReducer(context.rows(config.image_height, dim=3), context.axes)
         return conf.fixers(x, y, FieldContext(reducer))
+
+    def _encoded(self, field: Field, index: int, context: Context) -> Field:
+        """What a model makes of the output of a stage."""
+        del index, context
+        return field
+
+    def _decoded(self, field: Field, index: int, context: Context) -> Field:
+        """What a model makes of the output of a block of the decoder."""
+        del index, context
+        return field
 
     @jax.named_scope(INPUT)
     def _enter(

@@ -14,6 +14,7 @@ from tests.bridge.cli.runs import CONFIG
 from tests.models.crossformer.cases import (
     CAMULATOR_CASES,
     DOWNSCALING_CASES,
+    ENSEMBLE_CASES,
     NEXTGEN_CASES,
 )
 from tests.models.debugger.cases import DEBUGGER
@@ -25,6 +26,8 @@ BLOCKS = {
     "camulator": CAMULATOR_CASES["two frames"],
     "crossformer_downscaling": DOWNSCALING_CASES["mirror"],
     "nextgen_wxformer": NEXTGEN_CASES["levels"],
+    "crossformer-ensemble, frozen": ENSEMBLE_CASES["frozen"],
+    "crossformer-style": ENSEMBLE_CASES["trained"],
     "debugger": DEBUGGER,
 }
 
@@ -32,7 +35,8 @@ BLOCKS = {
 def write_run(credit: Any, block: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A run of one update of a model of CREDIT; returns its checkpoint."""
     model = credit.build_credit(block, seed=2).train()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.95))
+    trained = filter(lambda p: p.requires_grad, model.parameters())
+    optimizer = torch.optim.AdamW(trained, 1e-3, betas=(0.9, 0.95))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(build(block).inputs["x"].shape(1), generator=generator)
     (model(x) ** 2).mean().backward()

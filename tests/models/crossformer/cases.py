@@ -303,3 +303,37 @@ NEXTGEN_CASES: dict[str, dict[str, Any]] = {
         "use_spectral_norm": False,
     },
 }
+
+_NOISY = {
+    **_OLDER,
+    "type": "crossformer-ensemble",
+    "image_height": 32,
+    "depth": [1, 0, 1, 1],
+    "noise_latent_dim": 6,
+}
+
+# `crossformer-ensemble` and `crossformer-style`: noise behind stages and blocks.
+ENSEMBLE_CASES: dict[str, dict[str, Any]] = {
+    # padding, frozen weights, another latent noise for each layer
+    "frozen": {**_NOISY, "image_height": 30},
+    # all weights trained, one latent noise for all layers of the decoder
+    "trained": {
+        **_NOISY,
+        "type": "crossformer-style",
+        "dim": [8, 16, 32, 64],
+        "padding_conf": None,
+        "encoder_noise": False,
+        "decoder_noise_factor": 0.4,
+        "freeze": False,
+        "correlated": True,
+        "use_spectral_norm": False,
+    },
+    # noise everywhere by one latent noise
+    "correlated": {
+        **_NOISY,
+        "padding_conf": None,
+        "encoder_noise_factor": 0.3,
+        "freeze": False,
+        "correlated": True,
+    },
+}

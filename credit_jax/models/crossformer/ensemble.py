@@ -1,0 +1,123 @@
+"""CREDIT's `crossformer-ensemble` and `crossformer-style`, one model.
+
+A `crossformer` that adds noise to its features, in training and in evaluation: another
+draw is another member of an ensemble. models/wxformer/crossformer_ensemble.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from flax import nnx
+from jaxtyping import Array
+from pydantic import PositiveInt
+
+from credit_jax.models.common.noise_injection import NoiseInjection
+from credit_jax.models.crossformer.crossformer import CrossFormer, CrossFormerKeys
+from credit_jax.nn.context import Context
+from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
+from credit_jax.parallel.rows.layout import Field
+
+
+class EnsembleConfig(CrossFormerKeys):
+    """Constructor keys of CREDIT's CrossFormerWithNoise, with its defaults.
+
+    Attributes:
+        noise_latent_dim: size of the latent noise of a sample.
+        encoder_noise_factor, decoder_noise_factor: of the noise; constants.
+        encoder_noise: whether stages add noise; blocks of the decoder always do.
+        freeze: only the layers of the noise are trained.
+        correlated: all layers share the latent noise of a forward pass.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        **CrossFormerKeys.ignored,
+        "pretrained_weights": "CREDIT ignores it; use trainer.load_weights",
+        "noise_scheduler": "CREDIT's crossformer-ensemble ignores it",
+        "noise_input_dim": "CREDIT's crossformer-ensemble ignores it",
+        "state_latent_dim": "CREDIT's crossformer-ensemble ignores it",
+    }
+
+    type: Literal["crossformer-ensemble", "crossformer-style"] = "crossformer-ensemble"
+    noise_latent_dim: PositiveInt = 128
+    encoder_noise_factor: float = 0.05
+    decoder_noise_factor: float = 0.275
+    encoder_noise: bool = True
+    freeze: bool = True
+    correlated: bool = False
+
+    def _own_problems(self) -> list[str]:
+        return [*self._noise_problems(), *super()._own_problems()]
+
+    def _noise_problems(self) -> list[str]:
+        """Errors of what CREDIT's forward pass cannot take."""
+        found = []
+        for key in ("frames", "output_frames"):
+            if getattr(self, key) != 1:
+                found.append(
+                    f"model.{key} is {getattr(self, key)}; expected 1: CREDIT's "
+                    f"{self.type} takes and gives one frame"
+                )
+        if self.patch != (1, 1):
+            found.append(
+                f"model.patch_height and model.patch_width are {self.patch[0]} and "
+                f"{self.patch[1]}; expected 1: CREDIT's {self.type} fails with patches"
+            )
+        for index in range(3):
+            channels = self.dim[3] // 2 ** (3 - index)
+            if self.encoder_noise and self.dim[index] != channels:
+                found.append(
+                    f"model.dim[{index}] is {self.dim[index]}; expected {channels}, "
+                    f"dim[3] / {2 ** (3 - index)}: the noise of a stage has the "
+                    "channels of the block of the decoder, as in CREDIT"
+                )
+        return found
+
+
+class EnsembleCrossFormer(CrossFormer):
+    """The whole model; see `EnsembleConfig` for its keys."""
+
+    config: EnsembleConfig
+
+    def __init__(self, config: EnsembleConfig) -> None:
+        super().__init__(config)
+        if config.freeze:
+            _freeze(self)
+        self.correlated, self.latent = config.correlated, config.noise_latent_dim
+
+        def layer(name: str, index: int, factor: float) -> NoiseInjection:
+            channels = config.dim[3] // 2**index
+            return NoiseInjection(name, self.latent, channels, factor)
+
+        if config.encoder_noise:
+            factor = config.encoder_noise_factor
+            self.encoder_noise = nnx.List(
+                layer(f"encoder {i}", 3 - i, factor) for i in range(3)
+            )
+        factor = config.decoder_noise_factor
+        self.decoder_noise = nnx.List(
+            layer(f"decoder {i}", i + 1, factor) for i in range(3)
+        )
+
+    def _encoded(self, field: Field, index: int, context: Context) -> Field:
+        """With noise, but behind the last stage."""
+        if index == 3 or not self.config.encoder_noise:
+            return field
+        return self._noisy(self.encoder_noise[index], field, context)
+
+    def _decoded(self, field: Field, index: int, context: Context) -> Field:
+        return self._noisy(self.decoder_noise[index], field, context)
+
+    def _noisy(self, layer: NoiseInjection, field: Field, context: Context) -> Field:
+        name = "latent" if self.correlated else f"{layer.name} latent"
+        latent: Array = context.normal_vector(name, field.data.shape[0], self.latent)
+        return field.like(context.run(layer, field, latent))
+
+
+def _freeze(module: nnx.Module) -> None:
+    """Marks all parameters as not trained."""
+    for _, variable in named_variables(module, Parameter):
+        spec = replace(param_spec_of(variable), frozen=True)
+        variable.set_metadata(param_spec=spec)
