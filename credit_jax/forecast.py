@@ -55,6 +55,7 @@ from credit_jax.inference.sharing import wait_for_all
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.noise import Noise
 from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
@@ -218,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
                 fill_nan=args.nan == "fill",
                 progress=_shown(len(tasks)),
                 scores=scores,
+                noise=_noise(plan, model),
                 stop=requests.of_any_process,
             ).run()
     except NonFiniteForecastError as error:
@@ -229,6 +231,13 @@ def run(args: argparse.Namespace) -> int:
     if scores is not None and first:
         _report(scores, archive, args.score)
     return OK if summary.stopped is None else RESUME
+
+
+def _noise(plan: ForecastPlan, model: ParallelModel) -> Noise | None:
+    """The noise of a model that draws noise, from the config's seed."""
+    if not model.model_def.draws_noise:
+        return None
+    return Noise(jax.random.key(plan.config.seed))
 
 
 def folder_of(inference: InferenceConfig | None, out: str | None) -> Path:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from credit_jax.commands import OK, add_mesh_options, add_verify_option, run_module
@@ -19,6 +20,7 @@ from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.inference import Forecaster
 from credit_jax.io.atomic import new_file
 from credit_jax.models.model_def import ModelDef
+from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_verify_option(parser)
     add("--step", type=int, help="which checkpoint (default: the newest)")
     add("--ema", action="store_true", help="use the moving average of the weights")
+    add("--seed", type=int, default=0, help="of models that draw noise: a member each")
     add("--cache", metavar="DIR", help=CACHE_HELP)
 
 
@@ -69,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     weights = RunStore(store, model.model_def.param_specs).restore_model(
         step, model, average=args.ema
     )
-    y = Forecaster(model, *weights)(x)
+    draws = model.model_def.draws_noise
+    noise = Noise(jax.random.key(args.seed)) if draws else None
+    y = Forecaster(model, *weights)(x, noise)
     write_output(output, y)
     print(f"{args.input} {x.shape} -> {args.output} {y.shape}, checkpoint {step}")
     return OK

@@ -221,7 +221,15 @@ class Campaign:
                 if self.scores is not None and references is not None:
                     scored = GroupScores(self.scores, references, group)
                 self._forecast(
-                    tasks, reader, devices, host, files, clock, scored, share
+                    tasks,
+                    reader,
+                    devices,
+                    host,
+                    files,
+                    clock,
+                    scored,
+                    share,
+                    self._noise_of(group),
                 )
                 made += [task for task in tasks if task is not None]
                 self.progress(sum(missing_of[: number + 1]))
@@ -246,6 +254,12 @@ class Campaign:
         there = sum(map(len, self.groups)) - num_missing
         return Summary(count, there, found, times, stopped)
 
+    def _noise_of(self, group: Sequence[Task]) -> Noise | None:
+        """The noise of a group, whose forecasts are told apart by their places."""
+        if self.noise is None:
+            return None
+        return self.noise.fold_in(group[0].start).fold_in(group[0].member)
+
     def _progress(self, task: Task) -> _Progress | None:
         """None for a forecast that is done."""
         if self.archive.done(task):
@@ -262,6 +276,7 @@ class Campaign:
         clock: _DeviceClock,
         scored: GroupScores | None,
         share: Share,
+        noise: Noise | None,
     ) -> None:
         """Runs a group of forecasts and hands over what is written and scored."""
         first: FirstStep = next(reader)
@@ -274,8 +289,8 @@ class Campaign:
             if step < self.num_steps:
                 forcing = next(reader)
             start = time.perf_counter()
-            noise = None if self.noise is None else self.noise.fold_in(step)
-            state, found = self.step(self.weights, state, constants, forcing, noise)
+            own = None if noise is None else noise.fold_in(step)
+            state, found = self.step(self.weights, state, constants, forcing, own)
             sums = None
             if scored is not None and step in self.written:
                 sums = scored.start(found)

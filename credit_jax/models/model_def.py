@@ -105,6 +105,11 @@ class ModelDef:
         return self.config.output
 
     @property
+    def draws_noise(self) -> bool:
+        """Whether a forward pass draws noise, in evaluation, too."""
+        return getattr(self.config, "draws_noise", False)
+
+    @property
     def input_channels(self) -> int:
         """Channels of one frame of the input "x"."""
         return self._x.channels

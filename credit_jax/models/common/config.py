@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from credit_jax.config.base import StrictModel
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
@@ -29,6 +29,9 @@ class ModelConfig(StrictModel):
     Attributes:
         type: CREDIT's `model.type`.
     """
+
+    # Whether a forward pass draws noise, in evaluation, too (`nn.noise`).
+    draws_noise: ClassVar[bool] = False
 
     type: Any
 

@@ -40,6 +40,8 @@ class EnsembleConfig(CrossFormerKeys):
         "state_latent_dim": "CREDIT's crossformer-ensemble ignores it",
     }
 
+    draws_noise: ClassVar[bool] = True
+
     type: Literal["crossformer-ensemble", "crossformer-style"] = "crossformer-ensemble"
     noise_latent_dim: PositiveInt = 128
     encoder_noise_factor: float = 0.05

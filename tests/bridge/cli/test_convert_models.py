@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from credit_jax.models.registry import build
+from credit_jax.predict import main as predict
 from tests.bridge.cli.runs import CONFIG
 from tests.models.crossformer.cases import (
     CAMULATOR_CASES,
@@ -83,6 +85,26 @@ def test_a_checkpoint_goes_both_ways(
     for key, entry in states[1].items():
         for moment in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(states[0][key][moment], entry[moment]), key
+
+
+def test_predictions_of_a_model_with_noise(
+    credit: Any, bridge: Any, tmp_path: Path
+) -> None:
+    """A seed is a member; the same seed gives the same."""
+    block = ENSEMBLE_CASES["frozen"]
+    write_run(credit, block, tmp_path / "run")
+    given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "jax"
+    assert bridge("convert", "--to", "jax", *given)[0] == 0
+    np.save(tmp_path / "x.npy", np.ones(build(block).inputs["x"].shape(1), "f4"))
+    made = []
+    for seed in (1, 1, 2):
+        out = tmp_path / "y.npy"
+        options = ["--input", tmp_path / "x.npy", "--output", out, "--seed", seed]
+        run = ["--config", tmp_path / "jax/model.yml", "--checkpoint", tmp_path / "jax"]
+        assert predict([str(word) for word in (*run, *options)]) == 0
+        made.append(np.load(out))
+    np.testing.assert_array_equal(made[0], made[1])
+    assert np.abs(made[0] - made[2]).max() > 0
 
 
 @pytest.mark.parametrize("name", BLOCKS)
