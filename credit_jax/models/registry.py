@@ -22,8 +22,10 @@ from credit_jax.models.crossformer.nextgen import (
 from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
 from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
 from credit_jax.models.model_def import ModelDef
+from credit_jax.models.swin.dscale import Dscale, DscaleConfig
 from credit_jax.models.swin.fuxi import Fuxi, FuxiConfig
 from credit_jax.models.swin.swin import Swin, SwinConfig
+from credit_jax.models.swin.wrf import WRF, WRFConfig
 
 
 class ModelEntry(NamedTuple):
@@ -54,11 +56,13 @@ MODELS: dict[str, ModelEntry] = {
         DownscalingCrossFormerConfig, DownscalingCrossFormer, "crossformer"
     ),
     "debugger": ModelEntry(DebuggerConfig, Debugger, "debugger"),
+    "dscale": ModelEntry(DscaleConfig, Dscale, "dscale"),
     "fuxi": ModelEntry(FuxiConfig, Fuxi, "fuxi"),
     "nextgen_wxformer": ModelEntry(
         NextGenWXFormerConfig, NextGenWXFormer, "nextgen_wxformer"
     ),
     "swin": ModelEntry(SwinConfig, Swin, "swin"),
+    "wrf": ModelEntry(WRFConfig, WRF, "wrf"),
     "wxformer": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
     "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
 }

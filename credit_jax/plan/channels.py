@@ -50,6 +50,13 @@ def fit_problems(
             f"model.frames: {model.frames} differs from data.history_len "
             f"{config.data.history_len}; make them equal"
         )
+    others = [name for name in model.inputs if name != "x"]
+    if others:
+        found.append(
+            f"model.type {model.type} takes {', '.join(others)} beside x, which no "
+            "data source gives; train it with own batches, which have arrays of these "
+            "names: build_parallel_model and make_train_step (docs/library.md)"
+        )
     train = schemas.get("train") or schema_of(config.data, model, pipeline)
     found += channel_problems(train, model)
     if config.validation_overrides.source and not config.trainer.skip_validation:

@@ -1,0 +1,213 @@
+"""CREDIT's `wrf` (models/swin_wrf.py): fuxi of a region and of what is around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from jaxtyping import Array, Float
+from pydantic import PositiveInt
+
+from credit_jax.config.base import StrictModel
+from credit_jax.models.common.array_specs import FieldSpec, InputSpec, VectorSpec
+from credit_jax.models.common.entry import enter
+from credit_jax.models.common.patch_embed import PatchEmbed
+from credit_jax.models.swin import checks
+from credit_jax.models.swin.u_transformer_model import (
+    Film,
+    UTransformerConfig,
+    UTransformerModel,
+)
+from credit_jax.nn.context import Context
+from credit_jax.parallel.domain.shuffle import add
+
+IGNORED = "CREDIT's wrf ignores it"
+
+
+class OutsideConfig(StrictModel):
+    """`param_outside`: the fields around the region. Every key is required.
+
+    Attributes:
+        image_height, image_width: of their grid.
+        patch_height, patch_width: points of a patch.
+        levels, channels, surface_channels: 3D variables on levels, 2D variables.
+        frames: time steps; they make one patch.
+        frame_patch_size: frames of a patch.
+        dim: channels of the embedding.
+    """
+
+    image_height: PositiveInt
+    image_width: PositiveInt
+    patch_height: PositiveInt
+    patch_width: PositiveInt
+    levels: int
+    channels: int
+    surface_channels: int
+    frames: PositiveInt
+    frame_patch_size: PositiveInt
+    dim: PositiveInt
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Rows and columns of a patch."""
+        return self.patch_height, self.patch_width
+
+    @property
+    def variables(self) -> int:
+        """Channels of a frame."""
+        return self.channels * self.levels + self.surface_channels
+
+
+class InteriorConfig(OutsideConfig):
+    """`param_interior`: the fields of the region. Every key is required.
+
+    Attributes:
+        input_only_channels, output_only_channels: 2D variables of the input only, of
+            the output only.
+    """
+
+    input_only_channels: int
+    output_only_channels: int
+
+
+class WRFConfig(UTransformerConfig):
+    """Constructor keys of CREDIT's WRFTransformer; see `UTransformerConfig`.
+
+    Attributes:
+        param_interior: the region, which is predicted.
+        param_outside: what is around it.
+        time_encode_dim: numbers of the input "x_extra".
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("proj_drop", "attn_drop", "output_frames", "pad_lat", "pad_lon"), IGNORED
+    )
+
+    type: Literal["wrf"] = "wrf"
+    param_interior: InteriorConfig
+    param_outside: OutsideConfig
+    time_encode_dim: PositiveInt = 12
+
+    @property
+    def image_height(self) -> int:
+        """Rows of the region."""
+        return self.param_interior.image_height
+
+    @property
+    def image_width(self) -> int:
+        """Columns of the region."""
+        return self.param_interior.image_width
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Rows and columns of a patch of the region."""
+        return self.param_interior.patch
+
+    @property
+    def frames(self) -> int:
+        """Time steps of the region."""
+        return self.param_interior.frames
+
+    @property
+    def frame_patch_size(self) -> int:
+        """Frames of a patch of the region."""
+        return self.param_interior.frame_patch_size
+
+    @property
+    def dim(self) -> int:
+        """Channels of all fields."""
+        return self.param_interior.dim
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of one frame of the region."""
+        return self.param_interior.variables + self.param_interior.input_only_channels
+
+    @property
+    def output_channels(self) -> int:
+        """Channels of one output frame."""
+        return self.param_interior.variables + self.param_interior.output_only_channels
+
+    def channel_sum(self, direction: str) -> str:
+        """The arithmetic of the channels of the region, for errors."""
+        own = self.param_interior
+        only = f"{direction}_only_channels"
+        return (
+            f"param_interior: channels {own.channels} x levels {own.levels} + "
+            f"surface_channels {own.surface_channels} + {only} {getattr(own, only)}"
+        )
+
+    @property
+    def inputs(self) -> Mapping[str, InputSpec]:
+        """See `ModelConfig.inputs`."""
+        outside, grid = self.param_outside, (self.image_height, self.image_width)
+        around = outside.image_height, outside.image_width
+        return {
+            "x": FieldSpec(self.input_channels, self.frames, *grid),
+            "x_outside": FieldSpec(outside.variables, outside.frames, *around),
+            "x_extra": VectorSpec(self.time_encode_dim),
+        }
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """See `UTransformerConfig.problems`."""
+        outside = self.param_outside
+        patches = (
+            outside.image_height // outside.patch_height,
+            outside.image_width // outside.patch_width,
+        )
+        found = checks.frame_problems(outside.frames, outside.frame_patch_size)
+        found = [f"{line} (model.param_outside)" for line in found]
+        if patches != self.patches:
+            found.append(
+                f"model.param_outside makes {patches[0]} x {patches[1]} patches of "
+                f"{outside.image_height} x {outside.image_width} points, "
+                f"param_interior {self.patches[0]} x {self.patches[1]} of "
+                f"{self.padded[0]} x {self.padded[1]} with padding; they are added, so "
+                "they must be equal"
+            )
+        if outside.dim != self.dim:
+            found.append(
+                f"model.param_outside.dim is {outside.dim} and param_interior.dim "
+                f"{self.dim}; the embeddings are added, so they must be equal"
+            )
+        if min(self.input_channels, self.output_channels, outside.variables) < 1:
+            found.append(
+                f"model has {self.input_channels} channels of the region, "
+                f"{outside.variables} around it and {self.output_channels} of the "
+                "output; expected at least 1 of each"
+            )
+        return [*found, *super().problems(tensor, domain)]
+
+
+class WRF(UTransformerModel):
+    """The whole model; see `WRFConfig` for its keys."""
+
+    def __init__(self, config: WRFConfig) -> None:
+        super().__init__(config)
+        outside = config.param_outside
+        self.cube_embedding_inside = PatchEmbed(
+            config.input_channels, config.dim, config.frame_patch_size, config.patch
+        )
+        self.cube_embedding_outside = PatchEmbed(
+            outside.variables, outside.dim, outside.frame_patch_size, outside.patch
+        )
+        self.film = Film(config.time_encode_dim, config.dim)
+
+    def __call__(
+        self, inputs: Mapping[str, Any], context: Context
+    ) -> Float[Array, "batch channel_out time_out rows lon"]:
+        """Predicts from "x", "x_outside" and "x_extra"; rows are in block layout.
+
+        Differs from CREDIT: nothing.
+        """
+        config: Any = self.config
+        outside, cast = config.param_outside, context.precision.cast
+        x = inputs["x"]
+        seen = cast(x)[:, :, : config.frame_patch_size]
+        field = enter(seen, config.image_height, context, config.padding)
+        field = context.run(self.cube_embedding_inside, field)
+        seen = cast(inputs["x_outside"])[:, :, : outside.frame_patch_size]
+        around = enter(seen, outside.image_height, context)
+        around = context.run(self.cube_embedding_outside, around)
+        around = context.run(self.film, around, cast(inputs["x_extra"]))
+        return self.predict(add(field, around), x, context)
