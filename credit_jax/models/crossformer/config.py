@@ -5,38 +5,26 @@ Four encoder stages, a decoder that doubles the grid four times, padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, PositiveInt
+from pydantic import PositiveInt
 
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.common.frames import FrameFold
-from credit_jax.models.common.gen1_post_conf import Gen1PostConf
 from credit_jax.models.common.geometry import Geometry, StageGeometry
+from credit_jax.models.common.padded_config import PaddedConfig
 from credit_jax.models.common.padding import PaddingConfig, padding_problems, repeated
 from credit_jax.models.common.variables import VariableKeys
 from credit_jax.models.crossformer import checks
 from credit_jax.ops.conv import conv_out_size
 from credit_jax.parallel.domain.conv import scale_padding
 
-
-def _active_blocks(value: Any) -> Any:
-    """The names of the blocks of a `post_conf` that is active; None if it is not."""
-    if not isinstance(value, Mapping):
-        return value
-    if not value.get("activate"):
-        return None
-    blocks = value.items()
-    return [k for k, v in blocks if isinstance(v, Mapping) and v.get("activate")]
-
-
 Stages = Annotated[
     tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt], repeated(4)
 ]
 Depths = Annotated[tuple[int, int, int, int], repeated(4)]
 Kernels = tuple[tuple[PositiveInt, ...], ...]
-PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
 
 
 class StagesConfig(ModelConfig):
@@ -127,7 +115,7 @@ class StagesConfig(ModelConfig):
             )
 
 
-class EncoderDecoderConfig(StagesConfig):
+class EncoderDecoderConfig(PaddedConfig, StagesConfig):
     """Keys of an encoder and a decoder with padding around them.
 
     A subclass has the channels of input and output, and `output_frames`.
@@ -136,10 +124,6 @@ class EncoderDecoderConfig(StagesConfig):
         patch_height, patch_width: points of a patch; 1 x 1 is no patch embedding.
         attn_dropout, ff_dropout: rates in training.
         interp: interpolate the output to the grid.
-        padding_conf: see `PaddingConfig`.
-        post_conf: names of its active blocks, which CREDIT's gen2 training drops.
-        gen1_post_conf: corrections at the end of the forward pass, which gen1 trains
-            with; not in CREDIT's gen2.
     """
 
     # How frames without patches enter the first stage.
@@ -150,48 +134,21 @@ class EncoderDecoderConfig(StagesConfig):
     attn_dropout: float = 0.0
     ff_dropout: float = 0.0
     interp: bool = True
-    padding_conf: PaddingConfig | None = None
-    post_conf: PostBlocks = None
-    gen1_post_conf: Gen1PostConf | None = None
 
     def without_effect(self) -> dict[str, str]:
         """An active `post_conf`, an unseen frame; see `StrictModel.without_effect`."""
-        found = {}
+        found = super().without_effect()
         if self.frame_fold == "mean" and self.frames == 3 and self.patch == (1, 1):
             found["frames"] = (
                 f"{self.frames}: the model takes the mean of the first two frames and "
                 "does not see the last, as in CREDIT"
             )
-        if self.post_conf:
-            found["post_conf"] = (
-                f"{', '.join(self.post_conf)}: CREDIT's gen2 training drops it, too; "
-                "correct in postblocks.per_step, or with gen1_post_conf as gen1 does"
-            )
         return found
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """See `ModelConfig.files`."""
-        if self.gen1_post_conf is None:
-            return {}
-        named = self.gen1_post_conf.files.items()
-        return {f"gen1_post_conf.{key}": path for key, path in named}
-
-    def check_files(self) -> None:
-        """See `ModelConfig.check_files`."""
-        if self.gen1_post_conf is not None and self.gen1_post_conf.activate:
-            self.gen1_post_conf.check_grid((self.image_height, self.image_width))
 
     @property
     def patch(self) -> tuple[int, int]:
         """See `StagesConfig.patch`."""
         return self.patch_height, self.patch_width
-
-    @property
-    def padding(self) -> PaddingConfig | None:
-        """See `StagesConfig.padding`."""
-        conf = self.padding_conf
-        return conf if conf is not None and conf.activate else None
 
     @property
     def fits_grid(self) -> bool:
@@ -214,13 +171,8 @@ class EncoderDecoderConfig(StagesConfig):
             *checks.stage_problems(self),
             *checks.decoder_problems(self),
             *checks.tensor_problems(self, tensor),
-            *self._post_problems(),
+            *self.post_problems(),
         ]
-
-    def _post_problems(self) -> list[str]:
-        if self.gen1_post_conf is None:
-            return []
-        return self.gen1_post_conf.problems(self.output.channels, self.output.frames)
 
 
 class EncoderConfig(VariableKeys, EncoderDecoderConfig):
