@@ -103,6 +103,9 @@ class Target:
         # Without a device nothing can be tuned by trying it.
         flags = f"--xla_gpu_cuda_data_dir={folder / 'nvidia' / 'cuda_nvcc'}"
         flags += " --xla_gpu_autotune_level=0"
+        # The program is read, not run: its machine code need not be good.
+        flags += " --xla_backend_optimization_level=0"
+        flags += " --xla_gpu_ptx_compiler_extra_flags=-O0"
         return common | {
             "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
             "CUDA_VISIBLE_DEVICES": "-1",

@@ -37,6 +37,7 @@ from credit_jax.kernels.cpu import dense as cpu_dense
 from credit_jax.kernels.cpu import norm as cpu_norm
 from credit_jax.kernels.cpu import window_attention as cpu_window_attention
 from credit_jax.kernels.gpu import dense as gpu_dense
+from credit_jax.kernels.gpu import feed_forward as gpu_feed_forward
 from credit_jax.kernels.gpu import norm as gpu_norm
 from credit_jax.kernels.gpu import window_attention as gpu_window_attention
 from credit_jax.ops import dense as xla_dense
@@ -100,9 +101,32 @@ def implementation() -> Implementation:
     return "gpu" if _mesh_platform() == "gpu" else "xla"
 
 
-def fuses_attention() -> bool:
-    """Whether `window_attention` is there: attention on fields, in one kernel."""
+def fuses_layers() -> bool:
+    """Whether `window_attention`, `feed_forward` and `project` are there.
+
+    They do in one kernel what is several operations elsewhere.
+    """
     return implementation() == "gpu"
+
+
+def feed_forward(
+    x: Float[Array, "*batch channel"],
+    skip: Float[Array, "*batch out"],
+    up: tuple[Float[Array, "channel hidden"], Float[Array, " hidden"]],
+    down: tuple[Float[Array, "hidden out"], Float[Array, " out"]],
+) -> Float[Array, "*batch out"]:
+    """See `kernels.gpu.feed_forward`."""
+    return gpu_feed_forward.feed_forward(x, skip, up, down, interpret=_interprets())
+
+
+def project(
+    x: Float[Array, "*batch channel"],
+    skip: Float[Array, "*batch out"],
+    kernel: Float[Array, "channel out"],
+    bias: Float[Array, " out"],
+) -> Float[Array, "*batch out"]:
+    """See `kernels.gpu.feed_forward`."""
+    return gpu_feed_forward.project(x, skip, kernel, bias, interpret=_interprets())
 
 
 def window_attention(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from credit_jax.kernels import implementation
 from credit_jax.nn.noise import Noise
 from credit_jax.nn.parameters import Parameter, param_spec_of
 from credit_jax.parallel.compiler import loops_hold_collectives
@@ -175,8 +176,12 @@ class Context:
             num: number of blocks.
             variants: static keyword arguments of the blocks, in turn.
         """
-        graph, *states = nnx.split(blocks, Parameter, nnx.BatchStat)
-        leaves, tree = jax.tree.flatten(states)
+        graph, params, stats = nnx.split(blocks, Parameter, nnx.BatchStat)
+        if implementation() == "gpu" and self.axes.num_shard == 1:
+            # One cast of all blocks, where a block has nothing to gather.
+            with jax.named_scope(PARAMETERS):
+                params = jax.tree.map(self.precision.cast, params)
+        leaves, tree = jax.tree.flatten([params, stats])
 
         def body(static: Mapping[str, Any], carry: Any, inputs: Any) -> tuple[Any, Any]:
             index, leaves = inputs
@@ -187,7 +192,7 @@ class Context:
 
         loops = self.axes.num_devices == 1 or loops_hold_collectives()
         gathered_again = num - self._num_kept_gathered(num)
-        stats = []
+        updates = []
         for first, stop, keep in (
             (0, gathered_again, False),
             (gathered_again, num, True),
@@ -208,8 +213,8 @@ class Context:
                 unroll = 1 if loops else turns
                 turn = partial(_in_turn, runs)
                 carry, updated = jax.lax.scan(turn, carry, inputs, unroll=unroll)
-                stats.append(jax.tree.map(part.flat, updated))
-        nnx.update(blocks, _joined(stats))
+                updates.append(jax.tree.map(part.flat, updated))
+        nnx.update(blocks, _joined(updates))
         return self._captured(carry)
 
     def _of_block(self, index: Array) -> Context:

@@ -11,6 +11,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array
 
+# Groups of 32 threads of a program.
+_WARPS = 8
 _FLOPS = re.compile(r"_(\d+)_flops\b")
 
 
@@ -21,7 +23,7 @@ def call_kernel(
     grid: tuple[int, ...],
     results: Sequence[tuple[tuple[int, ...], Any]],
     flops: int = 0,
-    num_warps: int = 8,
+    num_stages: int = 1,
     interpret: bool = False,
 ) -> Sequence[Array]:
     """Runs a Pallas kernel on whole arrays, which vary over equal mesh axes.
@@ -33,7 +35,7 @@ def call_kernel(
         grid: numbers of programs.
         results: shapes and dtypes.
         flops: operations of its products, those with padding left out.
-        num_warps: of a program.
+        num_stages: turns of a loop whose reads are under way at once.
         interpret: run the kernel as XLA operations, on any device.
     """
     varying = jax.typeof(arrays[0]).manual_axis_type
@@ -48,7 +50,7 @@ def call_kernel(
         grid=grid,
         name=f"{name}_{flops}_flops",
         interpret=interpret,
-        compiler_params=triton.CompilerParams(num_warps=num_warps, num_stages=1),
+        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=num_stages),
         cost_estimate=pl.CostEstimate(
             flops=flops, transcendentals=0, bytes_accessed=moved
         ),

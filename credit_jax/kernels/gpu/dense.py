@@ -14,9 +14,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from credit_jax.ops import dense as ops
 from credit_jax.ops.dense import of_matrices
 from credit_jax.ops.vma import match_vma
 
+# Of fewer rows the sum is short.
+_MANY_ROWS = 4096
 # Side of a tile of a product, and how many tiles a GPU works on at once.
 _TILE, _TILES = 128, 132
 
@@ -28,6 +31,8 @@ def dense(
     dtype: Any = None,
 ) -> Float[Array, "*batch *out"]:
     """`ops.dense`."""
+    if x.size // x.shape[-1] < _MANY_ROWS:
+        return ops.dense(x, kernel, dtype=dtype)
     return of_matrices(lambda a, b: _product(*match_vma(a, b), dtype), x, kernel)
 
 

@@ -21,6 +21,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int
 
 from credit_jax.kernels.gpu.call import call_kernel
+from credit_jax.kernels.gpu.dots import dot
 from credit_jax.ops.vma import match_vma
 from credit_jax.ops.window_grid import WindowGrid
 
@@ -199,7 +200,7 @@ def _forward_kernel(
     points, inside = tiling.locate(pl.program_id(0))
     q, k, v = (_load(qkv, points, inside, part, head, heads) for part in range(3))
     raised, total = _softmax(q, k, bias[...], heads)
-    mixed = _dot(raised.astype(v.dtype), v) / total
+    mixed = dot(raised.astype(v.dtype), v) / total
     _store(out, mixed, points, inside, 0, head, heads)
 
 
@@ -223,14 +224,14 @@ def _backward_kernel(
         by_out = _load(cotangent, points, inside, 0, head, heads)
         raised, row = _softmax(q, k, bias[...], heads)
         weights = raised / row
-        by_weights = _dot(by_out, v.T)
+        by_weights = dot(by_out, v.T)
         along = (weights * by_weights).sum(1, keepdims=True)
         by_logits = weights * (by_weights - along)
         narrow = by_logits.astype(q.dtype)
         by_parts = (
-            _dot(narrow, k) * scale,
-            _dot(narrow.T, q) * scale,
-            _dot(weights.astype(v.dtype).T, by_out),
+            dot(narrow, k) * scale,
+            dot(narrow.T, q) * scale,
+            dot(weights.astype(v.dtype).T, by_out),
         )
         for part, by_part in enumerate(by_parts):
             _store(gradient, by_part, points, inside, part, head, heads)
@@ -242,16 +243,9 @@ def _backward_kernel(
 
 def _softmax(q: Array, k: Array, bias: Array, heads: Heads) -> tuple[Array, Array]:
     """exp(logits - their maximum) of every query, and its sum, (tokens, 1)."""
-    logits = _dot(q, k.T) * heads.channels**-0.5 + bias
+    logits = dot(q, k.T) * heads.channels**-0.5 + bias
     raised = jnp.exp(logits - logits.max(1, keepdims=True))
     return raised, raised.sum(1, keepdims=True)
-
-
-def _dot(left: Array, right: Array) -> Array:
-    """A product summed in float32 or wider; of float32 without rounding its factors."""
-    wide = jnp.promote_types(left.dtype, jnp.float32)
-    precision = lax.Precision.HIGHEST if left.dtype == wide else None
-    return jnp.dot(left, right, precision=precision, preferred_element_type=wide)
 
 
 def _load(

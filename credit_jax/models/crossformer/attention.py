@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 from credit_jax.kernels import (
     attend,
     attention_logits,
-    fuses_attention,
+    fuses_layers,
+    project,
     window_attention,
 )
 from credit_jax.nn.context import Context
@@ -86,9 +87,14 @@ class QueryKeyValue(nnx.Module):
         self, x: Float[Array, "batch windows tokens channel"], context: Context
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
         """The values v alone."""
+        return jnp.swapaxes(self.values_side_by_side(x, context), 2, 3)
+
+    def values_side_by_side(
+        self, x: Float[Array, "*batch channel"], context: Context
+    ) -> Float[Array, "*batch heads head_dim"]:
+        """The values v of every head at each point."""
         shape, kernel = (self.channels, self.width), self.kernel[...][:, 2]
-        made = matmul(x, kernel, context, shape=shape, split="column")
-        return jnp.swapaxes(made, 2, 3)
+        return matmul(x, kernel, context, shape=shape, split="column")
 
 
 class SeparateQueryKeyValue(nnx.Module):
@@ -160,6 +166,18 @@ class OutProjection(nnx.Module):
         )
         return add_bias(whole, self.bias[...])
 
+    def add(
+        self,
+        x: Float[Array, "*batch heads head_dim"],
+        skip: Float[Array, "*batch channel"],
+        context: Context,
+    ) -> Float[Array, "*batch channel"]:
+        """`skip` and the projection, in one kernel where nothing is between them."""
+        if context.axes.tensor or context.precision.float8:
+            return skip + self(x, context)
+        kernel = self.kernel[...].reshape(-1, skip.shape[-1])
+        return project(x.reshape(*skip.shape[:-1], -1), skip, kernel, self.bias[...])
+
 
 class WindowAttention(nnx.Module):
     """Attention in neighboring (short) or dilated (long) windows, with residual.
@@ -211,14 +229,15 @@ class WindowAttention(nnx.Module):
 
     def _attend(self, field: Field, context: Context) -> Field:
         normal, skip = self.norm.with_skip(field.data)
-        mixed = self._mixed(field.like(normal), context)
-        return field.like(skip + mixed.data)
+        field = field.like(normal)
+        drops = context.key is not None and self.dropout > 0.0
+        if fuses_layers() and not drops:
+            mixed = self._mix_in_place(field, context)
+            return field.like(self.to_out.add(mixed, skip, context))
+        return field.like(skip + self._mixed(field, context).data)
 
     def _mixed(self, field: Field, context: Context) -> Field:
         """What attention adds to the residual, of the normalized field."""
-        drops = context.key is not None and self.dropout > 0.0
-        if self.window > 1 and fuses_attention() and not drops:
-            return field.like(self.to_out(self._mix_in_place(field, context), context))
         x = partition(field, self.kind, self.window)
         mixed = jnp.swapaxes(self._mix(x, field, context), 2, 3)
         return merge(self.to_out(mixed, context), field, self.kind, self.window)
@@ -227,6 +246,8 @@ class WindowAttention(nnx.Module):
         self, field: Field, context: Context
     ) -> Float[Array, "batch rows columns heads head_dim"]:
         """Weighted sum of values; no window is copied out of the field."""
+        if self.window == 1:
+            return self.to_qkv.values_side_by_side(field.data, context)
         qkv = self.to_qkv.side_by_side(field.data, context)
         grid = window_grid(field, self.kind, self.window)
         return window_attention(qkv, self.position_bias(self.window), grid)

@@ -1,0 +1,282 @@
+"""Products of matrices with what comes before and after them, in one kernel.
+
+`act(x) @ kernel`, then a bias and a residual are added, or the product is multiplied by
+the derivative of the GELU: the widest activations of a transformer are written once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Float
+
+from credit_jax.kernels.gpu.call import call_kernel
+from credit_jax.kernels.gpu.dots import dot
+
+# Sides of a tile of the result, and how far a turn goes along the summed dim.
+_ROWS, _COLUMNS, _DEPTH = 128, 128, 64
+_STAGES = 3
+# Programs that a GPU runs at once.
+_TILES = 132
+# erf(z) = z P(z^2) / Q(z^2) in float32; it is +-1 beyond the end.
+_ERF_END = 3.7439211627767994
+_ERF_ABOVE = (
+    0.00022905065861350646,
+    0.0034082910107109506,
+    0.050955695062380861,
+    0.18520832239976145,
+    1.128379143519084,
+)
+_ERF_BELOW = (
+    -1.1791602954361697e-7,
+    0.000023547966471313185,
+    0.0010179625278914885,
+    0.014070470171167667,
+    0.11098505178285362,
+    0.49746925110067538,
+    1.0,
+)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """What a kernel computes.
+
+    Attributes:
+        depth: length of the summed dim.
+        transposed: whether the kernel is (out, channel).
+        activated: whether the factor on the left is GELU's of what is read.
+    """
+
+    depth: int
+    transposed: bool = False
+    activated: bool = False
+
+    def tile(self, left: Any, right: Any, at: _Place) -> Array:
+        """A tile of the product, float32 or wider."""
+
+        def turn(index: Array, total: Array) -> Array:
+            inner = index * _DEPTH + lax.iota(jnp.int32, _DEPTH)
+            inside = inner < self.depth
+            x = _load(left, at.row, inner, at.row_inside, inside)
+            if self.activated:
+                x = _gelu(x)
+            if self.transposed:
+                return total + dot(
+                    x, _load(right, at.column, inner, at.column_inside, inside).T
+                )
+            weights = _load(right, inner, at.column, inside, at.column_inside)
+            return total + dot(x, weights)
+
+        wide = jnp.promote_types(left.dtype, jnp.float32)
+        zeros = jnp.zeros((_ROWS, _COLUMNS), wide)
+        return lax.fori_loop(0, pl.cdiv(self.depth, _DEPTH), turn, zeros)
+
+
+class _Place:
+    """Rows and columns of the tile of this program, columns fastest."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        column, row = pl.program_id(0), pl.program_id(1)
+        self.block = row
+        self.row = row * _ROWS + lax.iota(jnp.int32, _ROWS)
+        self.column = column * _COLUMNS + lax.iota(jnp.int32, _COLUMNS)
+        self.row_inside = self.row < shape[0]
+        self.column_inside = self.column < shape[1]
+
+    def load(self, ref: Any) -> Array:
+        """The tile of an array."""
+        return _load(ref, self.row, self.column, self.row_inside, self.column_inside)
+
+    def vector(self, ref: Any) -> Array:
+        """The values of an array of columns."""
+        return triton.load(ref.at[self.column], mask=self.column_inside, other=0.0)
+
+    def store(self, ref: Any, values: Array, *lead: Array) -> None:
+        """Writes the tile, below leading indices of the array."""
+        mask = self.row_inside[:, None] & self.column_inside[None, :]
+        where = ref.at[*lead, self.row[:, None], self.column[None, :]]
+        triton.store(where, values.astype(ref.dtype), mask=mask)
+
+
+def linear(
+    x: Float[Array, "rows channel"],
+    kernel: Float[Array, "channel out"],
+    bias: Float[Array, " out"],
+    skip: Float[Array, "rows out"] | None = None,
+    *,
+    activated: bool = False,
+    interpret: bool = False,
+) -> Float[Array, "rows out"]:
+    """`act(x) @ kernel + bias + skip`, rounded once to the dtype of `x`.
+
+    Args:
+        x, kernel, bias: factors, and what is added to every row.
+        skip: what is added to the result, if anything.
+        activated: whether `act` is the exact GELU; else it is the identity.
+        interpret: run the kernel as XLA operations, on any device.
+    """
+    product = _Product(x.shape[1], activated=activated)
+    shape = (x.shape[0], kernel.shape[1])
+    (out,) = call_kernel(
+        partial(_linear_kernel, product=product, shape=shape),
+        "linear",
+        *(x, kernel, bias),
+        *(() if skip is None else (skip,)),
+        grid=_grid(shape),
+        results=((shape, x.dtype),),
+        flops=2 * math.prod(shape) * x.shape[1],
+        num_stages=_STAGES,
+        interpret=interpret,
+    )
+    return out
+
+
+def _linear_kernel(
+    x: Any, kernel: Any, bias: Any, *refs: Any, product: _Product, shape: Sequence[int]
+) -> None:
+    at = _Place(shape)
+    made = product.tile(x, kernel, at)
+    made += at.vector(bias).astype(made.dtype)[None, :]
+    for skip in refs[:-1]:
+        made += at.load(skip).astype(made.dtype)
+    at.store(refs[-1], made)
+
+
+def hidden_gradient(
+    cotangent: Float[Array, "rows out"],
+    kernel: Float[Array, "hidden out"],
+    hidden: Float[Array, "rows hidden"],
+    *,
+    interpret: bool = False,
+) -> tuple[Float[Array, "rows hidden"], Float[Array, " hidden"]]:
+    """The gradient of `gelu(hidden) @ kernel` by `hidden`.
+
+    Returns:
+        The gradient, and its sum over all rows, float32 or wider.
+    """
+    product = _Product(kernel.shape[1], transposed=True)
+    shape = hidden.shape
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    gradient, sums = call_kernel(
+        partial(_hidden_kernel, product=product, shape=shape),
+        "hidden_gradient",
+        cotangent,
+        kernel,
+        hidden,
+        grid=_grid(shape),
+        results=(
+            (shape, hidden.dtype),
+            ((pl.cdiv(shape[0], _ROWS), shape[1]), wide),
+        ),
+        flops=2 * math.prod(shape) * kernel.shape[1],
+        num_stages=_STAGES,
+        interpret=interpret,
+    )
+    return gradient, sums.sum(0)
+
+
+def _hidden_kernel(
+    cotangent: Any,
+    kernel: Any,
+    hidden: Any,
+    gradient: Any,
+    sums: Any,
+    *,
+    product: _Product,
+    shape: Sequence[int],
+) -> None:
+    at = _Place(shape)
+    made = product.tile(cotangent, kernel, at)
+    wide = at.load(hidden).astype(made.dtype)
+    below = distribution(wide)
+    density = jnp.exp(-0.5 * wide * wide) / math.sqrt(2 * math.pi)
+    made = made * (below + wide * density)
+    at.store(gradient, made)
+    triton.store(sums.at[at.block, at.column], made.sum(0), mask=at.column_inside)
+
+
+def activated_gradient(
+    hidden: Float[Array, "rows hidden"],
+    cotangent: Float[Array, "rows out"],
+    *,
+    interpret: bool = False,
+) -> Float[Array, "hidden out"]:
+    """`gelu(hidden).T @ cotangent`, float32 or wider, added up over groups of rows.
+
+    Args:
+        hidden: the field before its GELU.
+        cotangent: of the product of its GELU.
+        interpret: run the kernel as XLA operations, on any device.
+    """
+    rows, shape = len(hidden), (hidden.shape[1], cotangent.shape[1])
+    tiles = math.prod(_grid(shape))
+    turns = pl.cdiv(pl.cdiv(rows, _DEPTH), pl.cdiv(_TILES, tiles))
+    groups = pl.cdiv(rows, turns * _DEPTH)
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    (parts,) = call_kernel(
+        partial(_activated_kernel, turns=turns, shape=shape),
+        "activated_gradient",
+        hidden,
+        cotangent,
+        grid=(*_grid(shape), groups),
+        results=(((groups, *shape), wide),),
+        flops=2 * math.prod(shape) * rows,
+        num_stages=_STAGES,
+        interpret=interpret,
+    )
+    return parts.sum(0)
+
+
+def _activated_kernel(
+    hidden: Any, cotangent: Any, parts: Any, *, turns: int, shape: Sequence[int]
+) -> None:
+    at, group = _Place(shape), pl.program_id(2)
+
+    def turn(index: Array, total: Array) -> Array:
+        row = (group * turns + index) * _DEPTH + lax.iota(jnp.int32, _DEPTH)
+        inside = row < hidden.shape[0]
+        x = _load(hidden, row, at.row, inside, at.row_inside)
+        given = _load(cotangent, row, at.column, inside, at.column_inside)
+        return total + dot(_gelu(x).T, given)
+
+    total = lax.fori_loop(0, turns, turn, jnp.zeros((_ROWS, _COLUMNS), parts.dtype))
+    at.store(parts, total, group)
+
+
+def _gelu(x: Array) -> Array:
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (wide * distribution(wide)).astype(x.dtype)
+
+
+def distribution(x: Array) -> Array:
+    """Cumulative distribution function of the standard normal distribution.
+
+    Pallas has no erf for Triton; this is XLA's of float32, a quotient of polynomials.
+    """
+    z = jnp.clip(x * math.sqrt(0.5), -_ERF_END, _ERF_END)
+    square = z * z
+    above, below = (
+        reduce(lambda total, term: total * square + term, polynomial[1:], polynomial[0])
+        for polynomial in (_ERF_ABOVE, _ERF_BELOW)
+    )
+    return 0.5 * (1 + z * above / below)
+
+
+def _grid(shape: Sequence[int]) -> tuple[int, int]:
+    return pl.cdiv(shape[1], _COLUMNS), pl.cdiv(shape[0], _ROWS)
+
+
+def _load(
+    ref: Any, row: Array, column: Array, row_inside: Array, column_inside: Array
+) -> Array:
+    mask = row_inside[:, None] & column_inside[None, :]
+    return triton.load(ref.at[row[:, None], column[None, :]], mask=mask, other=0.0)
