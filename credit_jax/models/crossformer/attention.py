@@ -231,8 +231,9 @@ class WindowAttention(nnx.Module):
         normal, skip = self.norm.with_skip(field.data)
         field = field.like(normal)
         drops = context.key is not None and self.dropout > 0.0
-        if fuses_layers() and not drops:
-            mixed = self._mix_in_place(field, context)
+        to_qkv = self.to_qkv
+        if fuses_layers() and not drops and isinstance(to_qkv, QueryKeyValue):
+            mixed = self._mix_in_place(to_qkv, field, context)
             return field.like(self.to_out.add(mixed, skip, context))
         return field.like(skip + self._mixed(field, context).data)
 
@@ -243,12 +244,12 @@ class WindowAttention(nnx.Module):
         return merge(self.to_out(mixed, context), field, self.kind, self.window)
 
     def _mix_in_place(
-        self, field: Field, context: Context
+        self, to_qkv: QueryKeyValue, field: Field, context: Context
     ) -> Float[Array, "batch rows columns heads head_dim"]:
         """Weighted sum of values; no window is copied out of the field."""
         if self.window == 1:
-            return self.to_qkv.values_side_by_side(field.data, context)
-        qkv = self.to_qkv.side_by_side(field.data, context)
+            return to_qkv.values_side_by_side(field.data, context)
+        qkv = to_qkv.side_by_side(field.data, context)
         grid = window_grid(field, self.kind, self.window)
         return window_attention(qkv, self.position_bias(self.window), grid)
 
