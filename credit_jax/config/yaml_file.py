@@ -80,7 +80,19 @@ def parse_yaml(text: str) -> Any:
     >>> parse_yaml("[1e-3, 2]")
     [0.001, 2]
     """
-    return yaml.load(text, Loader=_Loader)
+    value = yaml.load(text, Loader=_Loader)
+    _check_no_cycle(value, ())
+    return value
+
+
+def _check_no_cycle(value: Any, parents: tuple[int, ...]) -> None:
+    """Raises a YAMLError where an alias is part of what it stands for."""
+    if id(value) in parents:
+        raise yaml.YAMLError("an alias (*) stands inside of what it names (&)")
+    inner = value.values() if isinstance(value, dict) else value
+    for item in inner if isinstance(value, dict | list) else ():
+        if isinstance(item, dict | list):
+            _check_no_cycle(item, (*parents, id(value)))
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

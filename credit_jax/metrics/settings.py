@@ -105,9 +105,11 @@ def metric_settings(
 
 
 def _settings(
-    name: str, shared: Mapping[str, Any], args: Mapping[str, Any], path: str
+    name: str, shared: Mapping[str, Any], args: Any, path: str
 ) -> MetricSettings:
     """One metric, whose arguments replace the shared ones of the same names."""
+    if not isinstance(args, Mapping):
+        raise ValueError(f"{path}: must be a mapping of arguments, got {args!r}")
     entry, fields = METRICS[name], MetricArgs.model_fields
     own = {key: value for key, value in args.items() if key not in fields}
     common = {key: value for key, value in args.items() if key in fields}

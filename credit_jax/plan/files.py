@@ -86,7 +86,8 @@ def climatology_files(config: Config) -> dict[str, str]:
     named = {f"metrics.args.{key}": metrics.get(key)}
     own = metrics.get("metrics")
     for name, args in (own if isinstance(own, Mapping) else {}).items():
-        named[f"metrics.args.metrics.{name}.{key}"] = (args or {}).get(key)
+        given = args.get(key) if isinstance(args, Mapping) else None
+        named[f"metrics.args.metrics.{name}.{key}"] = given
     return _existing(named)
 
 
@@ -97,8 +98,10 @@ def _metrics_args(config: Config) -> Mapping[str, Any]:
     return config.metrics.args
 
 
-def _existing(named: Mapping[str, str | None]) -> dict[str, str]:
-    return {key: expandvars(path) for key, path in named.items() if path}
+def _existing(named: Mapping[str, Any]) -> dict[str, str]:
+    """Those that are paths; what reads the others says what is wrong with them."""
+    given = {k: path for k, path in named.items() if path and isinstance(path, str)}
+    return {key: expandvars(path) for key, path in given.items()}
 
 
 def _transform_files(

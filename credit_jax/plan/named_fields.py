@@ -60,11 +60,9 @@ def scores_are_physical(config: Config) -> bool:
 
 def _made(config: Config) -> dict[str, Mapping[str, Any]]:
     """Entries that `reconstruct` blocks make, with the arguments of each."""
-    return {
-        args.get("out_key", PREDICTION): args
-        for name, args in _blocks(config)
-        if name == "reconstruct"
-    }
+    made = (args for name, args in _blocks(config) if name == "reconstruct")
+    keyed = ((args.get("out_key", PREDICTION), args) for args in made)
+    return {key: args for key, args in keyed if isinstance(key, str)}
 
 
 def _blocks(config: Config) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,0 +1,125 @@
+"""Seeded mutations of configs: a report or one error, no traceback, in bounded time."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from credit_jax.check.report import check_config
+from credit_jax.config import ConfigError
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.y*ml"))
+VALUES: list[Any] = [
+    None, True, -1, 0, 3, 10**9, 10**30, 1e-300, 1e308, float("nan"), float("inf"), "",
+    "none", "0", "1e3", "2000-02-30", "../../etc", "näme \u202e", "x" * 5000, [], [[]],
+    [1, 2], [None], ["a"], {}, {"a": 1}, {"type": "mse"},
+]  # fmt: skip
+SECONDS = 20.0
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all values of a mapping."""
+    items = tree.items() if isinstance(tree, dict) else ()
+    items = enumerate(tree) if isinstance(tree, list) else items
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def mutated(config: dict[str, Any], chosen: random.Random) -> dict[str, Any]:
+    """A config with one to three changes."""
+    config = copy.deepcopy(config)
+    for _ in range(chosen.randint(1, 3)):
+        path = chosen.choice([*places(config)])
+        parent: Any = config
+        for key in path[:-1]:
+            parent = parent[key]
+        how = chosen.choice(["value", "value", "value", "remove", "extra", "deeper"])
+        if how == "remove":
+            del parent[path[-1]]
+        elif how == "extra" and isinstance(parent, dict):
+            parent[f"{path[-1]}x"] = chosen.choice(VALUES)
+        elif how == "deeper":
+            parent[path[-1]] = {"a": [parent[path[-1]]]}
+        else:
+            parent[path[-1]] = chosen.choice(VALUES)
+    return config
+
+
+def check(path: Path, config: Any) -> str:
+    """What came of a config: "ok", "refused", or an error that must not be."""
+    path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
+    began = time.process_time()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = check_config(str(path))
+    except (ConfigError, OSError):
+        return "refused"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if time.process_time() - began > SECONDS:
+        return f"took {time.process_time() - began:.0f} s"
+    return "refused" if report.problems else "ok"
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [range(60), pytest.param(range(60, 2000), marks=pytest.mark.slow)],
+    ids=["short", "long"],
+)
+def test_mutations(tmp_path: Path, seeds: range) -> None:
+    """In a process of its own, without the checks of annotations that tests have."""
+    program = f"from tests.config.test_fuzz import try_all; try_all({seeds!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "config.yml")],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def try_all(seeds: range) -> None:
+    """Checks mutated configs; ends with 1 at the first that is neither."""
+    for seed in seeds:
+        chosen = random.Random(seed)
+        config = yaml.safe_load(chosen.choice(CONFIGS).read_text())
+        result = check(Path(sys.argv[1]), mutated(config, chosen))
+        if result not in ("ok", "refused"):
+            sys.exit(f"seed {seed}: {result}")
+
+
+FOUND: dict[str, dict[str, Any]] = {
+    "metrics that are no mapping": {"metrics": {"args": {"metrics": ["rmse"]}}},
+    "metrics that are a text": {"metrics": {"args": {"metrics": "rmse"}}},
+    "metrics that are a number": {"metrics": 3},
+    "a section that is a list": {"trainer": [1]},
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found(tmp_path: Path, name: str) -> None:
+    config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
+    assert check(tmp_path / "config.yml", config | FOUND[name]) == "refused"
+
+
+def test_a_cyclic_alias(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text("model: &a\n  type: wxformer\n  again: *a\n")
+    report = check_config(str(path))
+    assert any("stands inside of what it names" in line for line in report.problems)
