@@ -70,12 +70,10 @@ DEVICES = {
         "NVIDIA H100",
         2e-6,
         "configs/wxformer_025deg.yaml",
-        18.4555e12,
+        18.5114e12,
         (
-            CompiledStep("full", 1, 1, 6615, 0.08167, 0.0),
-            CompiledStep("none", 1, 1, 6841, 0.09443, 0.0),
-            CompiledStep("full", 1, 8, 7108, 0.01819, 0.00335),
-            CompiledStep("full", 2, 4, 7103, 0.02153, 0.00566),
+            CompiledStep("full", 1, 1, 5615, 0.04529, 0.0),
+            CompiledStep("full", 1, 8, 6354, 0.01220, 0.003646),
         ),
     )
 }
