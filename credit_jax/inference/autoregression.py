@@ -91,7 +91,8 @@ class ForecastStep:
         """
         state, constants = self.start(first)
         weights = jax.eval_shape(self.model.init, jax.random.key(0))
-        given = (*weights, state, constants, forcing, None)
+        noise = Noise(jax.random.key(0))
+        given = (*weights, state, constants, forcing, noise)
         # JAX sorts the keys of what a program returns.
         order: list[str] = []
         _, fields = jax.eval_shape(partial(self._step, order=order), *given)
