@@ -22,6 +22,18 @@ MODEL = {
     "global_window_size": [2, 2, 2, 1],
     "local_window_size": 2,
 }
+# Of models whose keys are others.
+FUXI = {
+    "image_height": HEIGHT,
+    "image_width": WIDTH,
+    "patch_height": 4,
+    "patch_width": 4,
+    "dim": 8,
+    "num_groups": 2,
+    "num_heads": 2,
+    "depth": 2,
+    "window_size": 4,
+}
 TRAINER = {
     "batches_per_epoch": 2,
     "valid_batches_per_epoch": 1,
@@ -56,7 +68,7 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             _shorten(config[section], config["data"])
             for name, source in sources_of(config[section]):
                 _make_source_small(source, folder / name)
-    config["model"] |= MODEL
+    config["model"] |= FUXI if config["model"].get("type") == "fuxi" else MODEL
     padding = config["model"].get("padding_conf")
     if not (padding and padding.get("activate", True)):
         padding = {"activate": True, "mode": "mirror"}

@@ -9,20 +9,14 @@ from benchmarks.configs.survey import find_configs, survey
 from benchmarks.configs.table import DOCS, FOLDER, docs_table, outcome
 from benchmarks.configs.training import train_two_steps
 
-# Why a config of generation 2 does not train here. CREDIT's training takes none of them
-# but those of other models.
+# Why a config of generation 2 does not train here, nor does it in CREDIT.
 NO_MODEL = "no config to train: it has no model"
 REASONS = {
-    "camulator_gen2_casper": "refused: credit_jax has no model `camulator`",
     "multi_source_data": NO_MODEL,
     "weatherbench2_era5_wxformer": NO_MODEL,
     "weatherbench2_era5_wxformer_tiny": NO_MODEL,
     "wxformer_npj_era5_028deg": "refused: preblocks.norm: blocks stand in ic_only or "
     "per_step, and CREDIT refuses others, too; move it to preblocks.per_step.norm",
-    "smoke_tp_parity_nextgen_tp1_derecho": "refused: credit_jax has no model "
-    "`nextgen_wxformer`",
-    "smoke_tp_parity_nextgen_tp2_derecho": "refused: credit_jax has no model "
-    "`nextgen_wxformer`",
 }
 
 
@@ -57,6 +51,8 @@ def test_the_table_of_the_page():
         "wb2_perlmutter_tiny",
         # GRIB files of two products.
         "integration_test_hrrr",
+        # FuXi from two states, seven forecast steps, converted from generation 1.
+        pytest.param("fuxi_6h_multi_step", marks=pytest.mark.slow),
     ],
 )
 def test_two_steps(name, tmp_path):
