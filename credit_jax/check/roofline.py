@@ -73,6 +73,7 @@ DEVICES = {
         18.5114e12,
         (
             CompiledStep("full", 1, 1, 5615, 0.04529, 0.0),
+            CompiledStep("none", 1, 1, 5588, 0.04985, 0.0),
             CompiledStep("full", 1, 8, 6354, 0.01220, 0.003646),
         ),
     )
