@@ -26,6 +26,8 @@ from credit_jax.models.swin.dscale import Dscale, DscaleConfig
 from credit_jax.models.swin.fuxi import Fuxi, FuxiConfig
 from credit_jax.models.swin.swin import Swin, SwinConfig
 from credit_jax.models.swin.wrf import WRF, WRFConfig
+from credit_jax.models.unet.config import DownscalingUNetConfig, UNetConfig
+from credit_jax.models.unet.unet import UNet
 
 
 class ModelEntry(NamedTuple):
@@ -62,6 +64,8 @@ MODELS: dict[str, ModelEntry] = {
         NextGenWXFormerConfig, NextGenWXFormer, "nextgen_wxformer"
     ),
     "swin": ModelEntry(SwinConfig, Swin, "swin"),
+    "unet": ModelEntry(UNetConfig, UNet, "unet"),
+    "unet_downscaling": ModelEntry(DownscalingUNetConfig, UNet, "unet"),
     "wrf": ModelEntry(WRFConfig, WRF, "wrf"),
     "wxformer": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
     "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),

@@ -107,13 +107,15 @@ def sum_over_tensor(
 
 
 class Conv(nnx.Module):
-    """Two-dimensional convolution of a field, NHWC, with bias.
+    """Two-dimensional convolution of a field, NHWC.
 
     A 1 x 1 convolution can be split over tp, as `Linear` can.
 
     Args of the constructor:
         channel_in, channel_out: channels.
         kernel_size, stride, padding: along both dims.
+        groups: of channels.
+        use_bias: whether a bias is added.
         kernel_init, bias_init: torch's default if None.
         spectral_norm: whether CREDIT's spectral norm covers the kernel.
     """
@@ -126,14 +128,18 @@ class Conv(nnx.Module):
         *,
         stride: int = 1,
         padding: Padding | int = 0,
+        groups: int = 1,
+        use_bias: bool = True,
         kernel_init: Initializer | None = None,
         bias_init: Initializer | None = None,
         spectral_norm: bool = True,
     ) -> None:
-        shape = (kernel_size, kernel_size, channel_in, channel_out)
+        shape = (kernel_size, kernel_size, channel_in // groups, channel_out)
         default = torch_uniform(math.prod(shape[:3]))
         self.split: Split = None
         self.stride = (stride, stride)
+        self.groups = groups
+        self.use_bias = use_bias
         side = (padding, padding) if isinstance(padding, int) else None
         self.padding: Padding = (side, side) if side else padding  # pyright: ignore
         self.kernel = parameter(
@@ -142,7 +148,8 @@ class Conv(nnx.Module):
             (None, None, "conv_in", "conv_out"),
             matrix_out=(3,) if spectral_norm else None,
         )
-        self.bias = parameter(bias_init or default, (channel_out,), ("conv_out",))
+        if use_bias:
+            self.bias = parameter(bias_init or default, (channel_out,), ("conv_out",))
 
     def __call__(
         self,
@@ -151,12 +158,18 @@ class Conv(nnx.Module):
         context: Context | None = None,
     ) -> Field:
         """Convolves; a layer that is split by rows needs the context."""
-        bias = self.bias[...]
         if self.split == "row":
             kernel = self.kernel[...][0, 0]
-            whole = sum_over_tensor(field.data, kernel, context)
-            return field.like(add_bias(whole, bias))
-        field = conv2d_field(
-            field, self.kernel[...], stride=self.stride, padding=self.padding, out=out
-        )
-        return field.like(add_bias(field.data, bias))
+            field = field.like(sum_over_tensor(field.data, kernel, context))
+        else:
+            field = conv2d_field(
+                field,
+                self.kernel[...],
+                stride=self.stride,
+                padding=self.padding,
+                groups=self.groups,
+                out=out,
+            )
+        if not self.use_bias:
+            return field
+        return field.like(add_bias(field.data, self.bias[...]))

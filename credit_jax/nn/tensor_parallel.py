@@ -99,6 +99,8 @@ def _why_not(layer: Any) -> str | None:
         return f"which is split by {layer.split}s already"
     if isinstance(layer, Linear):
         return None
+    if layer.groups > 1 or not layer.use_bias:
+        return "a Conv of several groups or without bias"
     kernel = param_spec_of(layer.kernel).unstack().shape[:2]
     if kernel != (1, 1) or layer.stride != (1, 1) or any(map(any, layer.padding)):
         return (

@@ -163,7 +163,7 @@ class KeyPlan:
         state = {}
         for entry in self.entries:
             array = arrays[entry.name]
-            ours = array if entry.layer is None else array[entry.layer]
+            ours = array if entry.layer is None else np.asarray(array[entry.layer])
             source = entry.arrangement.to_torch(ours)
             target = allocate(source.shape, source.dtype)
             target[...] = source

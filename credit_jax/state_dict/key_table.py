@@ -22,11 +22,13 @@ class Rule:
         ours: our path with the same indices except `{d}`,
             "stages/{s}/embed/convs/{i}/kernel".
         arrangement: of one PyTorch array.
+        first: PyTorch's index of the first layer that is stacked.
     """
 
     torch: str
     ours: str
     arrangement: Arrangement = SAME
+    first: int = 0
 
     @property
     def is_stacked(self) -> bool:

@@ -74,7 +74,7 @@ def _entries(
     shape = param_spec.unstack().shape
     arrangement = rule.arrangement
     for layer in range(param_spec.shape[0]) if rule.is_stacked else [None]:
-        key = rule.torch.format(**at, d=layer)
+        key = rule.torch.format(**at, d=rule.first + (layer or 0))
         if not normalized:
             yield KeyEntry(key, path, arrangement, shape, layer)
             continue

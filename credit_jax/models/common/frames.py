@@ -24,3 +24,23 @@ def fold_frames(
         x = x[:, :, :2].mean(2, keepdims=True)
     batch, channels, time, rows, lon = x.shape
     return x.transpose(0, 3, 4, 1, 2).reshape(batch, rows, lon, channels * time)
+
+
+def mean_problems(frames: int) -> list[str]:
+    """Errors of a number of frames that the fold "mean" takes."""
+    if frames <= 3:
+        return []
+    return [
+        f"model.frames is {frames}; expected 1 to 3: the model takes the mean of two "
+        "frames, and CREDIT fails where a third and a fourth make another mean"
+    ]
+
+
+def unseen_frames(frames: int) -> dict[str, str]:
+    """The key `frames` and what it has no effect on, with the fold "mean"."""
+    if frames != 3:
+        return {}
+    return {
+        "frames": "3: the model takes the mean of the first two frames and does not "
+        "see the last, as in CREDIT"
+    }

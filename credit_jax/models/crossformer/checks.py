@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from credit_jax.config.messages import divisors
+from credit_jax.models.common.frames import mean_problems
 
 # Blocks of a stage; far beyond what can be trained, so that a typing error is found.
 MAX_DEPTH = 1000
@@ -66,12 +67,8 @@ def patch_problems(config: Any) -> list[str]:
             f"{config.patch_width}; expected frames: 1 (CREDIT's patch embedding "
             "cannot take more), or patch_height: 1 and patch_width: 1"
         )
-    if config.patch == (1, 1) and config.frames > 3 and mean:
-        found.append(
-            f"model.frames is {config.frames}; expected 1 to 3: the model takes the "
-            "mean of two frames, and CREDIT fails where a third and a fourth make "
-            "another mean"
-        )
+    if config.patch == (1, 1) and mean:
+        found += mean_problems(config.frames)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import PositiveInt
 
 from credit_jax.models.common.config import ModelConfig
-from credit_jax.models.common.frames import FrameFold
+from credit_jax.models.common.frames import FrameFold, unseen_frames
 from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.common.padded_config import PaddedConfig
 from credit_jax.models.common.padding import PaddingConfig, padding_problems, repeated
@@ -138,11 +138,8 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
     def without_effect(self) -> dict[str, str]:
         """An active `post_conf`, an unseen frame; see `StrictModel.without_effect`."""
         found = super().without_effect()
-        if self.frame_fold == "mean" and self.frames == 3 and self.patch == (1, 1):
-            found["frames"] = (
-                f"{self.frames}: the model takes the mean of the first two frames and "
-                "does not see the last, as in CREDIT"
-            )
+        if self.frame_fold == "mean" and self.patch == (1, 1):
+            found |= unseen_frames(self.frames)
         return found
 
     @property

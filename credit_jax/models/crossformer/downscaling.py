@@ -9,37 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import NonNegativeInt
-
-from credit_jax.config.base import StrictModel
 from credit_jax.models.common.frames import FrameFold
 from credit_jax.models.common.upsampling import ResidualUpBlock, UpsampleHead
+from credit_jax.models.common.variables import ChannelCountKeys
 from credit_jax.models.crossformer import checks
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 
 
-class ChannelCounts(StrictModel):
-    """`channels`, which CREDIT counts from its `data.datasets`.
-
-    Attributes:
-        boundary: channels of the input only.
-        prognostic: of input and output.
-        diagnostic: of the output only.
-    """
-
-    boundary: NonNegativeInt
-    prognostic: NonNegativeInt
-    diagnostic: NonNegativeInt
-
-
-class DownscalingCrossFormerConfig(EncoderDecoderConfig):
+class DownscalingCrossFormerConfig(ChannelCountKeys, EncoderDecoderConfig):
     """Constructor keys of CREDIT's DownscalingCrossFormer, with its defaults.
 
     Differs from CREDIT: patches may be padded, and dims need not double.
-
-    Attributes:
-        channels: of one frame, by kind.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -65,29 +46,6 @@ class DownscalingCrossFormerConfig(EncoderDecoderConfig):
     output_frames: ClassVar[int] = 1
 
     type: Literal["crossformer_downscaling"] = "crossformer_downscaling"
-    channels: ChannelCounts
-
-    @property
-    def input_channels(self) -> int:
-        """Channels of one input frame."""
-        return self.channels.boundary + self.channels.prognostic
-
-    @property
-    def output_channels(self) -> int:
-        """Channels of the output."""
-        return self.channels.prognostic + self.channels.diagnostic
-
-    def channel_sum(self, direction: str) -> str:
-        """The arithmetic of `input_channels` or `output_channels`, for errors.
-
-        Args:
-            direction: "input" or "output".
-        """
-        only = {"input": "boundary", "output": "diagnostic"}[direction]
-        return (
-            f"channels.prognostic {self.channels.prognostic} + channels.{only} "
-            f"{getattr(self.channels, only)}"
-        )
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `EncoderDecoderConfig.problems`."""

@@ -52,17 +52,28 @@ def scse(
     squeeze: Float[Array, "channel hidden"],
     expand: Float[Array, "hidden channel"],
     points: Float[Array, " channel"],
+    *,
+    squeeze_bias: Float[Array, " hidden"] | None = None,
+    expand_bias: Float[Array, " channel"] | None = None,
+    points_bias: Float[Array, ""] | None = None,
 ) -> Field:
-    """CREDIT's SCSEAttention: gates of channels and of points, each times the field.
+    """Gates of channels and of points, each times the field.
 
-    out = x * channel gate + x * sigmoid(x @ points)
+    out = x * channel gate + x * sigmoid(x @ points + points_bias)
+
+    Without biases CREDIT's SCSEAttention, with them that of
+    segmentation_models_pytorch.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
-        squeeze, expand: as for `squeeze_excite`, without biases.
+        squeeze, expand, squeeze_bias, expand_bias: as for `squeeze_excite`.
         points: the channels' weights in the gate of a point; with CREDIT's depthwise
             variant the product of both kernels.
+        points_bias: of that gate.
     """
-    gate = jax.nn.sigmoid(jnp.matmul(field.data, points))[..., None]
-    excited = squeeze_excite(field, squeeze, expand)
+    logit = jnp.matmul(field.data, points)[..., None]
+    gate = jax.nn.sigmoid(logit if points_bias is None else logit + points_bias)
+    excited = squeeze_excite(
+        field, squeeze, expand, squeeze_bias=squeeze_bias, expand_bias=expand_bias
+    )
     return field.like(excited.data + field.data * gate)

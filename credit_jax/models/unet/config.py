@@ -1,0 +1,176 @@
+"""Keys of `unet` and `unet_downscaling`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PositiveInt
+
+from credit_jax.config.base import StrictModel, Unavailable, not_available
+from credit_jax.models.common.config import ModelConfig
+from credit_jax.models.common.frames import mean_problems, unseen_frames
+from credit_jax.models.common.variables import ChannelCountKeys, VariableKeys
+from credit_jax.models.crossformer.config import PostBlocks
+from credit_jax.models.unet.resnet import RESNETS, ResNetSizes
+
+# Channels of the smallest gate of the decoder's attention: 16 times fewer than these.
+LEAST_CHANNELS = 16
+
+
+def _unet(name: Any) -> Any:
+    if name != "unet":
+        raise ValueError(str(not_available("architecture", name, ["unet"])))
+    return name
+
+
+def _resnet(name: Any) -> Any:
+    if name not in RESNETS:
+        raise ValueError(str(not_available("encoder", name, RESNETS)))
+    return name
+
+
+def _batch_norm(value: Any) -> Any:
+    return "batchnorm" if value is True else value
+
+
+class ArchitectureConfig(StrictModel):
+    """Arguments of segmentation_models_pytorch's Unet, with its defaults.
+
+    Attributes:
+        name: "unet"; CREDIT's other networks are not there.
+        encoder_name: a ResNet or ResNeXt.
+        encoder_depth: how many times the encoder halves the grid.
+        encoder_weights: name of pretrained weights, which are not read: see
+            `without_effect`.
+        decoder_use_norm: "batchnorm", or true.
+        decoder_channels: of the blocks of the decoder, one for each halving.
+        decoder_interpolation: how the decoder doubles the grid.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        "in_channels": "CREDIT replaces it by the channels of the data",
+        "classes": "CREDIT replaces it by the channels of the data",
+        "decoder_attention_type": "CREDIT replaces it by scse",
+    }
+    unavailable: ClassVar[Mapping[str, Unavailable]] = {
+        "activation": Unavailable(
+            "the output has no activation; remove the key", harmless=("identity",)
+        ),
+        "aux_params": Unavailable("there is no second head; remove the key"),
+    }
+
+    name: Annotated[str, BeforeValidator(_unet)]
+    encoder_name: Annotated[str, BeforeValidator(_resnet)] = "resnet34"
+    encoder_depth: int = Field(5, ge=3, le=5)
+    encoder_weights: str | None = "imagenet"
+    decoder_use_norm: Annotated[Literal["batchnorm"], BeforeValidator(_batch_norm)] = (
+        "batchnorm"
+    )
+    decoder_channels: tuple[PositiveInt, ...] = (256, 128, 64, 32, 16)
+    decoder_interpolation: Literal["nearest", "bilinear"] = "nearest"
+
+    def without_effect(self) -> dict[str, str]:
+        """Pretrained weights; see `StrictModel.without_effect`."""
+        if self.encoder_weights is None:
+            return {}
+        return {
+            "encoder_weights": f"{self.encoder_weights!r}: pretrained weights are not "
+            "downloaded; training begins with random ones unless it goes on from a "
+            "converted checkpoint of CREDIT"
+        }
+
+    @property
+    def sizes(self) -> ResNetSizes:
+        """Sizes of the encoder."""
+        return RESNETS[self.encoder_name]
+
+    def problems(self) -> list[str]:
+        """Errors of the decoder's channels, one line each."""
+        where = "model.architecture.decoder_channels"
+        channels = list(self.decoder_channels)
+        if len(channels) != self.encoder_depth:
+            return [
+                f"{where} has {len(channels)} entries; expected encoder_depth "
+                f"{self.encoder_depth}"
+            ]
+        if min(channels) < LEAST_CHANNELS:
+            return [
+                f"{where} is {channels}; expected at least {LEAST_CHANNELS} each, of "
+                f"which gates have {LEAST_CHANNELS} times fewer"
+            ]
+        return []
+
+
+class UNetKeys(ModelConfig):
+    """Keys of `unet` and `unet_downscaling`, with CREDIT's defaults.
+
+    Other keys that CREDIT passes over are ignored with a warning.
+
+    Attributes:
+        image_height, image_width: grid of input and output.
+        frames: time steps of the input, which enter as their mean.
+        rk4_integration: the network is a tendency, which four stages of Runge-Kutta
+            combine.
+        architecture: see `ArchitectureConfig`.
+        post_conf: names of its active blocks, which CREDIT's gen2 training drops.
+    """
+
+    passes_over: ClassVar[bool] = True
+    ignored: ClassVar[Mapping[str, str]] = {
+        "output_frames": "the output has one frame",
+        "padding_conf": "CREDIT's unet ignores it",
+        "use_spectral_norm": "CREDIT's unet ignores it",
+        "interp": "CREDIT's unet ignores it",
+    }
+    output_frames: ClassVar[int] = 1
+
+    image_height: PositiveInt = 640
+    image_width: PositiveInt = 1280
+    frames: PositiveInt = 2
+    rk4_integration: bool = False
+    architecture: ArchitectureConfig
+    post_conf: PostBlocks = None
+
+    def without_effect(self) -> dict[str, str]:
+        """An active `post_conf`, an unseen frame; see `StrictModel.without_effect`."""
+        found = unseen_frames(self.frames)
+        if self.post_conf:
+            found["post_conf"] = (
+                f"{', '.join(self.post_conf)}: CREDIT's gen2 training drops it, too; "
+                "correct in postblocks.per_step"
+            )
+        return found
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """See `ModelConfig.problems`; tp splits nothing, and any rows will do."""
+        del tensor, domain
+        keys: Any = self
+        channels_in, channels_out = keys.input_channels, keys.output_channels
+        found = [*self.architecture.problems(), *mean_problems(self.frames)]
+        if channels_in < 1 or channels_out < 1:
+            found.append(
+                f"model has {channels_in} input and {channels_out} output channels; "
+                f"expected at least 1 of each: {keys.channel_sum('input')}; "
+                f"{keys.channel_sum('output')}"
+            )
+        elif self.rk4_integration and channels_in != channels_out:
+            found.append(
+                f"model.rk4_integration adds the output to the input, but there are "
+                f"{channels_in} input and {channels_out} output channels: "
+                f"{keys.channel_sum('input')}; {keys.channel_sum('output')}"
+            )
+        return found
+
+
+class UNetConfig(VariableKeys, UNetKeys):
+    """Constructor keys of CREDIT's SegmentationModel, with its defaults."""
+
+    type: Literal["unet"] = "unet"
+    levels: int = 16
+
+
+class DownscalingUNetConfig(ChannelCountKeys, UNetKeys):
+    """Constructor keys of CREDIT's DownscalingSegmentationModel, with its defaults."""
+
+    type: Literal["unet_downscaling"] = "unet_downscaling"

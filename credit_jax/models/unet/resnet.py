@@ -1,0 +1,211 @@
+"""The encoder of a U-Net: torchvision's ResNet and ResNeXt without their head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+from flax import nnx
+
+from credit_jax.nn.batch_norm import BatchNorm
+from credit_jax.nn.context import Context
+from credit_jax.nn.layers import Conv
+from credit_jax.nn.parameters import stack_blocks
+from credit_jax.parallel.domain.pool import max_pool2d_field
+from credit_jax.parallel.domain.shuffle import add
+from credit_jax.parallel.params.initializers import (
+    Initializer,
+    kaiming_normal,
+    torch_uniform,
+)
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import BLOCKS
+
+WIDTHS = (64, 128, 256, 512)
+
+
+@dataclass(frozen=True)
+class ResNetSizes:
+    """Sizes of a ResNet.
+
+    Attributes:
+        depths: blocks of each of four layers.
+        expansion: 1 for blocks of two convolutions; else bottlenecks of three, with so
+            many times as many channels at their end.
+        groups, group_width: of the middle convolution of a bottleneck.
+    """
+
+    depths: tuple[int, int, int, int]
+    expansion: int = 4
+    groups: int = 1
+    group_width: int = 64
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Channels after the stem and after each layer."""
+        return WIDTHS[0], *(width * self.expansion for width in WIDTHS)
+
+
+RESNETS = {
+    "resnet18": ResNetSizes((2, 2, 2, 2), expansion=1),
+    "resnet34": ResNetSizes((3, 4, 6, 3), expansion=1),
+    "resnet50": ResNetSizes((3, 4, 6, 3)),
+    "resnet101": ResNetSizes((3, 4, 23, 3)),
+    "resnet152": ResNetSizes((3, 8, 36, 3)),
+    "resnext50_32x4d": ResNetSizes((3, 4, 6, 3), groups=32, group_width=4),
+    **{
+        f"resnext101_32x{width}d": ResNetSizes(
+            (3, 4, 23, 3), groups=32, group_width=width
+        )
+        for width in (4, 8, 16, 32, 48)
+    },
+}
+
+
+class ConvNorm(nnx.Module):
+    """A convolution without bias that keeps the grid or halves it, and a batch norm."""
+
+    def __init__(
+        self,
+        channel_in: int,
+        channel_out: int,
+        kernel_size: int,
+        *,
+        kernel_init: Initializer,
+        stride: int = 1,
+        groups: int = 1,
+    ) -> None:
+        self.conv = Conv(
+            channel_in,
+            channel_out,
+            kernel_size,
+            stride=stride,
+            padding=kernel_size // 2,
+            groups=groups,
+            use_bias=False,
+            kernel_init=kernel_init,
+            spectral_norm=False,
+        )
+        self.norm = BatchNorm(channel_out)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        return self.norm(self.conv(field), context)
+
+
+def relu(field: Field) -> Field:
+    """max(x, 0) at every point."""
+    return field.like(jax.nn.relu(field.data))
+
+
+class ResidualBlock(nnx.Module):
+    """torchvision's BasicBlock, or its Bottleneck.
+
+    Args of the constructor:
+        channel_in: of the input.
+        width: of the inner convolutions; the output has `sizes.expansion` times as
+            many channels, the middle of a bottleneck those of its groups.
+        stride: 2 halves the grid.
+        sizes: kind of block.
+    """
+
+    def __init__(
+        self, channel_in: int, width: int, stride: int, sizes: ResNetSizes
+    ) -> None:
+        channels = width * sizes.expansion
+        inner = width * sizes.group_width // 64 * sizes.groups
+        # kernel, input and output channels, stride, groups
+        kernels: Sequence[tuple[int, int, int, int, int]] = (
+            (1, channel_in, inner, 1, 1),
+            (3, inner, inner, stride, sizes.groups),
+            (1, inner, channels, 1, 1),
+        )
+        if sizes.expansion == 1:
+            kernels = (3, channel_in, width, stride, 1), (3, width, channels, 1, 1)
+        self.branch = nnx.List(_conv_norm(*kernel) for kernel in kernels)
+        changes = stride != 1 or channel_in != channels
+        self.shortcut = (
+            _conv_norm(1, channel_in, channels, stride, 1) if changes else None
+        )
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        out = field
+        for index, layer in enumerate(self.branch):
+            out = layer(out if index == 0 else relu(out), context)
+        if self.shortcut is not None:
+            field = self.shortcut(field, context)
+        return relu(add(out, field))
+
+
+def _conv_norm(
+    kernel: int, channel_in: int, channel_out: int, stride: int, groups: int
+) -> ConvNorm:
+    init = kaiming_normal(channel_out * kernel**2)
+    return ConvNorm(
+        channel_in,
+        channel_out,
+        kernel,
+        kernel_init=init,
+        stride=stride,
+        groups=groups,
+    )
+
+
+class Stem(nnx.Module):
+    """A convolution of 7 x 7 points, batch norm and ReLU: half the grid."""
+
+    def __init__(self, channel_in: int) -> None:
+        # Made anew for the channels of the data, with torch's default.
+        init = torch_uniform(49 * channel_in)
+        self.embed = ConvNorm(channel_in, WIDTHS[0], 7, kernel_init=init, stride=2)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        return relu(self.embed(field, context))
+
+
+class Layer(nnx.Module):
+    """Residual blocks; the first one may halve the grid, `lax.scan` runs the others."""
+
+    def __init__(
+        self, channel_in: int, width: int, depth: int, stride: int, sizes: ResNetSizes
+    ) -> None:
+        channels = width * sizes.expansion
+        self.num_rest = depth - 1
+        self.first = ResidualBlock(channel_in, width, stride, sizes)
+        self.rest = stack_blocks(
+            lambda: ResidualBlock(channels, width, 1, sizes), depth - 1
+        )
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = context.run(self.first, field)
+        with jax.named_scope(BLOCKS):
+            return context.scan(self.rest, field, self.num_rest)
+
+
+class ResNetEncoder(nnx.Module):
+    """Fields on ever coarser grids.
+
+    Args of the constructor:
+        channel_in: of the input.
+        sizes: of the network.
+    """
+
+    def __init__(self, channel_in: int, sizes: ResNetSizes) -> None:
+        self.stem = Stem(channel_in)
+        width_in = sizes.channels
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            Layer(width_in[i], WIDTHS[i], sizes.depths[i], 1 if i == 0 else 2, sizes)
+            for i in range(4)
+        )
+
+    def __call__(self, field: Field, context: Context, depth: int) -> list[Field]:
+        """The fields on 1/2, 1/4, ... of the grid, `depth` of them."""
+        found = [context.run(self.stem, field)]
+        field = max_pool2d_field(
+            found[0], (3, 3), stride=(2, 2), padding=((1, 1), (1, 1))
+        )
+        layers = self.layer1, self.layer2, self.layer3, self.layer4
+        for layer in layers[: depth - 1]:
+            field = layer(field, context)
+            found.append(field)
+        return found

@@ -1,0 +1,77 @@
+"""Small `model:` sections that between them use every key of `unet`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "name": "unet",
+    "encoder_name": "resnet18",
+    "encoder_weights": None,
+    "decoder_channels": [32, 32, 16, 16, 16],
+}
+
+BASE: dict[str, Any] = {
+    "type": "unet",
+    "image_height": 32,
+    "image_width": 32,
+    "frames": 2,
+    "channels": 2,
+    "surface_channels": 1,
+    "input_only_channels": 2,
+    "output_only_channels": 1,
+    "levels": 2,
+    "architecture": SMALL,
+}
+
+CASES: dict[str, dict[str, Any]] = {
+    # two frames, which enter as their mean
+    "two frames": BASE,
+    # sizes that no power of two divides, an encoder that stops early, interpolation
+    "odd": {
+        **BASE,
+        "image_height": 45,
+        "image_width": 38,
+        "frames": 1,
+        "architecture": {
+            **SMALL,
+            "encoder_depth": 3,
+            "decoder_channels": [32, 16, 32],
+            "decoder_interpolation": "bilinear",
+        },
+    },
+    # bottlenecks of several groups
+    "groups": {
+        **BASE,
+        "image_height": 16,
+        "image_width": 24,
+        "frames": 1,
+        "architecture": {
+            **SMALL,
+            "encoder_name": "resnext50_32x4d",
+            "encoder_depth": 3,
+            "decoder_channels": [16, 16, 16],
+        },
+    },
+    # as many channels out as in
+    "tendency": {
+        **BASE,
+        "input_only_channels": 0,
+        "output_only_channels": 0,
+        "rk4_integration": True,
+        "architecture": {
+            **SMALL,
+            "encoder_depth": 3,
+            "decoder_channels": [32, 16, 16],
+        },
+    },
+}
+
+DOWNSCALING: dict[str, Any] = {
+    "type": "unet_downscaling",
+    "image_height": 32,
+    "image_width": 32,
+    "frames": 3,
+    "channels": {"boundary": 3, "prognostic": 4, "diagnostic": 2},
+    "architecture": {**SMALL, "encoder_depth": 4, "decoder_channels": [32, 16, 16, 16]},
+}

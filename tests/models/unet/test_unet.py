@@ -1,0 +1,123 @@
+"""CREDIT's U-Nets against serial CREDIT, and their `model:` sections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from credit_jax.models.registry import build, parse_model
+from tests.models.parity import (
+    assert_equals_credit,
+    assert_equals_credit_in_float64,
+    assert_training_forward_equals_credit,
+    credits_defaults,
+)
+from tests.models.unet.cases import BASE, CASES, DOWNSCALING, SMALL
+
+BLOCKS = {**CASES, "downscaling": DOWNSCALING}
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not see the last")
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_equals_credit(credit: Any, name: str) -> None:
+    assert_equals_credit(credit, BLOCKS[name], name)
+
+
+def test_plain_definitions_equal_credit(credit: Any) -> None:
+    """What accelerators run; the other tests run the implementations of CPU."""
+    assert_equals_credit(credit, CASES["odd"], "odd, plain", "xla")
+
+
+@pytest.mark.parametrize("name", ["odd", "groups"])
+def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
+    assert_equals_credit_in_float64(credit, CASES[name], name)
+
+
+@pytest.mark.parametrize("name", ["two frames", "tendency"])
+def test_training_forward_moves_the_statistics_like_credit(
+    credit: Any, name: str
+) -> None:
+    """Runge-Kutta updates the running statistics four times."""
+    assert_training_forward_equals_credit(credit, CASES[name])
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "name"),
+    [
+        ("unet", "models.unet", "SegmentationModel"),
+        ("unet_downscaling", "models.unet_downscaling", "DownscalingSegmentationModel"),
+    ],
+)
+def test_the_defaults_are_those_of_credit(
+    credit: Any, kind: str, module: str, name: str
+) -> None:
+    theirs = credits_defaults(module, name)
+    assert theirs.pop("architecture") is None, "CREDIT fails without it"
+    given = {"channels": DOWNSCALING["channels"]} if "down" in kind else {}
+    config = parse_model({"type": kind, "architecture": SMALL, **given})
+    assert {key: getattr(config, key) for key in theirs} == theirs
+
+
+def test_the_architecture_has_the_defaults_of_the_library(credit: Any) -> None:
+    theirs = credits_defaults("models.unet", "smp.Unet")
+    config = parse_model({**BASE, "architecture": {"name": "unet"}}).architecture
+    for key in (
+        *("encoder_name", "encoder_depth", "encoder_weights", "decoder_use_norm"),
+        *("decoder_channels", "decoder_interpolation"),
+    ):
+        assert getattr(config, key) == theirs[key], key
+
+
+# what differs from the block, what the error says
+WRONG = {
+    "another network": (
+        {"architecture": {**SMALL, "name": "unet++"}},
+        r"architecture.name: architecture 'unet\+\+' is not available; there are: unet",
+    ),
+    "another encoder": (
+        {"architecture": {**SMALL, "encoder_name": "vgg16"}},
+        "encoder 'vgg16' is not available; there are: resnet18",
+    ),
+    "another norm": (
+        {"architecture": {**SMALL, "decoder_use_norm": "layernorm"}},
+        "decoder_use_norm: must be 'batchnorm'",
+    ),
+    "channels and depth": (
+        {"architecture": {**SMALL, "encoder_depth": 4}},
+        r"decoder_channels has 5 entries; expected encoder_depth 4",
+    ),
+    "narrow": (
+        {"architecture": {**SMALL, "decoder_channels": [64, 32, 16, 16, 8]}},
+        r"decoder_channels is \[64, 32, 16, 16, 8\]; expected at least 16 each",
+    ),
+    "output activation": (
+        {"architecture": {**SMALL, "activation": "sigmoid"}},
+        "activation: 'sigmoid' is not available; the output has no activation",
+    ),
+    "four frames": ({"frames": 4}, r"model.frames is 4; expected 1 to 3"),
+    "tendency of other channels": (
+        {"rk4_integration": True},
+        "rk4_integration adds the output to the input, but there are 7 input and 6",
+    ),
+    "no architecture": ({"architecture": None}, "architecture"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_run_is_refused(name: str) -> None:
+    change, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        build({**BASE, **change})
+
+
+def test_pretrained_weights_are_named_in_a_warning() -> None:
+    block = {**BASE, "architecture": {"name": "unet", "encoder_weights": "imagenet"}}
+    with pytest.warns(UserWarning, match="pretrained weights are not downloaded"):
+        parse_model(block)
+
+
+def test_keys_that_only_credit_accepts_are_named_in_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"model.padding_conf .CREDIT's unet ignores"):
+        parse_model({**BASE, "padding_conf": {"activate": True}})
