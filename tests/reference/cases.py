@@ -12,7 +12,8 @@ import torch
 from credit_jax.models.registry import build
 from credit_torch_bridge.compare.credit_side import new_credit_model
 
-_SETTLING_FORWARDS = 5
+# Running statistics follow the batches slowly: a tenth of the way each time.
+_SETTLING_FORWARDS, _WITH_BATCH_NORMS = 5, 40
 _SPREAD = 0.1
 
 State = dict[str, np.ndarray]
@@ -59,7 +60,7 @@ def credit_case(
 
     Every parameter is moved away from its initial value first, so that none hides
     behind a one or a zero. A few forward passes in training mode let spectral norm
-    settle.
+    settle, and more of them the running statistics of batch norms.
 
     Args:
         model_block: the `model:` section of a CREDIT config.
@@ -138,7 +139,8 @@ def _settle(
                 parameter.shape, generator=generator, dtype=parameter.dtype
             )
             parameter.add_(noise * _SPREAD)
-        for _ in range(_SETTLING_FORWARDS):
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        for _ in range(_WITH_BATCH_NORMS if norms else _SETTLING_FORWARDS):
             model(x)
 
 

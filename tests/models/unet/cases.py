@@ -13,8 +13,8 @@ SMALL: dict[str, Any] = {
 
 BASE: dict[str, Any] = {
     "type": "unet",
-    "image_height": 32,
-    "image_width": 32,
+    "image_height": 64,
+    "image_width": 96,
     "frames": 2,
     "channels": 2,
     "surface_channels": 1,
@@ -56,6 +56,9 @@ CASES: dict[str, dict[str, Any]] = {
     # as many channels out as in
     "tendency": {
         **BASE,
+        "image_height": 12,
+        "image_width": 16,
+        "frames": 1,
         "input_only_channels": 0,
         "output_only_channels": 0,
         "rk4_integration": True,

@@ -16,11 +16,14 @@ from tests.models.parity import (
 from tests.models.unet.cases import BASE, CASES, DOWNSCALING, SMALL
 
 BLOCKS = {**CASES, "downscaling": DOWNSCALING}
+# Rounding flips the sign of some of the many units of the deep one, which its gradient
+# jumps at: in float32 CREDIT's is 1e-4 from its own in float64. It is compared there.
+FLOAT32 = [name for name in BLOCKS if name != "two frames"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not see the last")
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", FLOAT32)
 def test_equals_credit(credit: Any, name: str) -> None:
     assert_equals_credit(credit, BLOCKS[name], name)
 
@@ -30,7 +33,7 @@ def test_plain_definitions_equal_credit(credit: Any) -> None:
     assert_equals_credit(credit, CASES["odd"], "odd, plain", "xla")
 
 
-@pytest.mark.parametrize("name", ["odd", "groups"])
+@pytest.mark.parametrize("name", ["two frames", "groups"])
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     assert_equals_credit_in_float64(credit, CASES[name], name)
 
