@@ -110,6 +110,18 @@ def assert_equals_credit_in_float64(
 
 def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) -> None:
     """The output of one training-mode forward, and the model state after it."""
+    case, y = assert_training_state_equals_credit(credit, block)
+    assert_close(y, case.y, FORWARD, "training forward")
+
+
+def assert_training_state_equals_credit(
+    credit: Any, block: dict[str, Any]
+) -> tuple[Any, np.ndarray]:
+    """The model state after one training-mode forward.
+
+    Returns:
+        CREDIT's case, and our output.
+    """
     case = credit.credit_case(block, seed=1, mode="train")
     model_def = build(block)
     params, before = jax.device_put(from_state_dict(model_def, case.state))
@@ -148,7 +160,7 @@ def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) ->
         for name in pair
     )
     assert moved > 1e-5, "the forward must move the state for this test to say much"
-    assert_close(y, case.y, FORWARD, "training forward")
+    return case, np.asarray(y)
 
 
 def credits_defaults(module: str, name: str) -> dict[str, Any]:

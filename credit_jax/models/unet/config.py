@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, PositiveInt
 from credit_jax.config.base import StrictModel, Unavailable, not_available
 from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.common.frames import mean_problems, unseen_frames
+from credit_jax.models.common.grid_config import PostBlocks
 from credit_jax.models.common.variables import ChannelCountKeys, VariableKeys
-from credit_jax.models.crossformer.config import PostBlocks
 from credit_jax.models.unet.resnet import RESNETS, ResNetSizes
 
 # Channels of the smallest gate of the decoder's attention: 16 times fewer than these.
