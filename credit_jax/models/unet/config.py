@@ -8,10 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveInt
 
 from credit_jax.config.base import StrictModel, Unavailable, not_available
-from credit_jax.models.common.config import ModelConfig
 from credit_jax.models.common.frames import mean_problems, unseen_frames
-from credit_jax.models.common.grid_config import PostBlocks
-from credit_jax.models.common.variables import ChannelCountKeys, VariableKeys
+from credit_jax.models.common.padded_config import PostBlocks
+from credit_jax.models.common.variables import (
+    ChannelCountKeys,
+    ChannelKeys,
+    VariableKeys,
+)
 from credit_jax.models.unet.resnet import RESNETS, ResNetSizes
 
 # Channels of the smallest gate of the decoder's attention: 16 times fewer than these.
@@ -102,7 +105,7 @@ class ArchitectureConfig(StrictModel):
         return []
 
 
-class UNetKeys(ModelConfig):
+class UNetKeys(ChannelKeys):
     """Keys of `unet` and `unet_downscaling`, with CREDIT's defaults.
 
     Other keys that CREDIT passes over are ignored with a warning.
@@ -145,20 +148,17 @@ class UNetKeys(ModelConfig):
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `ModelConfig.problems`; tp splits nothing, and any rows will do."""
         del tensor, domain
-        keys: Any = self
-        channels_in, channels_out = keys.input_channels, keys.output_channels
-        found = [*self.architecture.problems(), *mean_problems(self.frames)]
-        if channels_in < 1 or channels_out < 1:
+        found = [
+            *self.architecture.problems(),
+            *mean_problems(self.frames),
+            *self.channel_problems(),
+        ]
+        channels = self.input_channels, self.output_channels
+        if self.rk4_integration and channels[0] != channels[1]:
             found.append(
-                f"model has {channels_in} input and {channels_out} output channels; "
-                f"expected at least 1 of each: {keys.channel_sum('input')}; "
-                f"{keys.channel_sum('output')}"
-            )
-        elif self.rk4_integration and channels_in != channels_out:
-            found.append(
-                f"model.rk4_integration adds the output to the input, but there are "
-                f"{channels_in} input and {channels_out} output channels: "
-                f"{keys.channel_sum('input')}; {keys.channel_sum('output')}"
+                "model.rk4_integration adds the output to the input, but there are "
+                f"{channels[0]} input and {channels[1]} output channels: "
+                f"{self.channel_sum('input')}; {self.channel_sum('output')}"
             )
         return found
 
