@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.fields import FieldContext
 from credit_jax.models.common.frames import FrameFold, fold_frames
-from credit_jax.models.common.padded_config import PaddedConfig
+from credit_jax.models.common.padded_config import CorrectedConfig, PaddedConfig
 from credit_jax.models.common.padding import PaddingConfig
 from credit_jax.nn.context import Context
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
@@ -64,7 +64,7 @@ def leave(
 
 
 def correct(
-    config: PaddedConfig,
+    config: CorrectedConfig,
     x: Float[Array, "batch channel time rows lon"],
     y: Float[Array, "batch channel_out time_out rows lon"],
     context: Context,

@@ -25,17 +25,15 @@ def _active_blocks(value: Any) -> Any:
 PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
 
 
-class PaddedConfig(ModelConfig):
-    """Keys of what CREDIT's models have around the network.
+class CorrectedConfig(ModelConfig):
+    """Keys of the corrections behind CREDIT's models.
 
     Attributes:
-        padding_conf: see `PaddingConfig`.
         post_conf: names of its active blocks, which CREDIT's gen2 training drops.
         gen1_post_conf: corrections at the end of the forward pass, which gen1 trains
             with; not in CREDIT's gen2.
     """
 
-    padding_conf: PaddingConfig | None = None
     post_conf: PostBlocks = None
     gen1_post_conf: Gen1PostConf | None = None
 
@@ -62,6 +60,22 @@ class PaddedConfig(ModelConfig):
         if self.gen1_post_conf is not None and self.gen1_post_conf.activate:
             self.gen1_post_conf.check_grid((self.output.height, self.output.width))
 
+    def post_problems(self) -> list[str]:
+        """Errors of `gen1_post_conf`."""
+        if self.gen1_post_conf is None:
+            return []
+        return self.gen1_post_conf.problems(self.output.channels, self.output.frames)
+
+
+class PaddedConfig(CorrectedConfig):
+    """Keys of what CREDIT's models have around the network.
+
+    Attributes:
+        padding_conf: see `PaddingConfig`.
+    """
+
+    padding_conf: PaddingConfig | None = None
+
     @property
     def padding(self) -> PaddingConfig | None:
         """The active padding, or None."""
@@ -73,9 +87,3 @@ class PaddedConfig(ModelConfig):
         """Rows (north, south) and columns (west, east) to add; zeros for none."""
         pad = self.padding
         return (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
-
-    def post_problems(self) -> list[str]:
-        """Errors of `gen1_post_conf`."""
-        if self.gen1_post_conf is None:
-            return []
-        return self.gen1_post_conf.problems(self.output.channels, self.output.frames)

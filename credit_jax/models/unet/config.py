@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PositiveInt
 
 from credit_jax.config.base import StrictModel, Unavailable, not_available
 from credit_jax.models.common.frames import mean_problems, unseen_frames
-from credit_jax.models.common.padded_config import PostBlocks
+from credit_jax.models.common.padded_config import CorrectedConfig
 from credit_jax.models.common.variables import (
     ChannelCountKeys,
     ChannelKeys,
@@ -105,7 +105,7 @@ class ArchitectureConfig(StrictModel):
         return []
 
 
-class UNetKeys(ChannelKeys):
+class UNetKeys(CorrectedConfig, ChannelKeys):
     """Keys of `unet` and `unet_downscaling`, with CREDIT's defaults.
 
     Other keys that CREDIT passes over are ignored with a warning.
@@ -116,7 +116,6 @@ class UNetKeys(ChannelKeys):
         rk4_integration: the network is a tendency, which four stages of Runge-Kutta
             combine.
         architecture: see `ArchitectureConfig`.
-        post_conf: names of its active blocks, which CREDIT's gen2 training drops.
     """
 
     passes_over: ClassVar[bool] = True
@@ -133,17 +132,10 @@ class UNetKeys(ChannelKeys):
     frames: PositiveInt = 2
     rk4_integration: bool = False
     architecture: ArchitectureConfig
-    post_conf: PostBlocks = None
 
     def without_effect(self) -> dict[str, str]:
         """An active `post_conf`, an unseen frame; see `StrictModel.without_effect`."""
-        found = unseen_frames(self.frames)
-        if self.post_conf:
-            found["post_conf"] = (
-                f"{', '.join(self.post_conf)}: CREDIT's gen2 training drops it, too; "
-                "correct in postblocks.per_step"
-            )
-        return found
+        return super().without_effect() | unseen_frames(self.frames)
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `ModelConfig.problems`; tp splits nothing, and any rows will do."""
@@ -152,6 +144,7 @@ class UNetKeys(ChannelKeys):
             *self.architecture.problems(),
             *mean_problems(self.frames),
             *self.channel_problems(),
+            *self.post_problems(),
         ]
         channels = self.input_channels, self.output_channels
         if self.rk4_integration and channels[0] != channels[1]:

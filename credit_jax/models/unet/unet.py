@@ -12,6 +12,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from credit_jax.models.common.entry import correct
 from credit_jax.models.common.frames import fold_frames
 from credit_jax.models.unet.config import DownscalingUNetConfig, UNetConfig
 from credit_jax.models.unet.decoder import UNetDecoder
@@ -72,7 +73,8 @@ class UNet(nnx.Module):
         step = self._runge_kutta if self.config.rk4_integration else self._network
         field = step(field, context)
         with jax.named_scope(OUTPUT):
-            return field.data.transpose(0, 3, 1, 2)[:, :, None].astype(x.dtype)
+            y = field.data.transpose(0, 3, 1, 2)[:, :, None].astype(x.dtype)
+        return correct(self.config, x, y, context)
 
     def _network(self, field: Field, context: Context) -> Field:
         grid = field.layout.size, field.data.shape[2]
