@@ -16,6 +16,7 @@ from credit_jax.inference.netcdf import NetcdfStore
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.parallel.processes.exit_code import RESUME
 from tests.inference.tiny_run import forecast, make_run, read
+from tests.training.tiny import MODEL
 
 ROOT = Path(__file__).parents[2]
 IN_A_PROCESS = """
@@ -176,3 +177,25 @@ def test_a_campaign_stopped_by_its_time_limit(config, tmp_path, capsys):
 def test_a_time_limit_that_is_none(config, tmp_path, capsys, wrong):
     assert forecast(config, tmp_path / "out", f"--stop-after={wrong}") == USER_ERROR
     assert f"such as 11h50m, got '{wrong}'" in capsys.readouterr().err
+
+
+def test_a_model_that_draws_noise(world: Path, tmp_path: Path) -> None:
+    """Again the same forecasts; they differ from those of another seed."""
+    own = {"type": "crossformer-ensemble", "depth": [1, 0, 0, 0], "freeze": False}
+    height, width = MODEL["image_height"], MODEL["image_width"]
+    own |= {"noise_latent_dim": 4, "decoder_noise_factor": 5.0, "interp": True}
+    own |= {"cross_embed_strides": [1, 2, 2, 2], "dim": [8, 16, 32, 64]}
+    own |= {"dim_head": 8, "local_window_size": 2}
+    own |= {"global_window_size": [2, 1, 1, 1]}
+    own |= {"cross_embed_kernel_sizes": [[3], [2], [2], [2]]}
+    padding = {"pad_lat": [8 - height, 0], "pad_lon": [16 - width, 0]}
+    model = {**MODEL, **own, "padding_conf": {"mode": "earth", **padding}}
+    stores = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        config = make_run(world, tmp_path / name, model=model, seed=seed)
+        assert forecast(config, tmp_path / name / "out") == OK
+        stores.append(read(tmp_path / name / "out"))
+    assert stores[0].identical(stores[1].assign_attrs(stores[0].attrs))
+    variable = next(iter(stores[0].data_vars))
+    change = np.abs(stores[0][variable] - stores[2][variable])
+    assert float(change.max()) > 0

@@ -45,7 +45,8 @@ class Stage(nnx.Module):
         query_key_value: Projection = QueryKeyValue,
     ) -> None:
         self.depth = depth
-        self.window = local_window
+        # Without attention the rows of the embedding stay in no windows.
+        self.window = local_window if depth else 1
 
         def block() -> TransformerBlock:
             return TransformerBlock(
