@@ -174,7 +174,7 @@ def _compare(
 
     return Comparison(
         {
-            name: relative_error(field, _as_field(theirs.blocks[name], field))
+            name: _block_error(field, theirs.blocks[name])
             for name, field in ours.blocks.items()
             if name in theirs.blocks
         },
@@ -191,11 +191,16 @@ def _block_of(key: str, blocks: Sequence[str]) -> str:
     return next(found, key.split(".")[0])
 
 
-def _as_field(array: np.ndarray, field: np.ndarray) -> np.ndarray:
-    """A block's output as our fields are: no time dim of length 1, channels second."""
-    if array.ndim == 4 and np.moveaxis(array, -1, 1).shape == field.shape:
-        return np.moveaxis(array, -1, 1)
-    return array.reshape(field.shape) if array.size == field.size else array
+def _block_error(field: np.ndarray, array: np.ndarray) -> float:
+    """The error of a block's output: channels second here, second or last in CREDIT.
+
+    Where both orders have the shape of the field, it is that of the nearer one.
+    """
+    last = np.moveaxis(array, -1, 1) if array.ndim == 4 else array
+    orders = [order for order in (array, last) if order.shape == field.shape]
+    if not orders and array.size == field.size:  # a time dim of length 1
+        orders = [array.reshape(field.shape)]
+    return min((relative_error(field, order) for order in orders), default=float("inf"))
 
 
 def _joined(arrays: Mapping[str, np.ndarray], keys: list[str]) -> np.ndarray:

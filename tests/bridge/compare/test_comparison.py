@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -82,3 +83,13 @@ def test_without_credit_one_line_says_how_to_get_it(files, capsys, monkeypatch):
     text = capsys.readouterr().err
     assert "pip install miles-credit" in text
     assert len(text.splitlines()) == 1
+
+
+def test_blocks_of_equal_sides_are_compared_in_their_own_order():
+    """Channels, rows and columns of one length do not say which is which."""
+    field = np.random.default_rng(0).normal(size=(1, 4, 4, 4))
+    for array in (field, np.moveaxis(field, 1, -1)):
+        assert comparison._block_error(field, array) == 0.0
+    assert comparison._block_error(field, field[:, :, None]) == 0.0
+    assert comparison._block_error(field, field + 1.0) > 0.1
+    assert comparison._block_error(field, field[:, :2]) == float("inf")
