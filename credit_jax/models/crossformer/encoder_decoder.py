@@ -10,24 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from credit_jax.fields import FieldContext
 from credit_jax.models.common.array_specs import FieldSpec
-from credit_jax.models.common.frames import fold_frames
+from credit_jax.models.common.entry import correct, enter, leave
 from credit_jax.models.common.patch_embed import PatchEmbed
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.stage import Stage
 from credit_jax.nn.context import Context
-from credit_jax.parallel.domain.padding import crop_globe, pad_globe
-from credit_jax.parallel.domain.resize import resize_bilinear
 from credit_jax.parallel.domain.shuffle import join
-from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field
-from credit_jax.parallel.rows.reshard import reshard
-from credit_jax.parallel.scopes import INPUT, OUTPUT
 
 
 class EncoderDecoder(nnx.Module):
@@ -75,7 +68,14 @@ class EncoderDecoder(nnx.Module):
         Differs from CREDIT: nothing; see `common.frames` for the order of frames.
         """
         config, x = self.config, inputs["x"]
-        field = self._enter(context.precision.cast(x), context)
+        fold = config.frame_fold if config.patch == (1, 1) else "channel"
+        field = enter(
+            context.precision.cast(x),
+            config.image_height,
+            context,
+            config.padding,
+            fold,
+        )
         if config.patch != (1, 1):
             field = context.run(self.cube_embedding, field)
         encodings = []
@@ -86,12 +86,8 @@ class EncoderDecoder(nnx.Module):
             field = self._decoded(context.run(up, field), index, context)
             field = join(field, encodings[2 - index])
         field = context.run(self.head, field)
-        y = self._leave(field, context).astype(x.dtype)
-        conf = config.gen1_post_conf
-        if conf is None or not conf.activate:
-            return y
-        reducer = FieldReducer(context.rows(config.image_height, dim=3), context.axes)
-        return conf.fixers(x, y, FieldContext(reducer))
+        y = leave(field, config, interpolate=config.interp).astype(x.dtype)
+        return correct(config, x, y, context)
 
     def _encoded(self, field: Field, index: int, context: Context) -> Field:
         """What a model makes of the output of a stage."""
@@ -102,35 +98,6 @@ class EncoderDecoder(nnx.Module):
         """What a model makes of the output of a block of the decoder."""
         del index, context
         return field
-
-    @jax.named_scope(INPUT)
-    def _enter(
-        self, x: Float[Array, "batch channel time rows lon"], context: Context
-    ) -> Field:
-        """Folds frames into channels, NHWC, and pads; patches take all frames."""
-        config = self.config
-        fold = config.frame_fold if config.patch == (1, 1) else "channel"
-        field = Field(fold_frames(x, fold), context.rows(config.image_height))
-        pad = self.config.padding
-        if pad is None:
-            return field
-        return pad_globe(field, mode=pad.mode, lat=pad.pad_lat, lon=pad.pad_lon)
-
-    @jax.named_scope(OUTPUT)
-    def _leave(
-        self, field: Field, context: Context
-    ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Crops the padding, interpolates to the grid, unfolds frames."""
-        config, pad = self.config, self.config.padding
-        if pad is not None:
-            field = crop_globe(field, lat=pad.pad_lat, lon=pad.pad_lon)
-        if config.interp:
-            size = (config.image_height, config.image_width)
-            field = resize_bilinear(field, size)
-        field = reshard(field, field.layout.to_blocks())
-        batch, rows, lon, _ = field.data.shape
-        x = field.data.reshape(batch, rows, lon, -1, config.output.frames)
-        return x.transpose(0, 3, 4, 1, 2)
 
 
 def _stage(config: EncoderDecoderConfig, index: int, channel_in: int) -> Stage:
