@@ -1,0 +1,194 @@
+"""Models on a mesh: prediction, loss, gradients and state, as whole arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from credit_jax.kernels import use_implementation
+from credit_jax.models.model_def import ModelDef
+from credit_jax.models.registry import build
+from credit_jax.nn import spectral_norm
+from credit_jax.nn.context import Context
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
+from credit_jax.nn.noise import Noise
+from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.mesh.axes import DP_SHARD, MeshAxes
+from credit_jax.parallel.params.precision import Float8, Precision
+from credit_jax.parallel.params.remat import Remat
+from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
+from credit_jax.parallel.placement import batch_spec, place_batch
+from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.rows.layout import block_layout
+from tests.models.crossformer.cases import (
+    CAMULATOR_CASES,
+    CASES,
+    CROSSFORMER_CASES,
+    DOWNSCALING_CASES,
+    ENSEMBLE_CASES,
+    NEXTGEN_CASES,
+)
+from tests.models.debugger.cases import DEBUGGER
+from tests.models.swin.cases import FUXI_CASES, SWIN_CASES, SWIN_PADDED
+from tests.models.unet.cases import CASES as UNET_CASES
+from tests.support import assert_close, assert_trees_close, make_mesh
+
+BLOCKS = {
+    **CASES,
+    **{f"crossformer {k}": v for k, v in CROSSFORMER_CASES.items()},
+    **{f"camulator {k}": v for k, v in CAMULATOR_CASES.items()},
+    **{f"downscaling {k}": v for k, v in DOWNSCALING_CASES.items()},
+    **{f"nextgen {k}": v for k, v in NEXTGEN_CASES.items()},
+    **{f"ensemble {k}": v for k, v in ENSEMBLE_CASES.items()},
+    **{f"unet {k}": v for k, v in UNET_CASES.items()},
+    "debugger": DEBUGGER,
+    **{f"fuxi {k}": v for k, v in FUXI_CASES.items()},
+    **{f"swin {k}": v for k, v in SWIN_CASES.items()},
+    "swin padded": SWIN_PADDED,
+}
+FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
+BATCH = 8
+
+# dp, tp, domain
+MESHES = {
+    "dp8": (8, 1, 1),
+    "tp2": (1, 2, 1),
+    "domain2": (1, 1, 2),
+    "domain3": (1, 1, 3),
+    "domain4": (1, 1, 4),
+    "domain8": (1, 1, 8),
+    "dp2_tp2_domain2": (2, 2, 2),
+}
+
+
+def _data(model_def: ModelDef, dtype: str) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    grid = model_def.image_height, model_def.image_width
+    shapes = {
+        "x": (model_def.input_channels, model_def.frames),
+        "y": (model_def.output_channels, model_def.output_frames),
+    }
+    wide = np.float64 if dtype == "float64" else np.float32
+    return {
+        name: rng.normal(size=(BATCH, *shape, *grid)).astype(wide)
+        for name, shape in shapes.items()
+    }
+
+
+def run(
+    name: str,
+    degrees: tuple[int, int, int],
+    dtype: str,
+    implementation: str = "xla",
+    float8: Float8 | None = None,
+    remat: str = "none",
+) -> Any:
+    """A forward pass of training: (prediction, loss, gradients, state) as whole arrays.
+
+    The state is that of spectral norm after one power iteration, and of the batch norms
+    after the forward.
+    """
+    model_def = build(BLOCKS[name])
+    mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
+    axes = MeshAxes.from_mesh(mesh)
+    rules = ShardingRules() if remat == "none" else ShardingRules(min_shard_size=1)
+    specs = rules.specs(model_def.param_specs, axes)
+    matrices = model_def.matrices
+    rows = block_layout(model_def.image_height, axes.num_domain, axes.domain, dim=3)
+    reducer = FieldReducer(rows, axes)
+    whole = PartitionSpec()
+    stats = jax.eval_shape(model_def.init_model_state, jax.random.key(0))[BATCH_STATS]
+    model_state_specs = {
+        SPECTRAL_NORM: {p: matrix_specs(d, specs[p]) for p, d in matrices.items()},
+        BATCH_STATS: jax.tree.map(lambda _: whole, stats),
+    }
+    precision = Precision.of(dtype)
+    if float8 is not None:
+        precision = precision.with_float8(float8)
+    context = Context(
+        axes=axes,
+        rules=rules,
+        precision=precision,
+        remat=Remat(remat),
+        key=jax.random.key(0),
+        noise=Noise(jax.random.key(3)),
+    )
+
+    def step(params: Any, model_state: Any, batch: Any) -> Any:
+        vectors = model_state[SPECTRAL_NORM]
+        vectors = spectral_norm.iterate(params, vectors, matrices, specs)
+
+        def loss(params: Any) -> Any:
+            weights = spectral_norm.normalize(params, vectors, matrices, specs)
+            rank = axis_index(DP_SHARD if degrees[0] > 1 else None)
+            own = replace(context, first_sample=rank * len(batch["x"]))
+            y, batch_stats = model_def.apply_and_update(
+                weights, {"x": batch["x"]}, own, model_state[BATCH_STATS]
+            )
+            after = {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
+            return reducer.mean((y - batch["y"]) ** 2), (y, after)
+
+        (value, (y, after)), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return y, value, grads, after
+
+    spec = batch_spec(axes)
+    body = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(specs, model_state_specs, spec),
+        out_specs=(spec, whole, specs, model_state_specs),
+    )
+    params, model_state = _weights(name, dtype)
+    batch = place_batch(_data(model_def, dtype), mesh)
+    with use_implementation(implementation):
+        y, value, grads, new = jax.device_get(jax.jit(body)(params, model_state, batch))
+    return y[..., : model_def.image_height, :], value, grads, new
+
+
+@cache
+def _weights(name: str, dtype: str) -> Any:
+    """Random weights, the same for every mesh; none at its initial zero or one."""
+    model_def = build(BLOCKS[name])
+    params, model_state = jax.jit(
+        lambda key: (model_def.init(key), model_def.init_model_state(key))
+    )(jax.random.key(0))
+    rng = np.random.default_rng(1)
+    spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
+    params = {p: np.asarray(w) + spread[p] for p, w in params.items()}
+    wide = np.float64 if dtype == "float64" else np.float32
+
+    def widened(array: Any) -> np.ndarray:
+        whole = np.issubdtype(array.dtype, np.integer)
+        return np.asarray(array, array.dtype if whole else wide)
+
+    return jax.tree.map(widened, (params, model_state))
+
+
+@cache
+def one_device(name: str, dtype: str) -> Any:
+    return run(name, (1, 1, 1), dtype)
+
+
+def compare(actual: Any, expected: Any, tolerances: tuple[float, float], what: str):
+    forward, gradient = tolerances
+    assert_close(actual[0], expected[0], forward, f"{what}: forward")
+    assert_close(actual[1], expected[1], forward, f"{what}: loss")
+    flat = [
+        np.concatenate([g[k].ravel() for k in sorted(g)])
+        for g in (actual[2], expected[2])
+    ]
+    assert_close(*flat, gradient, f"{what}: gradient of all parameters")
+    ours, one = (s[SPECTRAL_NORM] | s[BATCH_STATS] for s in (actual[3], expected[3]))
+    assert ours.keys() == one.keys(), f"{what}: another state"
+    for name in sorted({name for arrays in one.values() for name in arrays}):
+        assert_trees_close(
+            {path: arrays[name] for path, arrays in ours.items() if name in arrays},
+            {path: arrays[name] for path, arrays in one.items() if name in arrays},
+            forward,
+            f"{what}: {name} after the forward",
+        )
