@@ -169,7 +169,7 @@ def _broken(state):
         ),
         "nextgen": (
             state | {"level_embedding.bias": one},
-            "weights of a nextgen_wxformer, in the older layout with convolutions",
+            "weights of a nextgen_wxformer; model.type 'wxformer' is another model",
         ),
         "no spectral norm": (
             {
