@@ -16,6 +16,7 @@ from benchmarks.compiled_step import program_bytes
 from benchmarks.meshes import build_mesh
 from benchmarks.speed.cases import Case
 from credit_jax.inference import Forecaster
+from credit_jax.models.common.entry import enter
 from credit_jax.models.flops import flops_of
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn import spectral_norm
@@ -151,7 +152,9 @@ class JaxSide:
             return [field.data for field in capture_intermediates]
 
         shapes = jax.eval_shape(forward, self.x)
-        start = module._enter(self.x, context).data
+        height = self.model.model_def.config.image_height
+        padding = self.model.model_def.config.padding
+        start = enter(self.x, height, context, padding).data
         rng = np.random.default_rng(0)
         fields = [jnp.asarray(rng.normal(size=s.shape), jnp.float32) for s in shapes]
         inputs: dict[str, jax.Array] = {}
