@@ -7,9 +7,19 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from credit_jax.ops.vma import pvary, varying_axes
+
+# What a collective has given, as policies of `jax.checkpoint` name it: blocks that are
+# recomputed keep it, so that the backward pass sends nothing a second time.
+MOVED = "moved"
+
+
+def keep_moved(x: Array) -> Array:
+    """`x`, the result of a collective, under the name `MOVED`."""
+    return checkpoint_name(x, MOVED)
 
 
 def psum(x: Any, axes: str | Sequence[str] | None) -> Any:

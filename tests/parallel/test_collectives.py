@@ -56,7 +56,7 @@ CASES = {
         scales(64, (4, 8, 16, 32), 4, 4),
         {"collective-permute": 2},
     ),
-    "group norm": (norm(48, 6, 2), {"all-reduce": 2}),
+    "group norm": (norm(48, 6, 2), {"all-gather": 1}),
     # Both poles in one permutation: their shards are not the same ones.
     "earth padding": (padding(48, "earth", (2, 2), (2, 2)), {"collective-permute": 1}),
     "resize up": (resizing(24, 48), {"collective-permute": 2}),

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from credit_jax.ops.affine import scale_and_shift
 from credit_jax.ops.batch_stats import RunningStatistics, batch_norm_by
+from credit_jax.parallel.collectives import keep_moved
 from credit_jax.parallel.reductions import field_sum
 from credit_jax.parallel.rows.layout import Field
 
@@ -25,8 +27,9 @@ def group_norm(
 ) -> Field:
     """torch.nn.GroupNorm: statistics over all points and the channels of a group.
 
-    Padding rows do not count. Mean and centered variance are each one local sum and
-    one `psum`, in float32 or wider.
+    Padding rows do not count. Each shard has the mean and the centered sum of squares
+    of its own points, in float32 or wider; one `all_gather` brings those of all shards,
+    which Chan's formula joins as accurately as two passes over all points would.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
@@ -34,22 +37,33 @@ def group_norm(
         num_groups: divides the number of channels.
         epsilon: inside the root.
     """
-    x, axis = field.data, field.layout.axis
+    x = field.data
     per_group = x.shape[-1] // num_groups
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = wide.reshape(*x.shape[:-1], num_groups, per_group)
-    count = num_points(field) * per_group
-    dims = (*range(1, x.ndim - 1), x.ndim)
-
-    def mean(values: Array) -> Array:
-        axes = (axis,) if axis else ()
-        return field_sum(field.like(values), dims, axes, keepdims=True) / count
-
-    centered = wide - mean(wide)
-    variance = mean(centered * centered)
-    normal = centered * lax.rsqrt(variance + epsilon)
+    mean, variance = _moments(field.like(wide), (*range(1, x.ndim - 1), x.ndim))
+    normal = (wide - mean) * lax.rsqrt(variance + epsilon)
     normal = scale_and_shift(normal.reshape(x.shape), scale, bias)
     return field.like(normal.astype(x.dtype))
+
+
+def _moments(field: Field, dims: Sequence[int]) -> tuple[Array, Array]:
+    """Mean and variance over dims, the split one among them, and over all shards."""
+    x, layout = field.data, field.layout
+    per_row = math.prod(x.shape[dim] for dim in dims) // layout.length
+    counts = per_row * (np.asarray(layout.rows) >= 0).sum(1)
+    own = layout.of_shard(np.maximum(counts, 1)).astype(x.dtype)
+    mean = field_sum(field, dims, keepdims=True) / own
+    squares = field_sum(field.like((x - mean) ** 2), dims, keepdims=True)
+    if layout.num_shards == 1:
+        return mean, squares / own
+    parts = keep_moved(lax.all_gather(jnp.stack([mean, squares]), layout.axis))
+    means, squares = parts[:, 0], parts[:, 1]
+    share = jnp.asarray(counts, x.dtype).reshape(-1, *(1,) * x.ndim)
+    total = counts.sum()
+    mean = (share * means).sum(0) / total
+    squares = squares.sum(0) + (share * (means - mean[None]) ** 2).sum(0)
+    return mean, squares / total
 
 
 def batch_norm_field(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from credit_jax.parallel.collectives import MOVED
 from credit_jax.parallel.params.fsdp import GATHERED
 
 ACTIVATIONS = ("none", "full", "selective")
@@ -21,8 +22,9 @@ class Remat:
 
     Attributes:
         activations: "none" keeps the activations of a block; "full" recomputes all of
-            them in the backward pass; "selective" only those of attention, whose
-            weights take the most memory for the least compute. CREDIT's
+            them in the backward pass but what collectives gave; "selective" only those
+            of attention, whose weights take the most memory for the least compute.
+            CREDIT's
             `trainer.activation_checkpoint`.
         reshard_after_forward: of parameters split by FSDP. True gathers them again in
             the backward pass; False keeps the gathered copies; a number keeps those of
@@ -79,7 +81,7 @@ class Remat:
                 one, XLA must be kept from merging the gathers of forward and backward.
         """
         if self.activations == "full":
-            names = [GATHERED] if keep else []
+            names = [GATHERED, MOVED] if keep else [MOVED]
             policy = jax.checkpoint_policies.save_only_these_names(*names)
         elif not keep:
             policy = _save_all_but_parameters

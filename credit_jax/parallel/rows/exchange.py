@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from credit_jax.parallel.collectives import keep_moved
 from credit_jax.parallel.rows.layout import PADDING, Layout, Rows
 from credit_jax.parallel.rows.take import keep_rows, take_rows
 
@@ -86,9 +87,9 @@ def exchange_rows(x: Array, have: Layout, plan: ExchangePlan) -> Array:
     for pairs, index in plan.pieces:
         piece = take_rows(x, index, axis, dim)
         if pairs is None:
-            piece = lax.all_to_all(piece, axis, dim, dim, tiled=True)
+            piece = keep_moved(lax.all_to_all(piece, axis, dim, dim, tiled=True))
         elif pairs:
-            piece = lax.ppermute(piece, axis, pairs)
+            piece = keep_moved(lax.ppermute(piece, axis, pairs))
         received.append(piece)
     buffer = jnp.concatenate(received, dim) if len(received) > 1 else received[0]
     rows = take_rows(buffer, plan.position, axis, dim)

@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array
 
 from credit_jax.ops.padding import pad_dim
+from credit_jax.parallel.collectives import keep_moved
 from credit_jax.parallel.rows.layout import Layout
 from credit_jax.parallel.rows.take import keep_rows, take_rows
 
@@ -143,7 +144,7 @@ def _from_neighbor(x: Array, have: Layout, hop: int, rows: slice) -> Array:
     piece = lax.slice_in_dim(x, rows.start, rows.stop, axis=have.dim)
     num = have.num_shards
     pairs = [(s, s + hop) for s in range(num) if 0 <= s + hop < num]
-    return lax.ppermute(piece, have.axis, pairs)
+    return keep_moved(lax.ppermute(piece, have.axis, pairs))
 
 
 def _cut(

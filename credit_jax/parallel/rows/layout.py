@@ -85,6 +85,10 @@ class Layout:
         rows = self.size if size is None else size
         return Layout(block_rows(rows, self.num_shards), rows, self.axis, self.dim)
 
+    def of_shard(self, per_shard: np.ndarray) -> Array:
+        """This shard's value of an array indexed by shard."""
+        return jnp.asarray(per_shard)[axis_index(self.axis)]
+
     def local(self, per_row: np.ndarray | Array, fill: float | int = 0) -> Array:
         """This shard's values of an array indexed by global row.
 
