@@ -46,7 +46,8 @@ class ParallelismConfig(StrictModel):
             or 1).
         pp: pipeline stages.
         cp: another name of `domain`.
-        ulysses_degree: a divisor of `domain`.
+        ulysses_degree: neighboring devices along `domain`, a divisor of it, that trade
+            heads for rows around attention; without it whole windows move instead.
 
     Differs from CREDIT: the keys after `domain` are not CREDIT's.
     """
@@ -98,12 +99,9 @@ class ParallelismConfig(StrictModel):
 
     def without_effect(self) -> dict[str, str]:
         """See `StrictModel.without_effect`."""
-        lines = {}
-        if self.ulysses_degree is not None:
-            lines["ulysses_degree"] = "attention moves whole windows, never heads"
         if self.etp is not None and self.ep == 1:
-            lines["etp"] = "ep is 1, there are no experts"
-        return lines
+            return {"etp": "ep is 1, there are no experts"}
+        return {}
 
 
 def parse_parallelism(text: str) -> ParallelismConfig:
@@ -159,7 +157,7 @@ def degree_problems(
     Args:
         tp, domain: degrees of the mesh axes.
         etp: must be tp or 1; None is tp.
-        ulysses_degree: must be at most domain, and divide it; None is domain.
+        ulysses_degree: must be at most domain, and divide it, unless it is None.
         names: keys of tp and domain in the config, where they differ.
     """
     names = names or {}

@@ -23,6 +23,7 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel import scopes
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
 from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.params.packing import pack, packed_param_specs, unpack
 from credit_jax.parallel.params.precision import Float8, Precision
@@ -366,6 +367,7 @@ def build_parallel_model(
     ac_mode: str = "none",
     mp_policy: Precision | None = None,
     fp8: bool | Float8 = False,
+    ulysses_degree: int | None = None,
     reshard_after_forward: bool | int = True,
     min_shard_size: int = MIN_SHARD_SIZE,
     keep_whole: Sequence[str] = (),
@@ -392,6 +394,8 @@ def build_parallel_model(
         mp_policy: dtypes, `default_mp_policy()` for bfloat16; None is float32.
         fp8: multiply large dense layers in float8 (`ops.float8`), with `Float8()` if
             True; not in float16.
+        ulysses_degree: neighboring domain shards that trade heads for rows around
+            attention (`parallel.domain.heads`); None moves whole windows instead.
         reshard_after_forward: True frees gathered parameters after the forward, False
             keeps them, a number keeps those of at most that many blocks.
         min_shard_size: parameters with fewer elements stay whole.
@@ -407,8 +411,10 @@ def build_parallel_model(
     if keep_whole:
         model_def = replace(model_def, keep_whole=tuple(keep_whole))
     axes = MeshAxes.from_mesh(mesh)
-    problems = model_def.validate(axes.num_tensor, axes.num_domain)
-    problems += model_def.unmatched()
+    degrees = {**mesh.shape, ULYSSES: ulysses_degree}
+    problems = model_problems(model_def, degrees)
+    problems += model_def.validate(axes.num_tensor, axes.num_domain)
+    problems = [*dict.fromkeys(problems), *model_def.unmatched()]
     if problems:
         raise ValueError("; and ".join(problems))
     precision = mp_policy or Precision()
@@ -421,5 +427,6 @@ def build_parallel_model(
         rules=ShardingRules(min_shard_size=min_shard_size),
         precision=precision,
         remat=Remat(ac_mode, reshard_after_forward),
+        ulysses=ulysses_degree or 1,
     )
     return ParallelModel(model_def, parallel_config)

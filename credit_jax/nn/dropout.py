@@ -47,6 +47,8 @@ def drop_attention(
     rate: float,
     heads: int,
     rows: int,
+    *,
+    part: Array | int | None = None,
 ) -> Float[Array, "batch windows head tokens tokens"]:
     """Dropout by global sample, window, head and pair of tokens.
 
@@ -57,6 +59,8 @@ def drop_attention(
         rate: probability of dropping.
         heads: number of all heads.
         rows: number of all rows of windows.
+        part: which of the equal parts of all heads is local; by default that of this
+            device's tp coordinate.
     """
     if context.key is None or rate == 0.0:
         return weights
@@ -64,7 +68,8 @@ def drop_attention(
     columns = windows // window_rows.shape[0]
     sample = context.samples(batch)
     high = sample[:, None] * rows + window_rows[None, :]
-    head = axis_index(context.axes.tensor) * local + jnp.arange(local)
+    part = axis_index(context.axes.tensor) if part is None else part
+    head = part * local + jnp.arange(local)
     low = jnp.arange(columns)[:, None] * heads + head[None, :]
     low = low[:, :, None] * tokens**2 + jnp.arange(tokens**2)[None, None, :]
     shape = (batch, high.shape[1], columns, local, tokens, tokens)

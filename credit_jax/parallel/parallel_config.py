@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jax.sharding import Mesh
 
@@ -21,13 +21,15 @@ class ParallelConfig:
         rules: how parameters are laid out on it.
         precision: dtypes of the forward and of gradient sums.
         remat: what blocks keep for the backward pass.
+        ulysses: see `MeshAxes.ulysses`.
     """
 
     mesh: Mesh
     rules: ShardingRules = field(default_factory=ShardingRules)
     precision: Precision = field(default_factory=Precision)
     remat: Remat = field(default_factory=Remat)
+    ulysses: int = 1
 
     @property
     def axes(self) -> MeshAxes:
-        return MeshAxes.from_mesh(self.mesh)
+        return replace(MeshAxes.from_mesh(self.mesh), ulysses=self.ulysses)

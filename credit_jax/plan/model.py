@@ -15,7 +15,7 @@ from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import define_model, parse_model
 from credit_jax.parallel.mesh.axes import DOMAIN, EP, PP, TP, MeshAxes
 from credit_jax.parallel.mesh.dims import ParallelDims
-from credit_jax.parallel.mesh.model_fit import model_notes, model_problems
+from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
 from credit_jax.plan.findings import Findings, unique
 
 
@@ -68,7 +68,10 @@ class ModelPlan:
         assert self.dims is not None, "a plan without problems has degrees"
         assert self.model_def is not None, "a plan without problems has a model"
         mesh: Mesh = self.dims.build_mesh(devices[: self.dims.world_size])
-        return build_parallel_model(self.model_def, mesh, **options)
+        degree = self.dims.ulysses_degree
+        return build_parallel_model(
+            self.model_def, mesh, ulysses_degree=degree, **options
+        )
 
 
 def plan_model(
@@ -107,16 +110,18 @@ def plan_model(
             model_def = replace(define_model(config), keep_whole=tuple(keep_whole))
             found.problems += model_def.validate(parallelism.tensor, parallelism.domain)
             found.problems += [f"trainer.fsdp.{line}" for line in model_def.unmatched()]
-            found.notes += model_notes(config, parallelism.domain)
+            ulysses = parallelism.ulysses_degree or 1
+            found.notes += model_notes(config, parallelism.domain, ulysses)
     return ModelPlan(
         dims, config, model_def, unique(found.problems), unique(found.notes)
     )
 
 
-def _degrees(parallelism: ParallelismConfig) -> dict[str, int]:
+def _degrees(parallelism: ParallelismConfig) -> dict[str, int | None]:
     return {
         TP: parallelism.tensor,
         DOMAIN: parallelism.domain,
         EP: parallelism.ep,
         PP: parallelism.pp,
+        ULYSSES: parallelism.ulysses_degree,
     }

@@ -33,6 +33,10 @@ class ModelConfig(StrictModel):
     # Whether a forward pass draws noise, in evaluation, too (`nn.noise`).
     draws_noise: ClassVar[bool] = False
 
+    # Whether domain shards can trade heads for rows (`parallel.domain.heads`): the
+    # attentions of its stages then have the heads that `geometry` says.
+    trades_heads: ClassVar[bool] = False
+
     type: Any
 
     @property

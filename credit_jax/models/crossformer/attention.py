@@ -21,14 +21,9 @@ from credit_jax.nn.matmul import matmul
 from credit_jax.nn.parameters import Parameter, parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.position_bias import bias_index, bias_positions
-from credit_jax.parallel.domain.windows import (
-    Kind,
-    group_layout,
-    merge,
-    partition,
-    window_grid,
-    window_layout,
-)
+from credit_jax.parallel.collectives import axis_index
+from credit_jax.parallel.domain.heads import HeadExchange, attention_layout
+from credit_jax.parallel.domain.windows import Kind, merge, partition, window_grid
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.scopes import ATTENTION, POSITION_BIAS
@@ -132,9 +127,14 @@ class SeparateQueryKeyValue(nnx.Module):
         self, x: Float[Array, "batch windows tokens channel"], context: Context
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
         """The values v alone."""
+        return jnp.swapaxes(self.values_side_by_side(x, context), 2, 3)
+
+    def values_side_by_side(
+        self, x: Float[Array, "*batch channel"], context: Context
+    ) -> Float[Array, "*batch heads head_dim"]:
+        """The values v of every head at each point."""
         shape = (self.channels, self.width)
-        made = matmul(x, self.v[...], context, shape=shape, split="column")
-        return jnp.swapaxes(made, 2, 3)
+        return matmul(x, self.v[...], context, shape=shape, split="column")
 
 
 Projection = type[QueryKeyValue] | type[SeparateQueryKeyValue]
@@ -171,9 +171,11 @@ class OutProjection(nnx.Module):
         x: Float[Array, "*batch heads head_dim"],
         skip: Float[Array, "*batch channel"],
         context: Context,
+        *,
+        fuses: bool,
     ) -> Float[Array, "*batch channel"]:
         """`skip` and the projection, in one kernel where nothing is between them."""
-        if context.axes.tensor or context.precision.float8:
+        if not fuses or context.axes.tensor or context.precision.float8:
             return skip + self(x, context)
         kernel = self.kernel[...].reshape(-1, skip.shape[-1])
         return project(x.reshape(*skip.shape[:-1], -1), skip, kernel, self.bias[...])
@@ -211,12 +213,12 @@ class WindowAttention(nnx.Module):
         self.to_out = OutProjection(channels, self.heads, dim_head)
         self.position_bias = PositionBias(channels // 4)
 
-    def layout(self, layout: Layout) -> Layout:
+    def layout(self, layout: Layout, context: Context) -> Layout:
         """Row layout of this attention; the given one for windows of one token."""
         if self.window == 1:
             return layout
-        whole = window_layout if self.kind == "short" else group_layout
-        return whole(layout, layout.size, self.window)
+        degree = context.axes.ulysses
+        return attention_layout(layout, layout.size, self.kind, self.window, degree)
 
     @jax.named_scope(ATTENTION)
     def __call__(self, field: Field, context: Context) -> Field:
@@ -231,58 +233,92 @@ class WindowAttention(nnx.Module):
         normal, skip = self.norm.with_skip(field.data)
         field = field.like(normal)
         drops = context.key is not None and self.dropout > 0.0
-        to_qkv = self.to_qkv
-        if fuses_layers() and not drops and isinstance(to_qkv, QueryKeyValue):
-            mixed = self._mix_in_place(to_qkv, field, context)
-            return field.like(self.to_out.add(mixed, skip, context))
-        return field.like(skip + self._mixed(field, context).data)
+        fuses = fuses_layers() and not drops and isinstance(self.to_qkv, QueryKeyValue)
+        if self.window > 1 and context.axes.ulysses > 1:
+            mixed = self._mix_by_heads(field, context, fuses=fuses)
+        elif fuses:
+            mixed = self._mix_in_place(field, context)
+        else:
+            return field.like(skip + self._mixed(field, context).data)
+        return field.like(self.to_out.add(mixed, skip, context, fuses=fuses))
 
     def _mixed(self, field: Field, context: Context) -> Field:
         """What attention adds to the residual, of the normalized field."""
         x = partition(field, self.kind, self.window)
-        mixed = jnp.swapaxes(self._mix(x, field, context), 2, 3)
-        return merge(self.to_out(mixed, context), field, self.kind, self.window)
+        if self.window == 1:
+            v = self.to_qkv.values(x, context)
+            mixed = self._drop(jnp.ones_like(v[..., :1]), field.layout, context) * v
+        else:
+            mixed = self._mix(self.to_qkv(x, context), field.layout, context)
+        out = self.to_out(jnp.swapaxes(mixed, 2, 3), context)
+        return merge(out, field, self.kind, self.window)
 
     def _mix_in_place(
-        self, to_qkv: QueryKeyValue, field: Field, context: Context
+        self, field: Field, context: Context
     ) -> Float[Array, "batch rows columns heads head_dim"]:
         """Weighted sum of values; no window is copied out of the field."""
         if self.window == 1:
-            return to_qkv.values_side_by_side(field.data, context)
-        qkv = to_qkv.side_by_side(field.data, context)
-        grid = window_grid(field, self.kind, self.window)
-        return window_attention(qkv, self.position_bias(self.window), grid)
+            return self.to_qkv.values_side_by_side(field.data, context)
+        qkv = field.like(self.to_qkv.side_by_side(field.data, context))
+        return self._window_attention(qkv)
+
+    def _window_attention(
+        self, qkv: Field
+    ) -> Float[Array, "batch rows columns heads head_dim"]:
+        grid = window_grid(qkv, self.kind, self.window)
+        return window_attention(qkv.data, self.position_bias(self.window), grid)
+
+    def _mix_by_heads(
+        self, field: Field, context: Context, *, fuses: bool
+    ) -> Float[Array, "batch rows columns heads head_dim"]:
+        """Weighted sum of values, of all rows of a group and a part of the heads."""
+        degree = context.axes.ulysses
+        exchange = HeadExchange(field.layout, self.kind, self.window, degree)
+        qkv = exchange.to_heads(self.to_qkv.side_by_side(field.data, context))
+        if fuses:
+            return exchange.to_rows(self._window_attention(qkv))
+        *points, three, heads, size = qkv.data.shape
+        flat = qkv.like(qkv.data.reshape(*points, -1))
+        x = partition(flat, self.kind, self.window)
+        x = x.reshape(*x.shape[:3], three, heads, size).transpose(3, 0, 1, 4, 2, 5)
+        part = axis_index(context.axes.tensor) * degree + exchange.part
+        mixed = jnp.swapaxes(self._mix(x, qkv.layout, context, part), 2, 3)
+        mixed = mixed.reshape(*mixed.shape[:3], -1)
+        out = merge(mixed, flat, self.kind, self.window).data
+        return exchange.to_rows(out.reshape(*points, heads, size))
 
     def _mix(
         self,
-        x: Float[Array, "batch windows tokens channel"],
-        field: Field,
+        qkv: Float[Array, "three batch windows heads tokens head_dim"],
+        layout: Layout,
         context: Context,
+        part: Array | int | None = None,
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
-        """Weighted sum of values; a token alone in its window has weight 1."""
-        if self.window == 1:
-            v = self.to_qkv.values(x, context)
-            return self._drop(jnp.ones_like(v[..., :1]), field, context) * v
-        q, k, v = self.to_qkv(x, context)
+        """Weighted sum of values; `part` as for `drop_attention`."""
+        q, k, v = qkv
         logits = attention_logits(q * self.scale, k, dtype=context.precision.wide)
         bias = self.position_bias(self.window).astype(logits.dtype)
         weights = jax.nn.softmax(logits + bias[None, None, None], -1).astype(v.dtype)
-        weights = self._drop(weights, field, context)
-        return attend(weights, v)
+        return attend(self._drop(weights, layout, context, part), v)
 
-    def _drop(self, weights: Array, field: Field, context: Context) -> Array:
+    def _drop(
+        self,
+        weights: Array,
+        layout: Layout,
+        context: Context,
+        part: Array | int | None = None,
+    ) -> Array:
         """Dropout by global sample, window, head and pair of tokens."""
-        rows = field.layout.size // self.window
-        window_rows = self._window_rows(field.layout)
-        return drop_attention(
-            weights, window_rows, context, self.dropout, self.heads, rows
-        )
+        rows = layout.size // self.window
+        numbers = self._window_rows(layout)
+        rate, heads = self.dropout, self.heads
+        return drop_attention(weights, numbers, context, rate, heads, rows, part=part)
 
     def _window_rows(self, layout: Layout) -> Array:
         """Global row number of each local window."""
         rows = layout.global_rows()
         groups = layout.size // self.window
-        if self.kind == "long" and layout.num_shards == 1:
+        if self.kind == "long" and layout.is_whole:
             return rows[:groups]
         first = rows.reshape(-1, self.window)[:, 0]
         return first if self.kind == "long" else first // self.window

@@ -18,7 +18,7 @@ from credit_jax.nn.feed_forward import FeedForward
 from credit_jax.nn.layers import Conv
 from credit_jax.ops.conv import conv_out_size
 from credit_jax.parallel.domain.conv import conv2d_scales, scale_padding
-from credit_jax.parallel.domain.windows import window_layout
+from credit_jax.parallel.domain.heads import attention_layout
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import WINDOWS, reshard
 from credit_jax.parallel.scopes import EMBEDDING
@@ -53,6 +53,7 @@ class CrossEmbed(nnx.Module):
     @jax.named_scope(EMBEDDING)
     def __call__(self, field: Field, context: Context, *, window: int) -> Field:
         """Embeds; the output has the layout of short windows of `window` rows."""
+        degree = context.axes.ulysses
         kernels = [conv.kernel[...] for conv in self.convs]
         size = kernels[-1].shape[0]
         pad = scale_padding(size, self.stride, symmetric=self.symmetric)
@@ -62,7 +63,7 @@ class CrossEmbed(nnx.Module):
             kernels,
             [conv.bias[...] for conv in self.convs],
             stride=self.stride,
-            out=window_layout(field.layout, rows, window),
+            out=attention_layout(field.layout, rows, "short", window, degree),
             symmetric=self.symmetric,
         )
 
@@ -109,6 +110,7 @@ class TransformerBlock(nnx.Module):
         )
         for index, layer in enumerate(layers):
             if isinstance(layer, WindowAttention):
-                field = reshard(field, layer.layout(field.layout), scope=WINDOWS)
+                need = layer.layout(field.layout, context)
+                field = reshard(field, need, scope=WINDOWS)
             field = layer(field, context.fold_in(index))
         return reshard(field, layout, scope=WINDOWS)

@@ -41,6 +41,7 @@ class StagesConfig(ModelConfig):
         use_spectral_norm: on every 2D convolution and linear layer.
     """
 
+    trades_heads: ClassVar[bool] = True
     # Whether embeddings pad both ends alike (`parallel.domain.conv.scale_padding`).
     symmetric_embedding: ClassVar[bool] = False
 

@@ -131,9 +131,9 @@ def _order(layout: Layout, kind: Kind) -> tuple[int, int, int, int]:
     """Dims of `_split` as (window row, window column, token row, token column).
 
     Points are in the order of short windows; or, for long windows, in the order of
-    groups along a split dim and of rows along one that is not split.
+    groups along a split dim, and of rows along one of which shards hold all.
     """
-    grouped = layout.dim if layout.num_shards > 1 else None
+    grouped = None if layout.is_whole else layout.dim
     row = 1 if kind == "short" or grouped == 1 else 2
     column = 3 if kind == "short" or grouped == 2 else 4
     return row, column, 3 - row, 7 - column

@@ -32,6 +32,13 @@ class MeshAxes:
     """The axes a step runs on: their names, or None where a mesh lacks them.
 
     A function that gets `MeshAxes()` runs on one device with no collective.
+
+    Attributes:
+        data: axes that samples are split over.
+        shard, tensor, domain: axes of parameters, heads and rows.
+        num_data, num_shard, num_tensor, num_domain: their degrees.
+        ulysses: neighboring shards of the domain axis that trade heads for rows around
+            attention (`parallel.domain.heads`); 1 for none.
     """
 
     data: tuple[str, ...] = ()
@@ -42,6 +49,7 @@ class MeshAxes:
     num_shard: int = 1
     num_tensor: int = 1
     num_domain: int = 1
+    ulysses: int = 1
 
     @classmethod
     def from_mesh(cls, mesh: Mesh) -> MeshAxes:

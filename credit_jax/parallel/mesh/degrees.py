@@ -25,9 +25,9 @@ from credit_jax.parallel.mesh.axes import (
     PP,
     TP,
 )
+from credit_jax.parallel.mesh.model_fit import ULYSSES
 
 ETP = "etp"
-ULYSSES = "ulysses_degree"
 REST = -1
 
 # A degree and its other names: CREDIT's, context parallelism's, and the older one.

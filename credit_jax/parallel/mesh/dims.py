@@ -9,7 +9,7 @@ what would fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from jax.sharding import Mesh
@@ -22,7 +22,7 @@ from credit_jax.parallel.mesh.device_mesh import (
     built_degrees,
     mesh_of_degrees,
 )
-from credit_jax.parallel.mesh.model_fit import model_notes, model_problems
+from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
 
 _SOURCE = "parallelism"
 
@@ -40,7 +40,8 @@ class ParallelDims:
         pp: pipeline stages.
         tp: heads and feed-forward units.
         domain: latitude rows.
-        ulysses_degree: part of domain; at most domain, and divides it. None is domain.
+        ulysses_degree: neighboring domain shards that trade heads for rows around
+            attention; at most domain, and divides it. None moves whole windows instead.
         world_size: number of devices.
         cp: another name of domain; always equal to it.
 
@@ -105,7 +106,8 @@ class ParallelDims:
     def validate_against_model(self, model: Any) -> list[str]:
         """Check the degrees against a model, before anything of it is built.
 
-        Heads and feed-forward units of every stage must divide by tp, experts by ep.
+        Heads and feed-forward units of every stage must divide by tp, the heads that
+        are left by ulysses_degree, experts by ep.
         Rows and windows run on any domain degree.
 
         Args:
@@ -117,11 +119,11 @@ class ParallelDims:
         Raises:
             ValueError: listing all sizes that do not fit.
         """
-        degrees = {axis: getattr(self, axis) for axis in ORDER}
+        degrees = {name: getattr(self, name) for name in (*ORDER, ULYSSES)}
         problems = model_problems(model, degrees)
         if problems:
             raise ConfigError(problems, _SOURCE)
-        return model_notes(model, self.domain)
+        return model_notes(model, self.domain, self.ulysses_degree or 1)
 
     def build_mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
         """The mesh of the degrees above 1, outermost first as in `axes.ORDER`.
@@ -145,7 +147,8 @@ class ParallelDims:
     @property
     def mesh_axes(self) -> MeshAxes:
         """The axes as a step sees them; no device is needed."""
-        return MeshAxes.from_degrees(self.axis_degrees)
+        axes = MeshAxes.from_degrees(self.axis_degrees)
+        return replace(axes, ulysses=self.ulysses_degree or 1)
 
     @property
     def fsdp(self) -> tuple[str, ...]:

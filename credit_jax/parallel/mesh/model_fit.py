@@ -1,5 +1,6 @@
 """Checks model sizes against the parallel degrees."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ _DIVIDED = (
     ("num_experts", EP),
 )
 
+# Key of the degree that is no mesh axis: shards that trade heads for rows.
+ULYSSES = "ulysses_degree"
+
 # Blocks of rows whose sizes a note lists.
 MOST_LISTED = 64
 
@@ -23,7 +27,7 @@ def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
     Args:
         model: a model definition, or its config. Attributes that it lacks
             (`problems(tensor, domain)`, `num_experts`, ...) are not checked.
-        degrees: degree of each mesh axis; 1 where there is none.
+        degrees: degree of each mesh axis, and `ULYSSES`; 1 where there is none.
     """
     config = getattr(model, "config", model)
     name = getattr(config, "type", type(config).__name__)
@@ -39,23 +43,52 @@ def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
             )
     if ep > 1 and getattr(config, "num_experts", None) is None:
         found.append(
-            f"ep is {ep}, but {name} has no experts to share: expert parallelism is "
-            "not yet there for this model; use ep: 1"
+            f"ep is {ep}, but {name} has no experts to share; use ep: 1, or "
+            "wxformer_moe"
         )
+    found += _ulysses_problems(config, name, tp, degrees.get(ULYSSES) or 1)
     if pp > 1:
         found.append(
-            f"pp is {pp}, but {name} has no pipeline stages: pipeline parallelism is "
-            "not yet there for this model; use pp: 1"
+            f"pp is {pp}, but no model has pipeline stages: with m micro-batches they "
+            f"would idle {pp - 1} / (m + {pp - 1}) of the time, {_idle_stages(pp)} at "
+            "CREDIT's 1, and fsdp splits parameters without that (docs/scaling.md); "
+            "use pp: 1 and data: fsdp2"
         )
     return found
 
 
-def model_notes(model: Any, domain: int) -> list[str]:
+def _idle_stages(pp: int) -> str:
+    """The part of the time that stages of one micro-batch wait for others."""
+    return f"{(pp - 1) / pp:.0%}"
+
+
+def _ulysses_problems(config: Any, name: str, tp: int, degree: int) -> list[str]:
+    """Errors of heads that shards cannot share evenly, one line for all stages."""
+    if degree == 1:
+        return []
+    if not getattr(config, "trades_heads", False):
+        return [
+            f"ulysses_degree is {degree}, but {name} has no attention that trades "
+            "heads for rows; leave ulysses_degree out"
+        ]
+    heads = [stage.heads for stage in _stages(config) if stage.depth]
+    if any(n % tp for n in heads) or not any(n // tp % degree for n in heads):
+        return []
+    listed = ", ".join(map(str, heads))
+    each = f"{listed} / tp {tp} = {', '.join(str(n // tp) for n in heads)}"
+    return [
+        f"the stages have {listed if tp == 1 else each} heads, which ulysses_degree "
+        f"{degree} does not divide; would fit: {divisors(math.gcd(*heads) // tp)}"
+    ]
+
+
+def model_notes(model: Any, domain: int, ulysses: int = 1) -> list[str]:
     """Notes on uneven rows and idle shards, which cost time but change no number.
 
     Args:
         model: a model definition, or its config.
         domain: number of latitude shards.
+        ulysses: neighboring shards that hold whole windows together.
     """
     config = getattr(model, "config", model)
     height = getattr(config, "image_height", None)
@@ -68,10 +101,12 @@ def model_notes(model: Any, domain: int) -> list[str]:
             f"{height} rows over domain {domain} are uneven ({listed}); exact all the "
             "same"
         )
-    idle = list(_idle(config, domain))
+    groups = domain // ulysses
+    idle = list(_idle(config, groups))
     if idle:
+        holders = "domain shards" if ulysses == 1 else f"groups of {ulysses} shards"
         notes.append(
-            f"some of the {domain} domain shards hold no window of attention: "
+            f"some of the {groups} {holders} hold no window of attention: "
             f"{'; '.join(idle)}; exact all the same"
         )
     return notes

@@ -61,6 +61,11 @@ class Layout:
         return self.rows == block_rows(self.size, self.num_shards, self.length)
 
     @cached_property
+    def is_whole(self) -> bool:
+        """Whether every shard holds all rows, in order."""
+        return set(self.rows) == {tuple(range(self.size))}
+
+    @cached_property
     def has_padding(self) -> bool:
         return any(row < 0 for rows in self.rows for row in rows)
 

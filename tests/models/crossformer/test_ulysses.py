@@ -1,0 +1,234 @@
+"""Attention by heads of all rows of a group of shards, against whole windows."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from credit_jax.kernels import use_implementation
+from credit_jax.models.crossformer.blocks import TransformerBlock
+from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.nn.context import Context
+from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
+from credit_jax.nn.tensor_parallel import apply_tensor_parallel
+from credit_jax.ops.vma import pvary
+from credit_jax.parallel.collectives import axis_index, psum
+from credit_jax.parallel.domain.heads import HeadExchange, attention_layout
+from credit_jax.parallel.domain.windows import partition, window_grid
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.params.init import initialize
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.rows.layout import Field, block_layout
+from credit_jax.parallel.rows.reshard import reshard
+from tests.models.crossformer.cases import CASES
+from tests.models.debugger.cases import DEBUGGER
+from tests.support import assert_close, assert_trees_close, mark_slow
+from tests.support.gradients import draw
+
+CHANNELS, COLUMNS, BATCH = 16, 6, 2
+# Windows of 2 rows and of 3: 6 bands and 4 groups of 12 rows, 9 and 6 of 18.
+SHORT, LONG, DIM_HEAD = 2, 3, 4
+KEY = jax.random.key(11)
+
+
+def block() -> nnx.Module:
+    rates = {"attn_dropout": 0.3, "ff_dropout": 0.2}
+    made = TransformerBlock(CHANNELS, SHORT, LONG, dim_head=DIM_HEAD, **rates)
+    return apply_tensor_parallel(made)
+
+
+@cache
+def lowered(
+    rows: int, degrees: tuple[tuple[str, int], ...], ulysses: int | None, drops: bool
+) -> Any:
+    """A block, its weights and its input on a mesh: (program, arguments)."""
+    sizes = dict(degrees)
+    count = int(np.prod(list(sizes.values()) or [1]))
+    dims = ParallelDims(**sizes, ulysses_degree=ulysses, world_size=count)
+    axes, module = dims.mesh_axes, block()
+    param_specs = {p: param_spec_of(v) for p, v in named_variables(module, Parameter)}
+    specs = ShardingRules().specs(param_specs, axes)
+
+    def forward(params: Any, x: Any, key: Any) -> Any:
+        graph, state = nnx.split(block())
+        flat = nnx.to_flat_state(state)
+        filled = [(p, v.replace(params["/".join(map(str, p))])) for p, v in flat]
+        built: Any = nnx.merge(graph, nnx.from_flat_state(filled))
+        first = axis_index(axes.data[0]) if axes.num_data > 1 else 0
+        context = Context(
+            axes=axes,
+            precision=Precision.of("float64"),
+            key=key if drops else None,
+            first_sample=first,
+            sample_stride=axes.num_data,
+        )
+        field = Field(x, context.rows(rows))
+        out = reshard(built(field, context), field.layout)
+        return jnp.where(out.mask(), out.data, 0.0)
+
+    def body(params: Any, x: Any, key: Any) -> Any:
+        def loss(params: Any) -> Any:
+            spread = {p: pvary(w, axes.batch) for p, w in params.items()}
+            out = forward(spread, x, key)
+            return psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch), out
+
+        (_, out), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return out, grads
+
+    spec = P(axes.data or None, axes.domain)
+    sharded = jax.shard_map(
+        body,
+        mesh=dims.build_mesh(),
+        in_specs=(specs, spec, P()),
+        out_specs=(spec, specs),
+    )
+    params = jax.jit(lambda key: initialize(param_specs, key))(jax.random.key(1))
+    params = {path: np.asarray(w, np.float64) for path, w in params.items()}
+    x = draw((BATCH, rows, COLUMNS, CHANNELS)).astype(np.float64)
+    x = np.pad(x, ((0, 0), (0, -rows % axes.num_domain), (0, 0), (0, 0)))
+    return jax.jit(sharded).lower(params, x, KEY), (params, x, KEY)
+
+
+def run(
+    rows: int, degrees: dict[str, int], ulysses: int | None = None, *, drops: bool
+) -> Any:
+    with jax.enable_x64(True):
+        program, args = lowered(rows, tuple(degrees.items()), ulysses, drops)
+        out, grads = jax.device_get(program.compile()(*args))
+    return out[:, :rows], grads
+
+
+@pytest.mark.parametrize(
+    ("rows", "degrees", "ulysses", "drops"),
+    mark_slow(
+        [
+            (12, {"domain": 4}, 2, True),
+            (12, {"domain": 4}, 4, True),
+            (12, {"domain": 2, "tp": 2}, 2, True),
+            (18, {"domain": 4}, 4, False),
+            (18, {"domain": 8}, 4, True),
+            (18, {"dp_replicate": 2, "domain": 4}, 2, True),
+        ],
+        but=[(12, {"domain": 2, "tp": 2}, 2, True)],
+    ),
+    ids=str,
+)
+def test_equals_whole_windows(
+    rows: int, degrees: dict[str, int], ulysses: int, drops: bool
+) -> None:
+    """Every number to its last bits, dropout included.
+
+    Nothing is computed otherwise; XLA on CPU rounds what is left of whole vector
+    registers otherwise, and fields of other shapes leave others.
+    """
+    out, grads = run(rows, degrees, ulysses, drops=drops)
+    expected, expected_grads = run(rows, degrees, drops=drops)
+    what = f"{rows} rows on {degrees}, groups of {ulysses}"
+    assert_close(out, expected, 1e-15, f"{what}: forward")
+    one, _ = run(rows, {}, drops=drops)
+    assert_close(out, one, 1e-13, f"{what}: against one device")
+    largest = max(np.linalg.norm(g) for g in expected_grads.values())
+    for path in ("short_attention", "long_attention"):
+        # A number added to all logits: its gradient is zero but for rounding.
+        bias = grads.pop(f"{path}/position_bias/linear_3/bias")
+        assert np.linalg.norm(bias) < 1e-13 * largest, path
+    expected_grads = {path: expected_grads[path] for path in grads}
+    assert_trees_close(grads, expected_grads, 1e-13, f"{what}: gradients")
+    both = (np.concatenate([g[p].ravel() for p in g]) for g in (grads, expected_grads))
+    assert_close(*both, 1e-15, f"{what}: gradient of all weights")
+
+
+def test_two_exchanges_an_attention() -> None:
+    """Forward and backward each trade heads for rows and back; no row moves besides.
+
+    A group as large as the axis needs no other rows for long windows than for short
+    ones, so that nothing but the four exchanges of two attentions is left, and their
+    transposes.
+    """
+    with jax.enable_x64(True):
+        text = lowered(12, (("domain", 4),), 4, True)[0].as_text()
+    assert text.count("stablehlo.all_to_all") == 8
+    assert text.count("stablehlo.collective_permute") == 0
+
+
+@pytest.mark.parametrize("kind", ["short", "long"])
+@pytest.mark.parametrize("degree", [2, 4])
+def test_rows_and_heads_change_places(kind: Any, degree: int) -> None:
+    """Bit for bit there and back; a shard sees whole windows of every fourth head."""
+    mesh = ParallelDims(domain=4, world_size=4).build_mesh()
+    home = block_layout(18, 4, "domain")
+    layout = attention_layout(home, 18, kind, LONG, degree)
+    assert layout.length <= 6, "rows are shared out evenly"
+    exchange = HeadExchange(layout, kind, LONG, degree)
+    x = draw((1, 20, 6, 3, 4, 2))
+
+    def body(x: Any) -> Any:
+        field = reshard(Field(x, home), layout)
+        seen = exchange.to_heads(field.data)
+        back = reshard(field.like(exchange.to_rows(seen.data)), home).data
+        grid = window_grid(seen, kind, LONG)
+        window, token = np.indices((grid.windows, grid.tokens))
+        points = seen.data[..., 0, 0, 0].reshape(-1)[
+            grid.locate(jnp.asarray(window), jnp.asarray(token))
+        ]
+        flat = seen.like(seen.data.reshape(*seen.data.shape[:3], -1))
+        return back, points[None], partition(flat, kind, LONG)[..., 0]
+
+    split = P(None, "domain")
+    run = jax.shard_map(
+        body, mesh=mesh, in_specs=split, out_specs=(split, P("domain"), P("domain"))
+    )
+    back, points, windows = jax.jit(run)(x)
+    assert np.array_equal(back[:, :18], x[:, :18])
+    assert np.array_equal(points, windows), "kernels of GPUs see other windows"
+    held = np.asarray(windows)[: 4 if degree == 4 else 2].reshape(-1)
+    assert np.isin(x[0, :18, :, 0, :: 4 // degree, 0], windows).all()
+    assert len(held) == len(np.unique(held))
+
+
+def test_types_hold_on_the_kernels_of_gpus() -> None:
+    """One kernel attends to all rows of the group."""
+    section = {**CASES["earth"], "depth": [1, 0, 0, 0]}
+    mesh = ParallelDims(domain=2, world_size=2).build_mesh()
+    model = build_parallel_model(section, mesh, ulysses_degree=2)
+    x = jax.ShapeDtypeStruct((1, 7, 1, 30, 32), jnp.float32)
+    weights = jax.eval_shape(model.init, jax.random.key(0))
+    with use_implementation("gpu"):
+        y = jax.eval_shape(lambda w, x: model.apply(*w, {"x": x}), weights, x)
+    assert y.shape == (1, 6, 1, 30, 32)
+
+
+@pytest.mark.slow
+def test_a_whole_model() -> None:
+    """Embeddings, decoder and skips take rows from the even layout of the groups."""
+    x = jnp.asarray(draw((1, 7, 1, 30, 32)))
+    mesh = ParallelDims(domain=2, world_size=2).build_mesh()
+
+    def forecast(degree: int | None) -> np.ndarray:
+        model = build_parallel_model(CASES["earth"], mesh, ulysses_degree=degree)
+        return np.asarray(model.apply(*model.init(jax.random.key(0)), {"x": x}))
+
+    assert_close(forecast(2), forecast(None), 1e-6, "wxformer in groups of 2")
+
+
+@pytest.mark.parametrize(
+    ("tp", "ulysses", "message"),
+    [
+        (1, 4, r"the stages have 2, 4, 8, 16 heads, which ulysses_degree 4 .* 1, 2$"),
+        (2, 2, r"2, 4, 8, 16 / tp 2 = 1, 2, 4, 8 heads, which .* would fit: 1$"),
+    ],
+)
+def test_degrees_that_do_not_fit(tp: int, ulysses: int, message: str) -> None:
+    mesh = ParallelDims(tp=tp, domain=4, world_size=4 * tp).build_mesh()
+    with pytest.raises(ValueError, match=message):
+        build_parallel_model(CASES["earth"], mesh, ulysses_degree=ulysses)
+    with pytest.raises(ValueError, match="debugger has no attention that trades"):
+        build_parallel_model(DEBUGGER, mesh, ulysses_degree=ulysses)
