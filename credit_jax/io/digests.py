@@ -69,13 +69,15 @@ def write_records(path: Path, records: Mapping[str, FileRecord]) -> None:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def find_damage(path: Path) -> list[str]:
+def find_damage(path: Path, *, or_newer: bool = False) -> list[str]:
     """What differs below a folder from the records that were written into it.
 
     Files that have no record are not looked at.
 
     Args:
         path: of `write_records`; the folder is the one it is in.
+        or_newer: leave out files that were written after their records, as a run does
+            that goes on in the folder.
 
     Returns:
         One line for each file that is missing or has another content; no lines where
@@ -89,10 +91,14 @@ def find_damage(path: Path) -> list[str]:
     except (ValueError, TypeError, AttributeError) as error:
         return [f"{path}: not readable ({error})"]
 
+    written = path.stat().st_mtime
+
     def line_of(item: tuple[str, FileRecord]) -> str | None:
         name, expected = item
         own = path.parent / name
         try:
+            if or_newer and own.stat().st_mtime > written:
+                return None
             found = record_of(own)
         except OSError as error:
             return f"{own}: {error.strerror or error}"

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
+from credit_jax.checkpoint.store import DIGESTS
 from credit_jax.io.atomic import new_folder
+from credit_jax.io.digests import record_files, write_records
 from credit_jax.packages.package import is_package, open_package
 from credit_jax.state_dict.key_plan import Allocate
 from credit_jax.training.loggers import LOG_NAME
@@ -48,6 +50,7 @@ class RunConversion:
         weights_only: leave out optimizer, schedule and position.
         step: checkpoint of a run of credit_jax; None is the newest.
         batches_per_epoch: of the run in credit_jax, if the config does not say it.
+        verify: compare files with their digests and checksums before they are read.
     """
 
     run_config: RunConfig
@@ -56,6 +59,7 @@ class RunConversion:
     weights_only: bool = False
     step: int | None = None
     batches_per_epoch: int | None = None
+    verify: bool = True
 
     def to_jax(self) -> Iterator[str]:
         """Converts CREDIT's checkpoints to a run of credit_jax.
@@ -72,11 +76,13 @@ class RunConversion:
         Raises:
             OSError, ValueError: an error of the input; nothing is written.
         """
-        with new_folder(self.out) as folder, DiskArrays(folder) as arrays:
-            yield from self._to_torch(folder, arrays.allocate)
+        with new_folder(self.out) as folder:
+            with DiskArrays(folder) as arrays:
+                yield from self._to_torch(folder, arrays.allocate)
+            write_records(folder / DIGESTS, record_files(folder))
 
     def _to_jax(self, folder: Path, allocate: Allocate) -> Iterator[str]:
-        found = open_checkpoint(self.source)
+        found = open_checkpoint(self.source, verify=self.verify)
         newest = self._read_torch(found, allocate)
         yield f"{found.path}: {found.format}, epoch {found.epoch}"
         earlier: list[JaxCheckpoint] = []
@@ -108,8 +114,10 @@ class RunConversion:
         by_step: dict[int, JaxCheckpoint] = {}
         for prefix in (BACKUP, BEST):
             path = self.source / f"{prefix}{CHECKPOINT}"
-            found = open_checkpoint(path) if path.is_file() else None
-            if found is None or found.epoch == newest.epoch:
+            if not path.is_file():
+                continue
+            found = open_checkpoint(path, verify=self.verify)
+            if found.epoch == newest.epoch:
                 continue
             checkpoint = self._read_torch(found, allocate)
             if checkpoint.micro_step < converted.micro_step:
@@ -158,7 +166,8 @@ class RunConversion:
     def _read_ours(self, step: int | None, allocate: Allocate) -> JaxCheckpoint:
         if is_package(self.source):
             return JaxCheckpoint(*open_package(self.source).weights)
-        found = read_run(self.source, self.run_config.model_def, step, allocate)
+        model_def, verify = self.run_config.model_def, self.verify
+        found = read_run(self.source, model_def, step, allocate, verify=verify)
         return replace(found, moments=None) if self.weights_only else found
 
     def _write_torch(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from credit_jax.checkpoint.store import DIGESTS
+from credit_jax.io.digests import find_damage
 from credit_torch_bridge.checkpoint.torch_distributed import INDEX, load_folder
 from credit_torch_bridge.checkpoint.torch_files import (
     COUNT_NAME,
@@ -16,6 +19,8 @@ from credit_torch_bridge.checkpoint.torch_files import (
     as_tensors,
     load_file,
 )
+
+Load = Callable[[Path], Any]
 
 CHECKPOINT, FSDP1_MODEL = "checkpoint.pt", "model_checkpoint.pt"
 FSDP1_OPTIMIZER = "optimizer_checkpoint.pt"
@@ -70,45 +75,63 @@ class TorchCheckpoint:
     notes: tuple[str, ...] = ()
 
 
-def open_checkpoint(path: str | Path) -> TorchCheckpoint:
+def open_checkpoint(path: str | Path, *, verify: bool = True) -> TorchCheckpoint:
     """Opens a checkpoint; its tensors stay on disk.
 
     Args:
         path: a file of torch.save or safetensors, a folder of torch.distributed, or the
             folder of a run of CREDIT (its `save_loc`).
+        verify: compare tensors with their checksums, and the files that `convert` wrote
+            with their digests.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is broken, needs code to be loaded, or is of an unknown format.
     """
     path = Path(path)
+    load = partial(load_file, verify=verify)
+    if verify:
+        _check_digests(path if path.is_dir() else path.parent)
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, load, verify=verify)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    found = _open_file(path)
+    found = _open_file(path, load)
     if found.average is not None and not found.model:
-        return _average_as_model(found)
-    return _with_average(found, path)
+        return _average_as_model(found, load)
+    return _with_average(found, path, load)
 
 
-def _open_folder(folder: Path) -> TorchCheckpoint:
+def _check_digests(folder: Path) -> None:
+    """Compares files with the digests that `convert` wrote beside them.
+
+    Raises:
+        ValueError: a file was damaged.
+    """
+    if damage := find_damage(folder / DIGESTS, or_newer=True):
+        raise ValueError(
+            "; ".join(damage) + "; convert or copy it again, or read it as it is with "
+            "--no-verify"
+        )
+
+
+def _open_folder(folder: Path, load: Load, *, verify: bool) -> TorchCheckpoint:
     if (folder / INDEX).is_file():
-        content = load_folder(folder)
+        content = load_folder(folder, verify=verify)
         return _from_content(content, folder, "torch.distributed checkpoint")
     main, model = folder / CHECKPOINT, folder / FSDP1_MODEL
     if main.is_file():
-        content = load_file(main)
+        content = load(main)
         if isinstance(content, Mapping) and _find(content, _MODEL) is not None:
-            return _with_average(_from_content(content, main, ""), main)
+            return _with_average(_from_content(content, main, ""), main, load)
         if model.is_file():
-            return _from_fsdp1(folder, content)
-        return _with_average(_from_content(content, main, ""), main)
+            return _from_fsdp1(folder, content, load)
+        return _with_average(_from_content(content, main, ""), main, load)
     if model.is_file():
-        return _from_fsdp1(folder, {})
+        return _from_fsdp1(folder, {}, load)
     tensors = sorted(folder.glob(f"*{SAFETENSORS}"))
     if tensors:
-        return _from_safetensors(folder, tensors)
+        return _from_safetensors(folder, tensors, load)
     if (folder / "checkpoints").is_dir():
         raise ValueError(
             f"{folder}: a run of credit_jax, not of CREDIT; convert it with --to torch"
@@ -120,17 +143,17 @@ def _open_folder(folder: Path) -> TorchCheckpoint:
     )
 
 
-def _open_file(path: Path) -> TorchCheckpoint:
-    content = load_file(path)
+def _open_file(path: Path, load: Load) -> TorchCheckpoint:
+    content = load(path)
     kind = "safetensors" if path.suffix == SAFETENSORS else ""
     return _from_content(content, path, kind)
 
 
-def _from_safetensors(folder: Path, paths: list[Path]) -> TorchCheckpoint:
+def _from_safetensors(folder: Path, paths: list[Path], load: Load) -> TorchCheckpoint:
     """One state dict from all safetensors files of a folder."""
     state: dict[str, Any] = {}
     for path in paths:
-        part = load_file(path)
+        part = load(path)
         twice = sorted(set(part) & set(state))
         if twice:
             raise ValueError(
@@ -141,16 +164,16 @@ def _from_safetensors(folder: Path, paths: list[Path]) -> TorchCheckpoint:
     return _from_content(state, folder, f"safetensors, {len(paths)} file(s)")
 
 
-def _from_fsdp1(folder: Path, rest: Mapping[str, Any]) -> TorchCheckpoint:
+def _from_fsdp1(folder: Path, rest: Mapping[str, Any], load: Load) -> TorchCheckpoint:
     """The three files of a run with `trainer.mode: fsdp`."""
     model = folder / FSDP1_MODEL
-    found = _from_content(load_file(model), model, "files of an FSDP (gen1) run")
+    found = _from_content(load(model), model, "files of an FSDP (gen1) run")
     if not isinstance(rest, Mapping):
         raise ValueError(f"{folder / CHECKPOINT}: expected a dict, got {type(rest)}")
     optimizer = folder / FSDP1_OPTIMIZER
-    state = load_file(optimizer) if optimizer.is_file() else None
+    state = load(optimizer) if optimizer.is_file() else None
     found = replace(found, **_progress_of(rest, folder / CHECKPOINT))
-    return _with_average(replace(found, optimizer=state), folder / CHECKPOINT)
+    return _with_average(replace(found, optimizer=state), folder / CHECKPOINT, load)
 
 
 def _from_content(content: Any, path: Path, kind: str) -> TorchCheckpoint:
@@ -246,11 +269,11 @@ def average_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}_ema{path.suffix}")
 
 
-def _with_average(found: TorchCheckpoint, path: Path) -> TorchCheckpoint:
+def _with_average(found: TorchCheckpoint, path: Path, load: Load) -> TorchCheckpoint:
     beside = average_file(path)
     if path.suffix == SAFETENSORS or not beside.is_file():
         return found
-    average = _open_file(beside).average
+    average = _open_file(beside, load).average
     if average is None:
         raise ValueError(f"{beside}: expected an average (model_state_dict.shadow)")
     notes = found.notes
@@ -262,7 +285,7 @@ def _with_average(found: TorchCheckpoint, path: Path) -> TorchCheckpoint:
     return replace(found, average=average, notes=notes)
 
 
-def _average_as_model(found: TorchCheckpoint) -> TorchCheckpoint:
+def _average_as_model(found: TorchCheckpoint, load: Load) -> TorchCheckpoint:
     """An EMA file alone: its averages with the vectors of the checkpoint beside it."""
     assert found.average is not None, "asked for by the caller"
     shadow, path = found.average.shadow, found.path
@@ -276,7 +299,7 @@ def _average_as_model(found: TorchCheckpoint) -> TorchCheckpoint:
             f"they are in the checkpoint beside it, and {live.name} is not there"
         )
     if needs:
-        model = _open_file(live).model
+        model = _open_file(live, load).model
         state = ("_u", "_v", *_STATISTICS)
         vectors = {k: v for k, v in model.items() if k.endswith(state)}
     return replace(

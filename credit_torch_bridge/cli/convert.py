@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from credit_jax.commands import OK
+from credit_jax.commands import OK, add_verify_option
 from credit_jax.packages.package import is_package, open_package
 from credit_torch_bridge.checkpoint.convert_run import RunConversion
 from credit_torch_bridge.checkpoint.run_config import read_run_config
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave out optimizer, schedule and position",
     )
+    add_verify_option(parser)
     add("--step", type=int, help="with --to torch: the checkpoint; default: the newest")
     add(
         "--batches-per-epoch",
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         weights_only=args.weights_only,
         step=args.step,
         batches_per_epoch=args.batches_per_epoch,
+        verify=args.verify,
     )
     lines = conversion.to_jax() if args.to == "jax" else conversion.to_torch()
     for line in lines:

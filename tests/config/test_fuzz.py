@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import random
-import subprocess
 import sys
 import time
 import warnings
@@ -18,6 +16,7 @@ import yaml
 
 from credit_jax.check.report import check_config
 from credit_jax.config import ConfigError
+from tests.support.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.y*ml"))
@@ -77,31 +76,11 @@ def check(path: Path, config: Any) -> str:
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(60), pytest.param(range(60, 2000), marks=pytest.mark.slow)],
+    [(0, 60), pytest.param((60, 2000), marks=pytest.mark.slow)],
     ids=["short", "long"],
 )
-def test_mutations(tmp_path: Path, seeds: range) -> None:
-    """In a process of its own, without the checks of annotations that tests have."""
-    program = f"from tests.config.test_fuzz import try_all; try_all({seeds!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "config.yml")],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-
-
-def try_all(seeds: range) -> None:
-    """Checks mutated configs; ends with 1 at the first that is neither."""
-    for seed in seeds:
-        chosen = random.Random(seed)
-        config = yaml.safe_load(chosen.choice(CONFIGS).read_text())
-        result = check(Path(sys.argv[1]), mutated(config, chosen))
-        if result not in ("ok", "refused"):
-            sys.exit(f"seed {seed}: {result}")
+def test_mutations(tmp_path: Path, seeds: tuple[int, int]) -> None:
+    run_program(__name__, str(tmp_path / "config.yml"), *map(str, seeds))
 
 
 FOUND: dict[str, dict[str, Any]] = {
@@ -123,3 +102,12 @@ def test_a_cyclic_alias(tmp_path: Path) -> None:
     path.write_text("model: &a\n  type: wxformer\n  again: *a\n")
     report = check_config(str(path))
     assert any("stands inside of what it names" in line for line in report.problems)
+
+
+if __name__ == "__main__":
+    for seed in range(int(sys.argv[2]), int(sys.argv[3])):
+        chosen = random.Random(seed)
+        config = yaml.safe_load(chosen.choice(CONFIGS).read_text())
+        result = check(Path(sys.argv[1]), mutated(config, chosen))
+        if result not in ("ok", "refused"):
+            sys.exit(f"seed {seed}: {result}")

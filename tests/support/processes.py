@@ -70,3 +70,25 @@ def free_port() -> int:
     """A port of this host that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def run_program(module: str, *arguments: str) -> str:
+    """Runs a program of the tests, without the checks of annotations that tests have.
+
+    Args:
+        module: which ends with 0 where all is well.
+        arguments: of the program.
+
+    Returns:
+        What it printed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout

@@ -1,6 +1,7 @@
 """Untrusted files: one error, exit code 2, nothing written, and no code run."""
 
 import json
+import os
 import pickle
 import struct
 import zipfile
@@ -12,6 +13,7 @@ import yaml
 
 from credit_jax.models.registry import build
 from credit_jax.state_dict.convert import key_plan_for
+from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_distributed import load_folder
 from credit_torch_bridge.checkpoint.torch_files import load_file
 from tests.bridge.checkpoint.untrusted import Creates
@@ -252,7 +254,40 @@ def test_a_converted_run_with_a_changed_file(bridge, state, tmp_path):
     largest = max(files, key=lambda path: path.stat().st_size)
     flip_a_bit(largest, largest.stat().st_size // 2)
     given = "--config", GEN2_CONFIG, "--checkpoint", tmp_path / "run"
-    code, text = bridge("convert", "--to", "torch", *given, "--out", tmp_path / "back")
+    given = "convert", "--to", "torch", *given, "--out", tmp_path / "back"
+    code, text = bridge(*given)
     assert code == 2
     assert f"{largest}: damaged, its bytes were changed" in text.replace("\n", "")
     assert not (tmp_path / "back").exists()
+    flip_a_bit(largest, largest.stat().st_size // 2)
+    manifest = tmp_path / "run" / "checkpoints" / "0" / "weights" / "_METADATA"
+    manifest.write_text(manifest.read_text() + "\n")
+    code, text = bridge(*given)
+    assert code == 2, text
+    code, text = bridge(*given, "--no-verify")
+    assert code == 0, text
+
+
+def test_a_folder_written_for_pytorch_with_a_changed_file(bridge, state, tmp_path):
+    """Files that a run wrote later are not compared."""
+    torch.save(state, tmp_path / "file.pt")
+    given = "--config", GEN2_CONFIG, "--checkpoint", tmp_path / "file.pt"
+    run, back = tmp_path / "run", tmp_path / "back"
+    code, text = bridge("convert", "--to", "jax", *given, "--out", run)
+    assert code == 0, text
+    given = "--config", GEN2_CONFIG, "--checkpoint", run, "--out", back
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert code == 0, text
+    names = {path.name for path in back.iterdir()}
+    assert set(json.loads((back / "digests.json").read_text())) == names - {
+        "digests.json"
+    }
+    log = back / "model.yml"
+    before = log.stat().st_mtime
+    log.write_text(log.read_text() + "\n# changed\n")
+    os.utime(log, (before, before))
+    with pytest.raises(ValueError, match=r"model\.yml: damaged.*--no-verify"):
+        open_checkpoint(back)
+    assert set(open_checkpoint(back, verify=False).model) == set(state)
+    os.utime(log, (before + 60, before + 60))
+    assert set(open_checkpoint(back / "checkpoint.pt").model) == set(state)

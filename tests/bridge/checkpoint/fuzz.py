@@ -1,0 +1,267 @@
+"""Seeded mutations of checkpoints and packages through `convert`.
+
+A program: `python -m tests.bridge.checkpoint.fuzz FOLDER FIRST STOP` tries the seeds
+from FIRST to STOP and ends with 1 at the first whose end is neither a conversion nor
+one error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+import traceback
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+import yaml
+
+from credit_jax.models.registry import build
+from credit_jax.state_dict.convert import key_plan_for
+from credit_torch_bridge.__main__ import main
+from tests.bridge.checkpoint.untrusted import Creates
+from tests.reference.training import GEN2_CONFIG
+from tests.support.mutations import changed_bytes, changed_json
+
+SECONDS = 20.0
+GIGABYTES = 4.0
+# What `convert` may end with.
+CONVERTED, REFUSED = 0, 2
+# Bytes of zeros that a member of a zip file holds, and its file does not.
+BOMB = 512 * 2**20
+
+
+def whole_state() -> dict[str, torch.Tensor]:
+    """A state dict that fits the model of the config."""
+    model = yaml.safe_load(GEN2_CONFIG.read_text())["model"]
+    generator = torch.Generator().manual_seed(0)
+    return {
+        entry.key: torch.randn(
+            entry.arrangement.torch_shape(entry.shape), generator=generator
+        )
+        for entry in key_plan_for(build(model)).entries
+    }
+
+
+def write_sources(folder: Path) -> None:
+    """One whole checkpoint of each format, and a run and a package made of it."""
+    state = whole_state()
+    training = {"model_state_dict": state, "epoch": 0}
+    (folder / "zip").mkdir(parents=True)
+    torch.save(training, folder / "zip" / "checkpoint.pt")
+    (folder / "legacy").mkdir()
+    path = folder / "legacy" / "checkpoint.pt"
+    torch.save(training, path, _use_new_zipfile_serialization=False)
+    (folder / "safetensors").mkdir()
+    safetensors.torch.save_file(state, folder / "safetensors" / "model.safetensors")
+    dcp.save(training, checkpoint_id=folder / "distributed", no_dist=True)
+    given = "--checkpoint", folder / "zip" / "checkpoint.pt", "--out", folder / "run"
+    code, text = convert("jax", *given)
+    assert code == CONVERTED, text
+
+
+def convert(to: str, *given: Any) -> tuple[int, str]:
+    """`convert`, and what it printed."""
+    seen = io.StringIO()
+    arguments = ["convert", "--to", to, "--config", GEN2_CONFIG, *given]
+    with contextlib.redirect_stdout(seen), contextlib.redirect_stderr(seen):
+        code = main([str(argument) for argument in arguments])
+    return code, seen.getvalue()
+
+
+# ------------------------------------------------------------------------- mutations
+
+
+def change_bytes(folder: Path, chosen: random.Random) -> None:
+    """Changes a file of a checkpoint, or removes it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = chosen.choice(files)
+    if chosen.random() < 0.05:
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    path.write_bytes(changed_bytes(data, chosen))
+
+
+def _value(tensor: torch.Tensor, chosen: random.Random, mark: Path) -> Any:
+    """Something else in the place of a tensor."""
+    values: list[Callable[[], Any]] = [
+        lambda: tensor.double(),
+        lambda: tensor.half(),
+        lambda: tensor.to(torch.int64),
+        lambda: tensor.to(torch.complex64),
+        lambda: tensor.reshape(-1),
+        lambda: tensor[None],
+        lambda: tensor[:0],
+        lambda: torch.zeros(1).expand(2**40),
+        lambda: torch.full_like(tensor, float("nan")),
+        lambda: tensor.to_sparse(),
+        lambda: torch.empty(tensor.shape, device="meta"),
+        lambda: [tensor],
+        lambda: {"a": {"b": tensor}},
+        lambda: None,
+        lambda: "x" * 10_000,
+        lambda: 10**400,
+        lambda: Creates(mark),
+        lambda: torch.nn.Linear(2, 2),
+    ]
+    return chosen.choice(values)()
+
+
+def _key(chosen: random.Random) -> Any:
+    keys = ["", "../../x", "/etc/x", "a\0b", "module.", "näme\u202e", 3, None, 1.5]
+    return chosen.choice([*keys, "x" * 10_000])
+
+
+def changed_content(
+    state: dict[str, torch.Tensor], chosen: random.Random, mark: Path
+) -> Any:
+    """A checkpoint with one to three other values, keys or entries."""
+    state = dict(state)
+    content: Any = {"model_state_dict": state, "epoch": 0}
+    for _ in range(chosen.randint(1, 3)):
+        key = chosen.choice(list(state))
+        how = chosen.choice(["value", "value", "remove", "key", "entry"])
+        if how == "remove":
+            del state[key]
+        elif how == "key":
+            state[_key(chosen)] = state.pop(key)
+        elif how == "value" and isinstance(state[key], torch.Tensor):
+            state[key] = _value(state[key], chosen, mark)
+        else:
+            names = ("epoch", "optimizer_state_dict", "scheduler_state_dict", "more")
+            content[chosen.choice(names)] = _value(torch.ones(2), chosen, mark)
+    return content if chosen.random() < 0.8 else state
+
+
+def write_bomb(path: Path) -> None:
+    """A file of torch.save whose largest member unpacks to half a gigabyte."""
+    with zipfile.ZipFile(path) as file:
+        entries = {info.filename: file.read(info) for info in file.infolist()}
+    largest = max(entries, key=lambda name: len(entries[name]))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in entries.items():
+            if name != largest:
+                file.writestr(name, data)
+        with file.open(largest, "w") as member:
+            for _ in range(BOMB // 2**20):
+                member.write(bytes(2**20))
+
+
+def change_content(
+    folder: Path, chosen: random.Random, state: dict[str, torch.Tensor], mark: Path
+) -> None:
+    """Another content of a file of torch.save, links, names that lead out, a bomb."""
+    path = folder / "checkpoint.pt"
+    how = chosen.choice(["content"] * 30 + ["link", "folder", "names", "bomb"])
+    if how == "content":
+        new = bool(chosen.getrandbits(1))
+        content = changed_content(state, chosen, mark)
+        try:
+            torch.save(content, path, _use_new_zipfile_serialization=new)
+        except (RuntimeError, NotImplementedError):  # cannot be saved at all
+            path.write_bytes(b"")
+    elif how == "link":
+        path.unlink()
+        path.symlink_to(chosen.choice(["/etc/passwd", "/dev/zero", path, "nowhere"]))
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "names":
+        with zipfile.ZipFile(path, "a") as file:
+            file.writestr(chosen.choice(["../../x", "/etc/x", "data.pkl"]), b"x")
+    else:
+        write_bomb(path)
+
+
+def change_index(folder: Path, chosen: random.Random) -> None:
+    """Another value in a JSON file of a run."""
+    files = sorted(folder.rglob("*.json"))
+    files += sorted(path for path in folder.rglob("_*METADATA") if path.is_file())
+    path = chosen.choice(files)
+    path.write_text(changed_json(path.read_text(), chosen))
+
+
+# ------------------------------------------------------------------------- the trial
+
+
+def try_seed(
+    seed: int, sources: Path, folder: Path, state: dict[str, torch.Tensor]
+) -> str:
+    """What came of a seed: "converted", "refused", or what must not be."""
+    chosen = random.Random(seed)
+    work, out, mark = folder / "work", folder / "out", folder / "mark"
+    for path in (work, out):
+        shutil.rmtree(path, ignore_errors=True)
+    kind = chosen.choice(["zip", "zip", "legacy", "safetensors", "distributed", "run"])
+    shutil.copytree(sources / kind, work)
+    if kind == "zip" and chosen.random() < 0.6:
+        change_content(work, chosen, state, mark)
+    elif kind == "run" and chosen.random() < 0.5:
+        change_index(work, chosen)
+    else:
+        change_bytes(work, chosen)
+    before = sorted(path.name for path in folder.iterdir())
+    began = time.process_time()
+    to = "torch" if kind == "run" else "jax"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            code, text = convert(to, "--checkpoint", work, "--out", out)
+    except Exception:
+        return f"{kind}: {traceback.format_exc()[-3000:]}"
+    seconds = time.process_time() - began
+    after = sorted(path.name for path in folder.iterdir())
+    if code == CONVERTED:
+        after.remove(out.name)
+    elif code != REFUSED or text.count("error: ") != 1 or "Traceback" in text:
+        return f"{kind}: exit code {code}: {text[-2000:]}"
+    if after != before:
+        return f"{kind}: left behind: {sorted(set(after) ^ set(before))}"
+    if seconds > SECONDS:
+        return f"{kind}: took {seconds:.0f} s"
+    return "converted" if code == CONVERTED else "refused"
+
+
+def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str]]:
+    """(seed, what came of it), with checkpoints below a folder."""
+    warnings.simplefilter("ignore")
+    sources = folder / "sources"
+    write_sources(sources)
+    state = whole_state()
+    place = folder / "place"
+    place.mkdir()
+    for seed in seeds:
+        yield seed, try_seed(seed, sources, place, state)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    if peak > GIGABYTES:
+        yield seeds.stop, f"{peak:.1f} GiB of memory"
+
+
+def run(argv: list[str]) -> int:
+    """The program; prints how many were converted and refused."""
+    folder, first, stop = Path(argv[0]), int(argv[1]), int(argv[2])
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    counts = {"converted": 0, "refused": 0}
+    for seed, result in try_seeds(folder, range(first, stop)):
+        if result not in counts:
+            print(f"seed {seed}: {result}")
+            return 1
+        counts[result] += 1
+    print(counts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

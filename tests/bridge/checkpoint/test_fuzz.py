@@ -1,0 +1,19 @@
+"""Seeded mutations of checkpoints: a conversion or one error, in bounded time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import run_program
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [(0, 30), pytest.param((30, 1000), marks=pytest.mark.slow)],
+    ids=["short", "long"],
+)
+def test_mutations(tmp_path: Path, seeds: tuple[int, int]) -> None:
+    program = "tests.bridge.checkpoint.fuzz"
+    print(run_program(program, str(tmp_path), *map(str, seeds)))

@@ -1,0 +1,92 @@
+"""Seeded mutations of a package whose digests are those of the changed files.
+
+A program: `python -m tests.packages.fuzz PACKAGE FOLDER FIRST STOP`, see
+`tests.bridge.checkpoint.fuzz`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+from credit_jax.io.digests import record_of
+from credit_jax.models import registry
+from credit_jax.packages.manifest import MANIFEST
+from credit_jax.packages.package import open_package
+from tests.support.mutations import changed_bytes, changed_json
+from tests.training.tiny import Tiny, TinyConfig
+
+SECONDS = 20.0
+
+
+def change(package: Path, chosen: random.Random) -> None:
+    """Changes a file, and mostly its digest, too."""
+    path = chosen.choice(sorted(p for p in package.rglob("*") if p.is_file()))
+    how = chosen.random()
+    if how < 0.1:
+        path.unlink()
+        path.symlink_to(chosen.choice(["/etc/passwd", "/dev/zero", path, "nowhere"]))
+    elif how < 0.15:
+        path.rename(path.with_name(f"{path.name}x"))
+    elif path.suffix == ".json" and how < 0.7:
+        path.write_text(changed_json(path.read_text(), chosen))
+    else:
+        path.write_bytes(changed_bytes(path.read_bytes(), chosen))
+    if path.name != MANIFEST and path.is_file() and chosen.random() < 0.8:
+        manifest = package / MANIFEST
+        content = json.loads(manifest.read_text())
+        name = str(path.relative_to(package))
+        content["files"][name] = vars(record_of(path))
+        manifest.write_text(json.dumps(content))
+
+
+def try_seed(seed: int, package: Path, folder: Path) -> str:
+    """What came of a seed: "read", "refused", or what must not be."""
+    chosen = random.Random(seed)
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(package, copy)
+    change(copy, chosen)
+    before = {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
+    began = time.process_time()
+    result = "read"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            opened = open_package(copy)
+            opened.resolved()
+            _ = opened.weights
+    except (ValueError, OSError):
+        result = "refused"
+    except Exception:
+        return traceback.format_exc()[-3000:]
+    if time.process_time() - began > SECONDS:
+        return f"took {time.process_time() - began:.0f} s"
+    after = {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
+    return result if after == before else "files were written"
+
+
+def run(argv: list[str]) -> int:
+    """The program; prints how many were read and refused."""
+    package, folder = Path(argv[0]), Path(argv[1])
+    first, stop = int(argv[2]), int(argv[3])
+    registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
+    counts = {"read": 0, "refused": 0}
+    for seed in range(first, stop):
+        result = try_seed(seed, package, folder)
+        if result not in counts:
+            print(f"seed {seed}: {result}")
+            return 1
+        counts[result] += 1
+    print(counts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

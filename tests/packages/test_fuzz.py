@@ -1,0 +1,19 @@
+"""Seeded mutations of packages: they are read, or refused by one error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import run_program
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [(0, 60), pytest.param((60, 600), marks=pytest.mark.slow)],
+    ids=["short", "long"],
+)
+def test_mutations(made: Path, tmp_path: Path, seeds: tuple[int, int]) -> None:
+    folders = str(made), str(tmp_path)
+    print(run_program("tests.packages.fuzz", *folders, *map(str, seeds)))

@@ -1,0 +1,83 @@
+"""Seeded changes of files: bytes, and values in JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+
+def changed_bytes(data: bytes, chosen: random.Random) -> bytes:
+    """Bytes that were truncated, flipped, overwritten or moved.
+
+    Args:
+        data: of a file.
+        chosen: where and how.
+    """
+    return bytes(chosen.choice(BYTES)(bytearray(data), chosen)) if data else b"\0"
+
+
+def changed_json(text: str, chosen: random.Random) -> str:
+    """JSON with another value at one place."""
+    content = json.loads(text)
+    parent = content
+    while isinstance(parent, (dict, list)) and parent:
+        keys = list(parent) if isinstance(parent, dict) else [*range(len(parent))]
+        key = chosen.choice(keys)
+        if not isinstance(parent[key], (dict, list)) or chosen.random() < 0.2:
+            parent[key] = chosen.choice(VALUES)
+            break
+        parent = parent[key]
+    return json.dumps(content)
+
+
+VALUES: list[Any] = [None, -1, 10**30, "../../x", "/etc/passwd", [], {}, True, "\0"]
+
+
+def _truncate(data: bytearray, chosen: random.Random) -> bytearray:
+    return data[: chosen.randrange(len(data))]
+
+
+def _flip(data: bytearray, chosen: random.Random) -> bytearray:
+    for _ in range(chosen.choice([1, 1, 3, 50])):
+        data[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
+    return data
+
+
+def _flip_in_the_frame(data: bytearray, chosen: random.Random) -> bytearray:
+    """Bits where headers and tables stand: at the beginning and at the end."""
+    for _ in range(chosen.choice([1, 2, 8])):
+        place = chosen.randrange(min(len(data), 4096))
+        data[place if chosen.random() < 0.5 else -1 - place] ^= 1 << chosen.randrange(8)
+    return data
+
+
+def _overwrite(data: bytearray, chosen: random.Random) -> bytearray:
+    start, size = chosen.randrange(len(data)), chosen.choice([1, 8, 4096])
+    data[start : start + size] = chosen.randbytes(size)
+    return data
+
+
+def _insert(data: bytearray, chosen: random.Random) -> bytearray:
+    start = chosen.randrange(len(data))
+    return data[:start] + chosen.randbytes(chosen.choice([1, 7, 512])) + data[start:]
+
+
+def _numbers(data: bytearray, chosen: random.Random) -> bytearray:
+    """A length or an offset of eight bytes that claims much."""
+    start = chosen.randrange(max(1, len(data) - 8))
+    value = chosen.choice([2**62, 2**40, 2**31, 0])
+    data[start : start + 8] = struct.pack("<Q", value)
+    return data
+
+
+BYTES: tuple[Callable[[bytearray, random.Random], bytearray], ...] = (
+    _truncate,
+    _flip,
+    _flip_in_the_frame,
+    _overwrite,
+    _insert,
+    _numbers,
+)
