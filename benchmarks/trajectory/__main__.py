@@ -51,6 +51,7 @@ _COLUMNS = {
     "loss_50": f"loss, step {NUM_STEPS}",
     "gradient_norm": "gradient norm, to 20",
     "learning_rate": "learning rate",
+    "training_log": "training, epochs 1 and 2",
     "validation": "validation, epochs 1 and 2",
     "validation_last": "validation, last epoch",
 }
@@ -154,8 +155,9 @@ def _publish(results: list[Any], options: Any) -> None:
         "process, one thread, CPU) and in credit_jax, which reads the data itself. "
         "Relative differences, the largest over the steps that a column names. "
         "Batches are bitwise CREDIT's but for logarithms and for standard scalers, "
-        "whose deviations torch rounds otherwise in the last bit; validation is every "
-        "number of the logs, of the first two epochs and of the last. "
+        "whose deviations torch rounds otherwise in the last bit; training and "
+        "validation are every number of theirs in the logs, of the first two epochs "
+        "and of the last. "
         "Members of a CRPS get the same noise on both sides, added to the prediction; "
         "its mesh has no dp, over which CREDIT trains other members of the same "
         "samples. Gradient norms have isolated spikes where a LayerNorm over the two "

@@ -21,6 +21,7 @@ BOUNDS: Mapping[str, float] = MappingProxyType(
         "loss_20": 1e-5,
         "loss_50": 1e-3,
         "learning_rate": 1e-6,
+        "training_log": 1e-5,
         "validation": 1e-5,
     }
 )
@@ -42,7 +43,7 @@ def errors_of(record: Record, run: CreditRun, rows: Sequence[Row]) -> dict[str, 
     norms = np.zeros(1)
     if len(run.gradient_norm):
         norms = _relative(record.gradient_norm, run.gradient_norm)[:updates]
-    valid = _validation(record.rows, rows)
+    train, valid = (_logged(record.rows, rows, phase) for phase in ("train", "valid"))
     return {
         "batches": record.batch_error,
         "loss_20": float(loss[:FIRST].max()),
@@ -51,6 +52,7 @@ def errors_of(record: Record, run: CreditRun, rows: Sequence[Row]) -> dict[str, 
         "learning_rate": float(
             _relative(record.learning_rate, run.learning_rate).max()
         ),
+        "training_log": max(train[:2]),
         "validation": max(valid[:2]),
         "validation_last": valid[-1],
     }
@@ -63,31 +65,32 @@ def _relative(actual: Sequence[float], expected: np.ndarray) -> np.ndarray:
     return away / np.maximum(np.abs(expected), 1e-12)
 
 
-def _validation(ours: Sequence[Row], theirs: Sequence[Row]) -> list[float]:
-    """The largest difference of each epoch, over all numbers of validation."""
+def _logged(ours: Sequence[Row], theirs: Sequence[Row], phase: str) -> list[float]:
+    """The largest difference of each epoch, over all numbers of a phase in the log."""
     if len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} epochs, CREDIT has {len(theirs)}")
-    return [max(_of_epoch(*rows)) for rows in zip(ours, theirs, strict=True)]
+    return [max(_of_epoch(*rows, phase)) for rows in zip(ours, theirs, strict=True)]
 
 
-def _of_epoch(own: Row, other: Row) -> list[float]:
-    names = [name for name in own if name.startswith("valid_") and "_len" not in name]
+def _of_epoch(own: Row, other: Row, phase: str) -> list[float]:
+    names = [n for n in own if n.startswith(f"{phase}_") and not n.endswith("_len")]
     missing = [name for name in names if name not in other]
     if missing or not names:
-        raise ValueError(f"CREDIT's log has no {missing or 'validation'}")
+        raise ValueError(f"CREDIT's log has no {missing or phase}")
     finite = [name for name in names if math.isfinite(other[name])]
     return [abs(own[name] - other[name]) / _scale(name, other) for name in finite]
 
 
 def _scale(name: str, row: Row) -> float:
-    """What a number of validation is measured against: itself, where it has a scale.
+    """What a number of the log is measured against: itself, where it has a scale.
 
     Correlations and scores may be zero, and are measured against one at least; a bias
     against the error of its variable.
     """
-    metric, _, key = name.removeprefix("valid_").partition("/")
+    phase, _, score = name.partition("_")
+    metric, _, key = score.partition("/")
     if metric in _OF_ORDER_ONE:
         return max(abs(row[name]), 1.0)
     if metric == "bias":
-        return row[f"valid_rmse/{key}" if key else "valid_rmse"]
+        return row[f"{phase}_rmse/{key}" if key else f"{phase}_rmse"]
     return max(abs(row[name]), 1e-12)

@@ -23,10 +23,11 @@ from credit_jax.plan import plan_run
 from credit_jax.state_dict.convert import from_state_dict
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, Row, read_log
-from credit_jax.training.loop import Loggers, Steps, TrainingLoop
+from credit_jax.training.loop import TrainingLoop
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import start_of_run
+from credit_jax.training.steps import Loggers, Steps
 from credit_jax.transforms import Rollout
 from tests.reference.start import start_of
 from tests.reference.training import CreditRun

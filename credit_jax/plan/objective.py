@@ -46,8 +46,9 @@ class Objective:
 
     Attributes:
         loss: the training loss, (tree, context) -> scalar.
-        evaluate: validation loss and metrics by name; None with `skip_validation`. Its
-            first trace, that of the first validation, reads the climatology.
+        metrics: numbers of the last step of a forecast by name, for the log of training
+            batches. Its first trace reads the climatology.
+        evaluate: validation loss and metrics by name; None with `skip_validation`.
         measured: the keys of what `evaluate` returns.
         rollout: the forecast whose losses are minimized.
         valid_rollout: the forecast whose last step is evaluated.
@@ -55,6 +56,7 @@ class Objective:
     """
 
     loss: Callable[..., Any]
+    metrics: Evaluate
     evaluate: Evaluate | None
     measured: tuple[str, ...] = ()
     rollout: Rollout = ONE_STEP
@@ -101,25 +103,25 @@ def plan_objective(
         )
 
     loss = build(validation=False)
+    scores = found.attempt(lambda: _metrics(config, schema, latitudes))
+    if scores is None:
+        return None
     evaluate, measured = None, []
+    trained = _names(config, schema)
+    if config.loss.is_base:
+        trained += [f"{PART}{key}" for key in schema.target_counts]
     if not config.trainer.skip_validation:
         valid_loss = build(validation=True)
-        scores = found.attempt(lambda: _metrics(config, schema, latitudes))
-        if valid_loss is None or scores is None:
+        if valid_loss is None:
             return None
         evaluate = _together(valid_loss, scores)
-        measured = ["loss", *_names(config, schema)]
-    if config.loss.is_base:
-        parts = [f"{PART}{key}" for key in schema.target_counts]
-        measured += parts if evaluate is not None else []
-        found.problems += _training_metric_problems(config, measured, parts)
-    else:
-        found.problems += _training_metric_problems(config, measured)
+        measured = ["loss", *trained]
+    found.problems += _training_metric_problems(config, measured, trained)
     rollouts = found.attempt(lambda: plan_rollouts(config, schema, pipeline))
     if loss is None or rollouts is None or len(found.problems) > before:
         return None
     measure = _spread if config.shares_batches else None
-    return Objective(loss, evaluate, tuple(measured), *rollouts, measure)
+    return Objective(loss, scores, evaluate, tuple(measured), *rollouts, measure)
 
 
 def plan_rollouts(
@@ -239,12 +241,12 @@ def _spread(tree: Any, context: Any) -> dict[str, Any]:
 
 
 def _training_metric_problems(
-    config: Config, measured: Sequence[str], parts: Sequence[str] = ()
+    config: Config, measured: Sequence[str], trained: Sequence[str]
 ) -> list[str]:
     """`trainer.training_metric` must be something that will be measured."""
     wanted = config.trainer.training_metric
     there = ["train_loss", *(f"valid_{name}" for name in sorted(measured))]
-    if wanted in (f"train_{name}" for name in parts):
+    if wanted in (f"train_{name}" for name in trained):
         return []
     if wanted in there:
         return []

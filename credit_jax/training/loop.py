@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,75 +16,21 @@ import numpy as np
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import Batch, Loader
-from credit_jax.nn.noise import Noise
 from credit_jax.training.agreement import Agreement
 from credit_jax.training.batches import grouped, num_batches, with_wait
-from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import progress_after
-from credit_jax.training.loggers import CsvLog, Row, logged_metrics
+from credit_jax.training.epoch_numbers import EpochNumbers
+from credit_jax.training.loggers import Row
 from credit_jax.training.non_finite import check_finite
-from credit_jax.training.profile import Profile
-from credit_jax.training.records import StepRecords
-from credit_jax.training.restore import RunStore
 from credit_jax.training.save_schedule import SaveSchedule
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import Start
 from credit_jax.training.state import TrainState
+from credit_jax.training.steps import Loggers, Steps
+from credit_jax.training.validation import validate
 
 FINISHED, EARLY = "finished", "stopped early"
 _SAVE = "save"
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The compiled functions of a run.
-
-    Attributes:
-        train: (state, placed micro-batches, learning rate or None for that of the
-            schedule) -> (state, {"loss": (k,), "grad_norm", "learning_rate",
-            "measured"}).
-        fuse: (params, model_state) -> the same with spectral norm fused into params,
-            for many forwards (`ParallelModel.fuse_spectral_norm`).
-        evaluate: (params, model_state, placed batch, noise) -> {"loss", "rmse", ...};
-            None where nothing is validated.
-        place_train: micro-batches of one update -> arrays on the mesh.
-        place_valid: one batch -> arrays on the mesh.
-        learning_rate: micro-batches seen at the end of an epoch -> learning rate that
-            CREDIT logs then.
-    """
-
-    train: Callable[..., tuple[TrainState, dict[str, Any]]]
-    fuse: Callable[[Any, Any], tuple[Any, Any]]
-    evaluate: Callable[..., dict[str, Any]] | None
-    place_train: Callable[[Sequence[Batch]], Any]
-    place_valid: Callable[[Batch], Any]
-    learning_rate: Callable[[int], float]
-
-
-@dataclass(frozen=True)
-class Loggers:
-    """Everything that a run writes to.
-
-    Attributes:
-        store: checkpoints of the model.
-        display: progress on the console.
-        log: the CSV file; None in all processes but the first.
-        records: of steps, and all that they go to; None as for `log`.
-        profile: trace of some updates; None for none.
-    """
-
-    store: RunStore
-    display: Display
-    log: CsvLog | None = None
-    records: StepRecords | None = None
-    profile: Profile | None = None
-
-    def close(self) -> None:
-        """Ends the trace and the logs; the checkpoints stay open."""
-        if self.profile:
-            self.profile.close()
-        if self.records:
-            self.records.close()
 
 
 @dataclass(frozen=True)
@@ -139,10 +84,7 @@ class TrainingLoop:
         """
         self._state, self._progress = start.state, start.progress
         self._micro_step = start.micro_step
-        self._losses = list(start.progress.epoch_losses)
-        self._num_bad = 0
-        self._sums = dict(start.progress.epoch_sums)
-        self._waits: list[float] = []
+        self._numbers = EpochNumbers.of(start.progress)
         self._num_started = 0
         self._saved = 0.0
         self._agreement = Agreement()
@@ -194,7 +136,7 @@ class TrainingLoop:
         pending: deque[tuple[dict[str, Any], Sequence[Batch]]] = deque()
         self._resume_clock()
         for group, seconds in with_wait(groups):
-            self._waits.append(seconds)
+            self._numbers.waits.append(seconds)
             if (profile := self.loggers.profile) and profile.before(self._next_update):
                 while pending:
                     self._finish_update(epoch, *pending.popleft())
@@ -230,8 +172,8 @@ class TrainingLoop:
     def _save_within_epoch(self) -> None:
         self._progress = dataclasses.replace(
             self._progress,
-            epoch_losses=tuple(self._losses),
-            epoch_sums=dict(self._sums),
+            epoch_losses=tuple(self._numbers.losses),
+            epoch_sums=dict(self._numbers.sums),
         )
         self._save()
 
@@ -256,11 +198,9 @@ class TrainingLoop:
             epoch=epoch,
             batches=self._progress.batches + len(group),
         )
-        self._losses += losses.tolist()
+        self._numbers.add(losses, info["measured"])
         self._saves.updated()
-        self._report_bad(group)
-        for name, values in jax.device_get(info["measured"]).items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(np.sum(values))
+        self._report_bad(*group)
         self._record(epoch, info, losses, norm, len(group))
         self.loggers.display.advance(
             len(group),
@@ -269,7 +209,7 @@ class TrainingLoop:
                 "loss": float(losses.mean()),
                 "lr": float(info["learning_rate"]),
                 "grad norm": norm,
-                "data wait s": self._waits[-1],
+                "data wait s": self._numbers.waits[-1],
                 "saved min ago": self._saves.minutes,
                 **self._scaling(info, skipped=skipped),
             },
@@ -291,7 +231,7 @@ class TrainingLoop:
             "loss": float(losses.mean()),
             "grad_norm": norm,
             "learning_rate": float(info["learning_rate"]),
-            "data_wait_seconds": self._waits[-1],
+            "data_wait_seconds": self._numbers.waits[-1],
             "save_seconds": self._saved - before,
         }
         if "loss_scale" in info:
@@ -301,11 +241,11 @@ class TrainingLoop:
             step=self._micro_step, epoch=epoch, batch=batch, count=count, **values
         )
 
-    def _report_bad(self, group: Sequence[Batch]) -> None:
+    def _report_bad(self, *batches: Batch) -> None:
         """Prints and counts the samples that others stand for."""
-        for line in itertools.chain(*(batch.replaced for batch in group)):
+        for line in itertools.chain(*(batch.replaced for batch in batches)):
             self.loggers.display.message(f"bad sample: {line}")
-            self._num_bad += 1
+            self._numbers.num_bad += 1
 
     def _scaling(self, info: dict[str, Any], *, skipped: bool) -> dict[str, float]:
         """What is displayed of float16's loss scaling."""
@@ -320,43 +260,29 @@ class TrainingLoop:
             )
         return {"loss scale": scale}
 
-    # ---------------------------------------------------------- validation
-
-    def _validate(self, epoch: int, last: int) -> dict[str, float]:
-        """Loss and metrics, averaged over batches as CREDIT does."""
-        if self.valid_loader is None or self.steps.evaluate is None:
-            return {}
-        total = num_batches(self.valid_loader, self.trainer.valid_batches_per_epoch)
-        self.loggers.display.start(f"validation {epoch + 1}/{last}", total=total)
-        weights = self.steps.fuse(
-            self._state.evaluation_params, self._state.model_state
-        )
-        found: dict[str, list[float]] = {}
-        batches = itertools.islice(self.valid_loader.epoch(epoch), total)
-        for index, batch in enumerate(batches):
-            placed = self.steps.place_valid(batch)
-            noise = Noise(jax.random.key(index))
-            values = self.steps.evaluate(*weights, placed, noise)
-            for name, value in values.items():
-                found.setdefault(name, []).append(float(value))
-            self._report_bad([batch])
-            self.loggers.display.advance(1, len(batch.x) * jax.process_count())
-        return {name: float(np.mean(values)) for name, values in found.items()}
-
     # -------------------------------------------------------- end of epoch
 
     def _end_epoch(self, epoch: int, last: int) -> str | None:
         """Validates, logs and saves; returns "stopped early" if patience ran out."""
         began = time.monotonic()
-        valid = self._validate(epoch, last)
+        valid = validate(
+            self.trainer,
+            self.steps,
+            self.valid_loader,
+            self._state,
+            self.loggers.display,
+            epoch=epoch,
+            last=last,
+            seen=self._report_bad,
+        )
         row = self._row(epoch, valid)
         measured = row | {f"valid_{name}": value for name, value in valid.items()}
-        measured |= {f"train_{name}": value for name, value in self._means.items()}
+        means = self._numbers.means
+        measured |= {f"train_{name}": value for name, value in means.items()}
         value = measured.get(self.trainer.training_metric)
         progress = dataclasses.replace(self._progress, epoch=epoch)
         self._progress = progress_after(self.trainer, progress, value, self._micro_step)
-        self._losses, self._sums, self._waits = [], {}, []
-        self._num_bad = 0
+        self._numbers = EpochNumbers()
         if self.loggers.log:
             self.loggers.log.append(row)
         for sink in self.loggers.records.sinks if self.loggers.records else ():
@@ -368,28 +294,16 @@ class TrainingLoop:
     def _row(self, epoch: int, valid: dict[str, float]) -> Row:
         """The row of an epoch in the log."""
         skips = self.train_loader.dataset.skips_bad
-        phases = (("train", self._means), ("valid", valid))
-        chosen = self.trainer.save_metric_vars
         return {
             "epoch": epoch,
             **self.lengths,
-            "train_loss": float(np.mean(self._losses)) if self._losses else math.nan,
-            **{
-                f"{phase}_{name}": value
-                for phase, found in phases
-                for name, value in logged_metrics(found, chosen).items()
-            },
+            **self._numbers.row(valid, self.trainer.save_metric_vars),
             "lr": self._logged_rate(),
-            "data_wait_seconds": float(np.mean(self._waits)) if self._waits else 0.0,
+            "data_wait_seconds": self._numbers.mean_wait,
             "save_seconds": self._saves.seconds(),
             "save_percent": self._saves.percent,
-            **({"bad_samples": self._num_bad} if skips else {}),
+            **({"bad_samples": self._numbers.num_bad} if skips else {}),
         }
-
-    @property
-    def _means(self) -> dict[str, float]:
-        """What was measured in training, averaged over the micro-batches so far."""
-        return {name: total / len(self._losses) for name, total in self._sums.items()}
 
     def _logged_rate(self) -> float:
         kept = self._progress.learning_rate

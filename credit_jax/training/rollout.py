@@ -49,6 +49,7 @@ class ForecastLoss:
         frozen: those that are not trained, ready for the forward pass.
         scale: of every loss before the gradient, value -> value.
         measure: further numbers of a step for the log; None has none.
+        metrics: numbers of the fields after the last step for the log; None has none.
     """
 
     model: ParallelModel
@@ -58,13 +59,15 @@ class ForecastLoss:
     frozen: Weights
     scale: Callable[[Scalar], Scalar]
     measure: Measure | None = None
+    metrics: Measure | None = None
 
     def gradient(
         self, trained: Trained, model_state: ModelState, batch: Batch, key: Array
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
-        """Gradient, the state after the forecast, and sums over the steps that count.
+        """Gradient, the state after the forecast, and numbers for the log.
 
-        The sums are those of "loss", of its parts, and of what is measured.
+        Those are sums over the steps that count: "loss", its parts, and what is
+        measured; and the metrics of the last step.
 
         Args:
             trained: weights that are trained, ready for the forward pass, and
@@ -82,7 +85,7 @@ class ForecastLoss:
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
         start = self.rollout.start(batch, self._context({}))
         carry = (model_state, zeros_like(trained), start)
-        values = []
+        values, scores = [], {}
 
         def turn(counts: bool, carry: Any, inputs: Any) -> Any:
             model_state, grads, fields = carry
@@ -92,17 +95,17 @@ class ForecastLoss:
                 grads = jax.tree.map(jnp.add, grads, own)
             else:
                 _, aux = step(trained)
-            after, fields, value = lax.stop_gradient(aux)
-            return (after, grads, fields), value
+            after, fields, *numbers = lax.stop_gradient(aux)
+            return (after, grads, fields), numbers
 
         inputs = (jnp.arange(self.rollout.num_steps), *self.rollout.per_step(batch))
         for counts, first, stop in _runs(self.rollout.counts):
             mine = jax.tree.map(lambda leaf, a=first, b=stop: leaf[a:b], inputs)
-            carry, value = _turns(partial(turn, counts), carry, mine)
+            carry, (value, scores) = _turns(partial(turn, counts), carry, mine)
             if counts:
                 values.append(jax.tree.map(jnp.sum, value))
         model_state, grads, _ = carry
-        return grads, model_state, jax.tree.map(_added, *values)
+        return grads, model_state, jax.tree.map(_added, *values) | _last(scores)
 
     def _full(
         self, trained: Trained, model_state: ModelState, batch: Batch, key: Array
@@ -117,16 +120,18 @@ class ForecastLoss:
             def turn(carry: Any, inputs: Any) -> Any:
                 (model_state, fields), (factor, mine) = carry, inputs
                 scaled, aux = self._step(batch, fields, model_state, mine, key, trained)
-                after, fields, values = aux
+                after, fields, values, scores = aux
                 after = lax.stop_gradient(after)
                 values = jax.tree.map(lambda value: value * factor, values)
-                return (after, fields), (scaled * factor, values)
+                return (after, fields), (scaled * factor, values, scores)
 
-            carry, (scaled, values) = _turns(turn, (model_state, fields), inputs)
-            return scaled.sum(), (carry[0], jax.tree.map(jnp.sum, values))
+            carry, found = _turns(turn, (model_state, fields), inputs)
+            scaled, values, scores = found
+            return scaled.sum(), (carry[0], jax.tree.map(jnp.sum, values), scores)
 
-        grads, (after, values) = jax.grad(forecast, has_aux=True)(trained)
-        return grads, after, values
+        grads, aux = jax.grad(forecast, has_aux=True)(trained)
+        after, values, scores = aux
+        return grads, after, values | _last(scores)
 
     def _step(
         self,
@@ -136,8 +141,11 @@ class ForecastLoss:
         inputs: Any,
         key: Array,
         trained: Trained,
-    ) -> tuple[Scalar, tuple[ModelState, Batch, dict[str, Scalar]]]:
-        """The loss of one step times the factor, and what comes after the step."""
+    ) -> tuple[Scalar, tuple[ModelState, Batch, dict[str, Scalar], dict[str, Scalar]]]:
+        """The loss of one step times the factor, and what comes after the step.
+
+        That is the state, what is fed back, the numbers to add up, and the metrics.
+        """
         index, target, forcing = inputs
         weights, loss_parameters = trained
         rollout, model = self.rollout, self.model
@@ -159,8 +167,9 @@ class ForecastLoss:
             value, values = value_and_parts(self.loss, tree, context)
         if self.measure is not None:
             values = values | self.measure(tree, context)
+        scores = {} if self.metrics is None else self.metrics(tree, context)
         fed_back = rollout.next(batch, fields, tree, forcing, context)
-        return self.scale(value), (after, fed_back, {"loss": value, **values})
+        return self.scale(value), (after, fed_back, {"loss": value, **values}, scores)
 
     def _context(self, loss_parameters: Mapping[str, Array]) -> FieldContext:
         return FieldContext(
@@ -239,6 +248,11 @@ def _runs(counts: tuple[bool, ...]) -> list[tuple[bool, int, int]]:
         runs.append((value, start, stop))
         start = stop
     return runs
+
+
+def _last(scores: dict[str, Array]) -> dict[str, Scalar]:
+    """Of numbers stacked over steps, those of the last."""
+    return {name: value[-1] for name, value in scores.items()}
 
 
 def _added(*values: Scalar) -> Scalar:

@@ -13,13 +13,14 @@ from credit_jax.models.flops import gradient_flops
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
-from credit_jax.training.loop import Loggers, Outcome, TrainingLoop
+from credit_jax.training.loop import Outcome, TrainingLoop
 from credit_jax.training.profile import Profile
 from credit_jax.training.records import RECORDS_NAME, Sink, StepRecords, Work
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
 from credit_jax.training.sinks import MlflowSink, WandbSink
 from credit_jax.training.start import Start, asked_by, required_step, start_of_run
+from credit_jax.training.steps import Loggers
 
 
 def train(

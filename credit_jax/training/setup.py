@@ -30,7 +30,6 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import LocalRows, place_batch, rows_of
 from credit_jax.plan import Objective, RunPlan
 from credit_jax.training.batches import num_batches
-from credit_jax.training.loop import Steps
 from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.optimizer import build_loss_optimizer, build_optimizer
 from credit_jax.training.schedules import (
@@ -44,6 +43,7 @@ from credit_jax.training.step import (
     make_eval_step,
     make_train_step,
 )
+from credit_jax.training.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ class Setup:
             rollout=self.objective.rollout,
             loss_optimizer=self.loss_optimizer,
             measure=self.objective.measure,
+            metrics=self.objective.metrics,
         )
         evaluate = None
         if self.objective.evaluate is not None:

@@ -17,7 +17,6 @@ import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from credit_jax.fields import FieldContext, FieldTree
 from credit_jax.losses import Loss
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
@@ -43,7 +42,6 @@ from credit_jax.transforms import ONE_STEP, Rollout
 
 Batch = Mapping[str, Any]
 Scalar = Float[Array, ""]
-Metrics = Callable[[FieldTree, FieldContext], dict[str, Scalar]]
 
 
 def make_train_step(
@@ -57,6 +55,7 @@ def make_train_step(
     rollout: Rollout = ONE_STEP,
     loss_optimizer: optax.GradientTransformation | None = None,
     measure: Measure | None = None,
+    metrics: Measure | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     """The training step: one optimizer update from k micro-batches.
 
@@ -81,6 +80,7 @@ def make_train_step(
         loss_optimizer: of the parameters of the loss, if it has some. They are neither
             clipped nor averaged, and their gradient is not in the norm.
         measure: (tree, context) -> further numbers of each step that counts, by name.
+        metrics: (tree, context) -> numbers of the last step of `rollout`, by name.
 
     Returns:
         `step(state, {"x": (k, b, c, t, lat, lon), "y": (k, b, c, step, lat, lon), ...},
@@ -88,7 +88,7 @@ def make_train_step(
         schedule; info has "loss" (k,), the sum over the steps that count, "grad_norm",
         with a schedule "learning_rate", in float16 "loss_scale" and "skipped", and in
         "measured" the parts of the loss and what `measure` gives, by name (k,), summed
-        over these steps.
+        over these steps, and what `metrics` gives of the last one.
     """
     update = optax.with_extra_args_support(optimizer).update
     specs = state_specs(
@@ -102,7 +102,9 @@ def make_train_step(
     def train_step(
         state: TrainState, batch: Batch, rate: Scalar | None
     ) -> tuple[TrainState, dict[str, Array]]:
-        found = _accumulate(state, batch, model, loss, accumulate, rollout, measure)
+        found = _accumulate(
+            state, batch, model, loss, accumulate, rollout, measure, metrics
+        )
         return updated(state, batch, rate, *found)
 
     @jax.named_scope(UPDATE)
@@ -172,7 +174,7 @@ def make_train_step(
 
 
 def make_eval_step(
-    model: ParallelModel, metrics: Metrics, *, rollout: Rollout = ONE_STEP
+    model: ParallelModel, metrics: Measure, *, rollout: Rollout = ONE_STEP
 ) -> Callable[..., dict[str, Scalar]]:
     """The evaluation step: metrics of one batch with stored spectral norm state.
 
@@ -242,6 +244,7 @@ def _accumulate(
     accumulate: int,
     rollout: Rollout,
     measure: Measure | None,
+    metrics: Measure | None,
 ) -> tuple[Trained, ModelState, dict[str, Array]]:
     """Summed gradient, new model state, and numbers of each of k micro-batches."""
     axes, precision = model.axes.batch, model.parallel_config.precision
@@ -256,7 +259,9 @@ def _accumulate(
     def scale(value: Scalar) -> Scalar:
         return value * factor / accumulate
 
-    forecast = ForecastLoss(model, rollout, loss, state.params, frozen, scale, measure)
+    forecast = ForecastLoss(
+        model, rollout, loss, state.params, frozen, scale, measure, metrics
+    )
 
     @jax.named_scope(UPDATE)
     def summed(grads: Trained) -> Trained:

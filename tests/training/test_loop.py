@@ -20,7 +20,7 @@ from credit_jax.training.batches import grouped
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import read_log
-from credit_jax.training.loop import EARLY, FINISHED, Steps
+from credit_jax.training.loop import EARLY, FINISHED
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.records import read_records
 from credit_jax.training.restore import RunStore
@@ -28,6 +28,7 @@ from credit_jax.training.run import train
 from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.signals import StopRequests
 from credit_jax.training.start import start_of_run
+from credit_jax.training.steps import Steps
 from tests.support import assert_close, make_mesh
 from tests.training.tiny import tiny_config
 

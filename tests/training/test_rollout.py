@@ -76,6 +76,8 @@ def test_trains_as_credit(
     monkeypatch.chdir(folder)
     path = write_config(folder, CASES[name])
     run = credit.credit_train(path, folder)
+    logged = read_log(folder / "run" / "training_log.csv")[-1]
+    scores = [f"train_{name}" for name in ("rmse", "r2score")]
     ways = {"one device": ONE_DEVICE}
     if name == "two steps":
         ways["dp 2 x tp 2 x domain 2"] = MESH
@@ -86,6 +88,8 @@ def test_trains_as_credit(
         what = f"{name}, {where}"
         assert_close(losses, run.loss, LOSS, f"{what}: losses")
         assert_close(norms, run.gradient_norm, NORM, f"{what}: gradient norms")
+        for score in scores:
+            assert_close(log[score], logged[score], VALIDATION, f"{what}: {score}")
         valid = log["valid_loss"]
         assert_close(valid, run.valid_loss[0], VALIDATION, f"{what}: validation")
         final, _ = from_state_dict(setup.model_def, run.final)

@@ -17,7 +17,9 @@ def run_and_record():
     run = CreditRun(
         loss=loss, learning_rate=loss, gradient_norm=loss, **arrays, **states
     )
-    rows = [{"epoch": e, "valid_loss": 2.0, "valid_acc": 0.0} for e in range(5)]
+    numbers = {"train_mae": 4.0, "train_bias": 1.0, "train_rmse": 5.0}
+    numbers |= {"valid_loss": 2.0, "valid_acc": 0.0}
+    rows = [{"epoch": epoch, **numbers} for epoch in range(5)]
     values = loss.tolist()
     return (
         run,
@@ -36,11 +38,13 @@ def test_what_differs_is_found():
     record.loss[3] *= 1.01
     record.loss[-1] *= 1.02
     record.rows[1]["valid_acc"] = 0.03
+    record.rows[0]["train_bias"] = 1.2
     record.batch_error = 1e-3
     found = errors_of(record, run, rows)
     assert found["loss_20"] == pytest.approx(0.01)
     assert found["loss_50"] == pytest.approx(0.02)
     assert found["validation"] == pytest.approx(0.03)
+    assert found["training_log"] == pytest.approx(0.04)
     assert (found["batches"], found["validation_last"]) == (1e-3, 0.0)
 
 
