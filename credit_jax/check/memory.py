@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from credit_jax.config.config import Config
 from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.model_def import ModelDef
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_REPLICATE, DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.mesh.axes import (
+    DOMAIN,
+    DP_REPLICATE,
+    DP_SHARD,
+    EP,
+    TP,
+    MeshAxes,
+)
 from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.params.spec import ParamSpec
 
@@ -68,6 +75,7 @@ def local_size(param_spec: ParamSpec, axes: MeshAxes) -> int:
     degrees = {
         DP_REPLICATE: 1,
         DP_SHARD: axes.num_shard,
+        EP: axes.num_expert,
         TP: axes.num_tensor,
         DOMAIN: axes.num_domain,
     }

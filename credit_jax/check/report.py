@@ -241,10 +241,12 @@ def _data(data: DataConfig) -> dict[str, Any]:
 
 def _model(plan: RunPlan) -> dict[str, Any]:
     definition = plan.model.model_def
+    active = None if definition is None else definition.num_active_parameters
     return {
         "type": plan.config.model["type"],
         "grid": None if plan.model.grid is None else list(plan.model.grid),
         "parameters": None if definition is None else definition.num_parameters,
+        "active_parameters": active,
         "parts": None if definition is None else parameter_count(definition),
     }
 
@@ -257,6 +259,7 @@ def _mesh(plan: RunPlan) -> dict[str, Any] | None:
         "devices": plan.num_devices,
         "data_parallel": axes.num_data,
         "parameter_shards": axes.num_shard,
+        "expert": axes.num_expert,
         "tensor": axes.num_tensor,
         "domain": axes.num_domain,
     }

@@ -74,10 +74,12 @@ def mesh_table(plan: RunPlan, axes: MeshAxes) -> Table:
     table = _table(f"Mesh of {plan.num_devices} device(s)", "axis", "degree", "shares")
     kind = {"fsdp2": "samples, parameters", "ddp": "samples", "none": "-"}
     table.add_row("dp", str(axes.num_data), kind[trainer.parallelism.data])
-    if 1 < axes.num_shard < axes.num_data:
-        copies = axes.num_data // axes.num_shard
+    if 1 < axes.num_shard < axes.num_data // axes.num_expert:
+        copies = axes.num_data // axes.num_shard // axes.num_expert
         table.add_row(f"  {DP_REPLICATE}", str(copies), "samples")
         table.add_row(f"  {DP_SHARD}", str(axes.num_shard), "samples, parameters")
+    if axes.num_expert > 1:
+        table.add_row("  ep", str(axes.num_expert), "samples, experts")
     table.add_row("tp", str(axes.num_tensor), "heads, feed-forward units")
     height = "?"
     if plan.model.grid is not None:
@@ -141,6 +143,9 @@ def parameter_table(model_def: ModelDef) -> Table:
         table.add_row(name, f"{count:,}")
     table.add_section()
     table.add_row("all", f"{sum(counts.values()):,}")
+    active = model_def.num_active_parameters
+    if active < model_def.num_parameters:
+        table.add_row("active for a token", f"{active:,}")
     return table
 
 

@@ -42,8 +42,8 @@ class ParallelismConfig(StrictModel):
         dp_replicate: groups of devices with a whole copy of the parameters each. With
             fsdp2, parameters are split inside a group (HSDP).
         dp_shard: devices that a parameter is split over; -1 is the rest.
-        ep, etp: devices that share the experts, and the units of one expert (`tensor`
-            or 1).
+        ep, etp: devices that share the experts of a layer, and its samples, too; and
+            those that share the units of one expert (`tensor`, the default, or 1).
         pp: pipeline stages.
         cp: another name of `domain`.
         ulysses_degree: neighboring devices along `domain`, a divisor of it, that trade
@@ -96,12 +96,6 @@ class ParallelismConfig(StrictModel):
         if problems:
             raise ValueError("; and ".join(problems))
         return self
-
-    def without_effect(self) -> dict[str, str]:
-        """See `StrictModel.without_effect`."""
-        if self.etp is not None and self.ep == 1:
-            return {"etp": "ep is 1, there are no experts"}
-        return {}
 
 
 def parse_parallelism(text: str) -> ParallelismConfig:

@@ -75,6 +75,10 @@ def _of_equation(equation: Any) -> float:
         shape = equation.invars[0].aval.shape
         depth = math.prod(shape[d] for d in contracted)
         return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
+    if name == "ragged_dot_general":
+        # Every row times one kernel, or, in the gradient by these, every row once.
+        rows, columns = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+        return 2.0 * math.prod(rows) * columns[-1]
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
         out_dim = params["dimension_numbers"].rhs_spec[0]

@@ -27,7 +27,7 @@ from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.precision import Precision
-from credit_jax.parallel.params.spec import TENSOR_DIMS, ParamSpec
+from credit_jax.parallel.params.spec import EXPERTS, TENSOR_DIMS, ParamSpec
 
 Weights = dict[str, Array]
 
@@ -93,6 +93,16 @@ class ModelDef:
     @property
     def num_parameters(self) -> int:
         return sum(d.size for d in self.param_specs.values())
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Number of parameters that one token meets: of experts those it chooses."""
+        return sum(
+            d.size * self.config.moe_top_k // self.config.num_experts
+            if EXPERTS in d.dims
+            else d.size
+            for d in self.param_specs.values()
+        )
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
@@ -196,6 +206,15 @@ class ModelDef:
             return self.apply(weights, inputs, own, self._fresh_batch_stats())
 
         jax.eval_shape(forward, weights, inputs, jax.random.key(0))
+
+    def auxiliary_losses(self, batch_stats: Collection) -> dict[str, Array]:
+        """What the model adds to the loss of a training forward, by name.
+
+        Args:
+            batch_stats: after that forward.
+        """
+        losses = getattr(self.config, "auxiliary_losses", None)
+        return losses(batch_stats) if losses and batch_stats else {}
 
     def init(
         self,

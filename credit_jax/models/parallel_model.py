@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
+from credit_jax.config.parallelism import degree_problems
 from credit_jax.models.float8 import float8_notes
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.registry import build
@@ -29,7 +30,11 @@ from credit_jax.parallel.params.packing import pack, packed_param_specs, unpack
 from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
-from credit_jax.parallel.params.spec import MIN_SHARD_SIZE
+from credit_jax.parallel.params.spec import (
+    DENSE_TENSOR_DIMS,
+    MIN_SHARD_SIZE,
+    TENSOR_DIMS,
+)
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field, block_layout
 
@@ -368,6 +373,7 @@ def build_parallel_model(
     mp_policy: Precision | None = None,
     fp8: bool | Float8 = False,
     ulysses_degree: int | None = None,
+    etp: int | None = None,
     reshard_after_forward: bool | int = True,
     min_shard_size: int = MIN_SHARD_SIZE,
     keep_whole: Sequence[str] = (),
@@ -396,6 +402,8 @@ def build_parallel_model(
             True; not in float16.
         ulysses_degree: neighboring domain shards that trade heads for rows around
             attention (`parallel.domain.heads`); None moves whole windows instead.
+        etp: tensor-parallel devices that share the hidden units of an expert, all or 1;
+            None is all.
         reshard_after_forward: True frees gathered parameters after the forward, False
             keeps them, a number keeps those of at most that many blocks.
         min_shard_size: parameters with fewer elements stay whole.
@@ -414,6 +422,12 @@ def build_parallel_model(
     degrees = {**mesh.shape, ULYSSES: ulysses_degree}
     problems = model_problems(model_def, degrees)
     problems += model_def.validate(axes.num_tensor, axes.num_domain)
+    problems += degree_problems(
+        tp=axes.num_tensor,
+        domain=axes.num_domain,
+        etp=etp,
+        ulysses_degree=ulysses_degree,
+    )
     problems = [*dict.fromkeys(problems), *model_def.unmatched()]
     if problems:
         raise ValueError("; and ".join(problems))
@@ -422,9 +436,11 @@ def build_parallel_model(
         precision = precision.with_float8(Float8() if fp8 is True else fp8)
     for note in float8_notes(model_def, precision, mesh.devices.flat):
         warnings.warn(note, stacklevel=2)
+    splits = etp is None or etp == axes.num_tensor
+    rules = ShardingRules(TENSOR_DIMS if splits else DENSE_TENSOR_DIMS)
     parallel_config = ParallelConfig(
         mesh,
-        rules=ShardingRules(min_shard_size=min_shard_size),
+        rules=replace(rules, min_shard_size=min_shard_size),
         precision=precision,
         remat=Remat(ac_mode, reshard_after_forward),
         ulysses=ulysses_degree or 1,

@@ -20,6 +20,7 @@ from credit_jax.models.crossformer.nextgen import (
     NextGenWXFormerConfig,
 )
 from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
+from credit_jax.models.crossformer.wxformer_moe import WXFormerMoE, WXFormerMoEConfig
 from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.swin.dscale import Dscale, DscaleConfig
@@ -69,6 +70,7 @@ MODELS: dict[str, ModelEntry] = {
     "wrf": ModelEntry(WRFConfig, WRF, "wrf"),
     "wxformer": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
     "wxformer_base": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),
+    "wxformer_moe": ModelEntry(WXFormerMoEConfig, WXFormerMoE),
 }
 
 

@@ -73,7 +73,8 @@ def _as_invarying(x: Array) -> Array:
 def no_statistics_error(module: nnx.Module) -> ValueError:
     """The error of a forward pass without running statistics."""
     num = sum(isinstance(node, BatchNorm) for _, node in nnx.iter_modules(module))
+    what = f"{num} batch norms" if num else "layers of experts"
     return ValueError(
-        f"the model has {num} batch norms; give their running statistics: "
+        f"the model has {what}; give their running statistics: "
         'apply(..., batch_stats=model_state["batch_stats"])'
     )

@@ -68,10 +68,8 @@ class ModelPlan:
         assert self.dims is not None, "a plan without problems has degrees"
         assert self.model_def is not None, "a plan without problems has a model"
         mesh: Mesh = self.dims.build_mesh(devices[: self.dims.world_size])
-        degree = self.dims.ulysses_degree
-        return build_parallel_model(
-            self.model_def, mesh, ulysses_degree=degree, **options
-        )
+        degrees = {"ulysses_degree": self.dims.ulysses_degree, "etp": self.dims.etp}
+        return build_parallel_model(self.model_def, mesh, **degrees, **options)
 
 
 def plan_model(
@@ -110,6 +108,10 @@ def plan_model(
             model_def = replace(define_model(config), keep_whole=tuple(keep_whole))
             found.problems += model_def.validate(parallelism.tensor, parallelism.domain)
             found.problems += [f"trainer.fsdp.{line}" for line in model_def.unmatched()]
+            if parallelism.etp is not None and not hasattr(config, "num_experts"):
+                found.notes.append(
+                    f"etp is {parallelism.etp}, but {config.type} has no experts"
+                )
             ulysses = parallelism.ulysses_degree or 1
             found.notes += model_notes(config, parallelism.domain, ulysses)
     return ModelPlan(

@@ -103,7 +103,7 @@ def plan_run(
     if model.model_def is not None:
         found.notes += float8_notes(model.model_def, precision_of(trainer))
     if model.dims is not None:
-        found.add(_ring_findings(config, model.dims.dp_size))
+        found.add(_ring_findings(config, model.dims.batch_size))
     missing = Findings()
     if with_data:
         missing = find_missing(config, expected_files, model.config)
@@ -193,7 +193,7 @@ def _loaders(
 ) -> dict[Split, Loader]:
     """Builds the loaders and checks their files against the config."""
     loaders = {}
-    dp_size = model.dims.dp_size if model.dims is not None else 1
+    dp_size = model.dims.batch_size if model.dims is not None else 1
     for split in splits(config):
         shared = split == "train" and config.shares_batches
         loaders[split] = found.attempt(

@@ -24,7 +24,7 @@ from credit_jax.fields import FieldContext
 from credit_jax.losses import Loss, value_and_parts
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.model_state import ModelState
+from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.scopes import LOSS
@@ -165,6 +165,8 @@ class ForecastLoss:
         tree = rollout.after(batch, fields, target, prediction, context)
         with jax.named_scope(LOSS):
             value, values = value_and_parts(self.loss, tree, context)
+            own = model.model_def.auxiliary_losses(after[BATCH_STATS])
+            value, values = sum(own.values(), value), values | own
         if self.measure is not None:
             values = values | self.measure(tree, context)
         scores = {} if self.metrics is None else self.metrics(tree, context)

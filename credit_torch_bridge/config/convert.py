@@ -62,7 +62,7 @@ def convert_config(
         editor.drop(key, "as asked for")
     sections_are_there(editor)
     if not editor.problems:
-        _supported(editor)
+        _supported(editor, to)
     if not editor.problems:
         _convert(editor, found, to, level_coord)
     problems = list(dict.fromkeys(editor.problems))
@@ -97,13 +97,15 @@ def kind_of(mapping: Mapping[str, Any]) -> str:
     )
 
 
-def _supported(editor: ConfigEditor) -> None:
+def _supported(editor: ConfigEditor, to: str) -> None:
     name = editor.get("model.type")
     if not isinstance(name, str) or name not in MODELS:
         models = ", ".join(sorted(MODELS))
         editor.problem(
             "model.type", f"{got(name)} is not supported; there are: {models}"
         )
+    elif to != JAX and MODELS[name].key_table is None:
+        editor.problem("model.type", f"CREDIT has no model {name}")
 
 
 def _convert(editor: ConfigEditor, found: str, to: str, level_coord: str) -> None:

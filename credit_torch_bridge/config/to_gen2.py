@@ -19,8 +19,8 @@ _MEMORY = "CREDIT decides itself what it keeps in memory; it changes no number"
 _DEGREES = {
     "dp_replicate": "CREDIT splits parameters over all replicas; it changes no number",
     "dp_shard": "CREDIT splits parameters over all replicas; it changes no number",
-    "ep": "CREDIT has no expert axis",
-    "etp": "CREDIT has no expert axis",
+    "ep": "CREDIT has no experts",
+    "etp": "CREDIT has no experts",
     "pp": "CREDIT has no pipeline axis",
     "ulysses_degree": "it moves data only; CREDIT has no such key",
 }

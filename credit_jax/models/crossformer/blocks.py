@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,10 @@ from credit_jax.parallel.domain.heads import attention_layout
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import WINDOWS, reshard
 from credit_jax.parallel.scopes import EMBEDDING
+
+# What makes the feed-forward layers of a block, see `TransformerBlock`.
+FeedForwards = tuple[Callable[..., Any], Callable[..., Any]]
+DENSE: FeedForwards = (FeedForward, FeedForward)
 
 
 class CrossEmbed(nnx.Module):
@@ -73,6 +77,14 @@ class TransformerBlock(nnx.Module):
 
     Input and output have the layout of short windows. Long attention and the layer
     after it run in the layout of long windows, so a block reshards twice.
+
+    Args of the constructor:
+        channels: of the field.
+        local_window, global_window: tokens along each side of a window.
+        dim_head, query_key_value: of the attention, see `WindowAttention`.
+        attn_dropout, ff_dropout: rates in training.
+        feed_forwards: what makes the layer after short, and after long attention:
+            (channels, dropout=rate) -> layer.
     """
 
     def __init__(
@@ -85,6 +97,7 @@ class TransformerBlock(nnx.Module):
         attn_dropout: float = 0.0,
         ff_dropout: float = 0.0,
         query_key_value: Projection = QueryKeyValue,
+        feed_forwards: FeedForwards = DENSE,
     ) -> None:
         attention: dict[str, Any] = {
             "dim_head": dim_head,
@@ -94,11 +107,12 @@ class TransformerBlock(nnx.Module):
         self.short_attention = WindowAttention(
             channels, "short", local_window, **attention
         )
-        self.short_feed_forward = FeedForward(channels, dropout=ff_dropout)
+        after_short, after_long = feed_forwards
+        self.short_feed_forward = after_short(channels, dropout=ff_dropout)
         self.long_attention = WindowAttention(
             channels, "long", global_window, **attention
         )
-        self.long_feed_forward = FeedForward(channels, dropout=ff_dropout)
+        self.long_feed_forward = after_long(channels, dropout=ff_dropout)
 
     def __call__(self, field: Field, context: Context) -> Field:
         layout = field.layout

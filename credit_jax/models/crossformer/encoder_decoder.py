@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from credit_jax.models.common.array_specs import FieldSpec
 from credit_jax.models.common.entry import correct, enter, leave
 from credit_jax.models.common.patch_embed import PatchEmbed
+from credit_jax.models.crossformer.blocks import DENSE, FeedForwards
 from credit_jax.models.crossformer.config import EncoderDecoderConfig
 from credit_jax.models.crossformer.stage import Stage
 from credit_jax.nn.context import Context
@@ -31,6 +32,7 @@ class EncoderDecoder(nnx.Module):
         make_up: (channels in, channels out, groups of its norms) -> block that doubles
             the grid.
         make_head: (channels in, channels out) -> the last block.
+        feed_forwards: of the stages, see `Stage`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class EncoderDecoder(nnx.Module):
         config: EncoderDecoderConfig,
         make_up: Callable[[int, int, int], nnx.Module],
         make_head: Callable[[int, int], nnx.Module],
+        feed_forwards: FeedForwards = DENSE,
     ) -> None:
         self.config = config
         x, y = config.inputs["x"], config.output
@@ -48,7 +51,7 @@ class EncoderDecoder(nnx.Module):
         )
         widths = (folded if config.patch == (1, 1) else config.dim[0], *config.dim)
         self.stages = nnx.List(
-            _stage(config, index, widths[index]) for index in range(4)
+            _stage(config, index, widths[index], feed_forwards) for index in range(4)
         )
         last, groups = config.dim[3], config.dim[0]
         skips = config.dim[2], config.dim[1], config.dim[0]
@@ -100,7 +103,12 @@ class EncoderDecoder(nnx.Module):
         return field
 
 
-def _stage(config: EncoderDecoderConfig, index: int, channel_in: int) -> Stage:
+def _stage(
+    config: EncoderDecoderConfig,
+    index: int,
+    channel_in: int,
+    feed_forwards: FeedForwards,
+) -> Stage:
     return Stage(
         channel_in,
         config.dim[index],
@@ -113,4 +121,5 @@ def _stage(config: EncoderDecoderConfig, index: int, channel_in: int) -> Stage:
         dim_head=config.dim_head,
         attn_dropout=config.attn_dropout,
         ff_dropout=config.ff_dropout,
+        feed_forwards=feed_forwards,
     )

@@ -8,7 +8,12 @@ import jax
 from flax import nnx
 
 from credit_jax.models.crossformer.attention import Projection, QueryKeyValue
-from credit_jax.models.crossformer.blocks import CrossEmbed, TransformerBlock
+from credit_jax.models.crossformer.blocks import (
+    DENSE,
+    CrossEmbed,
+    FeedForwards,
+    TransformerBlock,
+)
 from credit_jax.nn.context import Context
 from credit_jax.nn.parameters import stack_blocks
 from credit_jax.parallel.rows.layout import Field
@@ -26,6 +31,7 @@ class Stage(nnx.Module):
         dim_head: channels of an attention head.
         attn_dropout, ff_dropout: rates in training.
         query_key_value: of the attention, see `WindowAttention`.
+        feed_forwards: of a block, see `TransformerBlock`.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class Stage(nnx.Module):
         attn_dropout: float = 0.0,
         ff_dropout: float = 0.0,
         query_key_value: Projection = QueryKeyValue,
+        feed_forwards: FeedForwards = DENSE,
     ) -> None:
         self.depth = depth
         # Without attention the rows of the embedding stay in no windows.
@@ -57,6 +64,7 @@ class Stage(nnx.Module):
                 attn_dropout=attn_dropout,
                 ff_dropout=ff_dropout,
                 query_key_value=query_key_value,
+                feed_forwards=feed_forwards,
             )
 
         self.embed = CrossEmbed(

@@ -13,7 +13,7 @@ from credit_jax.models.crossformer.config import EncoderConfig
 from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 
 
-class WXFormerConfig(EncoderConfig):
+class WXFormerKeys(EncoderConfig):
     """Constructor keys of CREDIT's WXFormer, with its defaults."""
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -25,6 +25,10 @@ class WXFormerConfig(EncoderConfig):
         "pad_lat": "CREDIT's wxformer ignores it; use padding_conf",
         "pad_lon": "CREDIT's wxformer ignores it; use padding_conf",
     }
+
+
+class WXFormerConfig(WXFormerKeys):
+    """The section of `wxformer`; see `WXFormerKeys`."""
 
     type: Literal["wxformer", "wxformer_base"] = "wxformer"
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 DP_REPLICATE = "dp_replicate"
 # Parameters and samples are split over it (CREDIT's `data: fsdp2`).
 DP_SHARD = "dp_shard"
-# Experts.
+# Experts; samples are split over it, too.
 EP = "ep"
 # Pipeline stages.
 PP = "pp"
@@ -25,6 +25,8 @@ DOMAIN = "domain"
 
 ORDER = (DP_REPLICATE, DP_SHARD, EP, PP, TP, DOMAIN)
 DP_AXES = (DP_REPLICATE, DP_SHARD)
+# Axes that samples are split over.
+BATCH_AXES = (*DP_AXES, EP)
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,21 @@ class MeshAxes:
 
     Attributes:
         data: axes that samples are split over.
-        shard, tensor, domain: axes of parameters, heads and rows.
-        num_data, num_shard, num_tensor, num_domain: their degrees.
+        shard, expert, tensor, domain: axes of parameters, experts (one of `data`, too),
+            heads and rows.
+        num_data, num_shard, num_expert, num_tensor, num_domain: their degrees.
         ulysses: neighboring shards of the domain axis that trade heads for rows around
             attention (`parallel.domain.heads`); 1 for none.
     """
 
     data: tuple[str, ...] = ()
     shard: str | None = None
+    expert: str | None = None
     tensor: str | None = None
     domain: str | None = None
     num_data: int = 1
     num_shard: int = 1
+    num_expert: int = 1
     num_tensor: int = 1
     num_domain: int = 1
     ulysses: int = 1
@@ -59,17 +64,19 @@ class MeshAxes:
     @classmethod
     def from_degrees(cls, degrees: Mapping[str, int]) -> MeshAxes:
         """The same for a mesh that is not built: the degree of each of its axes."""
-        data = tuple(name for name in DP_AXES if name in degrees)
+        data = tuple(name for name in BATCH_AXES if name in degrees)
         num_data = 1
         for name in data:
             num_data *= degrees[name]
         return cls(
             data=data,
             shard=DP_SHARD if DP_SHARD in degrees else None,
+            expert=EP if EP in degrees else None,
             tensor=TP if TP in degrees else None,
             domain=DOMAIN if DOMAIN in degrees else None,
             num_data=num_data,
             num_shard=degrees.get(DP_SHARD, 1),
+            num_expert=degrees.get(EP, 1),
             num_tensor=degrees.get(TP, 1),
             num_domain=degrees.get(DOMAIN, 1),
         )

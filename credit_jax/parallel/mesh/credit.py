@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from credit_jax.config.base import parse
 from credit_jax.config.config import Config
 from credit_jax.config.parallelism import DATA_MODES, ParallelismConfig
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_AXES, TP
+from credit_jax.parallel.mesh.axes import BATCH_AXES, DOMAIN, TP
 from credit_jax.parallel.mesh.degrees import whole_number
 from credit_jax.parallel.mesh.device_mesh import all_devices, local_coords, submesh
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -103,7 +103,7 @@ def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:
         The number of replicas; with `data: none` those that would fit.
 
     Raises:
-        ValueError: if world_size is not divisible by tensor * domain (and ep, pp), or
+        ValueError: if world_size is not divisible by tensor * domain (and pp), or
             is not the product of the degrees where all are given.
 
     >>> dp_world_size({"data": "fsdp2", "tensor": 2, "domain": 2}, 8)
@@ -112,7 +112,7 @@ def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:
     section = normalize_parallelism(parallelism_conf)
     if section["data"] == "none":
         section["data"] = "fsdp2"
-    return ParallelDims.from_config(section, world_size).dp_size
+    return ParallelDims.from_config(section, world_size).batch_size
 
 
 def build_device_mesh(
@@ -222,13 +222,13 @@ def shares_samples(mesh: Mesh) -> bool:
 
 
 def _dp_size(mesh: Mesh) -> int:
-    return int(np.prod([mesh.shape.get(axis, 1) for axis in DP_AXES]))
+    return int(np.prod([mesh.shape.get(axis, 1) for axis in BATCH_AXES]))
 
 
 def _dp_rank(mesh: Mesh, coords: Sequence[int]) -> int:
-    """Row-major rank of a mesh coordinate over the data-parallel axes."""
+    """Row-major rank of a mesh coordinate over the axes of samples."""
     rank = 0
     for axis, coord in zip(mesh.axis_names, coords, strict=True):
-        if axis in DP_AXES:
+        if axis in BATCH_AXES:
             rank = rank * mesh.shape[axis] + coord
     return rank

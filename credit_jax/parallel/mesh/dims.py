@@ -15,7 +15,14 @@ from typing import Any
 from jax.sharding import Mesh
 
 from credit_jax.config.base import ConfigError
-from credit_jax.parallel.mesh.axes import DOMAIN, DP_AXES, DP_SHARD, ORDER, MeshAxes
+from credit_jax.parallel.mesh.axes import (
+    BATCH_AXES,
+    DOMAIN,
+    DP_AXES,
+    DP_SHARD,
+    ORDER,
+    MeshAxes,
+)
 from credit_jax.parallel.mesh.degrees import ETP, REST, as_section, resolve
 from credit_jax.parallel.mesh.device_mesh import (
     all_devices,
@@ -35,7 +42,7 @@ class ParallelDims:
         dp_replicate: whole copies of the parameters; samples are split over it.
         dp_shard: parameters and samples are split over it; -1 is
             world_size / (product of the others).
-        ep: experts.
+        ep: experts; samples are split over it, too.
         etp: units of one expert; tp or 1.
         pp: pipeline stages.
         tp: heads and feed-forward units.
@@ -157,13 +164,18 @@ class ParallelDims:
 
     @property
     def dp(self) -> tuple[str, ...]:
-        """Axes that samples are split over."""
+        """Axes of whole replicas: those of samples but ep."""
         return self._there(*DP_AXES)
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Axes that samples are split over."""
+        return self._there(*BATCH_AXES)
 
     @property
     def loss(self) -> tuple[str, ...]:
         """Axes that a loss is summed over: samples and rows."""
-        return self._there(*DP_AXES, DOMAIN)
+        return self._there(*BATCH_AXES, DOMAIN)
 
     def _there(self, *axes: str) -> tuple[str, ...]:
         return tuple(axis for axis in axes if axis in self.axis_degrees)
@@ -172,6 +184,11 @@ class ParallelDims:
     def dp_size(self) -> int:
         """Data-parallel replicas: dp_replicate x dp_shard."""
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def batch_size(self) -> int:
+        """Ranks that load samples of their own: dp_replicate x dp_shard x ep."""
+        return self.dp_size * self.ep
 
     @property
     def non_dp_size(self) -> int:

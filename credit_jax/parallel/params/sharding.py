@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
-from credit_jax.parallel.mesh.axes import DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.mesh.axes import DP_SHARD, MeshAxes
 from credit_jax.parallel.params.spec import (
+    EXPERT_MLP,
+    EXPERTS,
     LAYERS,
     MIN_SHARD_SIZE,
     TENSOR_DIMS,
@@ -21,7 +23,7 @@ class ShardingRules:
     """Assigns dims of parameters to mesh axes.
 
     Attributes:
-        tensor: dim names split over tp.
+        tensor: dim names split over tp; experts are always split over ep.
         shard: whether large parameters are split over dp_shard along another dim.
         min_shard_size: parameters with fewer elements (per block, if stacked) are not
             split over dp_shard, nor are those with no dim that the degree divides.
@@ -46,15 +48,13 @@ class ShardingRules:
             )
             if length % axes.num_shard == 0
             and name != LAYERS
-            and not self._is_tensor(name, axes)
+            and self._axis(name, axes) is None
         ]
         return -max(fit)[1] if fit else None
 
     def spec(self, param_spec: ParamSpec, axes: MeshAxes) -> PartitionSpec:
         """PartitionSpec of the stored parameter."""
-        names: list[str | None] = [
-            TP if self._is_tensor(name, axes) else None for name in param_spec.dims
-        ]
+        names = [self._axis(name, axes) for name in param_spec.dims]
         dim = self.shard_dim(param_spec, axes)
         if dim is not None:
             names[dim] = DP_SHARD
@@ -66,8 +66,16 @@ class ShardingRules:
         """PartitionSpec of every parameter, by path."""
         return {path: self.spec(d, axes) for path, d in param_specs.items()}
 
-    def _is_tensor(self, name: str | None, axes: MeshAxes) -> bool:
-        return axes.tensor is not None and name in self.tensor
+    @property
+    def splits_experts_units(self) -> bool:
+        """Whether the hidden units of an expert are split over tp."""
+        return EXPERT_MLP in self.tensor
+
+    def _axis(self, name: str | None, axes: MeshAxes) -> str | None:
+        """The axis that a dim is split over, dp_shard aside."""
+        if name == EXPERTS:
+            return axes.expert
+        return axes.tensor if name in self.tensor else None
 
 
 def matrix_specs(

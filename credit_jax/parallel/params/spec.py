@@ -9,6 +9,8 @@ Dim names:
     heads       attention heads; split over tp
     head_dim    channels of a head
     mlp         hidden units between a column and a row layer; split over tp
+    experts     experts of a layer; split over ep
+    expert_mlp  hidden units of an expert; split over tp, unless etp is 1
     conv_in, conv_out   channels of a convolution
     None        everything else (kernel height and width, q/k/v)
 """
@@ -28,7 +30,9 @@ LAYERS = "layers"
 ZEROS = constant(0.0)
 
 # Dims that tensor parallelism may split.
-TENSOR_DIMS = ("heads", "mlp")
+EXPERTS, EXPERT_MLP = "experts", "expert_mlp"
+DENSE_TENSOR_DIMS = ("heads", "mlp")
+TENSOR_DIMS = (*DENSE_TENSOR_DIMS, EXPERT_MLP)
 
 # Parameters with fewer elements stay whole: gathering them costs more than it saves.
 MIN_SHARD_SIZE = 1024
@@ -93,9 +97,10 @@ class ParamSpec:
     def is_small(self) -> bool:
         """Whether the parameter is packed with others into one vector.
 
-        Minor parameters are, except those that tp splits and those that are frozen.
+        Minor parameters are, except those that tp or ep splits and those that are
+        frozen.
         """
-        split = any(name in TENSOR_DIMS for name in self.dims)
+        split = any(name in (*TENSOR_DIMS, EXPERTS) for name in self.dims)
         return self.is_minor and not split and not self.frozen
 
     def stack(self, num: int) -> ParamSpec:

@@ -211,9 +211,3 @@ def test_the_yaml_section_rejects(section, message):
         parse(ParallelismConfig, section, "trainer.parallelism")
     with pytest.raises(ValueError, match=message):
         parse_parallelism_conf({"trainer": {"parallelism": section}})
-
-
-def test_the_yaml_section_says_what_has_no_effect():
-    section = {"cp": 2, "ulysses_degree": 2, "etp": 1}
-    with pytest.warns(UserWarning, match=r"etp \(ep is 1"):
-        parse(ParallelismConfig, section, "trainer.parallelism")

@@ -1,0 +1,207 @@
+"""A feed-forward layer of many experts, of which each token takes a few.
+
+Experts are split over the axis ep, which outside of these layers is one more axis of
+samples. Each device gathers the tokens of its ep group, computes those that chose its
+experts, and the group adds up what each token gets: an all-gather and a reduce-scatter
+a layer, of static shapes. The hidden units of an expert are split over tp, or not
+(`etp` 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from credit_jax.nn.context import Context
+from credit_jax.nn.layers import LayerNorm, Linear
+from credit_jax.nn.parameters import batch_stat, parameter
+from credit_jax.ops.dropout import drop, keep_mask
+from credit_jax.ops.experts import Dispatch, choose_experts, expert_biases
+from credit_jax.ops.gelu import gelu
+from credit_jax.parallel.collectives import axis_index, psum, sum_parts
+from credit_jax.parallel.params.initializers import constant, torch_uniform
+from credit_jax.parallel.params.spec import EXPERT_MLP, EXPERTS
+from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import FEED_FORWARD
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens choose experts.
+
+    Attributes:
+        num_experts: of a layer.
+        top_k: experts of a token.
+        shared: experts that every token takes, besides; one dense layer `shared` times
+            as wide.
+    """
+
+    num_experts: int
+    top_k: int
+    shared: int = 0
+
+
+class ExpertFeedForward(nnx.Module):
+    """LayerNorm, then the weighted sum of the chosen experts; with residual.
+
+    An expert is up, exact GELU, dropout, down. Spectral norm covers the shared experts,
+    neither the others nor the router.
+
+    In training the layer notes what the losses of `models.moe` need, over the tokens of
+    the whole batch on every mesh: the part of the choices that fell on each expert, the
+    mean probability of each, and the mean squared logarithm of the sum of exponentials
+    of the logits.
+
+    Args of the constructor:
+        channels: of the field.
+        routing: number of experts and of choices.
+        expansion: hidden units of an expert / channels.
+        dropout: rate on the hidden units.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        routing: Routing,
+        expansion: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        self.routing, self.dropout = routing, dropout
+        self.hidden = hidden = channels * expansion
+        num = routing.num_experts
+        into, back = torch_uniform(channels), torch_uniform(hidden)
+        self.norm = LayerNorm(channels)
+        self.router = parameter(into, (channels, num), ("embed", None))
+        self.up = parameter(
+            into, (num, channels, hidden), (EXPERTS, "embed", EXPERT_MLP)
+        )
+        self.up_bias = parameter(into, (num, hidden), (EXPERTS, EXPERT_MLP))
+        self.down = parameter(
+            back, (num, hidden, channels), (EXPERTS, EXPERT_MLP, "embed")
+        )
+        self.down_bias = parameter(back, (num, channels), (EXPERTS, "embed"))
+        self.tp_plan = ()
+        if routing.shared:
+            self.tp_plan = (("shared_up", "shared_down"),)
+            self.shared_up = Linear(channels, hidden * routing.shared)
+            self.shared_down = Linear(hidden * routing.shared, channels)
+        self.load = batch_stat(constant(0.0), (num,))
+        self.probability = batch_stat(constant(0.0), (num,))
+        self.router_z = batch_stat(constant(0.0), ())
+
+    @jax.named_scope(FEED_FORWARD)
+    def __call__(self, field: Field, context: Context) -> Field:
+        normal, skip = self.norm.with_skip(field.data)
+        x = normal.reshape(-1, normal.shape[-1])
+        wide = context.precision.wide
+        kernel = self.router[...].astype(wide)
+        logits = jnp.matmul(x.astype(wide), kernel, precision="highest")
+        weights, chosen = choose_experts(logits, self.routing.top_k)
+        if context.training:
+            self._note(logits, chosen, field, context)
+        y = self._mixed(x, weights, chosen, field, context).reshape(skip.shape)
+        if self.routing.shared:
+            y = y + self.shared_down(gelu(self.shared_up(normal, context)), context)
+        return field.like(skip + y)
+
+    def _mixed(
+        self,
+        x: Float[Array, "tokens channel"],
+        weights: Float[Array, "tokens choice"],
+        chosen: Int[Array, "tokens choice"],
+        field: Field,
+        context: Context,
+    ) -> Float[Array, "tokens channel"]:
+        """The weighted sum of each token's experts."""
+        axes, wide = context.axes, context.precision.wide
+        drops = context.key is not None and self.dropout > 0.0
+        numbers = _token_numbers(field, context) if drops else None
+        x, weights, chosen, numbers = _gathered(
+            (x, weights, chosen, numbers), axes.expert
+        )
+        num = self.routing.num_experts // axes.num_expert
+        first = axis_index(axes.expert) * num
+        dispatch = Dispatch.of(chosen, num, first)
+        units = dispatch.product(x[dispatch.token], self.up[...])
+        units = gelu(units + self.up_bias[...][dispatch.expert])
+        if numbers is not None:
+            units = self._dropped(units, numbers, dispatch, context)
+        y = dispatch.combine(dispatch.product(units, self.down[...], wide), weights)
+        if context.rules.splits_experts_units:
+            y = psum(y, axes.tensor)
+        biases = self.down_bias[...].astype(wide)
+        y = y + expert_biases(weights, chosen, biases, first)
+        if axes.expert:
+            y = lax.psum_scatter(y, axes.expert, scatter_dimension=0, tiled=True)
+        return y.astype(x.dtype)
+
+    def _dropped(
+        self,
+        units: Float[Array, "places unit"],
+        numbers: tuple[Array, Array],
+        dispatch: Dispatch,
+        context: Context,
+    ) -> Float[Array, "places unit"]:
+        """Dropout by global sample, row, column, choice and unit."""
+        assert context.key is not None, "asked for by the caller"
+        high, column = (number[dispatch.token] for number in numbers)
+        choice = dispatch.order % dispatch.choices
+        local = units.shape[-1]
+        unit = jnp.arange(local)
+        if local < self.hidden:
+            unit = axis_index(context.axes.tensor) * local + unit
+        low = (column * dispatch.choices + choice)[:, None] * self.hidden + unit[None]
+        keep = keep_mask(context.key, high[:, None], low, self.dropout)
+        return drop(units, keep, self.dropout)
+
+    def _note(
+        self,
+        logits: Float[Array, "tokens expert"],
+        chosen: Int[Array, "tokens choice"],
+        field: Field,
+        context: Context,
+    ) -> None:
+        """Stores the means over all tokens that are not padding."""
+        real = jnp.broadcast_to(field.mask(), (*field.data.shape[:-1], 1))
+        real = real.reshape(-1, 1).astype(logits.dtype)
+        picked = jax.nn.one_hot(chosen, logits.shape[1], dtype=logits.dtype)
+        log_sum = jax.nn.logsumexp(logits, -1, keepdims=True)
+        tokens = jnp.concatenate(
+            [
+                picked.mean(1),
+                jax.nn.softmax(logits, -1),
+                jnp.square(log_sum),
+                jnp.ones_like(log_sum),
+            ],
+            1,
+        )
+        sums = sum_parts(jnp.sum(tokens * real, 0), context.axes.batch)
+        num = self.routing.num_experts
+        means = (sums[:-1] / sums[-1]).astype(self.load[...].dtype)
+        self.load[...] = means[:num]
+        self.probability[...] = means[num : 2 * num]
+        self.router_z[...] = means[2 * num]
+
+
+def _token_numbers(field: Field, context: Context) -> tuple[Array, Array]:
+    """Number of the row, among those of all samples, and column of each token."""
+    batch, _, columns, _ = field.data.shape
+    row = field.layout.global_rows()
+    high = context.samples(batch)[:, None] * field.layout.size + row[None]
+    both = jnp.broadcast_arrays(high[:, :, None], jnp.arange(columns)[None, None])
+    return both[0].reshape(-1), both[1].reshape(-1)
+
+
+def _gathered(arrays: tuple, axis: str | None) -> tuple:
+    """The tokens of all devices along the axis; of None there are none."""
+    if axis is None:
+        return arrays
+    return jax.tree.map(
+        lambda array: lax.all_gather(array, axis, axis=0, tiled=True), arrays
+    )

@@ -1,0 +1,173 @@
+"""A layer of experts on meshes with ep, tp and rows that are split, one device beside.
+
+The routing gaps of these arrays are far above rounding: no token is near a tie.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from credit_jax.nn.context import Context
+from credit_jax.nn.experts import ExpertFeedForward, Routing
+from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
+from credit_jax.nn.tensor_parallel import apply_tensor_parallel
+from credit_jax.ops.experts import balance_loss
+from credit_jax.parallel.collectives import axis_index, psum
+from credit_jax.parallel.mesh.dims import ParallelDims
+from credit_jax.parallel.params.fsdp import pvary_params
+from credit_jax.parallel.params.init import initialize
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.params.spec import DENSE_TENSOR_DIMS, TENSOR_DIMS
+from credit_jax.parallel.rows.layout import Field
+from tests.support import assert_close, assert_trees_close, mark_slow
+from tests.support.gradients import draw
+
+BATCH, ROWS, COLUMNS, CHANNELS, EXPERTS, CHOICES = 8, 6, 4, 16, 8, 2
+KEY, PRECISION = jax.random.key(5), Precision.of("float64")
+
+
+def layer() -> nnx.Module:
+    routing = Routing(EXPERTS, CHOICES, shared=1)
+    made = ExpertFeedForward(CHANNELS, routing=routing, expansion=2, dropout=0.25)
+    return apply_tensor_parallel(made)
+
+
+def _bound(params: Any, stats: Any) -> Any:
+    graph, empty, _ = nnx.split(layer(), Parameter, nnx.BatchStat)
+    filled = [
+        (path, variable.replace(params["/".join(map(str, path))]))
+        for path, variable in nnx.to_flat_state(empty)
+    ]
+    state = [
+        (path, nnx.BatchStat(stats["/".join(map(str, path))]))
+        for path, _ in nnx.to_flat_state(_)
+    ]
+    return nnx.merge(graph, nnx.from_flat_state(filled), nnx.from_flat_state(state))
+
+
+def run(etp: int | None = None, **degrees: int) -> Any:
+    """(output, statistics, gradients) of a training forward, as whole arrays."""
+    with jax.enable_x64(True):
+        return _run(etp, tuple(degrees.items()))
+
+
+@cache
+def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
+    degrees = dict(given)
+    count = math.prod(degrees.values())
+    dims = ParallelDims(**degrees, etp=etp or degrees.get("tp", 1), world_size=count)
+    axes = dims.mesh_axes
+    split = TENSOR_DIMS if dims.etp == dims.tp else DENSE_TENSOR_DIMS
+    rules = ShardingRules(split, min_shard_size=1)
+    variables = named_variables(layer(), Parameter)
+    param_specs = {path: param_spec_of(v) for path, v in variables}
+    specs = rules.specs(param_specs, axes)
+    zeros = {"load": np.zeros(EXPERTS), "probability": np.zeros(EXPERTS)}
+    zeros["router_z"] = np.zeros(())
+
+    def body(params: Any, x: Any, key: Any) -> Any:
+        rank = jnp.int32(0)
+        for name in axes.data:
+            rank = rank * degrees.get(name, 1) + axis_index(name)
+        context = Context(
+            axes=axes,
+            rules=rules,
+            precision=PRECISION,
+            key=key,
+            first_sample=rank * len(x),
+        )
+
+        def loss(params: Any) -> Any:
+            spread = pvary_params(params, axes.batch, PRECISION)
+            module = _bound(spread, jax.tree.map(jnp.asarray, zeros))
+            field = Field(x, context.rows(ROWS))
+            out = context.run(module, field)
+            out = jnp.where(out.mask(), out.data, 0.0)
+            named = named_variables(module, nnx.BatchStat)
+            stats = {path: v[...] for path, v in named}
+            own = balance_loss(stats["load"], stats["probability"]) + stats["router_z"]
+            value = psum(jnp.sum(out * jnp.cos(3 * x)), axes.batch) + own
+            return value, (out, stats)
+
+        (_, (out, stats)), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return out, stats, grads
+
+    spec = P(axes.data or None, axes.domain)
+    sharded = jax.shard_map(
+        body,
+        mesh=dims.build_mesh(),
+        in_specs=(specs, spec, P()),
+        out_specs=(spec, P(), specs),
+    )
+    params = jax.jit(partial(initialize, param_specs))(jax.random.key(1))
+    rng = np.random.default_rng(2)
+    params = {
+        p: np.asarray(w, np.float64) + 0.1 * rng.normal(size=w.shape)
+        for p, w in params.items()
+    }
+    x = draw((BATCH, ROWS, COLUMNS, CHANNELS), 3, np.float64)
+    x = np.pad(x, ((0, 0), (0, -ROWS % axes.num_domain), (0, 0), (0, 0)))
+    out, stats, grads = jax.device_get(jax.jit(sharded)(params, x, KEY))
+    return out[:, :ROWS], stats, grads
+
+
+@pytest.mark.parametrize(
+    ("etp", "degrees"),
+    mark_slow(
+        [
+            (None, {"dp_shard": 2, "ep": 2, "tp": 2}),
+            (1, {"dp_shard": 2, "ep": 2, "tp": 2}),
+            (None, {"dp_shard": 2, "ep": 4}),
+            (None, {"ep": 2, "domain": 4}),
+            (None, {"dp_replicate": 2, "dp_shard": 2, "domain": 2}),
+        ],
+        but=[
+            (None, {"dp_shard": 2, "ep": 2, "tp": 2}),
+            (1, {"dp_shard": 2, "ep": 2, "tp": 2}),
+        ],
+    ),
+    ids=str,
+)
+def test_equals_one_device(etp: int | None, degrees: dict[str, int]) -> None:
+    """Output, statistics of the whole batch, and every gradient; with dropout.
+
+    6 rows on 4 shards have padding, which the statistics leave out.
+    """
+    out, stats, grads = run(etp, **degrees)
+    expected, expected_stats, expected_grads = run()
+    what = f"experts on {degrees}, etp {etp}"
+    assert_close(out, expected, 1e-13, f"{what}: output")
+    assert_trees_close(stats, expected_stats, 1e-13, f"{what}: statistics")
+    assert_trees_close(grads, expected_grads, 1e-12, f"{what}: gradients")
+
+
+def test_statistics_are_those_of_the_choices() -> None:
+    _, stats, grads = run()
+    assert np.isclose(stats["load"].sum(), 1.0)
+    assert np.isclose(stats["probability"].sum(), 1.0)
+    assert (stats["load"] > 0).all(), "an expert that nobody chose proves nothing"
+    assert all(np.abs(g).max() > 0 for g in grads.values())
+
+
+def test_experts_are_split_over_ep_and_their_units_over_tp() -> None:
+    axes = ParallelDims(dp_shard=2, ep=2, tp=2, world_size=8).mesh_axes
+    specs = {path: param_spec_of(v) for path, v in named_variables(layer(), Parameter)}
+    up, bias = specs["up"], specs["up_bias"]
+    rules = ShardingRules(min_shard_size=1)
+    assert rules.spec(up, axes) == P("ep", "dp_shard", "tp")
+    assert rules.spec(specs["router"], axes) == P(None, None), "it is small"
+    assert rules.spec(bias, axes) == P("ep", "tp")
+    whole = ShardingRules(DENSE_TENSOR_DIMS, min_shard_size=1)
+    assert whole.spec(up, axes) == P("ep", None, "dp_shard")
+    assert not bias.is_small, "it is not packed with whole parameters"
+    assert up.matrix_out is None, "no spectral norm"
