@@ -123,7 +123,7 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
     mode = config.trainer.activation_checkpoint
     kept, largest = 0, 0
     for stage in geometry.stages:
-        points = local_rows(stage, axes.num_domain) * stage.width
+        points = local_points(stage, axes.num_domain)
         block, attention = (
             points * width * stage.attentions // 2
             for width in _block_widths(stage, axes.num_tensor)
@@ -146,10 +146,10 @@ def _samples(config: Config) -> int:
     return config.trainer.train_batch_size * config.num_members
 
 
-def local_rows(stage: StageGeometry, domain: int) -> int:
-    """Rows of a stage on the device with most: whole windows stay together."""
-    window = max(stage.local_window, stage.global_window)
-    return min(stage.height, -(-(stage.height // window) // domain) * window)
+def local_points(stage: StageGeometry, domain: int) -> int:
+    """Points of a stage on the device with most: whole windows stay together."""
+    share = max(stage.shares(domain).values())
+    return math.ceil(share * stage.height * stage.width / domain)
 
 
 def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich import box
 from rich.table import Table
 
-from credit_jax.check.memory import estimate_memory, local_rows
+from credit_jax.check.memory import estimate_memory, local_points
 from credit_jax.config import Config
 from credit_jax.config.data import num_samples
 from credit_jax.data import ChannelSchema
@@ -117,7 +117,7 @@ def geometry_table(geometry: Geometry, axes: MeshAxes) -> Table:
             _share(stage.heads, axes.num_tensor),
             _window(stage.local_window, stage.height, stage.width),
             _window(stage.global_window, stage.height, stage.width),
-            str(local_rows(stage, axes.num_domain)),
+            f"{local_points(stage, axes.num_domain) / stage.width:.4g}",
         )
     return table
 

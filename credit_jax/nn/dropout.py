@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from credit_jax.nn.context import Context
 from credit_jax.ops.dropout import drop, keep_mask
@@ -35,14 +35,15 @@ def drop_units(
     unit = jnp.arange(local)
     if local < units:
         unit = axis_index(context.axes.tensor) * local + unit
-    low = jnp.arange(columns)[:, None] * units + unit[None, :]
-    keep = keep_mask(context.key, high[:, :, None, None], low[None, None], rate)
+    low = field.layout.columns(columns)[..., None] * units + unit[None, None]
+    keep = keep_mask(context.key, high[:, :, None, None], low[None], rate)
     return drop(x, keep, rate)
 
 
 def drop_attention(
     weights: Float[Array, "batch windows head tokens tokens"],
-    window_rows: Array,
+    window_rows: Int[Array, " windows"],
+    window_columns: Int[Array, " windows"],
     context: Context,
     rate: float,
     heads: int,
@@ -53,8 +54,8 @@ def drop_attention(
     """Dropout by global sample, window, head and pair of tokens.
 
     Args:
-        weights: of the local windows, row by row, and of the local heads.
-        window_rows: number of each local row of windows.
+        weights: of the local windows and of the local heads.
+        window_rows, window_columns: global position of each local window.
         context: without a key, in evaluation, nothing is dropped.
         rate: probability of dropping.
         heads: number of all heads.
@@ -65,14 +66,12 @@ def drop_attention(
     if context.key is None or rate == 0.0:
         return weights
     batch, windows, local, tokens, _ = weights.shape
-    columns = windows // window_rows.shape[0]
     sample = context.samples(batch)
     high = sample[:, None] * rows + window_rows[None, :]
     part = axis_index(context.axes.tensor) if part is None else part
     head = part * local + jnp.arange(local)
-    low = jnp.arange(columns)[:, None] * heads + head[None, :]
+    low = window_columns[:, None] * heads + head[None, :]
     low = low[:, :, None] * tokens**2 + jnp.arange(tokens**2)[None, None, :]
-    shape = (batch, high.shape[1], columns, local, tokens, tokens)
-    high = high[:, :, None, None, None, None]
-    keep = keep_mask(context.key, high, low.reshape(1, 1, *shape[2:]), rate)
-    return drop(weights, keep.reshape(weights.shape), rate)
+    low = low.reshape(1, windows, local, tokens, tokens)
+    keep = keep_mask(context.key, high[:, :, None, None, None], low, rate)
+    return drop(weights, keep, rate)

@@ -51,14 +51,15 @@ class Noise:
             columns, channels: of the field.
         """
         if name in self.given:
-            whole = jnp.moveaxis(self.given[name], 1, 0)
-            rows = jnp.moveaxis(layout.local(whole), 0, 1)
-            return jnp.take(rows, samples, axis=0)
+            whole = jnp.take(self.given[name], samples, axis=0)
+            rows = jnp.maximum(layout.global_rows(), 0)[:, None]
+            return whole[:, rows, layout.columns(columns)]
         rows = jnp.maximum(layout.global_rows(), 0)
         high = samples[:, None] * layout.size + rows[None, :]
-        low = jnp.arange(columns)[:, None] * channels + jnp.arange(channels)[None, :]
+        low = layout.columns(columns)[..., None] * channels
+        low = low + jnp.arange(channels)[None, None]
         key = self._key_of(name)
-        drawn = random_normal(key, high[:, :, None, None], low[None, None])
+        drawn = random_normal(key, high[:, :, None, None], low[None])
         return _varying_as(high, drawn)
 
     def normal_vector(

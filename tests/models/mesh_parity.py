@@ -32,6 +32,7 @@ from tests.models.crossformer.cases import (
     DOWNSCALING_CASES,
     ENSEMBLE_CASES,
     NEXTGEN_CASES,
+    STRIPS,
 )
 from tests.models.debugger.cases import DEBUGGER
 from tests.models.swin.cases import FUXI_CASES, SWIN_CASES, SWIN_PADDED
@@ -40,6 +41,7 @@ from tests.support import assert_close, assert_trees_close, make_mesh
 
 BLOCKS = {
     **CASES,
+    "strips": STRIPS,
     **{f"crossformer {k}": v for k, v in CROSSFORMER_CASES.items()},
     **{f"camulator {k}": v for k, v in CAMULATOR_CASES.items()},
     **{f"downscaling {k}": v for k, v in DOWNSCALING_CASES.items()},

@@ -52,6 +52,27 @@ def test_equals_one_device_in_float64() -> None:
     assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
 
 
+# Shards that divide neither 8, 4 nor 2 bands of windows, and some that do.
+STRIPS = {
+    "domain2": (1, 1, 2),
+    "domain4": (1, 1, 4),
+    "domain5": (1, 1, 5),
+    "domain8": (1, 1, 8),
+    "tp2_domain3": (1, 2, 3),
+    "dp2_tp2_domain2": (2, 2, 2),
+}
+
+
+@pytest.mark.parametrize("mesh", mark_slow(list(STRIPS), but=[]))
+def test_strips_are_exact_in_float64(mesh: str) -> None:
+    """Windows shared out as strips, blocks recomputed: every array of the gradient."""
+    with jax.enable_x64(True):
+        actual = run("strips", STRIPS[mesh], "float64", remat="full")
+        expected = one_device("strips", "float64")
+    compare(actual, expected, (FLOAT64, FLOAT64), f"strips on {mesh}")
+    assert_trees_close(actual[2], expected[2], FLOAT64, "strips: each gradient")
+
+
 @pytest.mark.slow
 def test_float8_rounds_alike_on_every_mesh() -> None:
     """Scales are powers of two of maxima, so that meshes round to the same values."""

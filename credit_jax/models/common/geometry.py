@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from credit_jax.parallel.domain.heads import attention_layouts
+from credit_jax.parallel.domain.strips import Windows
+from credit_jax.parallel.domain.windows import window_layout
+from credit_jax.parallel.mesh.axes import DOMAIN
+from credit_jax.parallel.rows.layout import block_layout
+
 
 @dataclass(frozen=True)
 class StageGeometry:
@@ -29,6 +35,25 @@ class StageGeometry:
     local_window: int
     global_window: int
     attentions: int = 2
+
+    def shares(self, domain: int, ulysses: int = 1) -> dict[str, float]:
+        """Points of the busiest shard over an even share, by kind of attention.
+
+        Args:
+            domain: number of latitude shards.
+            ulysses: neighboring shards that hold whole windows together.
+        """
+        blocks = block_layout(self.height, domain, DOMAIN)
+        sides = self.local_window, self.global_window
+        if self.attentions == 2:
+            windows = Windows(self.height, self.width, *sides)
+            both = attention_layouts(blocks, windows, ulysses)
+        else:
+            both = (window_layout(blocks, self.height, self.local_window),)
+        kinds = ("short", "long") if self.global_window > 1 else ("short",)
+        even = self.height / domain
+        lengths = [layout.length / layout.strips for layout in both]
+        return {k: n / even for k, n in zip(kinds, lengths, strict=False)}
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class ResizeConv(nnx.Module):
         self.conv = Conv(channel_in, channel_out, 3, padding=1)
 
     def __call__(self, field: Field) -> Field:
-        rows, columns = field.layout.size, field.data.shape[2]
+        rows, columns = field.layout.size, field.row_points
         return self.conv(resize_bilinear(field, (2 * rows, 2 * columns)))
 
 

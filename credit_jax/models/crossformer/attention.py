@@ -22,10 +22,16 @@ from credit_jax.nn.parameters import Parameter, parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.position_bias import bias_index, bias_positions
 from credit_jax.parallel.collectives import axis_index
-from credit_jax.parallel.domain.heads import HeadExchange, attention_layout
-from credit_jax.parallel.domain.windows import Kind, merge, partition, window_grid
+from credit_jax.parallel.domain.heads import HeadExchange
+from credit_jax.parallel.domain.windows import (
+    Kind,
+    merge,
+    partition,
+    window_grid,
+    window_numbers,
+)
 from credit_jax.parallel.params.initializers import torch_uniform
-from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import ATTENTION, POSITION_BIAS
 
 
@@ -213,16 +219,9 @@ class WindowAttention(nnx.Module):
         self.to_out = OutProjection(channels, self.heads, dim_head)
         self.position_bias = PositionBias(channels // 4)
 
-    def layout(self, layout: Layout, context: Context) -> Layout:
-        """Row layout of this attention; the given one for windows of one token."""
-        if self.window == 1:
-            return layout
-        degree = context.axes.ulysses
-        return attention_layout(layout, layout.size, self.kind, self.window, degree)
-
     @jax.named_scope(ATTENTION)
     def __call__(self, field: Field, context: Context) -> Field:
-        """Attends within the windows of a field with the layout `self.layout`."""
+        """Attends within the windows of a field on a layout of `attention_layouts`."""
 
         def attend(data: Array) -> Array:
             return self._attend(field.like(data), context).data
@@ -247,9 +246,9 @@ class WindowAttention(nnx.Module):
         x = partition(field, self.kind, self.window)
         if self.window == 1:
             v = self.to_qkv.values(x, context)
-            mixed = self._drop(jnp.ones_like(v[..., :1]), field.layout, context) * v
+            mixed = self._drop(jnp.ones_like(v[..., :1]), field, context) * v
         else:
-            mixed = self._mix(self.to_qkv(x, context), field.layout, context)
+            mixed = self._mix(self.to_qkv(x, context), field, context)
         out = self.to_out(jnp.swapaxes(mixed, 2, 3), context)
         return merge(out, field, self.kind, self.window)
 
@@ -282,7 +281,7 @@ class WindowAttention(nnx.Module):
         x = partition(flat, self.kind, self.window)
         x = x.reshape(*x.shape[:3], three, heads, size).transpose(3, 0, 1, 4, 2, 5)
         part = axis_index(context.axes.tensor) * degree + exchange.part
-        mixed = jnp.swapaxes(self._mix(x, qkv.layout, context, part), 2, 3)
+        mixed = jnp.swapaxes(self._mix(x, flat, context, part), 2, 3)
         mixed = mixed.reshape(*mixed.shape[:3], -1)
         out = merge(mixed, flat, self.kind, self.window).data
         return exchange.to_rows(out.reshape(*points, heads, size))
@@ -290,7 +289,7 @@ class WindowAttention(nnx.Module):
     def _mix(
         self,
         qkv: Float[Array, "three batch windows heads tokens head_dim"],
-        layout: Layout,
+        field: Field,
         context: Context,
         part: Array | int | None = None,
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
@@ -299,26 +298,24 @@ class WindowAttention(nnx.Module):
         logits = attention_logits(q * self.scale, k, dtype=context.precision.wide)
         bias = self.position_bias(self.window).astype(logits.dtype)
         weights = jax.nn.softmax(logits + bias[None, None, None], -1).astype(v.dtype)
-        return attend(self._drop(weights, layout, context, part), v)
+        return attend(self._drop(weights, field, context, part), v)
 
     def _drop(
         self,
         weights: Array,
-        layout: Layout,
+        field: Field,
         context: Context,
         part: Array | int | None = None,
     ) -> Array:
         """Dropout by global sample, window, head and pair of tokens."""
-        rows = layout.size // self.window
-        numbers = self._window_rows(layout)
-        rate, heads = self.dropout, self.heads
-        return drop_attention(weights, numbers, context, rate, heads, rows, part=part)
-
-    def _window_rows(self, layout: Layout) -> Array:
-        """Global row number of each local window."""
-        rows = layout.global_rows()
-        groups = layout.size // self.window
-        if self.kind == "long" and layout.is_whole:
-            return rows[:groups]
-        first = rows.reshape(-1, self.window)[:, 0]
-        return first if self.kind == "long" else first // self.window
+        rows, columns = window_numbers(field, self.kind, self.window)
+        return drop_attention(
+            weights,
+            rows,
+            columns,
+            context,
+            self.dropout,
+            self.heads,
+            field.layout.size // self.window,
+            part=part,
+        )

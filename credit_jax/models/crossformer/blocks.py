@@ -17,8 +17,10 @@ from credit_jax.nn.context import Context
 from credit_jax.nn.feed_forward import FeedForward
 from credit_jax.nn.layers import Conv
 from credit_jax.ops.conv import conv_out_size
+from credit_jax.ops.padding import Pair
 from credit_jax.parallel.domain.conv import conv2d_scales, scale_padding
-from credit_jax.parallel.domain.heads import attention_layout
+from credit_jax.parallel.domain.heads import attention_layouts
+from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import WINDOWS, reshard
 from credit_jax.parallel.scopes import EMBEDDING
@@ -55,21 +57,33 @@ class CrossEmbed(nnx.Module):
         )
 
     @jax.named_scope(EMBEDDING)
-    def __call__(self, field: Field, context: Context, *, window: int) -> Field:
-        """Embeds; the output has the layout of short windows of `window` rows."""
-        degree = context.axes.ulysses
+    def __call__(self, field: Field, context: Context, *, windows: Pair) -> Field:
+        """Embeds; the output has the layout of short windows.
+
+        Args:
+            field: (batch, lat, lon, channel).
+            context: of the forward pass.
+            windows: tokens along each side of the short and of the long windows of
+                the attention behind it.
+        """
         kernels = [conv.kernel[...] for conv in self.convs]
         size = kernels[-1].shape[0]
         pad = scale_padding(size, self.stride, symmetric=self.symmetric)
-        rows = conv_out_size(field.layout.size, size, self.stride, pad)
-        return conv2d_scales(
+        rows, columns = (
+            conv_out_size(points, size, self.stride, pad)
+            for points in (field.layout.size, field.row_points)
+        )
+        grid, degree = Windows(rows, columns, *windows), context.axes.ulysses
+        short, _ = attention_layouts(field.layout, grid, degree)
+        embedded = conv2d_scales(
             field,
             kernels,
             [conv.bias[...] for conv in self.convs],
             stride=self.stride,
-            out=attention_layout(field.layout, rows, "short", window, degree),
+            out=short if short.strips == 1 else short.to_blocks(),
             symmetric=self.symmetric,
         )
+        return reshard(embedded, short, scope=WINDOWS)
 
 
 class TransformerBlock(nnx.Module):
@@ -116,15 +130,13 @@ class TransformerBlock(nnx.Module):
 
     def __call__(self, field: Field, context: Context) -> Field:
         layout = field.layout
-        layers = (
-            self.short_attention,
-            self.short_feed_forward,
-            self.long_attention,
-            self.long_feed_forward,
-        )
-        for index, layer in enumerate(layers):
-            if isinstance(layer, WindowAttention):
-                need = layer.layout(field.layout, context)
-                field = reshard(field, need, scope=WINDOWS)
-            field = layer(field, context.fold_in(index))
+        sides = self.short_attention.window, self.long_attention.window
+        windows = Windows(layout.size, field.row_points, *sides)
+        short, long = attention_layouts(layout, windows, context.axes.ulysses)
+        field = reshard(field, short, scope=WINDOWS)
+        field = self.short_attention(field, context.fold_in(0))
+        field = self.short_feed_forward(field, context.fold_in(1))
+        field = reshard(field, long, scope=WINDOWS)
+        field = self.long_attention(field, context.fold_in(2))
+        field = self.long_feed_forward(field, context.fold_in(3))
         return reshard(field, layout, scope=WINDOWS)

@@ -157,7 +157,7 @@ class NextGenWXFormer(nnx.Module):
         field = context.run(self.nodes, field)
         for index, up in enumerate(self.up_blocks):
             skip = encodings[2 - index]
-            size = skip.layout.size, skip.data.shape[2]
+            size = skip.layout.size, skip.row_points
             field = join(resize_bilinear(context.run(up, field), size), skip)
         field = context.run(self.head, field)
         return self._leave(field, x, context)

@@ -13,6 +13,7 @@ from credit_jax.ops.gelu import gelu
 from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.params.initializers import Initializer
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.reshard import in_rows
 
 EXPANSION = 2
 
@@ -44,6 +45,7 @@ class SpectralNodes(nnx.Module):
         self.down = Linear(EXPANSION * channels, channels)
 
     def __call__(self, field: Field, context: Context) -> Field:
+        field = in_rows(field)
         normal, layout = self.norm(field).data, field.layout
         nodes = self._gathered(field.like(normal), context)
         nodes = self.down(gelu(self.up(nodes, context)), context)

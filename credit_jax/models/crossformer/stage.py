@@ -53,7 +53,7 @@ class Stage(nnx.Module):
     ) -> None:
         self.depth = depth
         # Without attention the rows of the embedding stay in no windows.
-        self.window = local_window if depth else 1
+        self.windows = (local_window, global_window) if depth else (1, 1)
 
         def block() -> TransformerBlock:
             return TransformerBlock(
@@ -74,7 +74,7 @@ class Stage(nnx.Module):
             self.blocks = stack_blocks(block, depth)
 
     def __call__(self, field: Field, context: Context) -> Field:
-        field = context.run(self.embed, field, window=self.window)
+        field = context.run(self.embed, field, windows=self.windows)
         if not self.depth:
             return field
         with jax.named_scope(BLOCKS):

@@ -21,7 +21,7 @@ from credit_jax.nn.parameters import parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.padding import Pair
 from credit_jax.ops.shifted_windows import beyond_edge
-from credit_jax.parallel.domain.windows import merge, partition
+from credit_jax.parallel.domain.windows import merge, partition, window_numbers
 from credit_jax.parallel.params.initializers import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.scopes import ATTENTION
@@ -177,9 +177,11 @@ class ShiftedWindowAttention(nnx.Module):
             mask = self._mask(field, shift).astype(logits.dtype)
             logits = logits + mask[None, :, None]
         weights = jax.nn.softmax(logits, -1).astype(v.dtype)
+        rows, columns = window_numbers(field, "short", self.window)
         weights = drop_attention(
             weights,
-            self._first_rows(field.layout) // self.window[0],
+            rows,
+            columns,
             context.fold_in(1),
             self.attn_drop,
             self.heads,

@@ -17,22 +17,42 @@ from jaxtyping import Array, Float
 
 from credit_jax.ops.padding import pad_dim
 from credit_jax.parallel.collectives import axis_index, keep_moved
+from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import Kind, group_layout, window_layout
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 
 
+def attention_layouts(
+    layout: Layout, windows: Windows, degree: int = 1
+) -> tuple[Layout, Layout]:
+    """What each shard has before and after short attention, and long attention.
+
+    Args:
+        layout: gives the shards, axis and dim.
+        windows: of both attentions.
+        degree: shards of a group; 1 for whole windows on every shard.
+    """
+    if degree == 1:
+        return windows.layouts(layout)
+    size = windows.rows
+    short = attention_layout(layout, size, "short", windows.short, degree)
+    if windows.long == 1:
+        return short, short
+    return short, attention_layout(layout, size, "long", windows.long, degree)
+
+
 def attention_layout(
-    layout: Layout, size: int, kind: Kind, window: int, degree: int = 1
+    layout: Layout, size: int, kind: Kind, window: int, degree: int
 ) -> Layout:
-    """The rows of each shard before and after attention.
+    """The rows of each shard before and after an attention that trades heads for rows.
 
     Args:
         layout: gives the shards, axis and dim.
         size: number of rows.
         kind, window: of the attention; `window` divides `size`.
-        degree: shards of a group; 1 for whole windows on every shard.
+        degree: shards of a group.
     """
-    if degree == 1 or window == 1:
+    if window == 1:
         return _whole_windows(layout, size, kind, window)
     rows = _group_rows(layout, size, kind, window, degree)
     length = -(-len(rows[0]) // degree)

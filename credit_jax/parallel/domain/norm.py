@@ -116,4 +116,5 @@ def batch_norm_field(
 def num_points(field: Field) -> int:
     """Number of points of the globe: the product of all spatial dims, no padding."""
     spatial = math.prod(field.data.shape[1:-1])
-    return spatial // field.layout.length * field.layout.size
+    layout = field.layout
+    return spatial // layout.length * layout.size * layout.strips

@@ -12,7 +12,7 @@ from credit_jax.ops.resize import Taps, linear_taps, nearest_taps
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.select import dim_size
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
-from credit_jax.parallel.rows.reshard import reshard
+from credit_jax.parallel.rows.reshard import in_rows, reshard
 from credit_jax.parallel.rows.take import take_rows
 
 
@@ -66,6 +66,7 @@ def _resize(
     out: Layout | None,
 ) -> Field:
     """Interpolates along the split dim first, then along the others."""
+    field = in_rows(field)
     split = field.layout.dim
     spatial = field.data.ndim - 2
     if len(size) != spatial:

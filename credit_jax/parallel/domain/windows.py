@@ -3,14 +3,17 @@
 Fields may be split along latitude (dim 1) or longitude (dim 2); "rows" are those of the
 split dim. A short window is w x w neighboring points. A long window is w x w points
 that are H / w rows and W / w columns apart, over the whole globe: group j of rows is j,
-j + H/w, j + 2H/w, ... Each shard gets whole windows, or whole groups.
+j + H/w, j + 2H/w, ... Each shard gets whole windows, or whole groups; in strips
+(`domain.strips`), the strips of each window, or of each group of windows, in row-major
+order.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from credit_jax.ops.padding import Pair
 from credit_jax.ops.window_grid import WindowDim, WindowGrid
@@ -72,8 +75,13 @@ def partition(
         (batch, local windows, rows * columns of a window, channel); tokens row-major.
     """
     batch, _, _, channels = field.data.shape
-    order = _order(field.layout, kind)
     height, width = _sides(window)
+    if field.layout.strips > 1:
+        x = field.data.reshape(
+            batch, *_in_strips(field, kind, height * width), channels
+        )
+        return x.swapaxes(2, 3).reshape(batch, -1, height * width, channels)
+    order = _order(field.layout, kind)
     x = field.data.reshape(batch, *_split(field, kind, window), channels)
     x = x.transpose(0, *order, 5)
     return x.reshape(batch, -1, height * width, channels)
@@ -87,6 +95,10 @@ def merge(
 ) -> Field:
     """The inverse of `partition`, on the layout of `field`."""
     batch, channels = windows.shape[0], windows.shape[-1]
+    if field.layout.strips > 1:
+        groups, tokens, width = _in_strips(field, kind, windows.shape[2])
+        x = windows.reshape(batch, groups, width, tokens, channels).swapaxes(2, 3)
+        return field.like(x.reshape(*field.data.shape[:3], channels))
     shape = _split(field, kind, window)
     order = _order(field.layout, kind)
     x = windows.reshape(batch, *(shape[d - 1] for d in order), channels)
@@ -100,6 +112,12 @@ def window_grid(field: Field, kind: Kind, window: int | Pair) -> WindowGrid:
 
     Args: as for `partition`.
     """
+    if field.layout.strips > 1:
+        height, width = _sides(window)
+        groups, tokens, apart = _in_strips(field, kind, height * width)
+        rows = WindowDim(groups, tokens, window_step=tokens, token_step=1)
+        columns = WindowDim(apart, 1, window_step=1, token_step=1)
+        return WindowGrid(len(field.data), rows, columns)
     shape, order = _split(field, kind, window), _order(field.layout, kind)
 
     def dim(windows: int, tokens: int) -> WindowDim:
@@ -110,6 +128,45 @@ def window_grid(field: Field, kind: Kind, window: int | Pair) -> WindowGrid:
 
     row, column, token_row, token_column = order
     return WindowGrid(len(field.data), dim(row, token_row), dim(column, token_column))
+
+
+def window_numbers(
+    field: Field, kind: Kind, window: int | Pair
+) -> tuple[Int[Array, " windows"], Int[Array, " windows"]]:
+    """Global (row, column) among all windows of each local window of `partition`.
+
+    Those of windows of padding have no meaning.
+
+    Args: as for `partition`.
+    """
+    height, width = _sides(window)
+    layout, points = field.layout, field.data.shape[2]
+    rows, columns = layout.global_rows(), layout.columns(points)
+    if layout.strips > 1:
+        groups, _, apart = _in_strips(field, kind, height * width)
+        rows = rows.reshape(groups, -1)[:, 0].repeat(apart)
+        columns = columns.reshape(groups, -1)[:, :apart].reshape(-1)
+        if kind == "short":
+            return rows // height, columns // width
+        return rows, columns
+    shape, order = _split(field, kind, window), _order(layout, kind)
+    num_rows, num_columns = shape[order[0] - 1], shape[order[1] - 1]
+    first = rows.reshape(shape[:2])
+    first = first[:, 0] if order[0] == 1 else first[0]
+    first = first // height if kind == "short" else first
+    return first.repeat(num_columns), jnp.tile(jnp.arange(num_columns), num_rows)
+
+
+def _in_strips(field: Field, kind: Kind, tokens: int) -> tuple[int, int, int]:
+    """Sizes (groups, tokens, windows) of the points of a field in strips.
+
+    The windows of a group lie side by side in its strips: one short window, whose
+    tokens are all points of its strips; or a long one for each point of a strip.
+    """
+    _, strips, points, _ = field.data.shape
+    if kind == "short":
+        return strips * points // tokens, tokens, 1
+    return strips // tokens, tokens, points
 
 
 def _sides(window: int | Pair) -> Pair:

@@ -121,7 +121,7 @@ class ParallelDims:
             model: a model definition, or its config.
 
         Returns:
-            Notes, one line each: uneven rows, shards that hold no window.
+            Notes, one line each: uneven rows, windows that shards do not share evenly.
 
         Raises:
             ValueError: listing all sizes that do not fit.

@@ -17,6 +17,8 @@ _DIVIDED = (
 # Key of the degree that is no mesh axis: shards that trade heads for rows.
 ULYSSES = "ulysses_degree"
 
+# Share of the busiest shard, over an even one, from which there is a note.
+NOTED = 1.1
 # Blocks of rows whose sizes a note lists.
 MOST_LISTED = 64
 
@@ -83,7 +85,7 @@ def _ulysses_problems(config: Any, name: str, tp: int, degree: int) -> list[str]
 
 
 def model_notes(model: Any, domain: int, ulysses: int = 1) -> list[str]:
-    """Notes on uneven rows and idle shards, which cost time but change no number.
+    """Notes on uneven rows and windows, which cost time but change no number.
 
     Args:
         model: a model definition, or its config.
@@ -101,13 +103,11 @@ def model_notes(model: Any, domain: int, ulysses: int = 1) -> list[str]:
             f"{height} rows over domain {domain} are uneven ({listed}); exact all the "
             "same"
         )
-    groups = domain // ulysses
-    idle = list(_idle(config, groups))
-    if idle:
-        holders = "domain shards" if ulysses == 1 else f"groups of {ulysses} shards"
+    uneven = list(_uneven(config, domain, ulysses))
+    if uneven:
         notes.append(
-            f"some of the {groups} {holders} hold no window of attention: "
-            f"{'; '.join(idle)}; exact all the same"
+            f"windows of attention over domain {domain} are uneven, the busiest shard "
+            f"has of an even share: {', '.join(uneven)}; exact all the same"
         )
     return notes
 
@@ -195,25 +195,13 @@ def _stages(config: Any) -> Sequence[Any]:
     return () if geometry is None else geometry.stages
 
 
-def _idle(config: Any, domain: int) -> Iterator[str]:
-    """Attentions that leave shards idle: a window, or group, is on one shard."""
+def _uneven(config: Any, domain: int, ulysses: int) -> Iterator[str]:
+    """Attentions that are far from even: a window, or a group, is on one shard."""
     for index, stage in enumerate(_stages(config)):
-        if not stage.depth:
-            continue
-        for kind, window in (
-            ("short", stage.local_window),
-            ("long", stage.global_window),
-        )[: stage.attentions]:
-            bands = stage.height // window
-            idle = domain - _num_blocks(bands, domain)
-            if idle:
-                sizes = f"{stage.height} / {window} = {bands}"
-                yield f"stage {index} {kind}: {idle} ({sizes})"
-
-
-def _num_blocks(size: int, num_shards: int) -> int:
-    """Number of shards with rows, of equal blocks of ceil(size / num_shards) rows."""
-    return -(-size // -(-size // num_shards)) if size else 0
+        shares = stage.shares(domain, ulysses) if stage.depth else {}
+        for kind, share in shares.items():
+            if share > NOTED:
+                yield f"stage {index} {kind} {share:.2f}"
 
 
 def _listed_blocks(size: int, num_shards: int) -> str:

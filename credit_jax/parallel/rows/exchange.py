@@ -32,8 +32,9 @@ class ExchangePlan:
         pieces: (pairs, index (shards, rows)): local rows that each shard sends to its
             partner in `pairs` (source, destination), or keeps where there are no
             pairs; or, for all_to_all, one piece with pairs None and an index of shape
-            (shards, shards * rows), by destination.
-        position: (shards, rows) where each needed row is among the received ones.
+            (shards, shards * rows), by destination. -1 fills up.
+        position: (shards, rows) where each needed row is among the received ones; -1
+            for zeros.
         valid: (shards, rows) which needed rows are not zeros.
     """
 
@@ -55,18 +56,20 @@ def plan_exchange(have: Rows, need: Rows) -> ExchangePlan:
     where.pop(PADDING, None)
     check_rows_exist(where, need)
     num = len(need)
-    needed = {
-        (s, d): sorted({r for r in need[d] if r >= 0 and where[r][0] == s})
-        for s in range(num)
-        for d in range(num)
+    found: dict[tuple[int, int], list[int]] = {
+        (s, d): [] for s in range(num) for d in range(num)
     }
+    for d, rows in enumerate(need):
+        for row in sorted(set(rows) - {PADDING}):
+            found[where[row][0], d].append(row)
+    needed = found
     pairs = sum(bool(rows) for (s, d), rows in needed.items() if s != d)
     if 2 * pairs > num * (num - 1):
         pieces, slots = _pieces_all_to_all(needed, where, num)
     else:
         pieces, slots = _pieces_permute(needed, where, num)
     shape = (num, len(need[0]))
-    position, valid = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    position, valid = np.full(shape, PADDING, np.int32), np.zeros(shape, bool)
     for d, rows in enumerate(need):
         for i, row in enumerate(rows):
             if row >= 0:
@@ -109,7 +112,7 @@ def check_rows_exist(there: Iterable[int], needed: Rows) -> None:
 
 def _pieces_all_to_all(needed: dict, where: dict, num: int) -> tuple[tuple, list]:
     width = max(map(len, needed.values()))
-    index = np.zeros((num, num, width), np.int32)
+    index = np.full((num, num, width), PADDING, np.int32)
     slots: list[dict[int, int]] = [{} for _ in range(num)]
     for (s, d), rows in needed.items():
         for j, row in enumerate(rows):
@@ -125,7 +128,7 @@ def _pieces_permute(needed: dict, where: dict, num: int) -> tuple[tuple, list]:
         sends: dict[int, list[int]] = {s: [] for s in range(num)}
         sends |= {s: needed[s, d] for s, d in pairs}
         width = max(map(len, sends.values()))
-        index = np.zeros((num, width), np.int32)
+        index = np.full((num, width), PADDING, np.int32)
         for s, d in pairs:
             for j, row in enumerate(needed[s, d]):
                 index[s, j] = where[row][1]

@@ -57,7 +57,16 @@ def reshard(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:
         return Field(_reshard(field.data, field.layout, need), need)
 
 
+def in_rows(field: Field) -> Field:
+    """The field in whole rows: in equal blocks if it was in strips, else unchanged."""
+    in_blocks = field.layout.to_blocks
+    return field if field.layout.strips == 1 else reshard(field, in_blocks())
+
+
 def _reshard(x: Array, have: Layout, need: Layout) -> Array:
+    strips = max(have.strips, need.strips)
+    if strips > 1:
+        return _reshard_strips(x, have, need, strips)
     if need.rows == have.rows:
         # The layout may name as zeros what is padding of any value in the field.
         return keep_rows(x, np.asarray(have.rows) >= 0, have.axis, have.dim)
@@ -67,6 +76,22 @@ def _reshard(x: Array, have: Layout, need: Layout) -> Array:
     if halo is not None:
         return exchange_halo(x, have, need, halo)
     return exchange_rows(x, have, _plan_exchange(have.rows, need.rows))
+
+
+def _reshard_strips(x: Array, have: Layout, need: Layout, strips: int) -> Array:
+    """`_reshard` where one of the layouts, or both, are in strips of the same length.
+
+    A row of the one is so many strips of the other, side by side.
+    """
+    batch, rows, points, *rest = x.shape
+    if have.strips == 1:
+        x = x.reshape(batch, rows * strips, points // strips, *rest)
+    have, after = have.in_strips(strips), need.in_strips(strips)
+    if have.rows != after.rows:
+        x = exchange_rows(x, have, _plan_exchange(have.rows, after.rows))
+    if need.strips == 1:
+        x = x.reshape(batch, need.length, -1, *rest)
+    return x
 
 
 def _reshard_one_shard(x: Array, have: Layout, need: Layout) -> Array:

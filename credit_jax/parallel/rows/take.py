@@ -1,20 +1,23 @@
 """Local row gathers in their cheapest form: slices where the index is regular.
 
-A gather is slow and its transpose is a scatter. Nearly every index of a layout is a
-slice, a reversed slice, a few of these, or a matrix transpose; those forms are
-recognized at trace time, everything else stays a gather.
+A gather is slow. Nearly every index of a layout is a slice, a reversed slice, a few of
+these, or a matrix transpose; those forms are recognized at trace time, everything else
+stays a gather. Where no row is taken twice its transpose is a gather, too, and no
+scatter, which a GPU would do by atomic additions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array
 
 from credit_jax.ops.padding import pad_dim
+from credit_jax.ops.vma import pvary
 from credit_jax.parallel.collectives import axis_index
 
 MAX_PIECES = 8
@@ -25,20 +28,19 @@ def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
 
     Args:
         x: local array.
-        index: (shards, rows) local row numbers of each shard, all in range.
+        index: (shards, rows) local row numbers of each shard; -1 may be any row that
+            nothing depends on.
         axis: mesh axis of the shards; None on one device.
         dim: array dim of the rows.
     """
-    if (index == index[:1]).all():
-        return take_static(x, index[0].tolist(), dim)
-    shard = axis_index(axis)
-    starts = index[:, 0]
-    if (index == starts[:, None] + np.arange(index.shape[1])).all():
-        start = jnp.asarray(starts, jnp.int32)[shard]
-        return lax.dynamic_slice_in_dim(x, start, index.shape[1], dim)
-    rows = jnp.asarray(index, jnp.int32)[shard]
-    where = (slice(None),) * dim + (rows,)
-    return x.at[where].get(mode="promise_in_bounds")
+    taken = np.stack([_filled(rows, x.shape[dim]) for rows in np.asarray(index)])
+    if (taken == taken[:1]).all():
+        return take_static(x, taken[0].tolist(), dim)
+    starts = taken[:, 0]
+    if (taken == starts[:, None] + np.arange(taken.shape[1])).all():
+        start = jnp.asarray(starts, jnp.int32)[axis_index(axis)]
+        return lax.dynamic_slice_in_dim(x, start, taken.shape[1], dim)
+    return _gather(x, taken, index >= 0, axis, dim)
 
 
 def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
@@ -50,7 +52,8 @@ def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
         return _transpose_rows(x, columns, dim)
     runs = _runs(index)
     if len(runs) > MAX_PIECES:
-        return _gather(x, np.asarray(index), dim)
+        rows = np.asarray(index)[None]
+        return keep_rows(_gather(x, rows, rows >= 0, None, dim), rows >= 0, None, dim)
     if _is_zero_padding(runs):
         return _pad(x, runs, dim)
     pieces = [_piece(x, start, step, count, dim) for start, step, count in runs]
@@ -121,14 +124,62 @@ def _piece(x: Array, start: int, step: int, count: int, dim: int) -> Array:
     return lax.rev(lax.slice_in_dim(x, low, start + 1, axis=dim), (dim,))
 
 
-def _gather(x: Array, index: np.ndarray, dim: int) -> Array:
-    where = (slice(None),) * dim + (np.maximum(index, 0),)
-    rows = x.at[where].get(mode="promise_in_bounds")
-    if (index >= 0).all():
+def _filled(rows: np.ndarray, size: int) -> np.ndarray:
+    """An index without -1: a slice if it can be one, else row 0 in its place."""
+    real = np.flatnonzero(rows >= 0)
+    if len(real) == len(rows):
         return rows
-    shape = [1] * x.ndim
-    shape[dim] = len(index)
-    return jnp.where((index >= 0).reshape(shape), rows, jnp.zeros((), x.dtype))
+    start = rows[real[0]] - real[0] if len(real) else 0
+    slice_of = start + np.arange(len(rows))
+    inside = start >= 0 and start + len(rows) <= size
+    fits = inside and (rows[real] == slice_of[real]).all()
+    return slice_of if fits else np.maximum(rows, 0)
+
+
+def _gather(
+    x: Array, index: np.ndarray, used: np.ndarray, axis: str | None, dim: int
+) -> Array:
+    """Rows `index[shard]`; nothing depends on those that are not `used`."""
+    inverse = _inverse(index, used, x.shape[dim])
+    if inverse is None:
+        return _rows_at(x, index, axis, dim)
+
+    @jax.custom_vjp
+    def take(x: Array) -> Array:
+        return _rows_at(x, index, axis, dim)
+
+    def forward(x: Array) -> tuple[Array, None]:
+        return take(x), None
+
+    def backward(_: None, cotangent: Array) -> tuple[Array]:
+        rows = _rows_at(cotangent, np.maximum(inverse, 0), axis, dim)
+        return (keep_rows(rows, inverse >= 0, axis, dim),)
+
+    take.defvjp(forward, backward)
+    return take(pvary(x, (axis,) if axis else ()))
+
+
+def _inverse(index: np.ndarray, used: np.ndarray, size: int) -> np.ndarray | None:
+    """Where each row is in the index of each shard, or -1; None if one is there twice.
+
+    Args:
+        index, used: (shards, rows).
+        size: number of local rows.
+    """
+    inverse = np.full((len(index), size), -1, np.int32)
+    for found, rows, real in zip(inverse, index, used, strict=True):
+        place = np.flatnonzero(real)
+        if len(np.unique(rows[place])) < len(place):
+            return None
+        found[rows[place]] = place
+    return inverse
+
+
+def _rows_at(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
+    shard = axis_index(axis) if len(index) > 1 else 0
+    rows = jnp.asarray(index, jnp.int32)[shard]
+    where = (slice(None),) * dim + (rows,)
+    return x.at[where].get(mode="promise_in_bounds")
 
 
 def _as_transpose(index: Sequence[int], size: int) -> int | None:

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from credit_jax.kernels.gpu import window_attention as fused
 from credit_jax.models.flops import flops_of
 from credit_jax.ops import attend, attention_logits
+from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import (
     group_layout,
     merge,
@@ -72,6 +73,17 @@ def _arrays(name: str, dtype: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ["short", "long"])
+def test_windows_of_strips_are_those_of_partition(kind: Any) -> None:
+    """20 rows on 3 shards: windows of 5 x 5 and of 2 x 2."""
+    layouts = Windows(20, 20, 5, 2).layouts(block_layout(20, 3, "domain"))
+    layout, window = layouts[kind == "long"], {"short": 5, "long": 2}[kind]
+    assert layout.strips == 4
+    shape = (2, layout.length, 5, 1)
+    field = Field(jnp.arange(float(math.prod(shape))).reshape(shape), layout)
+    _check_windows(field, kind, window)
+
+
+@pytest.mark.parametrize("kind", ["short", "long"])
 @pytest.mark.parametrize("dim", [1, 2])
 def test_windows_of_a_shard_are_those_of_partition(kind: Any, dim: int) -> None:
     """Group by group along a split dim, in order along the other."""
@@ -79,10 +91,17 @@ def test_windows_of_a_shard_are_those_of_partition(kind: Any, dim: int) -> None:
     whole = {"short": window_layout, "long": group_layout}[kind](layout, 24, 4)
     shape = (2, 8, 12, 1) if dim == 1 else (2, 12, 8, 1)
     field = Field(jnp.arange(float(math.prod(shape))).reshape(shape), whole)
-    expected = partition(field, kind, 4)[..., 0]
-    grid = window_grid(field, kind, 4)
-    window, token = np.indices((grid.windows, grid.tokens))
-    points = grid.locate(jnp.asarray(window), jnp.asarray(token))
+    _check_windows(field, kind, 4)
+
+
+def _check_windows(field: Field, kind: Any, window: int) -> None:
+    expected = partition(field, kind, window)[..., 0]
+    assert np.array_equal(
+        merge(expected[..., None], field, kind, window).data, field.data
+    )
+    grid = window_grid(field, kind, window)
+    number, token = np.indices((grid.windows, grid.tokens))
+    points = grid.locate(jnp.asarray(number), jnp.asarray(token))
     assert np.array_equal(points, expected.reshape(grid.windows, grid.tokens))
 
 

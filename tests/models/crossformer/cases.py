@@ -95,6 +95,20 @@ CASES: dict[str, dict[str, Any]] = {
 _OLDER = {**BASE, "type": "crossformer"}
 
 # The same for `crossformer`, every kind of attention and both decoders.
+# 8, 4, 2 and 1 bands of windows: strips wherever shards do not divide them.
+STRIPS: dict[str, Any] = {
+    **BASE,
+    "image_height": 80,
+    "image_width": 80,
+    "dim": [4, 8, 16, 32],
+    "depth": [1, 1, 1, 1],
+    "dim_head": 2,
+    "interp": False,
+    "local_window_size": 5,
+    "global_window_size": [4, 2, 2, 1],
+    "padding_conf": {"activate": False},
+}
+
 CROSSFORMER_CASES: dict[str, dict[str, Any]] = {
     # the released weights in small: transposed convolutions, reflected poles, spectral
     # norm; 45 rows, a stage of two blocks

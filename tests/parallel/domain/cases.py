@@ -11,6 +11,7 @@ from credit_jax.parallel.domain.norm import group_norm
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
 from credit_jax.parallel.domain.resize import resize_bilinear
 from credit_jax.parallel.domain.shuffle import add, join, pixel_shuffle_field
+from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.domain.windows import (
     Kind,
     group_layout,
@@ -83,6 +84,38 @@ def windows(rows: int, columns: int, kind: Kind, window: int) -> Case:
         return reshard(field, field.layout.to_blocks())
 
     return Case(op, ((2, rows, columns, 2),), ((window**2, window**2),))
+
+
+def stage(rows: int, columns: int, short: int, long: int) -> Case:
+    """Short and long windows of a stage, in strips on some numbers of shards."""
+    windows = Windows(rows, columns, short, long)
+
+    def op(field: Field, *mixes: jax.Array) -> Field:
+        kinds: tuple[Kind, Kind] = "short", "long"
+        home = field.layout
+        for kind, window, layout, mix in zip(
+            kinds, (short, long), windows.layouts(home), mixes, strict=True
+        ):
+            field = reshard(field, layout)
+            tokens = jnp.tanh(partition(field, kind, window))
+            mixed = jnp.einsum("bwtc,ts->bwsc", tokens, mix)
+            field = merge(mixed, field, kind, window)
+        return reshard(field, home)
+
+    return Case(op, ((2, rows, columns, 2),), ((short**2,) * 2, (long**2,) * 2))
+
+
+def embedded(rows: int, columns: int, window: int) -> Case:
+    """A convolution reads its rows out of strips, and another one is joined."""
+
+    def op(field: Field, kernel: jax.Array) -> Field:
+        strips, _ = Windows(rows, columns, window, 1).layouts(field.layout)
+        field = reshard(field, strips)
+        field = field.like(jnp.sin(field.data))
+        out = conv2d_field(field, kernel, padding=((1, 1), (1, 1)))
+        return join(out, field)
+
+    return Case(op, ((2, rows, columns, 2),), ((3, 3, 2, 2),))
 
 
 def norm(rows: int, channels: int, num_groups: int, dim: int = 1) -> Case:
@@ -193,6 +226,15 @@ WINDOWS = {
     "long windows of 1": windows(13, 3, "long", 1),
 }
 
+STRIPS = {
+    "strips, columns meet": stage(20, 20, 5, 2),
+    "strips, columns apart": stage(20, 12, 4, 2),
+    "strips, long in rows on 3": stage(30, 18, 6, 2),
+    "strips, wide groups": stage(15, 15, 3, 5),
+    "strips, few": stage(8, 16, 4, 4),
+    "convolution of strips": embedded(20, 10, 5),
+}
+
 NORMS = {
     "group norm": norm(48, 6, 2),
     "group norm, uneven": norm(45, 6, 3),
@@ -287,6 +329,7 @@ CASES: dict[str, Case] = {
     **CONVOLUTIONS,
     **EMBEDDINGS,
     **WINDOWS,
+    **STRIPS,
     **NORMS,
     **PADDINGS,
     **RESIZES,
