@@ -13,8 +13,10 @@ import pytest
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from benchmarks.compiled_step import model_block, trace_step
 from benchmarks.scale.hlo import collectives
 from credit_jax.fields import FieldContext, FieldTree
+from credit_jax.models.flops import flops_of
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.models.registry import build
 from credit_jax.parallel.compiler import compile_program
@@ -79,22 +81,21 @@ def _traced(
 
 
 def _sent(traced: Any) -> Counter[str]:
-    """Collectives of a traced step by primitive; what nothing depends on is not sent.
-
-    Loops are unrolled on meshes of CPU devices.
-    """
+    """Collectives of a traced step by primitive, without those of unused results."""
     found: Counter[str] = Counter()
 
-    def count(jaxpr: Any) -> None:
+    def count(jaxpr: Any, times: int) -> None:
         for equation in jaxpr.eqns:
-            found[equation.primitive.name] += 1
-            for value in equation.params.values():
+            name, params = equation.primitive.name, equation.params
+            found[name] += times
+            turns = times * (params["length"] if name == "scan" else 1)
+            for value in params.values():
                 for item in value if isinstance(value, tuple | list) else (value,):
                     if isinstance(item, core.ClosedJaxpr | core.Jaxpr):
-                        count(getattr(item, "jaxpr", item))
+                        count(getattr(item, "jaxpr", item), turns)
 
     jaxpr = traced.jaxpr.jaxpr
-    count(partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
+    count(partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0], 1)
     kinds = ("ppermute", "all_to_all", "all_gather", "reduce_scatter")
     return Counter({kind: found[kind] for kind in kinds})
 
@@ -194,3 +195,17 @@ def test_recomputed_blocks_send_nothing_a_second_time() -> None:
     assert kept == again
     norms = 2 * len(build(BLOCK).config.dim) - 2
     assert kept["all_gather"] == kept["reduce_scatter"] == norms
+
+
+@pytest.mark.slow
+def test_eight_shards_share_the_025_degree_step() -> None:
+    """Eighths of the operations, but for 5 %, and at most 145 moves of rows."""
+    block = model_block("025deg")
+    _, one = trace_step(block, "1", batch=1, remat="full")
+    _, eight = trace_step(block, "domain8", batch=1, remat="full")
+    ratio, sent = flops_of(one.jaxpr) / flops_of(eight.jaxpr), _sent(eight)
+    print(f"{ratio:.2f} times less work, {dict(sent)}")
+    assert ratio >= 7.6
+    assert sent["all_to_all"] <= 16
+    assert sent["all_to_all"] + sent["ppermute"] <= 145
+    assert sent["all_gather"] == sent["reduce_scatter"] == 6

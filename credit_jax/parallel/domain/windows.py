@@ -163,7 +163,7 @@ def _in_strips(field: Field, kind: Kind, tokens: int) -> tuple[int, int, int]:
     The windows of a group lie side by side in its strips: one short window, whose
     tokens are all points of its strips; or a long one for each point of a strip.
     """
-    _, strips, points, _ = field.data.shape
+    strips, points = field.data.shape[1:3]
     if kind == "short":
         return strips * points // tokens, tokens, 1
     return strips // tokens, tokens, points

@@ -99,7 +99,8 @@ def _check_windows(field: Field, kind: Any, window: int) -> None:
     assert np.array_equal(
         merge(expected[..., None], field, kind, window).data, field.data
     )
-    grid = window_grid(field, kind, window)
+    qkv = field.like(field.data[..., None, None])
+    grid = window_grid(qkv, kind, window)
     number, token = np.indices((grid.windows, grid.tokens))
     points = grid.locate(jnp.asarray(number), jnp.asarray(token))
     assert np.array_equal(points, expected.reshape(grid.windows, grid.tokens))
