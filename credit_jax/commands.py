@@ -213,11 +213,10 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
 
 
 def _run(command: Command, args: argparse.Namespace) -> int:
-    # Orbax and JAX log there what is no news to a user.
-    logging.getLogger("absl").setLevel(logging.ERROR)
     code = FAILED
     try:
-        code = _run_alone(command, args)
+        with _quiet(debug=args.debug):
+            code = _run_alone(command, args)
     except Exception:
         # In a run of several processes that one is gone may be the reason.
         if wait_for_reason():
@@ -238,6 +237,26 @@ def _run_alone(command: Command, args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print_line("interrupted", "red", stderr=True)
         return INTERRUPTED
+
+
+@contextmanager
+def _quiet(*, debug: bool) -> Iterator[None]:
+    """Leaves out what libraries log and print of errors that they raise, too."""
+    level = logging.ERROR if debug else logging.CRITICAL
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(level)
+    before = sys.unraisablehook
+
+    def report(found: sys.UnraisableHookArgs) -> None:
+        # Callbacks of TensorStore to a save that has failed and ended.
+        if debug or str(found.exc_value) != "Event loop is closed":
+            before(found)
+
+    sys.unraisablehook = report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _failed(error: Exception) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Final, Literal
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import jax
 from rich.console import Console
@@ -17,6 +19,7 @@ from rich.console import Console
 from credit_jax.checkpoint import CheckpointStore
 from credit_jax.commands import (
     DIVERGED,
+    FAILED,
     OK,
     CommandError,
     add_config_options,
@@ -30,6 +33,8 @@ from credit_jax.commands import (
 )
 from credit_jax.config import Config
 from credit_jax.demo.dataset import ensure_demo_data
+from credit_jax.io.folder_lock import folder_lock
+from credit_jax.io.write_errors import WriteError
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.exit_code import RESUME
@@ -95,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
         after it had saved.
 
     Raises:
-        CommandError: with exit code 3 for a loss that is not finite.
+        CommandError: with exit code 3 for a loss that is not finite, 1 where the run
+            cannot write.
         ValueError, OSError: the run cannot start.
     """
     stop_at = stop_time(args)
@@ -115,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
         outcome = train(config, **options, source=args.config)
     except NonFiniteLossError as error:
         raise CommandError(str(error), DIVERGED) from error
+    except WriteError as error:
+        raise CommandError(str(error), FAILED) from error
     return OK if outcome.is_complete else RESUME
 
 
@@ -143,12 +151,39 @@ def train(
     Raises:
         ConfigError: the run cannot start; lists all that is wrong.
         NonFiniteLossError: the loss is not finite.
+        ValueError: another run goes on in the folder.
     """
-    console = Console()
     if num_devices is None:
         num_devices = config.trainer.num_devices
     devices = training_devices(config.trainer.parallelism, num_devices)
     folder = check_writable(config.save_loc)
+    own = folder_lock(folder) if jax.process_index() == 0 else nullcontext()
+    with own:
+        return _train_in(
+            folder,
+            config,
+            devices,
+            resume=resume,
+            verify=verify,
+            stop_at=stop_at,
+            profile=profile,
+            source=source,
+        )
+
+
+def _train_in(
+    folder: Path,
+    config: Config,
+    devices: Sequence[Any],
+    *,
+    resume: bool | Literal["if-any"],
+    verify: bool,
+    stop_at: float | None,
+    profile: tuple[int, int] | None,
+    source: str,
+) -> Outcome:
+    """`train` in a folder that no other run uses."""
+    console = Console()
     if resume == IF_ANY:
         resume = CheckpointStore(folder, verify=False).latest_step() is not None
     if resume or config.trainer.load_weights:

@@ -147,6 +147,7 @@ def test_the_first_step_waits_for_no_climatology(
     setup = prepare(plan, jax.devices())
     setup.steps()
     assert "acc/ERA5/prognostic/3d/T" in setup.objective.measured
+    assert not setup.objective.metrics.shown, "no mean of the period for batches"
     batch = setup.place_valid(setup.valid_loader.read([0, 1]))
     state = setup.fresh_state()
     with pytest.raises(AssertionError, match="called too early"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from credit_jax.checkpoint.trees import (
     without_random_keys,
 )
 from credit_jax.io.digests import find_damage, record_files, write_records
+from credit_jax.io.write_errors import write_errors
 
 FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
@@ -188,9 +190,12 @@ class CheckpointStore:
             step: micro-batches seen, which names it.
             items: trees of arrays by item name (`ITEMS`); contents: see the package.
             progress: position of the run.
+
+        Raises:
+            WriteError: this one, or the one before, could not be written.
         """
         manager = self._open()
-        manager.wait_until_finished()
+        self.wait()
         if step in self.steps():
             manager.delete(step)
         if self._keep_best:
@@ -208,7 +213,8 @@ class CheckpointStore:
         args = ocp.args.Composite(**arrays, **progress_item)
         self._damage.pop(step, None)
         self._written = step
-        manager.save(step, args=args, force=True)
+        with self._writing():
+            manager.save(step, args=args, force=True)
 
     def _record(self) -> None:
         """Writes the digests of a checkpoint that is written, but not renamed yet."""
@@ -219,16 +225,28 @@ class CheckpointStore:
                 write_records(folder / DIGESTS, records)
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is on disk."""
+        """Returns when the last checkpoint is on disk.
+
+        Raises:
+            WriteError: it could not be written.
+        """
         if self._manager:
-            self._manager.wait_until_finished()
+            with self._writing():
+                self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for the last save, and closes the folder."""
-        if self._manager:
-            self._manager.wait_until_finished()
-            self._manager.close()
-            self._manager = None
+        """Waits for the last save as `wait` does, and closes the folder."""
+        manager, self._manager = self._manager, None
+        if manager:
+            with self._writing():
+                manager.wait_until_finished()
+                manager.close()
+
+    def _writing(self) -> AbstractContextManager[None]:
+        path = self.folder if self._written is None else self.path(self._written)
+        return write_errors(
+            path, "make room for it, and go on from the checkpoint before (--resume)"
+        )
 
     def progress(self, step: int) -> Progress:
         """Position of the run at a checkpoint."""

@@ -1,13 +1,19 @@
-"""Metrics of the validation, computed with the forecast, exact on every mesh."""
+"""Metrics of a run, computed with the forecast, exact on every mesh."""
 
 from credit_jax.metrics.base import MetricEntry, Pair
-from credit_jax.metrics.build import build_metrics, metric_names, needs_climatology
+from credit_jax.metrics.build import (
+    Metrics,
+    build_metrics,
+    metric_names,
+    needs_climatology,
+)
 from credit_jax.metrics.registry import METRICS
 from credit_jax.metrics.settings import metric_settings
 
 __all__ = [
     "METRICS",
     "MetricEntry",
+    "Metrics",
     "Pair",
     "build_metrics",
     "metric_names",

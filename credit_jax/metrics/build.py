@@ -27,8 +27,6 @@ from credit_jax.metrics.base import Pair
 from credit_jax.metrics.climatology import Climatologies, local_climatology
 from credit_jax.metrics.settings import MetricSettings, metric_settings
 
-# (tree, context) -> numbers by name, the same on every shard.
-Metrics: TypeAlias = Callable[[FieldTree, FieldContext], dict[str, Array]]
 # Path of a file of scalers -> variance of each target variable.
 Variances: TypeAlias = Callable[[str], Mapping[str, float]]
 
@@ -41,7 +39,7 @@ def build_metrics(
     climatology: Climatologies | None = None,
     variances: Variances = target_variances,
 ) -> Metrics:
-    """The metrics of the validation.
+    """The metrics of a run.
 
     Args:
         config: the `metrics` section; None is CREDIT's default set.
@@ -57,9 +55,9 @@ def build_metrics(
 
     Returns:
         `(tree, context) -> {"rmse": mean over variables, "rmse/ERA5/...": one variable,
-        ...}`. The fields "y_processed" and "y_target_processed" of the tree are scored,
-        or where the postblocks do not make both, its "y_pred" and "y". The channels and
-        weights of the section replace those of the context.
+        ...}`, see `Metrics`. The fields "y_processed" and "y_target_processed" of the
+        tree are scored, or where the postblocks do not make both, its "y_pred" and "y".
+        The channels and weights of the section replace those of the context.
 
     Raises:
         ValueError: unknown metric or argument, or a missing climatology or file.
@@ -73,7 +71,7 @@ def build_metrics(
     """
     wanted = metric_settings(config, has_climatology=climatology is not None)
     _check(wanted, channels, climatology)
-    shown = [
+    shown = tuple(
         _Shown(
             own,
             _row_weights(own, latitude),
@@ -81,19 +79,16 @@ def build_metrics(
             climatology if own.climatology_path or own.needs_climatology else None,
         )
         for own in wanted
-    ]
-
-    def evaluate(tree: FieldTree, context: FieldContext) -> dict[str, Array]:
-        found: dict[str, Array] = {}
-        for each in shown:
-            found |= each.scores(each.pair(tree, channels, context))
-        return found
-
-    return evaluate
+    )
+    return Metrics(shown, channels)
 
 
 def metric_names(
-    config: MetricsConfig | None, channels: Collection[str], *, has_climatology: bool
+    config: MetricsConfig | None,
+    channels: Collection[str],
+    *,
+    has_climatology: bool,
+    in_training: bool = False,
 ) -> list[str]:
     """The keys of what the function of `build_metrics` returns.
 
@@ -103,12 +98,15 @@ def metric_names(
         config: the `metrics` section; None is CREDIT's default set.
         channels: the target variables, in channel order.
         has_climatology: whether `build_metrics` will be given one.
+        in_training: those of `Metrics.in_training` alone.
 
     Raises:
         ValueError: as `build_metrics`.
     """
     names = [
-        own.name for own in metric_settings(config, has_climatology=has_climatology)
+        own.name
+        for own in metric_settings(config, has_climatology=has_climatology)
+        if not (in_training and own.needs_climatology)
     ]
     return [key for name in names for key in (name, *(f"{name}/{c}" for c in channels))]
 
@@ -173,6 +171,31 @@ class _Shown:
         )
         named = {f"{own.name}/{key}": values[i] for i, key in enumerate(keys)}
         return {own.name: jnp.mean(values * jnp.asarray(weights)), **named}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Metrics:
+    """Metrics as a function (tree, context) -> numbers, the same on every shard.
+
+    Attributes:
+        shown: each of them.
+        channels: number of channels of each target variable, in channel order.
+    """
+
+    shown: tuple[_Shown, ...]
+    channels: Mapping[str, int]
+
+    def __call__(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
+        """The numbers by name."""
+        found: dict[str, Array] = {}
+        for each in self.shown:
+            found |= each.scores(each.pair(tree, self.channels, context))
+        return found
+
+    def in_training(self) -> Metrics:
+        """Those of training batches: all that need no mean of the training period."""
+        kept = (own for own in self.shown if not own.settings.needs_climatology)
+        return Metrics(tuple(kept), self.channels)
 
 
 def _check(

@@ -21,6 +21,7 @@ from credit_jax.io.open_files import OpenFiles
 from credit_jax.losses import build_loss, error_spread, value_and_parts
 from credit_jax.losses.by_variable import PART
 from credit_jax.metrics import (
+    Metrics,
     build_metrics,
     metric_names,
     metric_settings,
@@ -46,9 +47,9 @@ class Objective:
 
     Attributes:
         loss: the training loss, (tree, context) -> scalar.
-        metrics: numbers of the last step of a forecast by name, for the log of training
-            batches. Its first trace reads the climatology.
-        evaluate: validation loss and metrics by name; None with `skip_validation`.
+        metrics: of training batches by name, for the log.
+        evaluate: validation loss and metrics by name; None with `skip_validation`. Its
+            first trace, that of the first validation, reads the climatology.
         measured: the keys of what `evaluate` returns.
         rollout: the forecast whose losses are minimized.
         valid_rollout: the forecast whose last step is evaluated.
@@ -107,21 +108,24 @@ def plan_objective(
     if scores is None:
         return None
     evaluate, measured = None, []
-    trained = _names(config, schema)
+    trained, names = (_names(config, schema, in_training=t) for t in (True, False))
     if config.loss.is_base:
-        trained += [f"{PART}{key}" for key in schema.target_counts]
+        parts = [f"{PART}{key}" for key in schema.target_counts]
+        trained, names = trained + parts, names + parts
     if not config.trainer.skip_validation:
         valid_loss = build(validation=True)
         if valid_loss is None:
             return None
         evaluate = _together(valid_loss, scores)
-        measured = ["loss", *trained]
+        measured = ["loss", *names]
     found.problems += _training_metric_problems(config, measured, trained)
     rollouts = found.attempt(lambda: plan_rollouts(config, schema, pipeline))
     if loss is None or rollouts is None or len(found.problems) > before:
         return None
     measure = _spread if config.shares_batches else None
-    return Objective(loss, scores, evaluate, tuple(measured), *rollouts, measure)
+    return Objective(
+        loss, scores.in_training(), evaluate, tuple(measured), *rollouts, measure
+    )
 
 
 def plan_rollouts(
@@ -159,7 +163,7 @@ def plan_rollouts(
     return train, valid
 
 
-def _metrics(config: Config, schema: ChannelSchema, latitudes: Latitudes) -> Evaluate:
+def _metrics(config: Config, schema: ChannelSchema, latitudes: Latitudes) -> Metrics:
     files = latitudes.open_files
 
     @cache
@@ -204,11 +208,12 @@ def _exists(path: str) -> bool:
     return Path(os.path.expandvars(path)).exists()
 
 
-def _names(config: Config, schema: ChannelSchema) -> list[str]:
+def _names(config: Config, schema: ChannelSchema, *, in_training: bool) -> list[str]:
     return metric_names(
         config.metrics,
         schema.target_counts,
         has_climatology=needs_climatology(config.metrics),
+        in_training=in_training,
     )
 
 

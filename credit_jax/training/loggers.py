@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from credit_jax.io.atomic import new_file
+from credit_jax.io.write_errors import write_errors
 
 Number = int | float
 Row = dict[str, Number]
@@ -57,7 +58,11 @@ class CsvLog:
     def append(self, row: Mapping[str, Number]) -> None:
         """Adds a row and writes the file."""
         self.rows.append(dict(row))
-        with new_file(self.path) as partial, partial.open("w", newline="") as file:
+        with (
+            write_errors(self.path),
+            new_file(self.path) as partial,
+            partial.open("w", newline="") as file,
+        ):
             writer = csv.DictWriter(file, self._columns(), restval="")
             writer.writeheader()
             for index, row_ in enumerate(self.rows):

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from credit_jax.io.atomic import new_file
+from credit_jax.io.write_errors import write_errors
 
 RECORDS_NAME = "training_steps.jsonl"
 _FLUSH_SECONDS = 1.0
@@ -158,14 +159,16 @@ class StepRecords:
 
     def flush(self) -> None:
         """Hands what is written to the system; to be called before a checkpoint."""
-        self._file.flush()
+        with write_errors(self.path):
+            self._file.flush()
         self._flushed = self.clock()
 
     def close(self) -> None:
         """Closes the file and the sinks."""
-        self._file.close()
         for sink in self.sinks:
             sink.close()
+        with write_errors(self.path):
+            self._file.close()
 
     # -------------------------------------------------------------- one record
 
@@ -209,7 +212,8 @@ class StepRecords:
             key: value if math.isfinite(value) else None
             for key, value in record.items()
         }
-        self._file.write(f"{json.dumps(finite)}\n")
+        with write_errors(self.path):
+            self._file.write(f"{json.dumps(finite)}\n")
         if self.clock() - self._flushed >= _FLUSH_SECONDS:
             self.flush()
         numbers = {k: v for k, v in finite.items() if v is not None and k != "step"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -9,6 +10,7 @@ import jax
 from credit_jax.checkpoint import CheckpointStore, set_aside
 from credit_jax.config import Config, write_config
 from credit_jax.data.channels import SCHEMA_FILE
+from credit_jax.io.write_errors import WriteError
 from credit_jax.models.flops import gradient_flops
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.training.display import Display
@@ -82,9 +84,14 @@ def train(
     )
     try:
         outcome = loop.run(start)
-    finally:
-        store.close()
-        loggers.close()
+    except BaseException:
+        for part in (store, loggers):
+            # What could not be written before cannot be written now.
+            with suppress(WriteError):
+                part.close()
+        raise
+    store.close()
+    loggers.close()
     if not outcome.is_complete:
         display.message(
             f"Stopped by {outcome.reason} after step {int(outcome.state.micro_step)}; "

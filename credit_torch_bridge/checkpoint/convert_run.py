@@ -13,6 +13,7 @@ import torch
 from credit_jax.checkpoint.store import DIGESTS
 from credit_jax.io.atomic import new_folder
 from credit_jax.io.digests import record_files, write_records
+from credit_jax.io.write_errors import write_errors
 from credit_jax.packages.package import is_package, open_package
 from credit_jax.state_dict.key_plan import Allocate
 from credit_jax.training.loggers import LOG_NAME
@@ -92,7 +93,7 @@ class RunConversion:
         settings = {**newest.settings, "save_loc": str(self.out)}
         if newest.moments is None and self.run_config.raw.get("trainer"):
             settings["trainer.load_weights"] = True
-        with _disk_errors(self.out):
+        with write_errors(self.out):
             run_config = self.run_config.with_settings(settings)
             write_run(folder, run_config, [*earlier, newest])
         self._copy_log(folder)
@@ -180,7 +181,7 @@ class RunConversion:
             allocate=allocate,
         )
         for name, content in files.items():
-            with _disk_errors(self.out / f"{prefix}{name}"):
+            with write_errors(self.out / f"{prefix}{name}"):
                 torch.save(content, folder / f"{prefix}{name}")
 
     def _copy_log(self, folder: Path) -> None:
@@ -198,12 +199,3 @@ def _with_best_step(
         if checkpoint.progress.epoch - 1 == progress.best_epoch:
             progress = replace(progress, best_step=checkpoint.micro_step)
     return replace(newest, progress=progress)
-
-
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """Raises an OSError for the RuntimeError of torch and Orbax on a full disk."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise OSError(f"{path}: could not be written: {error}") from error

@@ -1,0 +1,110 @@
+"""Faults under a run: a full disk, a second run in the folder, a lock left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from credit_jax.checkpoint import CheckpointStore
+from credit_jax.commands import FAILED, USER_ERROR
+from credit_jax.io.folder_lock import NAME, folder_lock
+from tests.support.processes import PROGRAM, ROOT
+from tests.training.tiny import tiny_config, write_yaml
+
+# From the second checkpoint on no file can grow.
+FULL_DISK = """
+import resource
+from credit_jax.checkpoint import CheckpointStore
+save, steps = CheckpointStore.save, []
+def save_on_full_disk(store, step, *rest):
+    steps.append(step)
+    if len(steps) == 2:
+        store.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))
+    save(store, step, *rest)
+CheckpointStore.save = save_on_full_disk
+"""
+
+
+def train(config: str, *flags: str, fault: str = "") -> tuple[int, str]:
+    """`train` in a process of its own: its exit code, and what it printed."""
+    options = ["--config", config, "--cache", "none", "--devices", "1", *flags]
+    done = subprocess.run(
+        [sys.executable, "-c", fault + PROGRAM, "credit_jax.train", *options],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.slow
+def test_a_full_disk_and_a_second_run(world: Path, tmp_path: Path) -> None:
+    """One error, and after that the run goes on from the checkpoint before."""
+    folder = tmp_path / "run"
+    mapping = tiny_config(world, folder, trainer__epochs=3)
+    config = write_yaml(tmp_path / "config.yml", mapping)
+    code, text = train(config, fault=FULL_DISK)
+    print(text)
+    assert code == FAILED
+    assert text.count("error: ") == 1
+    assert "could not be written: File too large" in text.replace("\n", " ")
+    assert "Traceback" not in text
+    store = CheckpointStore(folder)
+    assert store.steps() == [6]
+    assert store.damage(6) == []
+    store.close()
+    with folder_lock(folder):
+        code, text = train(config, "--resume")
+    assert code == USER_ERROR
+    held = f"a run is going on in this folder (process {os.getpid()} on "
+    assert held in text.replace("\n", " ")
+    code, text = train(config, "--resume")
+    assert code == 0, text
+    assert "epoch 2, batch 1" in text
+    store = CheckpointStore(folder)
+    assert store.latest_step() == 18
+    store.close()
+    assert not (folder / NAME).exists()
+
+
+HOLD = """
+import os, signal, sys
+from pathlib import Path
+from credit_jax.io.folder_lock import folder_lock
+with folder_lock(Path(sys.argv[1])):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_holds_no_folder(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / NAME).exists()
+    with folder_lock(tmp_path):
+        assert f"process {os.getpid()} on " in (tmp_path / NAME).read_text()
+        with (
+            pytest.raises(ValueError, match="a run is going on"),
+            folder_lock(tmp_path),
+        ):
+            pass
+    assert not (tmp_path / NAME).exists()
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with folder_lock(tmp_path), folder_lock(tmp_path):
+        pass
