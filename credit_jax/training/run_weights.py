@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class RunWeights:
         state = {name: found[WEIGHTS][name] for name in COLLECTIONS}
         return jax.tree.map(np.asarray, (weights, state))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the files of the weights."""
         return digest_of(self.path / (EMA if self.average else WEIGHTS))
