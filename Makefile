@@ -21,6 +21,11 @@ WORKERS ?= 2
 # Every module is compiled once, at its first import, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Programs that XLA compiles are kept: for the other process, the slow tests, and the next
+# time. With a limit of its size, readers and writers of the cache wait for each other.
+CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
+  JAX_COMPILATION_CACHE_MAX_SIZE=20000000000 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1
+
 .PHONY: train test slow quick lint docs accuracy accelerator clean
 .PHONY: check-style check-spelling check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
@@ -30,24 +35,21 @@ train: .venv/.train
 
 test: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-layers
-	$(MAKE) --no-print-directory check-types
-	$(MAKE) --no-print-directory check-docs
+	$(MAKE) --no-print-directory -j2 --output-sync=target check-types check-docs
 	$(MAKE) --no-print-directory check-tests
 
 slow: .venv/.test
-	CI=true $(PYTEST) -m slow
+	CI=true $(CACHE) $(PYTEST) -m slow
 
 lint: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-layers
 	$(MAKE) --no-print-directory check-types
 
-# The programs that XLA compiles for these tests are kept, for the next time.
 quick: .venv/.test
 	$(MAKE) --no-print-directory check-style check-spelling check-layers
 	@tests=$$($(BIN)/python tools/touched.py $(FILES)) || exit; \
 	echo "tests: $${tests:-none}"; test -z "$$tests" || \
-	JAX_COMPILATION_CACHE_DIR=.cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3 \
-	$(BIN)/python -m pytest -q $(ARGS) $$tests
+	$(CACHE) $(BIN)/python -m pytest -q $(ARGS) $$tests
 
 docs: .venv/.test
 	$(MAKE) --no-print-directory check-docs
@@ -84,7 +86,7 @@ check-docs:
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check-tests:
-	CI=true $(PYTEST) -m "not slow"
+	CI=true $(CACHE) $(PYTEST) -m "not slow"
 
 # Each mark stands for a finished installation; a change of what is asked for makes it anew.
 REQUIRED := pyproject.toml constraints.txt tools/environment.sh
