@@ -194,7 +194,7 @@ def _token_numbers(field: Field, context: Context) -> tuple[Array, Array]:
     batch, _, columns, _ = field.data.shape
     row = field.layout.global_rows()
     high = context.samples(batch)[:, None] * field.layout.size + row[None]
-    both = jnp.broadcast_arrays(high[:, :, None], jnp.arange(columns)[None, None])
+    both = jnp.broadcast_arrays(high[..., None], field.layout.columns(columns)[None])
     return both[0].reshape(-1), both[1].reshape(-1)
 
 

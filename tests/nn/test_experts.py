@@ -22,6 +22,7 @@ from credit_jax.nn.parameters import Parameter, named_variables, param_spec_of
 from credit_jax.nn.tensor_parallel import apply_tensor_parallel
 from credit_jax.ops.experts import balance_loss
 from credit_jax.parallel.collectives import axis_index, psum
+from credit_jax.parallel.domain.strips import Windows
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.parallel.params.init import initialize
@@ -29,6 +30,7 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.params.spec import DENSE_TENSOR_DIMS, TENSOR_DIMS
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.rows.reshard import reshard
 from tests.support import assert_close, assert_trees_close, mark_slow
 from tests.support.gradients import draw
 
@@ -90,8 +92,11 @@ def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
         def loss(params: Any) -> Any:
             spread = pvary_params(params, axes.batch, PRECISION)
             module = _bound(spread, jax.tree.map(jnp.asarray, zeros))
-            field = Field(x, context.rows(ROWS))
-            out = context.run(module, field)
+            home = context.rows(ROWS)
+            layout = Windows(ROWS, COLUMNS, 2, 2).layouts(home)[0]
+            assert (layout.strips > 1) == (axes.num_domain > 1)
+            out = context.run(module, reshard(Field(x, home), layout))
+            out = reshard(out, home)
             out = jnp.where(out.mask(), out.data, 0.0)
             named = named_variables(module, nnx.BatchStat)
             stats = {path: v[...] for path, v in named}
@@ -134,6 +139,7 @@ def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
         but=[
             (None, {"dp_shard": 2, "ep": 2, "tp": 2}),
             (1, {"dp_shard": 2, "ep": 2, "tp": 2}),
+            (None, {"ep": 2, "domain": 4}),
         ],
     ),
     ids=str,
@@ -141,7 +147,7 @@ def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
 def test_equals_one_device(etp: int | None, degrees: dict[str, int]) -> None:
     """Output, statistics of the whole batch, and every gradient; with dropout.
 
-    6 rows on 4 shards have padding, which the statistics leave out.
+    6 rows on 4 shards are in strips, with padding, which the statistics leave out.
     """
     out, stats, grads = run(etp, **degrees)
     expected, expected_stats, expected_grads = run()
