@@ -40,6 +40,7 @@ class FieldContext:
         channels: the variables of the channels, or None.
         row_weights: (lat,) area weight of every row, mean 1; None for equal weights.
         channel_weights: (channel,) factor of every channel in `mean`; None is 1.
+        sample_weights: (samples,) factor of every local sample in `mean`; None is 1.
         num_members: ensemble members of each sample. The batch dim of a prediction
             holds the members of the first sample, then those of the second, ...
         loss_parameters: trained parameters of the loss, by name; empty in validation.
@@ -49,6 +50,7 @@ class FieldContext:
     channels: ChannelLayout | None = None
     row_weights: Float[np.ndarray, " lat"] | None = None
     channel_weights: Float[np.ndarray, " channel"] | None = None
+    sample_weights: Float[Array, " samples"] | None = None
     num_members: int = 1
     loss_parameters: Mapping[str, Array] = field(default_factory=dict)
 
@@ -67,7 +69,9 @@ class FieldContext:
         return self.channels
 
     def mean(self, values: Values) -> Float[Array, ""]:
-        """Mean of values * row weight * channel weight over the global array."""
+        """Mean of values * row, channel and sample weight over the global array."""
+        if self.sample_weights is not None:
+            values = values * self.sample_weights[:, None, None, None, None]
         if self.channel_weights is not None:
             weights = jnp.asarray(self.channel_weights).reshape(1, -1, 1, 1, 1)
             values = values * weights

@@ -33,7 +33,7 @@ def gradient_flops(model_def: ModelDef, samples: int = 1) -> float:
     """
     shaped = jax.ShapeDtypeStruct
     weights = {p: shaped(d.shape, d.dtype) for p, d in model_def.param_specs.items()}
-    specs = model_def.inputs.items()
+    specs = model_def.network_inputs.items()
     inputs = {k: shaped(s.shape(samples), jnp.float32) for k, s in specs}
     key = jax.random.key(0)
     state = jax.eval_shape(model_def.init_model_state, key)

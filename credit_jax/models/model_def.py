@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.config.messages import divisors
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
+from credit_jax.models.diffusion.process import Process
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.batch_norm import no_statistics_error
 from credit_jax.nn.context import BlockCount, Context
@@ -106,8 +107,18 @@ class ModelDef:
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
-        """Specs of the inputs of `apply`, by name."""
+        """Specs of the inputs of a prediction, by name."""
         return self.config.inputs
+
+    @property
+    def network_inputs(self) -> Mapping[str, InputSpec]:
+        """Specs of the inputs of `apply`, by name: more only with a `process`."""
+        return self.config.network_inputs
+
+    @property
+    def process(self) -> Process | None:
+        """What makes a prediction of many forward passes; None if it is one."""
+        return self.config.process
 
     @property
     def output(self) -> FieldSpec:
@@ -198,7 +209,8 @@ class ModelDef:
     def _trace(self, context: Context) -> None:
         """Traces one forward pass of one sample; nothing is computed."""
         shaped = jax.ShapeDtypeStruct
-        inputs = {k: shaped(s.shape(1), jnp.float32) for k, s in self.inputs.items()}
+        specs = self.network_inputs.items()
+        inputs = {k: shaped(s.shape(1), jnp.float32) for k, s in specs}
         weights = {p: shaped(d.shape, d.dtype) for p, d in self.param_specs.items()}
 
         def forward(weights: Any, inputs: Any, key: Array) -> Array:
@@ -261,8 +273,8 @@ class ModelDef:
 
         Args:
             weights: local shards of all parameters, after spectral norm.
-            inputs: those that `inputs` declares: local samples, and of fields local
-                rows, in equal blocks with padding at the end.
+            inputs: those that `network_inputs` declares: local samples, and of fields
+                local rows, in equal blocks with padding at the end.
             context: mesh axes, precision, remat; training mode if it has a key.
             batch_stats: that collection of `nn.model_state`; required with batch norms.
 
@@ -270,8 +282,9 @@ class ModelDef:
             Local prediction, (batch, channel, time, rows, lon) in equal blocks.
 
         Raises:
-            ValueError: inputs that do not match `inputs`; a model with batch norms and
-                no `batch_stats`; a model that draws noise and a context without it.
+            ValueError: inputs that do not match `network_inputs`; a model with batch
+                norms and no `batch_stats`; a model whose network draws noise and a
+                context without it.
         """
         return self.apply_and_update(weights, inputs, context, batch_stats)[0]
 
@@ -283,7 +296,7 @@ class ModelDef:
         batch_stats: Collection | None = None,
     ) -> tuple[Float[Array, "batch channel_out time_out rows lon"], Collection]:
         """`apply` that also returns `batch_stats`, updated in training mode."""
-        self.check_inputs(inputs)
+        check_inputs(inputs, self.network_inputs)
         if self.batch_stats and not batch_stats:
             raise no_statistics_error(self._abstract)
         module = self.bind(weights, batch_stats)
@@ -295,33 +308,6 @@ class ModelDef:
             norm, _, name = path.rpartition("/")
             after[norm][name] = variable[...]
         return prediction, after
-
-    def check_inputs(self, inputs: Any) -> None:
-        """Checks names, dims and channels of inputs; rows and samples may be local.
-
-        Raises:
-            ValueError: names or shapes do not match the specs.
-        """
-        if not isinstance(inputs, Mapping) or inputs.keys() != self.inputs.keys():
-            given = (
-                f"those named {', '.join(inputs) or 'nothing'}"
-                if isinstance(inputs, Mapping)
-                else f"a {type(inputs).__name__}"
-            )
-            raise ValueError(
-                f"the model takes the inputs {', '.join(self.inputs)} as a mapping, "
-                f"got {given}; write apply(..., {{name: array}})"
-            )
-        for name, spec in self.inputs.items():
-            shape, expected = inputs[name].shape, spec.shape(1)
-            fixed = [d for d in range(1, len(expected)) if d != 3]
-            if len(shape) != len(expected) or any(
-                shape[d] != expected[d] for d in fixed
-            ):
-                raise ValueError(
-                    f"input {name} has shape {shape}; expected {expected[1:]} behind "
-                    "the batch dim, the rows perhaps padded or split"
-                )
 
     def bind(
         self, weights: Mapping[str, Array], batch_stats: Collection | None = None
@@ -339,6 +325,36 @@ class ModelDef:
         }
         stats = _filled(stats, stored) if stored else stats
         return nnx.merge(graph, _filled(params, values), stats)
+
+
+def check_inputs(inputs: Any, specs: Mapping[str, InputSpec]) -> None:
+    """Checks names, dims and channels of inputs; rows and samples may be local.
+
+    Args:
+        inputs: arrays by name.
+        specs: of them.
+
+    Raises:
+        ValueError: names or shapes do not match the specs.
+    """
+    if not isinstance(inputs, Mapping) or inputs.keys() != specs.keys():
+        given = (
+            f"those named {', '.join(inputs) or 'nothing'}"
+            if isinstance(inputs, Mapping)
+            else f"a {type(inputs).__name__}"
+        )
+        raise ValueError(
+            f"the model takes the inputs {', '.join(specs)} as a mapping, "
+            f"got {given}; write apply(..., {{name: array}})"
+        )
+    for name, spec in specs.items():
+        shape, expected = inputs[name].shape, spec.shape(1)
+        fixed = [d for d in range(1, len(expected)) if d != 3]
+        if len(shape) != len(expected) or any(shape[d] != expected[d] for d in fixed):
+            raise ValueError(
+                f"input {name} has shape {shape}; expected {expected[1:]} behind "
+                "the batch dim, the rows perhaps padded or split"
+            )
 
 
 def _filled(state: Any, values: Mapping[str, Array]) -> Any:

@@ -14,8 +14,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
 from credit_jax.config.parallelism import degree_problems
+from credit_jax.models.diffusion.process import NOISED, TIME, Noised
 from credit_jax.models.float8 import float8_notes
-from credit_jax.models.model_def import ModelDef, Weights
+from credit_jax.models.model_def import ModelDef, Weights, check_inputs
 from credit_jax.models.registry import build
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
@@ -129,7 +130,7 @@ class ParallelModel:
         inputs: Mapping[str, Array],
         noise: Noise | None = None,
     ) -> Array:
-        """One forward pass in evaluation mode.
+        """One prediction in evaluation mode: a forward pass, of a process a sample.
 
         Jitted. For many forwards with equal weights, call `fuse_spectral_norm` first.
 
@@ -147,7 +148,7 @@ class ParallelModel:
             ValueError: inputs that do not match `model_def.inputs`; the model draws
                 noise and none is given.
         """
-        self.model_def.check_inputs(inputs)
+        check_inputs(inputs, self.model_def.inputs)
         return self._apply(params, model_state, (dict(inputs), noise))
 
     def fuse_spectral_norm(
@@ -246,6 +247,8 @@ class ParallelModel:
     ) -> Array:
         """Prediction of local samples and rows in evaluation mode.
 
+        With a process and the inputs of its network it is the output of the network.
+
         Args:
             params: weights, local shards.
             model_state: local shards; used as it is, without a power iteration.
@@ -265,7 +268,25 @@ class ParallelModel:
             noise=noise,
             capture_intermediates=capture_intermediates,
         )
-        return self._forward(params, model_state, inputs, context)[0]
+        if inputs.keys() == self.model_def.network_inputs.keys():
+            return self._forward(params, model_state, inputs, context)[0]
+        return self._sample(params, model_state, inputs, context)
+
+    def local_noised(
+        self, target: Array, key: Array, *, num_members: int = 1
+    ) -> Noised:
+        """What the network of a process learns from, of local samples and rows.
+
+        Args:
+            target: (batch, channel, 1, rows, lon), standardized.
+            key, num_members: as for `local_training_forward`, which then gets the
+                inputs "noised" and "time", too.
+        """
+        process = self.model_def.process
+        assert process is not None, "the model has a process"
+        context = self._context({"y": target}, num_members, interleaved=True)
+        noise = Noise(jax.random.fold_in(key, NOISE))
+        return process.noised(target, replace(context, noise=noise))
 
     def local_training_forward(
         self,
@@ -327,9 +348,31 @@ class ParallelModel:
         prediction, batch_stats = self.model_def.apply_and_update(
             weights, inputs, context, model_state[BATCH_STATS]
         )
+        return self._output(prediction, inputs), batch_stats
+
+    def _sample(
+        self,
+        params: Weights,
+        model_state: ModelState,
+        inputs: Mapping[str, Array],
+        context: Context,
+    ) -> Array:
+        """A sample of the process; spectral norm is applied once."""
+        process, weights = self.model_def.process, self._normalized(params, model_state)
+        assert process is not None, "the model has a process"
+
+        def network(noised: Array, time: Array) -> Array:
+            given = {**inputs, NOISED: noised, TIME: time}
+            stats = model_state[BATCH_STATS]
+            return self.model_def.apply(weights, given, context, stats)
+
+        batch = next(iter(inputs.values())).shape[0]
+        return self._output(process.sample(network, batch, context), inputs)
+
+    def _output(self, prediction: Array, inputs: Mapping[str, Array]) -> Array:
+        """A prediction in the output dtype, then in that of the inputs."""
         dtype = jnp.result_type(*inputs.values())
-        y = self.parallel_config.precision.cast_output(prediction).astype(dtype)
-        return y, batch_stats
+        return self.parallel_config.precision.cast_output(prediction).astype(dtype)
 
     def _context(
         self, inputs: Mapping[str, Array], num_members: int, *, interleaved: bool

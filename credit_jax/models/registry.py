@@ -10,6 +10,10 @@ from flax import nnx
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
 from credit_jax.models.crossformer.camulator import Camulator, CamulatorConfig
 from credit_jax.models.crossformer.crossformer import CrossFormer, CrossFormerConfig
+from credit_jax.models.crossformer.diffusion import (
+    DiffusionCrossFormer,
+    DiffusionCrossFormerConfig,
+)
 from credit_jax.models.crossformer.downscaling import (
     DownscalingCrossFormer,
     DownscalingCrossFormerConfig,
@@ -49,6 +53,9 @@ class ModelEntry(NamedTuple):
 MODELS: dict[str, ModelEntry] = {
     "camulator": ModelEntry(CamulatorConfig, Camulator, "camulator"),
     "crossformer": ModelEntry(CrossFormerConfig, CrossFormer, "crossformer"),
+    "crossformer-diffusion": ModelEntry(
+        DiffusionCrossFormerConfig, DiffusionCrossFormer, "crossformer_diffusion"
+    ),
     "crossformer-ensemble": ModelEntry(
         EnsembleConfig, EnsembleCrossFormer, "crossformer_ensemble"
     ),

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from credit_jax.kernels import implementation
 from credit_jax.nn.noise import Noise
@@ -126,6 +126,25 @@ class Context:
             ValueError: the forward pass has no noise.
         """
         return self._noise(name).normal_vector(name, self.samples(batch), size)
+
+    def uniform_field(
+        self, name: str, field: Field
+    ) -> Float[Array, "batch rows lon channel"]:
+        """Uniform in [0, 1), see `normal_field`."""
+        batch, _, columns, channels = field.data.shape
+        return self._noise(name).uniform_field(
+            name, self.samples(batch), field.layout, columns, channels
+        )
+
+    def uniform_integer(
+        self, name: str, batch: int, bound: int
+    ) -> Int[Array, " batch"]:
+        """An integer from 0 to bound - 1 for each of `batch` local samples.
+
+        Raises:
+            ValueError: the forward pass has no noise.
+        """
+        return self._noise(name).uniform_integer(name, self.samples(batch), bound)
 
     def _noise(self, name: str) -> Noise:
         if self.noise is None:

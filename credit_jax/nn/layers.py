@@ -65,11 +65,19 @@ class Linear(nnx.Module):
     channels. "row": each takes its input channels; one `psum`, then the bias.
     """
 
-    def __init__(self, channel_in: int, channel_out: int) -> None:
+    def __init__(
+        self, channel_in: int, channel_out: int, *, power_iterations: int = 1
+    ) -> None:
         init = torch_uniform(channel_in)
         self.split: Split = None
         self.shape = (channel_in, channel_out)
-        self.kernel = parameter(init, self.shape, ("embed", "embed"), matrix_out=(1,))
+        self.kernel = parameter(
+            init,
+            self.shape,
+            ("embed", "embed"),
+            matrix_out=(1,),
+            power_iterations=power_iterations,
+        )
         self.bias = parameter(init, (channel_out,), ("embed",))
 
     def __call__(

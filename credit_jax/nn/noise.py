@@ -1,4 +1,4 @@
-"""Normal noise inside a model, in training and in evaluation.
+"""Noise inside a model, in training and in evaluation.
 
 A draw is a function of the key, the name of the call site and the global position
 (sample, row, column, channel), so it is the same on every mesh. Ensemble members have
@@ -8,14 +8,15 @@ different keys, or different numbers along the batch dim.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from credit_jax.ops.random_normal import random_normal
+from credit_jax.ops.random_uniform import random_uniform
 from credit_jax.ops.vma import pvary, varying_axes
 from credit_jax.parallel.rows.layout import Layout
 
@@ -50,6 +51,23 @@ class Noise:
             layout: of the rows.
             columns, channels: of the field.
         """
+        return self._field(random_normal, name, samples, layout, columns, channels)
+
+    def uniform_field(
+        self, name: str, samples: Array, layout: Layout, columns: int, channels: int
+    ) -> Float[Array, "batch rows lon channel"]:
+        """Uniform in [0, 1), float32; args as for `normal_field`."""
+        return self._field(random_uniform, name, samples, layout, columns, channels)
+
+    def _field(
+        self,
+        draw: Callable[..., Array],
+        name: str,
+        samples: Array,
+        layout: Layout,
+        columns: int,
+        channels: int,
+    ) -> Array:
         if name in self.given:
             whole = jnp.take(self.given[name], samples, axis=0)
             rows = jnp.maximum(layout.global_rows(), 0)[:, None]
@@ -58,8 +76,7 @@ class Noise:
         high = samples[:, None] * layout.size + rows[None, :]
         low = layout.columns(columns)[..., None] * channels
         low = low + jnp.arange(channels)[None, None]
-        key = self._key_of(name)
-        drawn = random_normal(key, high[:, :, None, None], low[None])
+        drawn = draw(self._key_of(name), high[:, :, None, None], low[None])
         return _varying_as(high, drawn)
 
     def normal_vector(
@@ -71,6 +88,20 @@ class Noise:
         key = self._key_of(name)
         drawn = random_normal(key, samples[:, None], jnp.arange(size)[None])
         return _varying_as(samples, drawn)
+
+    def uniform_integer(
+        self, name: str, samples: Array, bound: int
+    ) -> Int[Array, " batch"]:
+        """An integer from 0 to bound - 1 for each local sample.
+
+        Args:
+            name, samples: as for `normal_field`.
+            bound: at most 2^24.
+        """
+        if name in self.given:
+            return jnp.take(self.given[name], samples, axis=0)
+        drawn = random_uniform(self._key_of(name), samples, jnp.zeros_like(samples))
+        return _varying_as(samples, jnp.floor(drawn * bound).astype(jnp.int32))
 
     def _key_of(self, name: str) -> Array:
         return jax.random.fold_in(self.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)

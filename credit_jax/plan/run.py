@@ -18,6 +18,7 @@ from credit_jax.plan.files import find_missing
 from credit_jax.plan.findings import Findings, unique
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.objective import Latitudes, Objective, plan_objective
+from credit_jax.plan.process import process_findings
 from credit_jax.transforms import Pipeline, build_pipeline
 
 
@@ -104,6 +105,8 @@ def plan_run(
         found.notes += float8_notes(model.model_def, precision_of(trainer))
     if model.dims is not None:
         found.add(_ring_findings(config, model.dims.batch_size))
+    if model.config is not None:
+        found.add(process_findings(config, model.config))
     missing = Findings()
     if with_data:
         missing = find_missing(config, expected_files, model.config)

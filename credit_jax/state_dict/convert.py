@@ -31,7 +31,11 @@ def key_plan_for(model_def: ModelDef) -> KeyPlan:
     plan = make_key_plan(model.key_table, model_def.param_specs, model_def.matrices)
     frozen = frozenset(model_def.param_specs.keys() - model_def.trainable.keys())
     plan = replace(
-        plan, renames=model.renames, frozen=frozen, lists_frozen=model.lists_frozen
+        plan,
+        renames=model.renames,
+        frozen=frozen,
+        lists_frozen=model.lists_frozen,
+        constants=model.constants(model_def.config),
     )
     return with_statistics(plan, model_def.batch_stats)
 

@@ -7,7 +7,7 @@ are in one error. `match_keys.make_key_plan` makes it from a key table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,8 @@ HostModelState = dict[str, dict[str, dict[str, np.ndarray]]]
 Allocate = Callable[..., np.ndarray]
 
 PARAMS = "params"
+# Error of constants that were computed elsewhere, relative and absolute.
+CONSTANT = 1e-5
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class KeyPlan:
         renames: of keys of older versions of CREDIT.
         frozen: paths of parameters that are not trained.
         lists_frozen: whether CREDIT's optimizer counts these, too.
+        constants: PyTorch arrays that the config determines, by key; they precede the
+            others.
     """
 
     entries: tuple[KeyEntry, ...]
@@ -75,17 +79,18 @@ class KeyPlan:
     renames: tuple[Rename, ...] = ()
     frozen: frozenset[str] = frozenset()
     lists_frozen: bool = True
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[str]:
         """PyTorch's keys, in its order."""
-        return [entry.key for entry in self.entries]
+        return [*self.constants, *(entry.key for entry in self.entries)]
 
     @property
     def parameters(self) -> KeyPlan:
         """The entries of parameters alone, for averages."""
         entries = tuple(entry for entry in self.entries if entry.collection == PARAMS)
-        return replace(self, entries=entries)
+        return replace(self, entries=entries, constants={})
 
     @property
     def trainable(self) -> KeyPlan:
@@ -119,6 +124,7 @@ class KeyPlan:
             ValueError: keys or shapes do not fit; lists all of them.
         """
         self.check(state)
+        raise_problems(self._other_constants(state), "the config is another model's")
         params: Arrays = {}
         model_state: HostModelState = {name: {} for name in COLLECTIONS}
         for entries in self._by_name.values():
@@ -137,7 +143,8 @@ class KeyPlan:
             ValueError: as `read`.
         """
         given = {k: np.shape(v) for k, v in state.items() if not self._is_ignored(k)}
-        wanted = {p.key: p.arrangement.torch_shape(p.shape) for p in self.entries}
+        wanted = {key: np.shape(array) for key, array in self.constants.items()}
+        wanted |= {p.key: p.arrangement.torch_shape(p.shape) for p in self.entries}
         raise_problems(
             compare_shapes(given, wanted),
             "the PyTorch state dict does not fit the architecture",
@@ -160,7 +167,7 @@ class KeyPlan:
             compare_shapes({k: np.shape(v) for k, v in arrays.items()}, wanted),
             "the parameters do not fit the architecture",
         )
-        state = {}
+        state = {key: array.copy() for key, array in self.constants.items()}
         for entry in self.entries:
             array = arrays[entry.name]
             ours = array if entry.layer is None else np.asarray(array[entry.layer])
@@ -177,6 +184,14 @@ class KeyPlan:
         for entry in self.entries:
             arrays.setdefault(entry.name, []).append(entry)
         return arrays
+
+    def _other_constants(self, state: Mapping[str, Any]) -> list[str]:
+        """Constants that are not those of the state dict, one line each."""
+        return [
+            f"{key}: the PyTorch state dict has other values than the config asks for"
+            for key, array in self.constants.items()
+            if not np.allclose(np.asarray(state[key]), array, CONSTANT, CONSTANT)
+        ]
 
     def _is_ignored(self, key: str) -> bool:
         return any(ignore.match(key) for ignore in self.ignored)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from credit_jax.state_dict.key_table import KeyTable
 
 
@@ -77,6 +79,7 @@ class TorchModel:
         upgrade: of state dicts of an older version; None if renames are enough.
         lists_frozen: whether CREDIT's optimizer counts the parameters that are not
             trained; it leaves those without `requires_grad` out.
+        constants: config -> arrays of its state dict that the config determines.
     """
 
     key_table: KeyTable
@@ -86,3 +89,4 @@ class TorchModel:
     removed: tuple[RemovedLayer, ...] = ()
     upgrade: Upgrade | None = None
     lists_frozen: bool = True
+    constants: Callable[[Any], Mapping[str, np.ndarray]] = lambda _: {}

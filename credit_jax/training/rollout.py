@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.fields import FieldContext
 from credit_jax.losses import Loss, value_and_parts
+from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
@@ -153,16 +154,26 @@ class ForecastLoss:
         if rollout.num_steps > 1:
             key = jax.random.fold_in(key, index)
         model_state = model.local_iterate(self.params, model_state)
+        given = rollout.inputs(model.model_def.inputs, batch, fields)
+        noised = None
+        if model.model_def.process is not None:
+            noised = model.local_noised(rollout.clamped(target), key)
+            given |= {NOISED: noised.x, TIME: noised.time}
         prediction, after = model.local_training_forward(
             {**weights, **self.frozen},
             model_state,
-            rollout.inputs(model.model_def.inputs, batch, fields),
+            given,
             key,
             num_members=rollout.num_members,
         )
         for further in range(1, model.power_iterations):
             after = model.local_iterate(self.params, after, index=further)
-        tree = rollout.after(batch, fields, target, prediction, context)
+        if noised is None:
+            tree = rollout.after(batch, fields, target, prediction, context)
+        else:
+            # The output is no state of the atmosphere, which transforms could change.
+            tree = {**fields, "y_pred": prediction, "y": noised.target}
+            context = replace(context, sample_weights=noised.weights)
         with jax.named_scope(LOSS):
             value, values = value_and_parts(self.loss, tree, context)
             own = model.model_def.auxiliary_losses(after[BATCH_STATS])

@@ -251,7 +251,7 @@ class Rollout:
             given = {
                 k: jnp.repeat(v, self.num_members, axis=0) for k, v in given.items()
             }
-        return {**given, "x": self._clamped(fields["x"])}
+        return {**given, "x": self.clamped(fields["x"])}
 
     def after(
         self,
@@ -268,11 +268,11 @@ class Rollout:
         tree = {
             **{name: batch[name] for name in batch if name not in (FORCING, STATIC)},
             **fields,
-            "x": self._clamped(fields["x"]),
+            "x": self.clamped(fields["x"]),
             "y_pred": prediction,
         }
         if target is not None:
-            tree["y"] = self._clamped(target)
+            tree["y"] = self.clamped(target)
         return tree if self.postprocess is None else self.postprocess(tree, context)
 
     def next(
@@ -304,7 +304,8 @@ class Rollout:
 
         return targets, jax.tree.map(stacked, batch[FORCING])
 
-    def _clamped(self, x: Array) -> Array:
+    def clamped(self, x: Array) -> Array:
+        """`x` within `clamp`."""
         return x if self.clamp is None else jnp.clip(x, *self.clamp)
 
 

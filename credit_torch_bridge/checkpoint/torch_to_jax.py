@@ -13,6 +13,7 @@ import torch
 
 from credit_jax.checkpoint import Progress
 from credit_jax.config.trainer import TrainerConfig
+from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.state_dict.key_plan import (
     Allocate,
     Arrays,
@@ -181,7 +182,10 @@ def _read_average(
     if checkpoint.average is None:
         return None
     shadow = checkpoint.average.shadow
-    names = plan.current_names(shadow)
+    # CREDIT averages other arrays, too, which change nothing here.
+    others = {*plan.constants}
+    others |= {e.key for e in plan.entries if e.collection == BATCH_STATS}
+    names = [r for r in plan.current_names(shadow) if r.name not in others]
     state = as_arrays({r.name: shadow[r.given] for r in names})
     raise_non_finite(state, "the average")
     try:

@@ -12,12 +12,14 @@ import numpy as np
 
 from credit_jax.config.base import parse
 from credit_jax.config.parallelism import ParallelismConfig
+from credit_jax.models.diffusion.process import TIME
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.mesh.credit import build_device_mesh
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.state_dict.convert import to_state_dict
+from credit_jax.state_dict.key_plan import Arrays
 from credit_jax.state_dict.registry import torch_model
 from credit_torch_bridge.checkpoint.orbax_run import read_run
 from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
@@ -109,8 +111,8 @@ def compare_with_credit(
     found = []
     with jax.default_matmul_precision("highest"):
         for _ in range(batches):
-            x = rng.normal(size=_input_shape(model)).astype(np.float32)
-            ours, theirs = run_jax(x), run_credit(credit, x, blocks)
+            inputs = _inputs(model, rng)
+            ours, theirs = run_jax(inputs), run_credit(credit, inputs, blocks)
             found.append(_compare(ours, theirs, blocks, str(dict(model.mesh.shape))))
     return _worst(found)
 
@@ -153,10 +155,15 @@ def _block_names(config: Any) -> list[str]:
     return torch_model(config.type).block_names(config)
 
 
-def _input_shape(model: ParallelModel) -> tuple[int, ...]:
-    a = model.model_def
-    size = model.axes.num_data
-    return size, a.input_channels, a.frames, a.image_height, a.image_width
+def _inputs(model: ParallelModel, rng: np.random.Generator) -> Arrays:
+    """Random inputs of the network, one sample on each data-parallel device."""
+    model_def, size = model.model_def, model.axes.num_data
+    specs = model_def.network_inputs.items()
+    inputs = {k: rng.normal(size=s.shape(size)).astype(np.float32) for k, s in specs}
+    if model_def.process is not None:
+        steps = rng.integers(model_def.process.num_steps, size=(size, 1))
+        inputs[TIME] = steps.astype(np.float32)
+    return inputs
 
 
 def _compare(

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from credit_jax.models.diffusion.process import NOISED, TIME
 from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.compare.outputs import ModelOutputs
+
+# Models that CREDIT puts into a diffusion process.
+PROCESSES = ("crossformer-diffusion", "unet-diffusion")
 
 
 def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
@@ -24,8 +28,28 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
     """
     arguments = copy.deepcopy(dict(section))
     registry = import_credit("models")._MODEL_REGISTRY
-    module, name = registry[arguments.pop("type")][:2]
-    return getattr(import_credit(module.removeprefix("credit.")), name)(**arguments)
+    model_type = arguments.pop("type")
+    module, name = registry[model_type][:2]
+    model = getattr(import_credit(module.removeprefix("credit.")), name)
+    if model_type not in PROCESSES:
+        return model(**arguments)
+    process = dict(arguments["diffusion"])
+    # A key of ours.
+    process.pop("clip_denoised", None)
+    seen = {key: process.pop(key) for key in ("self_condition",) if key in process}
+    seen["condition"] = process.pop("condition", True)
+    return _process(model(**arguments, **seen), process)
+
+
+def _process(network: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.nn.Module:
+    """CREDIT's ModifiedGaussianDiffusion.
+
+    Its constructor calls `isinstance` with one argument, which fails whatever the
+    network is; CREDIT's module gets one that returns False then.
+    """
+    diffusion: Any = import_credit("diffusion")
+    diffusion.isinstance = lambda *args: len(args) == 2 and isinstance(*args)
+    return diffusion.ModifiedGaussianDiffusion(network, **arguments)
 
 
 def build_credit(
@@ -50,13 +74,13 @@ def build_credit(
 
 
 def run_credit(
-    model: torch.nn.Module, x: np.ndarray, blocks: Sequence[str]
+    model: torch.nn.Module, inputs: Mapping[str, np.ndarray], blocks: Sequence[str]
 ) -> ModelOutputs:
     """One forward and backward pass in evaluation mode.
 
     Args:
         model: from `build_credit`.
-        x: (batch, channel, time, lat, lon).
+        inputs: of the network, by name of ours.
         blocks: names of the modules whose outputs are recorded.
     """
     seen: dict[str, np.ndarray] = {}
@@ -74,7 +98,7 @@ def run_credit(
     ]
     try:
         model.zero_grad()
-        prediction = model(torch.from_numpy(x))
+        prediction = _call(model, inputs)
         (prediction**2).mean().backward()
     finally:
         for hook in hooks:
@@ -85,3 +109,14 @@ def run_credit(
         if p.grad is not None
     }
     return ModelOutputs(prediction.detach().numpy(), seen, gradients)
+
+
+def _call(model: torch.nn.Module, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
+    """The output of CREDIT's network, which may be within a process."""
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    if tensors.keys() == {"x"}:
+        return model(tensors["x"])
+    if NOISED not in tensors:
+        return model(**tensors)
+    network: Any = model.model
+    return network(tensors[NOISED], tensors[TIME][:, 0], None, tensors["x"])

@@ -1,7 +1,8 @@
 """One forward and backward pass of credit_jax on a mesh, by CREDIT's names.
 
 The prediction is the forecaster's; the outputs of blocks and the gradients are those of
-a pass beside it, which differentiates through the spectral norm.
+a pass beside it, which differentiates through the spectral norm. Of a model with a
+process, or with more inputs than x, the prediction is the output of that pass.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.parallel.params.packing import unpack
-from credit_jax.parallel.placement import batch_spec
+from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from credit_jax.state_dict.convert import to_state_dict
@@ -33,7 +34,7 @@ def compile_pass(
     params: Arrays,
     model_state: HostModelState,
     blocks: Sequence[str],
-) -> Callable[[np.ndarray], ModelOutputs]:
+) -> Callable[[Arrays], ModelOutputs]:
     """Compiles a forward and backward pass in evaluation mode.
 
     Args:
@@ -42,10 +43,10 @@ def compile_pass(
         blocks: CREDIT's names of the blocks, in the order of their outputs.
 
     Returns:
-        A function of x (batch, channel, time, lat, lon).
+        A function of the inputs of the network.
     """
     model_def, mesh, axes = model.model_def, model.mesh, model.axes
-    layouts: list[int] = []
+    specs, layouts = model_def.network_inputs, list[int]()
 
     def loss(params: Any, model_state: Any, inputs: Any) -> Any:
         captured: list[Field] = []
@@ -55,7 +56,7 @@ def compile_pass(
         )
         layouts[:] = [field.layout.size for field in captured]
         outputs = [reshard(field, field.layout.to_blocks()).data for field in captured]
-        return model.reducer.mean(jnp.square(y)), outputs
+        return model.reducer.mean(jnp.square(y)), (y, outputs)
 
     def body(params: Any, model_state: Any, inputs: Any) -> Any:
         (_, seen), grads = jax.value_and_grad(loss, has_aux=True)(
@@ -66,21 +67,22 @@ def compile_pass(
     fields = PartitionSpec(batch_spec(axes)[0], axes.domain)
     sharded = model.shard_map(
         body,
-        batch_specs=model.input_specs(),
-        out_specs=(fields, model.packed_specs),
+        batch_specs={k: s.partition_spec(axes) for k, s in specs.items()},
+        out_specs=((model_def.output.partition_spec(axes), fields), model.packed_specs),
     )
     step = compile_program(sharded, mesh)
     weights = place_weights(model, params, model_state)
     forecaster = Forecaster(model, *weights)
 
-    def run(x: np.ndarray) -> ModelOutputs:
-        batch = {"x": forecaster.place(x)}
-        seen, grads = jax.device_get(step(*weights, batch))
+    def run(inputs: Arrays) -> ModelOutputs:
+        (y, seen), grads = jax.device_get(step(*weights, place_batch(inputs, mesh)))
         arrays = jax.tree.map(jnp.asarray, grads)
         whole = jax.device_get(unpack(arrays, model_def.param_specs))
         named = to_state_dict(model_def, whole, model_state)
         return ModelOutputs(
-            forecaster(x),
+            y[..., : model_def.image_height, :]
+            if len(specs) > 1
+            else forecaster(inputs["x"]),
             {
                 name: np.moveaxis(field[:, :size], -1, 1)
                 for name, field, size in zip(blocks, seen, layouts, strict=True)

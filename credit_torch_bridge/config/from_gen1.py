@@ -15,6 +15,7 @@ from credit_torch_bridge.config.post_conf import (
     refuse_for_gen2,
 )
 
+DIFFUSION_TRAINER = "era5-diffusion"
 TRAINERS = ("era5", "era5-gen1", "cam", "standard", "multi-step", "universal")
 DOMAIN_MODES = ("domain_parallel", "fsdp+domain_parallel")
 DATA_OF_MODE = {
@@ -59,7 +60,9 @@ def gen1_to_gen2(
     a year to the training years, and switches other features on.
     """
     kind = editor.get("trainer.type")
-    if kind not in TRAINERS:
+    # A diffusion model is trained by gen1's own trainer, and by the one of credit_jax.
+    diffusion = "diffusion" in str(editor.get("model.type")) and for_jax
+    if kind not in TRAINERS and not (diffusion and kind == DIFFUSION_TRAINER):
         editor.problem(
             "trainer.type",
             f"{kind!r} is another way of training, which gen2's trainer does not have; "

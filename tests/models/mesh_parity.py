@@ -29,6 +29,7 @@ from tests.models.crossformer.cases import (
     CAMULATOR_CASES,
     CASES,
     CROSSFORMER_CASES,
+    DIFFUSION_CASES,
     DOWNSCALING_CASES,
     ENSEMBLE_CASES,
     NEXTGEN_CASES,
@@ -46,6 +47,7 @@ BLOCKS = {
     **{f"camulator {k}": v for k, v in CAMULATOR_CASES.items()},
     **{f"downscaling {k}": v for k, v in DOWNSCALING_CASES.items()},
     **{f"nextgen {k}": v for k, v in NEXTGEN_CASES.items()},
+    **{f"diffusion {k}": v for k, v in DIFFUSION_CASES.items()},
     **{f"ensemble {k}": v for k, v in ENSEMBLE_CASES.items()},
     **{f"unet {k}": v for k, v in UNET_CASES.items()},
     "debugger": DEBUGGER,
@@ -70,15 +72,11 @@ MESHES = {
 
 def _data(model_def: ModelDef, dtype: str) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(5)
-    grid = model_def.image_height, model_def.image_width
-    shapes = {
-        "x": (model_def.input_channels, model_def.frames),
-        "y": (model_def.output_channels, model_def.output_frames),
-    }
+    specs = {**model_def.network_inputs, "y": model_def.output}
     wide = np.float64 if dtype == "float64" else np.float32
     return {
-        name: rng.normal(size=(BATCH, *shape, *grid)).astype(wide)
-        for name, shape in shapes.items()
+        name: rng.normal(size=spec.shape(BATCH)).astype(wide)
+        for name, spec in specs.items()
     }
 
 
@@ -129,8 +127,9 @@ def run(
             weights = spectral_norm.normalize(params, vectors, matrices, specs)
             rank = axis_index(DP_SHARD if degrees[0] > 1 else None)
             own = replace(context, first_sample=rank * len(batch["x"]))
+            inputs = {name: batch[name] for name in model_def.network_inputs}
             y, batch_stats = model_def.apply_and_update(
-                weights, {"x": batch["x"]}, own, model_state[BATCH_STATS]
+                weights, inputs, own, model_state[BATCH_STATS]
             )
             after = {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
             return reducer.mean((y - batch["y"]) ** 2), (y, after)
@@ -139,10 +138,13 @@ def run(
         return y, value, grads, after
 
     spec = batch_spec(axes)
+    batch_specs = {
+        name: own.partition_spec(axes) for name, own in model_def.network_inputs.items()
+    }
     body = jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(specs, model_state_specs, spec),
+        in_specs=(specs, model_state_specs, {**batch_specs, "y": spec}),
         out_specs=(spec, whole, specs, model_state_specs),
     )
     params, model_state = _weights(name, dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from credit_jax.models.model_def import check_inputs
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
@@ -157,6 +158,6 @@ def test_inputs_are_a_mapping_of_the_declared_names() -> None:
         ({"x": x[:, :3]}, r"x has shape \(2, 3, 1, 30, 32\); expected \(5, 1, 30, 32"),
     ):
         with pytest.raises(ValueError, match=problem):
-            model.model_def.check_inputs(given)
+            check_inputs(given, model.model_def.inputs)
     with pytest.raises(ValueError, match="got those named z"):
         model.apply(params, model_state, {"z": x})

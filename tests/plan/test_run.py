@@ -1,5 +1,7 @@
 """A plan: what it holds, and every problem of a config at once."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from credit_jax.check.tables import plan_tables
@@ -7,7 +9,7 @@ from credit_jax.config import ConfigError, build_config
 from credit_jax.plan import plan_run
 from tests.data.world import set_key
 from tests.training.conftest import tiny_model, world
-from tests.training.tiny import tiny_config
+from tests.training.tiny import TinyConfig, tiny_config
 
 __all__ = ["tiny_model", "world"]
 
@@ -157,3 +159,19 @@ def test_huge_depth_is_a_problem(plan, world, tmp_path):
     assert any(
         line.endswith("expected at most 1000 blocks a stage") for line in found.problems
     ), found.problems
+
+
+def test_a_process_learns_single_steps_by_losses_at_points(plan, monkeypatch):
+    """What the transforms, a later step or another member would need is refused."""
+    monkeypatch.setattr(TinyConfig, "process", SimpleNamespace(num_samples=20))
+    single = plan()
+    assert single.problems == ()
+    assert any("takes 20 evaluations of the network" in note for note in single.notes)
+    found = plan(data__forecast_len=2, loss__training_loss="KCRPS")
+    assert any("trained on single steps, got 2" in line for line in found.problems)
+    assert any("KCRPS cannot be weighted by the step" in p for p in found.problems)
+    found = plan(trainer__ensemble_size=2)
+    assert any("trained on single samples, got 2" in line for line in found.problems)
+    terms = {"loss__use_power_loss": True, "loss__spectral_lambda_reg": 0.1}
+    found = plan(**terms, loss__spectral_wavenum_init=1)
+    assert any("loss.use_power_loss" in line for line in found.problems)

@@ -53,6 +53,16 @@ class ModelConfig(StrictModel):
         grid = keys.image_height, keys.image_width
         return FieldSpec(keys.output_channels, keys.output_frames, *grid)
 
+    @property
+    def network_inputs(self) -> Mapping[str, InputSpec]:
+        """Specs of the inputs of the network: those of `inputs`, and of `process`."""
+        return self.inputs
+
+    @property
+    def process(self) -> Any:
+        """The `models.diffusion.process.Process` that samples a prediction, or None."""
+        return None
+
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """Errors of the sizes, one line each.
 

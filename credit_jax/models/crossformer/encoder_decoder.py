@@ -8,7 +8,7 @@ of the decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -49,6 +49,9 @@ class EncoderDecoder(nnx.Module):
         self.cube_embedding = PatchEmbed(
             folded, config.dim[0], config.frames, config.patch
         )
+        # Fields of a process enter with those of x, one frame and no patches.
+        others = [s for name, s in config.network_inputs.items() if name != "x"]
+        folded += sum(s.channels for s in others if isinstance(s, FieldSpec))
         widths = (folded if config.patch == (1, 1) else config.dim[0], *config.dim)
         self.stages = nnx.List(
             _stage(config, index, widths[index], feed_forwards) for index in range(4)
@@ -70,7 +73,7 @@ class EncoderDecoder(nnx.Module):
 
         Differs from CREDIT: nothing; see `common.frames` for the order of frames.
         """
-        config, x = self.config, inputs["x"]
+        config, x = self.config, self._entering(inputs)
         fold = config.frame_fold if config.patch == (1, 1) else "channel"
         field = enter(
             context.precision.cast(x),
@@ -81,9 +84,13 @@ class EncoderDecoder(nnx.Module):
         )
         if config.patch != (1, 1):
             field = context.run(self.cube_embedding, field)
+        added = self._added(inputs, context)
         encodings = []
         for index, stage in enumerate(self.stages):
-            field = self._encoded(stage(field, context.fold_in(index)), index, context)
+            field = stage(field, context.fold_in(index))
+            if added:
+                field = field.like(field.data + added[index][:, None, None])
+            field = self._encoded(field, index, context)
             encodings.append(field)
         for index, up in enumerate(self.up_blocks):
             field = self._decoded(context.run(up, field), index, context)
@@ -91,6 +98,19 @@ class EncoderDecoder(nnx.Module):
         field = context.run(self.head, field)
         y = leave(field, config, interpolate=config.interp).astype(x.dtype)
         return correct(config, x, y, context)
+
+    def _entering(
+        self, inputs: Mapping[str, Array]
+    ) -> Float[Array, "batch channel time rows lon"]:
+        """The fields that enter the first stage."""
+        return inputs["x"]
+
+    def _added(
+        self, inputs: Mapping[str, Array], context: Context
+    ) -> Sequence[Float[Array, "batch channel"]]:
+        """What is added to the output of each stage, at all points; () is nothing."""
+        del inputs, context
+        return ()
 
     def _encoded(self, field: Field, index: int, context: Context) -> Field:
         """What a model makes of the output of a stage."""

@@ -15,6 +15,7 @@ from credit_jax.predict import main as predict
 from tests.bridge.cli.runs import CONFIG
 from tests.models.crossformer.cases import (
     CAMULATOR_CASES,
+    DIFFUSION_CASES,
     DOWNSCALING_CASES,
     ENSEMBLE_CASES,
     NEXTGEN_CASES,
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.reference
 
 BLOCKS = {
     "camulator": CAMULATOR_CASES["two frames"],
+    "crossformer-diffusion": DIFFUSION_CASES["v"],
     "crossformer_downscaling": DOWNSCALING_CASES["mirror"],
     "nextgen_wxformer": NEXTGEN_CASES["levels"],
     "crossformer-ensemble, frozen": ENSEMBLE_CASES["frozen"],
@@ -40,8 +42,14 @@ def write_run(credit: Any, block: dict[str, Any], folder: Path) -> dict[str, Any
     trained = filter(lambda p: p.requires_grad, model.parameters())
     optimizer = torch.optim.AdamW(trained, 1e-3, betas=(0.9, 0.95))
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(build(block).inputs["x"].shape(1), generator=generator)
-    (model(x) ** 2).mean().backward()
+    model_def = build(block)
+    x = torch.randn(model_def.inputs["x"].shape(1), generator=generator)
+    if model_def.process is None:
+        loss = (model(x) ** 2).mean()
+    else:
+        y = torch.randn(model_def.output.shape(1), generator=generator)
+        _, _, loss = model(y, x)
+    loss.backward()
     optimizer.step()
     content = {
         "epoch": 0,

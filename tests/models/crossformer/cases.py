@@ -351,3 +351,61 @@ ENSEMBLE_CASES: dict[str, dict[str, Any]] = {
         "correlated": True,
     },
 }
+
+_DENOISER = {
+    **_OLDER,
+    "type": "crossformer-diffusion",
+    "image_height": 32,
+    "dim": [4, 8, 16, 32],
+    "depth": [1, 0, 1, 1],
+    "padding_conf": None,
+}
+
+# `crossformer-diffusion`: a target without noise, given the input.
+DIFFUSION_CASES: dict[str, dict[str, Any]] = {
+    # padding, v, DDIM of 5 steps
+    "v": {
+        **_DENOISER,
+        "image_height": 30,
+        "padding_conf": {
+            "activate": True,
+            "mode": "earth",
+            "pad_lat": [1, 1],
+            "pad_lon": [1, 1],
+        },
+        "image_width": 30,
+        "diffusion": {
+            "image_size": [30, 30],
+            "timesteps": 50,
+            "sampling_timesteps": 5,
+            "ddim_sampling_eta": 0.5,
+        },
+    },
+    # no interpolation, no spectral norm, the noise, DDPM of all steps
+    "noise": {
+        **_DENOISER,
+        "use_spectral_norm": False,
+        "interp": False,
+        "diffusion": {
+            "image_size": 32,
+            "timesteps": 24,
+            "objective": "pred_noise",
+            "beta_schedule": "linear",
+            "min_snr_loss_weight": True,
+            "min_snr_gamma": 3.0,
+        },
+    },
+    # the target itself, without a clamp, log-uniform noise
+    "target": {
+        **_DENOISER,
+        "diffusion": {
+            "image_size": 32,
+            "timesteps": 50,
+            "sampling_timesteps": 3,
+            "objective": "pred_x0",
+            "beta_schedule": "cosine",
+            "schedule_fn_kwargs": {"s": 0.02},
+            "noise_type": "log-uniform",
+        },
+    },
+}

@@ -1,0 +1,168 @@
+"""`model.diffusion`: the process of models that draw a prediction from noise."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from credit_jax.config.base import StrictModel, Unavailable
+from credit_jax.models.common.array_specs import FieldSpec, InputSpec, VectorSpec
+from credit_jax.models.common.config import ModelConfig
+from credit_jax.models.common.padding import repeated
+from credit_jax.models.diffusion.process import NOISED, TIME, Process
+from credit_jax.models.diffusion.schedule import SCHEDULES
+
+# Of the linear schedule: with fewer, betas are above 1.
+FEWEST_LINEAR = 21
+
+
+class DiffusionConfig(StrictModel):
+    """Arguments of CREDIT's GaussianDiffusion, with its defaults.
+
+    Attributes:
+        image_size: (lat, lon) of the grid; one number for both.
+        timesteps: of the process, T.
+        sampling_timesteps: network evaluations of a sample: DDIM if there are fewer
+            than T, else DDPM, as with null.
+        objective: what the network predicts: the noise, the target, or v.
+        beta_schedule: "sigmoid", "linear" or "cosine".
+        schedule_fn_kwargs: arguments of the schedule.
+        noise_type: "normal", or "log-uniform": times e^u, u uniform from ln 0.02 to
+            ln 200 at every point.
+        ddim_sampling_eta: noise that DDIM adds, 0 for none.
+        offset_noise_strength: of noise in training that is equal at all points.
+        min_snr_loss_weight, min_snr_gamma: whether, and at which ratio of signal to
+            noise, weights of the loss are clipped.
+        condition: whether the network sees the input; only true.
+        clip_denoised: whether samplers clamp the target that they infer to -1 and 1,
+            as CREDIT does, although data are standardized. Not in CREDIT.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        "auto_normalize": "CREDIT has its effect commented out",
+    }
+    unavailable: ClassVar[Mapping[str, Unavailable]] = {
+        "immiscible": Unavailable("remove the key", harmless=(False,)),
+        "self_condition": Unavailable(
+            "CREDIT's networks have no channels for it; remove the key",
+            harmless=(False,),
+        ),
+    }
+
+    image_size: Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
+    timesteps: PositiveInt = 1000
+    sampling_timesteps: int | None = None
+    objective: Literal["pred_noise", "pred_x0", "pred_v"] = "pred_v"
+    beta_schedule: Literal["sigmoid", "linear", "cosine"] = "sigmoid"
+    schedule_fn_kwargs: dict[str, float] = Field(default_factory=dict)
+    noise_type: Literal["normal", "log-uniform"] = "normal"
+    ddim_sampling_eta: float = 0.0
+    offset_noise_strength: float = 0.0
+    min_snr_loss_weight: bool = False
+    min_snr_gamma: float = 5.0
+    condition: bool = True
+    clip_denoised: bool = True
+
+    def problems(self, height: int, width: int) -> list[str]:
+        """Errors of the process of a model on a grid, one line each."""
+        found = []
+        if self.image_size != (height, width):
+            found.append(
+                f"model.diffusion.image_size is {list(self.image_size)}; expected "
+                f"the grid of the model, [{height}, {width}]"
+            )
+        if not self.condition:
+            found.append(
+                "model.diffusion.condition is false; expected true: without the input "
+                "there is nothing to forecast from, and CREDIT's samplers fail"
+            )
+        steps = self.sampling_timesteps
+        if steps is not None and not 1 <= steps <= self.timesteps:
+            zero = ": with 0 CREDIT returns the noise itself" if steps == 0 else ""
+            found.append(
+                f"model.diffusion.sampling_timesteps is {steps}; expected 1 to "
+                f"timesteps = {self.timesteps}, or null for all of them{zero}"
+            )
+        if self.beta_schedule == "linear" and self.timesteps < FEWEST_LINEAR:
+            found.append(
+                f"model.diffusion.timesteps is {self.timesteps} with the linear "
+                f"schedule; expected at least {FEWEST_LINEAR}: the last beta is 20 / "
+                "timesteps, which must be below 1"
+            )
+        if not 0.0 <= self.ddim_sampling_eta <= 1.0:
+            found.append(
+                f"model.diffusion.ddim_sampling_eta is {self.ddim_sampling_eta}; "
+                "expected 0 (no noise) to 1 (that of DDPM)"
+            )
+        return [*found, *self._schedule_problems()]
+
+    def _schedule_problems(self) -> list[str]:
+        schedule = SCHEDULES[self.beta_schedule]
+        known = list(inspect.signature(schedule).parameters)[1:]
+        if self.beta_schedule == "sigmoid":
+            known.append("clamp_min")  # which CREDIT takes and does not read
+        return [
+            f"model.diffusion.schedule_fn_kwargs has {name!r}; the "
+            f"{self.beta_schedule} schedule takes {', '.join(known) or 'none'}"
+            for name in self.schedule_fn_kwargs
+            if name not in known
+        ]
+
+    def process(self, output: FieldSpec) -> Process:
+        """The process of targets like `output`; only if `problems` is empty."""
+        arguments = {
+            name: value
+            for name, value in self.schedule_fn_kwargs.items()
+            if name != "clamp_min"
+        }
+        return Process(
+            output,
+            betas=tuple(SCHEDULES[self.beta_schedule](self.timesteps, **arguments)),
+            objective=self.objective,
+            num_samples=self.sampling_timesteps or self.timesteps,
+            log_uniform=self.noise_type == "log-uniform",
+            eta=self.ddim_sampling_eta,
+            offset=self.offset_noise_strength,
+            largest_snr=self.min_snr_gamma if self.min_snr_loss_weight else None,
+            clip=self.clip_denoised,
+        )
+
+
+class DiffusionKeys(ModelConfig):
+    """A model whose network removes noise from a target.
+
+    Its prediction from "x" is a sample; the network has the inputs "noised" and "time"
+    beside "x".
+
+    Attributes:
+        diffusion: see `DiffusionConfig`.
+    """
+
+    draws_noise: ClassVar[bool] = True
+    output_frames: ClassVar[int] = 1
+
+    diffusion: DiffusionConfig
+
+    @property
+    def process(self) -> Process:
+        """See `ModelConfig.process`."""
+        return self.diffusion.process(self.output)
+
+    @property
+    def network_inputs(self) -> Mapping[str, InputSpec]:
+        """See `ModelConfig.network_inputs`."""
+        return {**self.inputs, NOISED: self.output, TIME: VectorSpec(1)}
+
+    def process_problems(self) -> list[str]:
+        """Errors of the process, and of what CREDIT's network cannot take."""
+        keys: Any = self
+        found = self.diffusion.problems(keys.image_height, keys.image_width)
+        if keys.frames != 1:
+            found.append(
+                f"model.frames is {keys.frames}; expected 1: CREDIT's {keys.type} "
+                "joins the input and the noised target, which has one frame"
+            )
+        return found

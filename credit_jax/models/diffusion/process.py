@@ -1,0 +1,229 @@
+"""A Gaussian diffusion process: noised targets, and samplers that remove the noise.
+
+Ho et al. (2020), with v as in Salimans and Ho (2022); credit/diffusion.py. With
+a = alpha_bar(t), a noised target is x_t = sqrt(a) x_0 + sqrt(1 - a) e.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from credit_jax.models.common.array_specs import FieldSpec
+from credit_jax.models.diffusion.schedule import ddim_times, tables
+from credit_jax.nn.context import Context
+from credit_jax.ops.vma import pvary
+from credit_jax.parallel.rows.layout import Field
+
+# Inputs of the network beside "x": the noised target, and the step of its noise.
+NOISED, TIME = "noised", "time"
+
+# Fields (batch, channel, 1, rows, lon): local samples, rows in equal blocks.
+Sample = Float[Array, "batch channel 1 rows lon"]
+# (x_t, step) -> output of the network.
+Network = Callable[[Array, Array], Array]
+
+# Standard deviations of log-uniform noise.
+SMALLEST_SIGMA, LARGEST_SIGMA = 0.02, 200.0
+
+
+class Noised(NamedTuple):
+    """What the network learns from.
+
+    Attributes:
+        x: the noised target.
+        time: (batch, 1) step of its noise, float.
+        target: what the network should give.
+        weights: (batch,) of each sample in the loss.
+    """
+
+    x: Sample
+    time: Float[Array, "batch 1"]
+    target: Sample
+    weights: Float[Array, " batch"]
+
+
+@dataclass(frozen=True)
+class Process:
+    """See the module.
+
+    Attributes:
+        output: of a target.
+        betas: variance that each of T steps adds, float64.
+        objective: "pred_noise", "pred_x0" or "pred_v".
+        num_samples: network evaluations of a sample, at most T.
+        log_uniform: whether noise is scaled by a random factor at each point.
+        eta: noise that DDIM adds.
+        offset: strength of noise in training that is equal at all points.
+        largest_snr: at which weights of the loss are clipped; None does not clip.
+        clip: whether samplers clamp the target that they infer to -1 and 1.
+    """
+
+    output: FieldSpec
+    betas: tuple[float, ...]
+    objective: str
+    num_samples: int
+    log_uniform: bool = False
+    eta: float = 0.0
+    offset: float = 0.0
+    largest_snr: float | None = None
+    clip: bool = True
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return len(self.betas)
+
+    @cached_property
+    def tables(self) -> dict[str, Float[np.ndarray, " step"]]:
+        """The buffers of CREDIT's checkpoints, float32; see `schedule.tables`."""
+        return tables(np.array(self.betas), self.objective, self.largest_snr)
+
+    def noised(self, target: Sample, context: Context) -> Noised:
+        """A target with noise of a random step for each sample.
+
+        Draws "time", "noise", with `log_uniform` "noise scale", and with an `offset`
+        "noise offset".
+
+        Args:
+            target: x_0, standardized.
+            context: gives the noise.
+        """
+        batch, channels = target.shape[:2]
+        time = context.uniform_integer("time", batch, self.num_steps)
+        noise = self._noise("noise", batch, context).astype(target.dtype)
+        if self.offset > 0:
+            offset = context.normal_vector("noise offset", batch, channels)
+            offset = offset.astype(target.dtype)[:, :, None, None, None]
+            noise = noise + self.offset * offset
+        at = {name: jnp.asarray(table)[time] for name, table in self.tables.items()}
+
+        def of(name: str) -> Array:
+            return at[name].astype(target.dtype)[:, None, None, None, None]
+
+        signal, rest = of("sqrt_alphas_cumprod"), of("sqrt_one_minus_alphas_cumprod")
+        wanted = {
+            "pred_noise": noise,
+            "pred_x0": target,
+            "pred_v": signal * noise - rest * target,
+        }
+        return Noised(
+            signal * target + rest * noise,
+            time[:, None].astype(target.dtype),
+            wanted[self.objective],
+            at["loss_weight"],
+        )
+
+    def sample(self, network: Network, batch: int, context: Context) -> Sample:
+        """Samples from noise, by `lax.scan` over the steps of the sampler.
+
+        Draws "start", and "step" at every step that adds noise, with a key that is
+        folded with the number of the step.
+
+        Args:
+            network: of local arrays.
+            batch: number of local samples.
+            context: gives the noise; the sampler computes in float32 or wider.
+        """
+        dtype = context.precision.wide
+        start = self._noise("start", batch, context).astype(dtype)
+        start = pvary(start, context.axes.batch)
+        if self.num_samples < self.num_steps:
+            step, tables = self._ddim, self._ddim_tables
+        else:
+            step, tables = self._ddpm, self._ddpm_tables
+
+        def body(x: Array, at: Mapping[str, Array]) -> tuple[Array, None]:
+            time = at["time"]
+            at = {name: number.astype(dtype) for name, number in at.items()}
+            output = network(x, jnp.full((batch, 1), time, dtype)).astype(dtype)
+            own = context.fold_in(time)
+            return step(x, output, at, own), None
+
+        return lax.scan(body, start, jax.tree.map(jnp.asarray, tables))[0]
+
+    def _noise(self, name: str, batch: int, context: Context) -> Array:
+        """Noise at every point and channel of the local part of a target."""
+        output, rows = self.output, context.rows(self.output.height)
+        shape = batch, rows.length, output.width, output.channels
+        field = Field(jnp.zeros(shape), rows)
+        noise = context.normal_field(name, field)
+        if self.log_uniform:
+            smallest, largest = np.log((SMALLEST_SIGMA, LARGEST_SIGMA))
+            uniform = context.uniform_field(f"{name} scale", field)
+            noise = noise * jnp.exp(smallest + (largest - smallest) * uniform)
+        return noise.transpose(0, 3, 1, 2)[:, :, None]
+
+    @cached_property
+    def _ddpm_tables(self) -> dict[str, np.ndarray]:
+        """Tables by step, from T - 1 down to 0."""
+        down = {name: table[::-1] for name, table in self.tables.items()}
+        return {**down, "time": np.arange(self.num_steps, dtype=np.int32)[::-1]}
+
+    @cached_property
+    def _ddim_tables(self) -> dict[str, np.ndarray]:
+        """Tables at the steps of DDIM, and the factors of what a step adds up."""
+        times = ddim_times(self.num_steps, self.num_samples)
+        time, following = np.array(times[:-1]), np.array(times[1:])
+        product = self.tables["alphas_cumprod"].astype(np.float64)
+        # The last step, to -1, is the inferred target itself.
+        now, after = product[time], np.where(following < 0, 1.0, product[following])
+        sigma = self.eta * np.sqrt((1 - now / after) * (1 - after) / (1 - now))
+        return {
+            **{name: table[time] for name, table in self.tables.items()},
+            "time": time.astype(np.int32),
+            "target": np.sqrt(after),
+            "noise": np.sqrt(np.maximum(1 - after - sigma**2, 0)),
+            "sigma": sigma,
+        }
+
+    def _ddpm(
+        self, x: Array, output: Array, at: Mapping[str, Array], context: Context
+    ) -> Array:
+        """x_{t-1} from its distribution given x_t and the inferred target."""
+        target, _ = self._inferred(x, output, at)
+        mean = at["posterior_mean_coef1"] * target + at["posterior_mean_coef2"] * x
+        deviation = jnp.exp(0.5 * at["posterior_log_variance_clipped"])
+        noise = self._noise("step", len(x), context).astype(x.dtype)
+        return mean + jnp.where(at["time"] > 0, deviation, 0.0) * noise
+
+    def _ddim(
+        self, x: Array, output: Array, at: Mapping[str, Array], context: Context
+    ) -> Array:
+        """X at the next step from the inferred target and noise: Song et al. (2021)."""
+        target, noise = self._inferred(x, output, at)
+        x = at["target"] * target + at["noise"] * noise
+        if self.eta == 0:
+            return x
+        return x + at["sigma"] * self._noise("step", len(x), context).astype(x.dtype)
+
+    def _inferred(
+        self, x: Array, output: Array, at: Mapping[str, Array]
+    ) -> tuple[Array, Array]:
+        """The target and the noise that an output stands for."""
+        recip, recipm1 = (
+            at["sqrt_recip_alphas_cumprod"],
+            at["sqrt_recipm1_alphas_cumprod"],
+        )
+        if self.objective == "pred_noise":
+            target = recip * x - recipm1 * output
+        elif self.objective == "pred_x0":
+            target = output
+        else:
+            target = (
+                at["sqrt_alphas_cumprod"] * x
+                - at["sqrt_one_minus_alphas_cumprod"] * output
+            )
+        if self.clip:
+            target = jnp.clip(target, -1.0, 1.0)
+        elif self.objective == "pred_noise":
+            return target, output
+        return target, (recip * x - target) / recipm1

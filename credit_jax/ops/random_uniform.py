@@ -1,0 +1,21 @@
+"""Uniform random numbers by position."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float32
+
+from credit_jax.ops.random_bits import random_bits
+
+
+def random_uniform(key: Array, high: Array, low: Array) -> Float32[Array, "*shape"]:
+    """Uniform in [0, 1), a pure function of (key, high, low) element by element.
+
+    A multiple of 2^-24.
+
+    Args:
+        key: typed PRNG key.
+        high, low: two halves of the global position, integers that broadcast.
+    """
+    bits = random_bits(key, high, low)
+    return (bits >> 8).astype(jnp.float32) * 2.0**-24

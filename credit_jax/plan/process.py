@@ -1,0 +1,55 @@
+"""Training of a model whose prediction is a sample: what it takes and what not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from credit_jax.config import Config
+from credit_jax.losses.registry import LOSSES
+from credit_jax.plan.findings import Findings
+
+
+def process_findings(config: Config, model: Any) -> Findings:
+    """Problems and notes of training the network of a diffusion process.
+
+    It learns a single step, from the noise, the target or v at each point: nothing that
+    a transform could change, or that a later step could be given.
+
+    Args:
+        config: the whole config.
+        model: its validated `model:` section.
+    """
+    found = Findings()
+    if model.process is None:
+        return found
+    if config.data.forecast_len > 1:
+        found.problems.append(
+            f"data.forecast_len: {model.type} is trained on single steps, got "
+            f"{config.data.forecast_len}; expected 1 (CREDIT feeds the output of the "
+            "network, which is no state, back)"
+        )
+    if config.trainer.ensemble_size > 1:
+        found.problems.append(
+            f"trainer.ensemble_size: {model.type} is trained on single samples, got "
+            f"{config.trainer.ensemble_size}; expected 1 (members of a forecast are in "
+            "inference.members)"
+        )
+    loss = config.loss
+    name = None if loss.is_base else loss.type or loss.training_loss
+    if name is None or (name in LOSSES and LOSSES[name].build_pointwise is None):
+        points = [key for key, own in LOSSES.items() if own.build_pointwise is not None]
+        found.problems.append(
+            f"loss: {name or 'base'} cannot be weighted by the step of the noise, as "
+            f"{model.type} needs; expected one of {', '.join(points)}"
+        )
+    for key in ("use_power_loss", "use_spectral_loss"):
+        if loss.is_weighted and getattr(loss, key):
+            found.problems.append(
+                f"loss.{key}: {model.type} is trained on noised fields, whose spectra "
+                "say nothing; remove the key"
+            )
+    found.notes.append(
+        f"a validation sample takes {model.process.num_samples} evaluations of the "
+        "network; postblocks correct samples, and nothing in training"
+    )
+    return found

@@ -1,0 +1,21 @@
+"""CREDIT's names of a diffusion process around a network (diffusion.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from credit_jax.state_dict.key_table import Rule
+
+
+def below_process(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules of a network, for the keys of the process that it is part of."""
+    return tuple(replace(rule, torch=f"model.{rule.torch}") for rule in rules)
+
+
+def process_buffers(config: Any) -> Mapping[str, np.ndarray]:
+    """The buffers of the process, which precede the keys of the network."""
+    return config.process.tables

@@ -1,0 +1,228 @@
+"""The diffusion process against CREDIT's, around a network of one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from credit_jax.fields import FieldContext
+from credit_jax.models.common.array_specs import FieldSpec
+from credit_jax.models.diffusion.config import DiffusionConfig
+from credit_jax.models.diffusion.schedule import SCHEDULES, ddim_times
+from credit_jax.nn.context import Context
+from credit_jax.nn.noise import Noise
+from credit_jax.parallel.mesh.axes import MeshAxes
+from credit_jax.parallel.reductions import FieldReducer
+from credit_jax.parallel.rows.layout import block_layout
+from tests.support import assert_close
+
+pytestmark = pytest.mark.reference
+
+OUTPUT = FieldSpec(channels=3, frames=1, height=5, width=4)
+BATCH = 4
+SHAPE = OUTPUT.shape(BATCH)
+
+
+def _process_of_credit(credit: Any, keys: dict[str, Any]) -> Any:
+    import torch
+
+    from credit_torch_bridge.compare.credit_side import _process
+
+    class Network(torch.nn.Module):
+        channels, input_channels, output_channels, frames = 3, 3, 3, 1
+        self_condition, condition = False, True
+
+        def forward(self, x: Any, t: Any, x_self_cond: Any, x_cond: Any) -> Any:
+            return 0.5 * x + 0.1 * x_cond + 0.01 * t[:, None, None, None, None]
+
+    return _process(Network(), keys)
+
+
+def _network(x_cond: np.ndarray) -> Any:
+    return lambda x, time: 0.5 * x + 0.1 * x_cond + 0.01 * time[:, :, None, None, None]
+
+
+def _process(**keys: Any) -> tuple[dict[str, Any], Any]:
+    keys = {"image_size": [5, 4], **keys}
+    config = DiffusionConfig(**keys)
+    assert config.problems(5, 4) == []
+    return keys, config.process(OUTPUT)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("objective", ["pred_noise", "pred_x0", "pred_v"])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_tables_are_credit_s_buffers_bit_for_bit(
+    credit: Any, schedule: str, objective: str, clipped: bool
+) -> None:
+    more = {"sigmoid": {"start": -2, "tau": 0.7}, "cosine": {"s": 0.02}}
+    for timesteps, arguments in ((1000, {}), (50, more.get(schedule, {}))):
+        keys, process = _process(
+            timesteps=timesteps,
+            beta_schedule=schedule,
+            objective=objective,
+            min_snr_loss_weight=clipped,
+            schedule_fn_kwargs=arguments,
+        )
+        theirs = _process_of_credit(credit, keys).state_dict()
+        assert list(process.tables) == list(theirs)
+        for name, table in process.tables.items():
+            np.testing.assert_array_equal(table, theirs[name].numpy(), err_msg=name)
+
+
+def test_the_steps_of_ddim_are_credit_s() -> None:
+    import torch
+
+    for timesteps in (2, 16, 32, 50, 101, 1000):
+        for samples in range(1, timesteps):
+            spaced = torch.linspace(-1, timesteps - 1, steps=samples + 1)
+            assert ddim_times(timesteps, samples) == spaced.int().tolist()[::-1]
+
+
+def _drawn(process: Any) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    nhwc = BATCH, OUTPUT.height, OUTPUT.width, OUTPUT.channels
+    drawn = {name: rng.normal(size=nhwc) for name in ("noise", "start", "step")}
+    drawn |= {f"{name} scale": rng.uniform(size=nhwc) for name in drawn}
+    drawn["noise offset"] = rng.normal(size=(BATCH, OUTPUT.channels))
+    found = {name: array.astype(np.float32) for name, array in drawn.items()}
+    times = np.array([0, 1, process.num_steps // 2, process.num_steps - 1])
+    return {**found, "time": times.astype(np.int32)}
+
+
+def _fields(drawn: dict[str, np.ndarray], name: str, process: Any) -> Any:
+    """The noise of a call site as CREDIT has it."""
+    import torch
+
+    noise = drawn[name]
+    if process.log_uniform:
+        low, high = np.log(0.02), np.log(200.0)
+        noise = noise * np.exp(low + (high - low) * drawn[f"{name} scale"])
+    return torch.from_numpy(noise.transpose(0, 3, 1, 2)[:, :, None].copy()).float()
+
+
+@pytest.mark.parametrize("objective", ["pred_noise", "pred_x0", "pred_v"])
+@pytest.mark.parametrize("noise_type", ["normal", "log-uniform"])
+def test_the_loss_of_a_noised_target_is_credit_s(
+    credit: Any, objective: str, noise_type: str
+) -> None:
+    """With weights of rows, and those of the steps."""
+    import torch
+
+    keys, process = _process(
+        timesteps=60,
+        objective=objective,
+        noise_type=noise_type,
+        min_snr_loss_weight=True,
+        min_snr_gamma=3.0,
+    )
+    rng, drawn = np.random.default_rng(1), _drawn(process)
+    x0, x_cond = (rng.normal(size=SHAPE).astype("f") for _ in range(2))
+    weights = np.linspace(0.5, 1.5, OUTPUT.height).astype("f")
+    theirs = _process_of_credit(credit, keys)
+    theirs.load_loss(
+        SimpleNamespace(
+            loss_fn=torch.nn.MSELoss(reduction="none"),
+            lat_weights=torch.from_numpy(weights),
+            var_weights=None,
+        )
+    )
+    output, target, loss = theirs.p_losses(
+        torch.from_numpy(x0),
+        torch.from_numpy(drawn["time"]).long(),
+        torch.from_numpy(x_cond),
+        noise=_fields(drawn, "noise", process),
+    )
+    noise = Noise(jax.random.key(0), jax.tree.map(jnp.asarray, drawn))
+    noised = process.noised(jnp.asarray(x0), Context(noise=noise))
+    ours = _network(x_cond)(noised.x, noised.time)
+    assert_close(np.asarray(noised.target), target.numpy(), 1e-6, "target")
+    assert_close(np.asarray(ours), output.numpy(), 1e-6, "output")
+    reducer = FieldReducer(block_layout(OUTPUT.height, dim=3), MeshAxes())
+    context = replace(
+        FieldContext(reducer, row_weights=weights), sample_weights=noised.weights
+    )
+    value = context.mean((ours - noised.target) ** 2)
+    assert_close(np.asarray(value), loss.numpy(), 1e-6, "loss")
+
+
+def test_offset_noise_is_equal_at_all_points() -> None:
+    """CREDIT's offset has a shape that fields of five dims do not take."""
+    _, process = _process(timesteps=60, offset_noise_strength=0.1)
+    _, without = _process(timesteps=60)
+    drawn = _drawn(process)
+    context = Context(noise=Noise(jax.random.key(0), jax.tree.map(jnp.asarray, drawn)))
+    x0 = jnp.zeros(SHAPE)
+    added = process.noised(x0, context).x - without.noised(x0, context).x
+    factor = process.tables["sqrt_one_minus_alphas_cumprod"][drawn["time"]]
+    wanted = 0.1 * factor[:, None] * drawn["noise offset"]
+    wanted = np.broadcast_to(wanted[:, :, None, None, None], SHAPE)
+    np.testing.assert_allclose(added, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["pred_noise", "pred_x0", "pred_v"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"timesteps": 50},
+        {"timesteps": 50, "sampling_timesteps": 7},
+        {"timesteps": 50, "sampling_timesteps": 20, "ddim_sampling_eta": 0.7},
+        {"timesteps": 1000, "sampling_timesteps": 1, "noise_type": "log-uniform"},
+    ],
+)
+def test_samplers_are_credit_s(
+    credit: Any, objective: str, keys: dict[str, Any]
+) -> None:
+    import torch
+
+    keys, process = _process(objective=objective, **keys)
+    drawn = _drawn(process)
+    theirs = _process_of_credit(credit, keys)
+    start, step = (_fields(drawn, name, process) for name in ("start", "step"))
+    theirs.randn_like_fn = lambda shape=None, tensor=None, device=None: (
+        step if shape is None else start
+    ).clone()
+    x_cond = np.random.default_rng(1).normal(size=SHAPE).astype("f")
+    wanted = theirs.sample(torch.from_numpy(x_cond), batch_size=BATCH)
+    context = Context(noise=Noise(jax.random.key(0), jax.tree.map(jnp.asarray, drawn)))
+    ours = process.sample(_network(x_cond), BATCH, context)
+    assert_close(np.asarray(ours), wanted.numpy(), 2e-6, f"{objective} {keys}")
+
+
+@pytest.mark.parametrize("samples", [None, 10])
+def test_without_the_clamp_a_sample_leaves_the_unit_interval(
+    samples: int | None,
+) -> None:
+    """A network that always infers 3 gives 3, and 1 with CREDIT's clamp."""
+    found = {}
+    for clip in (True, False):
+        _, process = _process(
+            timesteps=50,
+            sampling_timesteps=samples,
+            objective="pred_x0",
+            clip_denoised=clip,
+        )
+        context = Context(noise=Noise(jax.random.key(0)))
+        three = process.sample(lambda x, _: jnp.full_like(x, 3.0), 1, context)
+        found[clip] = np.asarray(three)
+    np.testing.assert_allclose(found[True], 1.0, atol=1e-4)
+    np.testing.assert_allclose(found[False], 3.0, atol=1e-4)
+
+
+def test_steps_and_noise_have_their_distributions() -> None:
+    _, process = _process(timesteps=40, noise_type="log-uniform")
+    context = Context(noise=Noise(jax.random.key(1)))
+    times = np.asarray(context.uniform_integer("time", 4000, 40))
+    counts = np.bincount(times, minlength=40)
+    assert (len(counts), counts.min() > 60, counts.max() < 145) == (40, True, True)
+    noise = np.asarray(process._noise("noise", 400, context))
+    assert abs(noise.mean()) < 4.0
+    spread = np.log(np.abs(noise)).std()
+    # ln|e|, of standard deviation 1.11, plus a uniform number of width ln 10^4.
+    assert abs(spread - np.hypot(1.11, np.log(1e4) / np.sqrt(12))) < 0.05
