@@ -32,6 +32,7 @@ from credit_jax.models.swin.fuxi import Fuxi, FuxiConfig
 from credit_jax.models.swin.swin import Swin, SwinConfig
 from credit_jax.models.swin.wrf import WRF, WRFConfig
 from credit_jax.models.unet.config import DownscalingUNetConfig, UNetConfig
+from credit_jax.models.unet.diffusion import DiffusionUNet, DiffusionUNetConfig
 from credit_jax.models.unet.unet import UNet
 
 
@@ -73,6 +74,7 @@ MODELS: dict[str, ModelEntry] = {
     ),
     "swin": ModelEntry(SwinConfig, Swin, "swin"),
     "unet": ModelEntry(UNetConfig, UNet, "unet"),
+    "unet-diffusion": ModelEntry(DiffusionUNetConfig, DiffusionUNet, "unet_diffusion"),
     "unet_downscaling": ModelEntry(DownscalingUNetConfig, UNet, "unet"),
     "wrf": ModelEntry(WRFConfig, WRF, "wrf"),
     "wxformer": ModelEntry(WXFormerConfig, WXFormer, "wxformer"),

@@ -173,9 +173,11 @@ class ForecastLoss:
         else:
             # The output is no state of the atmosphere, which transforms could change.
             tree = {**fields, "y_pred": prediction, "y": noised.target}
-            context = replace(context, sample_weights=noised.weights)
+        weighted = context
+        if noised is not None:
+            weighted = replace(context, sample_weights=noised.weights)
         with jax.named_scope(LOSS):
-            value, values = value_and_parts(self.loss, tree, context)
+            value, values = value_and_parts(self.loss, tree, weighted)
             own = model.model_def.auxiliary_losses(after[BATCH_STATS])
             value, values = sum(own.values(), value), values | own
         if self.measure is not None:

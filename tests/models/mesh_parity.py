@@ -38,6 +38,7 @@ from tests.models.crossformer.cases import (
 from tests.models.debugger.cases import DEBUGGER
 from tests.models.swin.cases import FUXI_CASES, SWIN_CASES, SWIN_PADDED
 from tests.models.unet.cases import CASES as UNET_CASES
+from tests.models.unet.cases import DIFFUSION_CASES as UNET_DIFFUSION_CASES
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 BLOCKS = {
@@ -50,6 +51,7 @@ BLOCKS = {
     **{f"diffusion {k}": v for k, v in DIFFUSION_CASES.items()},
     **{f"ensemble {k}": v for k, v in ENSEMBLE_CASES.items()},
     **{f"unet {k}": v for k, v in UNET_CASES.items()},
+    **{f"unet-diffusion {k}": v for k, v in UNET_DIFFUSION_CASES.items()},
     "debugger": DEBUGGER,
     **{f"fuxi {k}": v for k, v in FUXI_CASES.items()},
     **{f"swin {k}": v for k, v in SWIN_CASES.items()},

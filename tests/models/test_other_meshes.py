@@ -30,6 +30,11 @@ OTHERS = [
     ("ensemble correlated", "dp2_tp2_domain2"),
     ("ensemble frozen", "domain3"),
     ("ensemble frozen", "domain8"),
+    ("diffusion v", "domain3"),
+    ("unet-diffusion padded", "dp2_tp2_domain2"),
+    ("unet-diffusion padded", "domain3"),
+    ("unet-diffusion padded", "domain8"),
+    ("unet-diffusion own levels", "domain8"),
     ("debugger", "dp2_tp2_domain2"),
     ("debugger", "domain3"),
     ("debugger", "domain8"),
@@ -53,7 +58,13 @@ def test_other_models_equal_one_device(name: str, mesh: str) -> None:
 @pytest.mark.parametrize(
     "name",
     mark_slow(
-        ["camulator two frames", "downscaling mirror", "nextgen levels", "debugger"],
+        [
+            "camulator two frames",
+            "downscaling mirror",
+            "nextgen levels",
+            "unet-diffusion padded",
+            "debugger",
+        ],
         but=["camulator two frames", "nextgen levels", "debugger"],
     ),
 )

@@ -21,6 +21,7 @@ from tests.models.crossformer.cases import (
     NEXTGEN_CASES,
 )
 from tests.models.debugger.cases import DEBUGGER
+from tests.models.unet.cases import DIFFUSION_CASES as UNET_DIFFUSION_CASES
 from tests.support.credit_modules import credit_attribute
 
 pytestmark = pytest.mark.reference
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.reference
 BLOCKS = {
     "camulator": CAMULATOR_CASES["two frames"],
     "crossformer-diffusion": DIFFUSION_CASES["v"],
+    "unet-diffusion": UNET_DIFFUSION_CASES["padded"],
     "crossformer_downscaling": DOWNSCALING_CASES["mirror"],
     "nextgen_wxformer": NEXTGEN_CASES["levels"],
     "crossformer-ensemble, frozen": ENSEMBLE_CASES["frozen"],

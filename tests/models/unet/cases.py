@@ -78,3 +78,54 @@ DOWNSCALING: dict[str, Any] = {
     "channels": {"boundary": 3, "prognostic": 4, "diagnostic": 2},
     "architecture": {**SMALL, "encoder_depth": 4, "decoder_channels": [32, 16, 16, 16]},
 }
+
+_DENOISER: dict[str, Any] = {
+    **{k: v for k, v in BASE.items() if k != "architecture"},
+    "type": "unet-diffusion",
+    "image_height": 16,
+    "image_width": 24,
+    "frames": 1,
+    "dim": [8],
+    "dim_mults": [1, 2, 3],
+    "attn_dim_head": 4,
+    "attn_heads": 2,
+}
+
+# `unet-diffusion`: a target without noise, given the input.
+DIFFUSION_CASES: dict[str, dict[str, Any]] = {
+    # padding, 20 rows, attention between all points on the last level
+    "padded": {
+        **_DENOISER,
+        "padding_conf": {
+            "activate": True,
+            "mode": "earth",
+            "pad_lat": [3, 1],
+            "pad_lon": [2, 2],
+        },
+        "diffusion": {
+            "image_size": [16, 24],
+            "timesteps": 50,
+            "sampling_timesteps": 4,
+            "objective": "pred_x0",
+            "clip_denoised": False,
+        },
+    },
+    # another first width, attention of every level its own (CREDIT takes no lists),
+    # DDPM of v
+    "own levels": {
+        **_DENOISER,
+        "image_height": 10,
+        "image_width": 12,
+        "init_dim": 6,
+        "dim_mults": [2, 1],
+        "attn_dim_head": (4, 6),
+        "attn_heads": (3, 2),
+        "full_attn": (True, False),
+        "sinusoidal_pos_emb_theta": 1000,
+        "diffusion": {
+            "image_size": [10, 12],
+            "timesteps": 30,
+            "beta_schedule": "linear",
+        },
+    },
+}

@@ -12,6 +12,12 @@ from credit_jax.parallel.domain.channel_attention import (
     efficient_channel_attention,
     squeeze_excite,
 )
+from credit_jax.parallel.domain.global_attention import (
+    full_attention,
+    linear_attention,
+    merge_heads,
+    split_heads,
+)
 from credit_jax.parallel.domain.global_pool import (
     global_max_pool,
     global_mean_pool,
@@ -147,6 +153,16 @@ def coordinates(rows: int, dim: int = 1, *, training: bool = True) -> Case:
     return Case(op, (grid(rows, 5, 4, dim),), ((4, 3), *spectral_norm_state), dim)
 
 
+def between_points(rows: int, attend: Any, dim: int = 1) -> Case:
+    """Attention of two heads between all points and three tokens."""
+
+    def op(field: Field, memory_key: Any, memory_value: Any) -> Field:
+        query, key, value = split_heads(field, 3, 2)
+        return merge_heads(attend(query, key, value, memory_key, memory_value))
+
+    return Case(op, (grid(rows, 5, 24, dim),), ((3, 2, 4),) * 2, dim)
+
+
 def roll(rows: int, shift: Pair, dim: int = 1) -> Case:
     return Case(lambda f: roll_field(f, shift), (grid(rows, 5, 2, dim),), (), dim)
 
@@ -276,6 +292,9 @@ POOLS = {
     "coordinate attention, even": coordinates(24),
     "coordinate attention, evaluation": coordinates(13, training=False),
     "coordinate attention, longitude split": coordinates(13, 2),
+    "attention between points": between_points(13, full_attention),
+    "attention between points, linear": between_points(13, linear_attention),
+    "attention between points, linear, even": between_points(24, linear_attention),
     "spatial attention": points(24, (3, 5)),
     "spatial attention, uneven": points(13, (7, 7)),
     "spatial attention, longitude split": points(13, (3, 3), 2),

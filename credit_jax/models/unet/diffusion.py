@@ -1,0 +1,327 @@
+"""CREDIT's `unet-diffusion` (models/unet_diffusion.py): a U-Net that removes noise.
+
+A prediction is a sample of the process of `model.diffusion`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+from pydantic import BeforeValidator, PositiveInt
+
+from credit_jax.config.base import Unavailable
+from credit_jax.models.common.entry import enter, leave
+from credit_jax.models.common.padded_config import PaddedConfig
+from credit_jax.models.common.padding import padding_problems
+from credit_jax.models.common.variables import VariableKeys
+from credit_jax.models.diffusion.config import DiffusionKeys
+from credit_jax.models.diffusion.process import NOISED, TIME
+from credit_jax.models.unet.denoiser import (
+    Downsample,
+    GlobalAttention,
+    PeriodicConv,
+    ResidualBlock,
+    TimeEmbedding,
+    Upsample,
+    conv,
+)
+from credit_jax.nn.context import Context
+from credit_jax.nn.layers import Conv
+from credit_jax.parallel.rows.layout import Field
+
+
+def _full_attention(value: Any) -> Any:
+    """False is the default, as in CREDIT; a string is none of the choices."""
+    if isinstance(value, str):
+        raise ValueError(
+            f"got the string {value!r}, which CREDIT takes for true (attention between "
+            "all points on every level); expected null (on the last level), true, or a "
+            "list of one true or false a level"
+        )
+    return value or None
+
+
+class Level:
+    """Sizes of a level: channels in and out, attention."""
+
+    def __init__(self, channels: tuple[int, int], attention: tuple[int, int, bool]):
+        self.channel_in, self.channel_out = channels
+        self.heads, self.dim_head, self.full = attention
+
+
+class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
+    """Constructor keys of CREDIT's UnetDiffusion, with its defaults.
+
+    Differs from CREDIT: `frames` is 1 where the key is absent, since CREDIT's 2 fail,
+    and `padding_conf` may be absent.
+
+    Attributes:
+        image_height, image_width: grid of input and output.
+        init_dim: channels of the first convolution; None is `dim[0]`.
+        dim: the first one counts: channels of the levels by `dim_mults`.
+        dim_mults: one for each level; every level but the last halves the grid.
+        sinusoidal_pos_emb_theta: of the time, see `TimeEmbedding`.
+        dropout: rate in training.
+        attn_dim_head, attn_heads: of the attention of each level; one number for all.
+        full_attn: whether every point attends to every other one, for each level; None
+            is on the last.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = {
+        key: f"CREDIT's unet-diffusion ignores it{more}"
+        for key, more in {
+            "depth": "",
+            "dim_head": "; see attn_dim_head",
+            "conditional_dimensions": "",
+            "learned_variance": "",
+            "learned_sinusoidal_dim": "",
+            "use_spectral_norm": ": there is none",
+            "interp": ": the output is on the grid",
+            "patch_height": ": there are no patches",
+            "patch_width": ": there are no patches",
+            "frame_patch_size": "",
+            "output_frames": ": the output has one frame",
+        }.items()
+    } | {"flash_attn": "the implementation is chosen by the device"}
+    unavailable: ClassVar[Mapping[str, Unavailable]] = dict.fromkeys(
+        ("learned_sinusoidal_cond", "random_fourier_features"),
+        Unavailable("CREDIT's process refuses it; remove the key", harmless=(False,)),
+    )
+
+    type: Literal["unet-diffusion"] = "unet-diffusion"
+    image_height: PositiveInt = 640
+    image_width: PositiveInt = 1280
+    frames: Literal[1] = 1
+    init_dim: PositiveInt | None = None
+    dim: tuple[PositiveInt, ...] = (64, 128, 256, 512)
+    dim_mults: tuple[PositiveInt, ...] = (1, 2, 4, 8)
+    sinusoidal_pos_emb_theta: float = 10000
+    dropout: float = 0.0
+    attn_dim_head: PositiveInt | tuple[PositiveInt, ...] = 32
+    attn_heads: PositiveInt | tuple[PositiveInt, ...] = 4
+    full_attn: Annotated[
+        bool | tuple[bool, ...] | None, BeforeValidator(_full_attention)
+    ] = None
+
+    @property
+    def first(self) -> int:
+        """Channels of the first convolution."""
+        return self.init_dim or self.dim[0]
+
+    @property
+    def levels_of_grid(self) -> list[Level]:
+        """The levels, finest first; valid only if `problems()` is empty."""
+        count = len(self.dim_mults)
+        last = (False,) * (count - 1) + (True,)
+        full = last if self.full_attn is None else _each(self.full_attn, count)
+        heads, dims = (
+            _each(value, count) for value in (self.attn_heads, self.attn_dim_head)
+        )
+        widths = [self.first, *(self.dim[0] * factor for factor in self.dim_mults)]
+        return [
+            Level((widths[i], widths[i + 1]), (heads[i], dims[i], bool(full[i])))
+            for i in range(count)
+        ]
+
+    def without_effect(self) -> dict[str, str]:
+        """An active `post_conf`, and further entries of `dim`."""
+        found = super().without_effect()
+        if (
+            len(self.dim) > 1
+            and self.dim[1:] != type(self).model_fields["dim"].default[1:]
+        ):
+            found["dim"] = "only its first entry counts, as in CREDIT; see dim_mults"
+        return found
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """See `ModelConfig.problems`; tp splits nothing, and any rows will do."""
+        del tensor, domain
+        found = [
+            *self.process_problems(),
+            *self.channel_problems(),
+            *padding_problems(self.padding, self.image_height, self.image_width),
+            *self._size_problems(),
+        ]
+        if self.gen1_post_conf is not None:
+            found.append(
+                "model.gen1_post_conf: CREDIT's unet-diffusion corrects nothing inside "
+                "the model; remove it, and correct samples in postblocks.per_step"
+            )
+        return found
+
+    def _size_problems(self) -> list[str]:
+        count, found = len(self.dim_mults), []
+        if not self.dim or not count:
+            return ["model.dim and model.dim_mults: expected at least one entry each"]
+        if self.dim[0] < 4 or self.dim[0] % 2:
+            found.append(
+                f"model.dim[0] is {self.dim[0]}; expected an even number of at least "
+                "4: half of the embedding of the time are sines, half cosines"
+            )
+        for key in ("attn_heads", "attn_dim_head", "full_attn"):
+            value = getattr(self, key)
+            if isinstance(value, tuple) and len(value) != count:
+                found.append(
+                    f"model.{key} has {len(value)} entries; expected one for each of "
+                    f"the {count} levels of dim_mults"
+                )
+        if not 0.0 <= self.dropout < 1.0:
+            found.append(f"model.dropout is {self.dropout}; expected 0 <= dropout < 1")
+        factor = 2 ** (count - 1)
+        for name, size, pad in zip(
+            ("height", "width"),
+            (self.image_height, self.image_width),
+            self.pads,
+            strict=True,
+        ):
+            padded = size + sum(pad)
+            if padded % factor or padded // factor < 2:
+                found.append(
+                    f"model.image_{name} is {size} + {sum(pad)} padding = {padded}; "
+                    f"expected a multiple of {factor} (2^{count - 1}, for {count} "
+                    f"levels), at least {2 * factor}: change the padding"
+                )
+        return found
+
+
+def _each(value: Any, count: int) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,) * count
+
+
+class DiffusionUNet(nnx.Module):
+    """The network; see `DiffusionUNetConfig` for its keys."""
+
+    def __init__(self, config: DiffusionUNetConfig) -> None:
+        self.config = config
+        levels, time = config.levels_of_grid, 4 * config.dim[0]
+
+        def residual(channel_in: int, channel_out: int) -> ResidualBlock:
+            return ResidualBlock(channel_in, channel_out, time, config.dropout)
+
+        channels = config.input_channels + config.output_channels
+        self.entry = Entry(channels, config.first)
+        self.time = TimeEmbedding(config.dim[0], config.sinusoidal_pos_emb_theta)
+        downs, ups = [], []
+        for level in levels:
+            resize = PeriodicConv if level is levels[-1] else Downsample
+            width, wider = level.channel_in, level.channel_out
+            first, second = residual(width, width), residual(width, width)
+            attention = _attention(level, width)
+            downs.append(LevelBlocks(first, second, attention, resize(width, wider)))
+        for level in reversed(levels):
+            resize = PeriodicConv if level is levels[0] else Upsample
+            width, wider = level.channel_in, level.channel_out
+            joined = wider + width
+            first, second = residual(joined, wider), residual(joined, wider)
+            attention = _attention(level, wider)
+            ups.append(LevelBlocks(first, second, attention, resize(wider, width)))
+        self.downs, self.ups = nnx.List(downs), nnx.List(ups)
+        widest, last = levels[-1].channel_out, levels[-1]
+        self.middle = nnx.List(residual(widest, widest) for _ in range(2))
+        self.middle_attention = GlobalAttention(
+            widest, last.heads, last.dim_head, full=True
+        )
+        self.final_block = residual(2 * config.first, config.first)
+        self.final = Final(config.first, config.output_channels)
+
+    def __call__(
+        self, inputs: Mapping[str, Array], context: Context
+    ) -> Float[Array, "batch channel_out 1 rows lon"]:
+        """What the process asks for, from "x", "noised" and "time".
+
+        Differs from CREDIT: nothing.
+        """
+        config, cast, given = self.config, context.precision.cast, inputs["x"]
+        x = cast(jnp.concatenate([inputs[NOISED], given], 1))
+        field = enter(x, config.image_height, context, config.padding)
+        field = first = context.run(self.entry, field)
+        time = context.run(self.time, inputs[TIME])
+        skips: list[Field] = []
+        for index, stage in enumerate(self.downs):
+            own = context.fold_in(index)
+            field = own.run(stage.block_1, field, None, time)
+            skips.append(field)
+            field = own.fold_in(1).run(stage.block_2, field, None, time)
+            attention, resize = stage.layers
+            field = own.run(attention, field)
+            skips.append(field)
+            field = own.run(resize, field)
+        own = context.fold_in(len(self.downs))
+        field = own.run(self.middle[0], field, None, time)
+        field = own.run(self.middle_attention, field)
+        field = own.fold_in(1).run(self.middle[1], field, None, time)
+        for index, stage in enumerate(self.ups):
+            own = context.fold_in(len(self.downs) + 1 + index)
+            field = own.run(stage.block_1, field, skips.pop(), time)
+            field = own.fold_in(1).run(stage.block_2, field, skips.pop(), time)
+            attention, resize = stage.layers
+            field = own.run(resize, own.run(attention, field))
+        own = context.fold_in(2 * len(self.downs) + 1)
+        field = own.run(self.final_block, field, first, time)
+        field = context.run(self.final, field)
+        return leave(field, config, interpolate=False).astype(given.dtype)
+
+
+def _attention(level: Level, channels: int) -> GlobalAttention:
+    return GlobalAttention(channels, level.heads, level.dim_head, full=level.full)
+
+
+class LevelBlocks(nnx.Module):
+    """The blocks of one level; the whole model runs them one by one.
+
+    Layers of different kinds have different paths, as their keys in checkpoints have.
+
+    Args of the constructor:
+        block_1, block_2: residual blocks.
+        attention: behind them.
+        resize: the last layer.
+    """
+
+    def __init__(
+        self,
+        block_1: ResidualBlock,
+        block_2: ResidualBlock,
+        attention: GlobalAttention,
+        resize: Downsample | Upsample | PeriodicConv,
+    ) -> None:
+        self.block_1, self.block_2 = block_1, block_2
+        full, periodic = attention.full, isinstance(resize, PeriodicConv)
+        self.attention = None if full else attention
+        self.full_attention = attention if full else None
+        self.resize = None if periodic else resize
+        self.periodic = resize if periodic else None
+
+    @property
+    def layers(self) -> tuple[nnx.Module, nnx.Module]:
+        """The attention, and the last layer."""
+        attention = self.full_attention if self.attention is None else self.attention
+        resize = self.periodic if self.resize is None else self.resize
+        assert attention is not None, "one of them is there"
+        assert resize is not None, "one of them is there"
+        return attention, resize
+
+
+class Entry(nnx.Module):
+    """The first convolution, 7 x 7."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        self.conv = conv(channel_in, channel_out, 7)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        del context
+        return self.conv(field)
+
+
+class Final(nnx.Module):
+    """The last convolution, of single points."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        self.conv: Conv = conv(channel_in, channel_out, 1)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        del context
+        return self.conv(field)

@@ -1,0 +1,100 @@
+"""Attention between all points of sharded fields, and tokens that all points see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from credit_jax.ops.vma import pvary
+from credit_jax.parallel.collectives import psum
+from credit_jax.parallel.placement import gather_rows
+from credit_jax.parallel.rows.layout import Field
+
+# The heads of every point, and what all points see beside themselves.
+Heads = Float[Array, "batch rows lon head dim"]
+Memory = Float[Array, "token head dim"]
+
+
+def full_attention(
+    query: Field, key: Field, value: Field, memory_key: Memory, memory_value: Memory
+) -> Field:
+    """softmax(q k' / sqrt(dim)) v over all points of the globe and the memory.
+
+    Each shard attends with its own queries; keys and values of all rows are gathered.
+    The softmax is in float32 or wider.
+
+    Args:
+        query, key, value: fields (batch, lat, lon, head, dim) on one layout.
+        memory_key, memory_value: of tokens beside the points.
+    """
+    q = query.data
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    keys, values = (
+        jnp.concatenate([_tokens(memory, len(q)), _flat(gather_rows(field))], 1)
+        for memory, field in ((memory_key, key), (memory_value, value))
+    )
+    logits = jnp.einsum("byxhd,bnhd->byxhn", q, keys, preferred_element_type=wide)
+    weights = jax.nn.softmax(logits * q.shape[-1] ** -0.5, -1).astype(q.dtype)
+    return query.like(jnp.einsum("byxhn,bnhd->byxhd", weights, values))
+
+
+def linear_attention(
+    query: Field, key: Field, value: Field, memory_key: Memory, memory_value: Memory
+) -> Field:
+    """(softmax_n(k)' v) softmax_d(q) / sqrt(dim): a matrix for all points.
+
+    The softmax of the keys is over all points of the globe and the memory, that of a
+    query over its dim (Shen et al., 2021). One `psum` of matrices and denominators.
+
+    Args:
+        query, key, value: fields (batch, lat, lon, head, dim) on one layout.
+        memory_key, memory_value: of tokens beside the points.
+    """
+    q, layout = query.data, query.layout
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    k, v = key.data.astype(wide), value.data.astype(wide)
+    memory, other = memory_key.astype(wide), memory_value.astype(wide)
+    if layout.has_padding:
+        mask = layout.real_rows()[None, :, None, None, None]
+        k = jnp.where(mask, k, -jnp.inf)
+    largest = jnp.maximum(k.max((1, 2)), memory.max(0)[None])
+    largest = lax.stop_gradient(largest)
+    if layout.axis is not None:
+        largest = lax.pmax(largest, layout.axis)
+    raised = jnp.exp(k - largest[:, None, None])
+    matrix = jnp.einsum("byxhd,byxhe->bhde", raised, v, precision="highest")
+    total = raised.sum((1, 2))
+    if layout.axis is not None:
+        matrix, total = psum(
+            (pvary(matrix, (layout.axis,)), pvary(total, (layout.axis,))), layout.axis
+        )
+    raised = jnp.exp(memory[None] - largest[:, None])
+    matrix = matrix + jnp.einsum("bnhd,nhe->bhde", raised, other, precision="highest")
+    matrix = matrix / (total + raised.sum(1))[..., None]
+    weights = jax.nn.softmax(q.astype(wide), -1) * q.shape[-1] ** -0.5
+    return query.like(jnp.einsum("byxhd,bhde->byxhe", weights, matrix).astype(q.dtype))
+
+
+def split_heads(field: Field, num: int, heads: int) -> tuple[Field, ...]:
+    """`num` fields (batch, lat, lon, head, dim) from channels (num head dim)."""
+    x = field.data
+    x = x.reshape(*x.shape[:-1], num, heads, -1)
+    return tuple(field.like(x[..., i, :, :]) for i in range(num))
+
+
+def merge_heads(field: Field) -> Field:
+    """Channels (head dim) from heads."""
+    x = field.data
+    return replace(field, data=x.reshape(*x.shape[:3], -1))
+
+
+def _flat(x: Heads) -> Float[Array, "batch point head dim"]:
+    return x.reshape(len(x), -1, *x.shape[3:])
+
+
+def _tokens(memory: Memory, batch: int) -> Float[Array, "batch token head dim"]:
+    return jnp.broadcast_to(memory[None], (batch, *memory.shape))
