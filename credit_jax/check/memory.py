@@ -6,6 +6,7 @@ sizes of the stages: what the backward pass of each layer needs.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from credit_jax.config.config import Config
 from credit_jax.models.common.geometry import Geometry, StageGeometry
@@ -128,6 +129,7 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
             points * width * stage.attentions // 2
             for width in _block_widths(stage, axes.num_tensor)
         )
+        block += points * _expert_width(model_def.config, stage, axes)
         between = points * stage.channels
         inner = stage.attentions * between
         again = {"none": 0, "selective": attention - inner, "full": block}[mode]
@@ -165,6 +167,21 @@ def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:
     attention = 2 * (2 * channels + 4 * inner // tensor) + 2 * heads * keys // tensor
     feed_forward = 2 * (2 * channels + 8 * channels // tensor)
     return attention + feed_forward, attention
+
+
+def _expert_width(config: Any, stage: StageGeometry, axes: MeshAxes) -> int:
+    """Values per point that layers of experts keep in place of dense ones.
+
+    The tokens of the ep group; for each of their choices, of experts elsewhere, too,
+    the token, the hidden units before and after their nonlinearity, and the result.
+    """
+    if not hasattr(config, "num_experts"):
+        return 0
+    channels, group = stage.channels, axes.num_expert
+    units = 8 * channels // axes.num_tensor
+    choices = group * config.moe_top_k * (2 * channels + units)
+    shared = (config.moe_shared_experts - 1) * units
+    return 2 // config.moe_frequency * (group * channels + choices + shared)
 
 
 def _edges(model_def: ModelDef, geometry: Geometry, axes: MeshAxes) -> int:

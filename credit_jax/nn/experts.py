@@ -2,9 +2,9 @@
 
 Experts are split over the axis ep, which outside of these layers is one more axis of
 samples. Each device gathers the tokens of its ep group, computes those that chose its
-experts, and the group adds up what each token gets: an all-gather and a reduce-scatter
-a layer, of static shapes. The hidden units of an expert are split over tp, or not
-(`etp` 1).
+experts, and the group adds up what each token gets: a layer gathers tokens, gathers
+their choices, and reduce-scatters, all of static shapes. The hidden units of an expert
+are split over tp, or not (`etp` 1).
 """
 
 from __future__ import annotations
@@ -122,9 +122,12 @@ class ExpertFeedForward(nnx.Module):
         axes, wide = context.axes, context.precision.wide
         drops = context.key is not None and self.dropout > 0.0
         numbers = _token_numbers(field, context) if drops else None
-        x, weights, chosen, numbers = _gathered(
-            (x, weights, chosen, numbers), axes.expert
-        )
+        if axes.expert:
+            # Numbers of experts are exact in any float: both travel in one message.
+            both = jnp.concatenate([weights, chosen.astype(weights.dtype)], 1)
+            x, both, numbers = _gathered((x, both, numbers), axes.expert)
+            weights, chosen = jnp.split(both, 2, 1)
+            chosen = chosen.astype(jnp.int32)
         num = self.routing.num_experts // axes.num_expert
         first = axis_index(axes.expert) * num
         dispatch = Dispatch.of(chosen, num, first)
@@ -144,13 +147,13 @@ class ExpertFeedForward(nnx.Module):
     def _dropped(
         self,
         units: Float[Array, "places unit"],
-        numbers: tuple[Array, Array],
+        numbers: Int[Array, "tokens two"],
         dispatch: Dispatch,
         context: Context,
     ) -> Float[Array, "places unit"]:
         """Dropout by global sample, row, column, choice and unit."""
         assert context.key is not None, "asked for by the caller"
-        high, column = (number[dispatch.token] for number in numbers)
+        high, column = numbers[dispatch.token].T
         choice = dispatch.order % dispatch.choices
         local = units.shape[-1]
         unit = jnp.arange(local)
@@ -189,19 +192,17 @@ class ExpertFeedForward(nnx.Module):
         self.router_z[...] = means[2 * num]
 
 
-def _token_numbers(field: Field, context: Context) -> tuple[Array, Array]:
+def _token_numbers(field: Field, context: Context) -> Int[Array, "tokens two"]:
     """Number of the row, among those of all samples, and column of each token."""
     batch, _, columns, _ = field.data.shape
     row = field.layout.global_rows()
     high = context.samples(batch)[:, None] * field.layout.size + row[None]
     both = jnp.broadcast_arrays(high[..., None], field.layout.columns(columns)[None])
-    return both[0].reshape(-1), both[1].reshape(-1)
+    return jnp.stack([number.reshape(-1) for number in both], 1)
 
 
-def _gathered(arrays: tuple, axis: str | None) -> tuple:
+def _gathered(arrays: tuple, axis: str) -> tuple:
     """The tokens of all devices along the axis; of None there are none."""
-    if axis is None:
-        return arrays
     return jax.tree.map(
         lambda array: lax.all_gather(array, axis, axis=0, tiled=True), arrays
     )

@@ -44,15 +44,15 @@ def layer() -> nnx.Module:
     return apply_tensor_parallel(made)
 
 
-def _bound(params: Any, stats: Any) -> Any:
-    graph, empty, _ = nnx.split(layer(), Parameter, nnx.BatchStat)
+def _bound(params: Any, stats: Any, module: nnx.Module) -> Any:
+    graph, empty, own = nnx.split(module, Parameter, nnx.BatchStat)
     filled = [
         (path, variable.replace(params["/".join(map(str, path))]))
         for path, variable in nnx.to_flat_state(empty)
     ]
     state = [
         (path, nnx.BatchStat(stats["/".join(map(str, path))]))
-        for path, _ in nnx.to_flat_state(_)
+        for path, _ in nnx.to_flat_state(own)
     ]
     return nnx.merge(graph, nnx.from_flat_state(filled), nnx.from_flat_state(state))
 
@@ -63,8 +63,20 @@ def run(etp: int | None = None, **degrees: int) -> Any:
         return _run(etp, tuple(degrees.items()))
 
 
+def _zeros() -> dict[str, Any]:
+    wide = {name: jnp.zeros(EXPERTS) for name in ("load", "probability")}
+    return {**wide, "router_z": jnp.zeros(())}
+
+
 @cache
 def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
+    program, args = _program(etp, given)
+    out, stats, grads = jax.device_get(program(*args))
+    return out[:, :ROWS], stats, grads
+
+
+def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
+    """A training forward and its gradient on a mesh, and the arguments."""
     degrees = dict(given)
     count = math.prod(degrees.values())
     dims = ParallelDims(**degrees, etp=etp or degrees.get("tp", 1), world_size=count)
@@ -74,8 +86,6 @@ def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
     variables = named_variables(layer(), Parameter)
     param_specs = {path: param_spec_of(v) for path, v in variables}
     specs = rules.specs(param_specs, axes)
-    zeros = {"load": np.zeros(EXPERTS), "probability": np.zeros(EXPERTS)}
-    zeros["router_z"] = np.zeros(())
 
     def body(params: Any, x: Any, key: Any) -> Any:
         rank = jnp.int32(0)
@@ -91,7 +101,7 @@ def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
 
         def loss(params: Any) -> Any:
             spread = pvary_params(params, axes.batch, PRECISION)
-            module = _bound(spread, jax.tree.map(jnp.asarray, zeros))
+            module = _bound(spread, _zeros(), layer())
             home = context.rows(ROWS)
             layout = Windows(ROWS, COLUMNS, 2, 2).layouts(home)[0]
             assert (layout.strips > 1) == (axes.num_domain > 1)
@@ -122,8 +132,7 @@ def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
     }
     x = draw((BATCH, ROWS, COLUMNS, CHANNELS), 3, np.float64)
     x = np.pad(x, ((0, 0), (0, -ROWS % axes.num_domain), (0, 0), (0, 0)))
-    out, stats, grads = jax.device_get(jax.jit(sharded)(params, x, KEY))
-    return out[:, :ROWS], stats, grads
+    return jax.jit(sharded), (params, x, KEY)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +164,39 @@ def test_equals_one_device(etp: int | None, degrees: dict[str, int]) -> None:
     assert_close(out, expected, 1e-13, f"{what}: output")
     assert_trees_close(stats, expected_stats, 1e-13, f"{what}: statistics")
     assert_trees_close(grads, expected_grads, 1e-12, f"{what}: gradients")
+
+
+def test_collectives_of_a_layer() -> None:
+    """Forward two gathers and a scatter; their transposes in the backward pass.
+
+    Dropout gathers the numbers of the tokens, besides.
+    """
+    with jax.enable_x64(True):
+        program, args = _program(None, (("ep", 2),))
+        text = program.lower(*args).as_text()
+    assert text.count("stablehlo.all_gather") == 3 + 1
+    assert text.count("stablehlo.reduce_scatter") == 1 + 2
+    assert text.count("stablehlo.all_to_all") == 0
+
+
+def test_bfloat16_stays_near_float32() -> None:
+    """Routing, weights and sums of choices are in float32."""
+    routing = Routing(EXPERTS, CHOICES)
+    module = ExpertFeedForward(CHANNELS, routing=routing)
+    specs = {p: param_spec_of(v) for p, v in named_variables(module, Parameter)}
+    params = initialize(specs, jax.random.key(1))
+    x = jnp.asarray(draw((1, ROWS, COLUMNS, CHANNELS)))
+
+    def run(name: str) -> np.ndarray:
+        precision = Precision.of(name)
+        context = Context(precision=precision)
+        weights = {path: precision.cast(w) for path, w in params.items()}
+        built = _bound(weights, _zeros(), module)
+        out = built(Field(precision.cast(x), context.rows(ROWS)), context).data
+        assert out.dtype == precision.compute
+        return np.asarray(out, np.float32)
+
+    assert_close(run("bfloat16"), run("float32"), 2e-2, "bfloat16")
 
 
 def test_statistics_are_those_of_the_choices() -> None:

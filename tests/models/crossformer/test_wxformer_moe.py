@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from credit_jax.check.memory import local_size
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.data.sampler import epoch_order
 from credit_jax.models.model_def import ModelDef
@@ -170,6 +171,9 @@ def test_sizes() -> None:
     assert model_def.num_parameters == dense.num_parameters + 3 * one + router
     assert model_def.num_active_parameters == dense.num_parameters + one + router
     assert dense.num_active_parameters == dense.num_parameters
+    axes = ParallelDims(dp_shard=2, ep=2, world_size=4).mesh_axes
+    up = specs[f"{LAYER}/up"]
+    assert local_size(up, axes) == up.size // 4, "the check counts ep and dp_shard"
     every = build({**EXPERTS, "moe_frequency": 1, "moe_shared_experts": 2})
     assert len(every.batch_stats) == 2
     assert any(path.endswith("shared_up/kernel") for path in every.matrices)
