@@ -94,7 +94,8 @@ def exchange_rows(x: Array, have: Layout, plan: ExchangePlan) -> Array:
         elif pairs:
             piece = keep_moved(lax.ppermute(piece, axis, pairs))
         received.append(piece)
-    buffer = jnp.concatenate(received, dim) if len(received) > 1 else received[0]
+    # Where nothing is needed, nothing is received.
+    buffer = jnp.concatenate(received, dim) if received else x
     rows = take_rows(buffer, plan.position, axis, dim)
     return keep_rows(rows, plan.valid, axis, dim)
 

@@ -1,9 +1,11 @@
 """`all_to_all` and permutations: as few messages as rows need."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.parallel.rows.exchange import _rounds, plan_exchange
+from credit_jax.parallel.rows.exchange import _rounds, exchange_rows, plan_exchange
+from credit_jax.parallel.rows.layout import block_layout
 from tests.parallel.rows.plans import plan
 
 
@@ -42,3 +44,13 @@ def test_permutations_are_as_few_as_partners(seed):
     stays = bool(np.diag(asks).any())
     print(f"{num} shards, {moves.sum()} pairs, {partners} permutations")
     assert len(rounds) == partners + stays
+
+
+def test_where_nothing_is_needed_nothing_moves():
+    """Zeros alone; found by a layout drawn at random."""
+    have = block_layout(3)
+    need = have.with_rows([[-1, -1]], 3)
+    nothing = plan_exchange(have.rows, need.rows)
+    assert nothing.pieces == ()
+    rows = exchange_rows(jnp.ones((1, 3, 2)), have, nothing)
+    assert jnp.array_equal(rows, jnp.zeros((1, 2, 2)))
