@@ -21,6 +21,7 @@ from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.reshard import HALO
+from credit_jax.parallel.scopes import NORM
 
 DEFAULT_MESHES = (
     "ddp8",
@@ -123,8 +124,11 @@ def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
     axes = collective.axes(mesh)
     if collective.kind == "all-reduce":
         return TENSOR if axes == (TP,) else SUMS
-    if collective.kind in ("all-gather", "reduce-scatter") and axes == (DP_SHARD,):
-        return FSDP
+    if collective.kind in ("all-gather", "reduce-scatter"):
+        if axes == (DP_SHARD,):
+            return FSDP
+        if axes == (DOMAIN,) and f"/{NORM}/" in collective.name:
+            return SUMS
     if collective.kind in ("collective-permute", "all-to-all") and axes == (DOMAIN,):
         return HALO if HALO in collective.name else EXCHANGE
     raise ValueError(f"a {collective.kind} over {axes}: {collective.name}")

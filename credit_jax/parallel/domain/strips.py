@@ -12,10 +12,10 @@ between few shards: with two rows of windows in a group between d and d + n / 2 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Windows:
         """Points of a strip: whole short windows and groups of columns are of them."""
         if self.long == 1 or self.columns_meet:
             return self.short
-        return gcd(self.short, self.columns // self.long)
+        return math.gcd(self.short, self.columns // self.long)
 
     @property
     def columns_meet(self) -> bool:
@@ -131,7 +131,8 @@ def _long_strips(blocks: Layout, windows: Windows, owner: np.ndarray) -> Layout:
     held = np.zeros((int(number.max()) + 1, blocks.num_shards), int)
     np.add.at(held, (number, owner), 1)
     even = len(held) / blocks.num_shards
-    room = int(np.ceil(even * (NEARLY_EVEN if windows.columns_meet else 1.0)))
+    spare = NEARLY_EVEN if windows.columns_meet else 1.0
+    room = max(math.ceil(even), math.floor(spare * even))
     return _in_order(blocks, windows, _deal(held, room)[number], order)
 
 

@@ -29,6 +29,7 @@ def test_a_purpose_for_everything_that_moves():
     assert of("all-gather", (0, 4)) == FSDP
     assert of("all-reduce", (0, 2)) == TENSOR
     assert of("all-reduce", (0, 1)) == SUMS
+    assert of("all-gather", (0, 1), "jit(step)/decoder/norm/all_gather") == SUMS
     assert of("collective-permute", (0, 1), "jit(step)/halo/ppermute") == HALO
     assert of("all-to-all", (0, 1), "jit(step)/windows/all_to_all") == EXCHANGE
     with pytest.raises(ValueError, match="all-gather over"):

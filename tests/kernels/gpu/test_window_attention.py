@@ -35,10 +35,22 @@ CASES: dict[str, tuple[Any, ...]] = {
     "long, 4 x 4": ("long", 4, 2, 8, 12, 3, 32),
     "short, 5 x 5": ("short", 5, 1, 10, 15, 1, 20),
     "long, 10 x 10": ("long", 10, 1, 20, 20, 2, 32),
+    "short, strips": ("short", 5, 2, 30, 5, 2, 8),
+    "long, strips": ("long", 2, 2, 28, 5, 2, 8),
 }
+# 20 rows of 20 points on 3 shards, windows of 5 x 5 and of 2 x 2.
+STRIPS = dict(
+    zip(
+        ("short", "long"),
+        Windows(20, 20, 5, 2).layouts(block_layout(20, 3, "domain")),
+        strict=True,
+    )
+)
 
 
-def _field(data: jax.Array) -> Field:
+def _field(data: jax.Array, name: str) -> Field:
+    if name.endswith("strips"):
+        return Field(data, STRIPS[name.split(",")[0]])
     return Field(data, block_layout(data.shape[1], 1, None))
 
 
@@ -47,12 +59,12 @@ def _both(name: str) -> tuple[Any, Any]:
     kind, window, *_ = CASES[name]
 
     def kernel(qkv: Any, bias: Any) -> Any:
-        grid = window_grid(_field(qkv[..., 0, 0, :]), kind, window)
+        grid = window_grid(_field(qkv[..., 0, 0, :], name), kind, window)
         return fused.window_attention(qkv, bias, grid, interpret=True)
 
     def plain(qkv: Any, bias: Any) -> Any:
         *points, _, heads, channels = qkv.shape
-        field = _field(qkv.reshape(*points, -1))
+        field = _field(qkv.reshape(*points, -1), name)
         parts = partition(field, kind, window)
         parts = parts.reshape(*parts.shape[:3], 3, heads, channels)
         q, k, v = jnp.transpose(parts, (3, 0, 1, 4, 2, 5))
@@ -75,8 +87,7 @@ def _arrays(name: str, dtype: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("kind", ["short", "long"])
 def test_windows_of_strips_are_those_of_partition(kind: Any) -> None:
     """20 rows on 3 shards: windows of 5 x 5 and of 2 x 2."""
-    layouts = Windows(20, 20, 5, 2).layouts(block_layout(20, 3, "domain"))
-    layout, window = layouts[kind == "long"], {"short": 5, "long": 2}[kind]
+    layout, window = STRIPS[kind], {"short": 5, "long": 2}[kind]
     assert layout.strips == 4
     shape = (2, layout.length, 5, 1)
     field = Field(jnp.arange(float(math.prod(shape))).reshape(shape), layout)
