@@ -130,7 +130,7 @@ class JaxSide:
         """The parts, and the keywords that each is called with."""
         parts: dict[str, tuple[Any, dict[str, Any]]] = {}
         for number, stage in enumerate(module.stages):
-            parts[f"stage {number} embedding"] = stage.embed, {"window": stage.window}
+            parts[f"stage {number} embedding"] = stage.embed, {"windows": stage.windows}
             block = _first(stage.blocks)
             parts[f"stage {number} short attention"] = block.short_attention, {}
             parts[f"stage {number} feed-forward"] = block.short_feed_forward, {}
