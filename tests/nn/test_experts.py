@@ -191,8 +191,13 @@ def test_bfloat16_stays_near_float32() -> None:
         precision = Precision.of(name)
         context = Context(precision=precision)
         weights = {path: precision.cast(w) for path, w in params.items()}
-        built = _bound(weights, _zeros(), module)
-        out = built(Field(precision.cast(x), context.rows(ROWS)), context).data
+
+        @jax.jit
+        def forward(weights: Any, x: Any) -> Any:
+            built = _bound(weights, _zeros(), module)
+            return built(Field(x, context.rows(ROWS)), context).data
+
+        out = forward(weights, precision.cast(x))
         assert out.dtype == precision.compute
         return np.asarray(out, np.float32)
 

@@ -20,6 +20,8 @@ class ModelConfig(StrictModel):
       `output_frames`, `image_height` and `image_width`;
     - `problems`, the errors of its sizes;
     - `files` and `check_files`, for a model that reads files;
+    - `auxiliary_losses(batch_stats)`, if a training forward adds to the loss: values by
+      name, of what layers noted in their `nnx.BatchStat` variables;
     - `geometry`, the sizes of its stages, for notes on a mesh, the stage table and the
       memory estimate of `credit_jax.check`; None for a model without stages.
 
