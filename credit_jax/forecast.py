@@ -284,8 +284,7 @@ def header(
     devices = model.mesh.devices.reshape(-1)
     return [
         f"credit_jax  forecasts of {source}, checkpoint {checkpoint.step} ({weights})",
-        f"mesh   dp {axes.num_data} x tp {axes.num_tensor} x domain {axes.num_domain} "
-        f"on {len(devices)} {devices[0].platform} device(s)",
+        f"mesh   {axes.summary} on {len(devices)} {devices[0].platform} device(s)",
         f"dates  {len(schedule.starts)} from {dates[0]} to {dates[1]}, "
         f"{schedule.num_members} member(s), {schedule.num_steps} steps of "
         f"{plan.data.timestep}",

@@ -222,8 +222,8 @@ def header(source: str, setup: Setup) -> list[str]:
     held_out = "" if valid is None else f", {len(valid.dataset)} held out"
     return [
         f"credit_jax  {source} -> {setup.config.save_loc}",
-        f"mesh   dp {axes.num_data} x tp {axes.num_tensor} x domain {axes.num_domain} "
-        f"on {len(devices)} {devices[0].platform} device(s), {precision}",
+        f"mesh   {axes.summary} on {len(devices)} {devices[0].platform} device(s), "
+        f"{precision}",
         f"model  {setup.config.model['type']}, {model.num_parameters:,} parameters, "
         f"{schema.num_input_channels} -> {schema.num_target_channels} channels on "
         f"{model.image_height} x {model.image_width} points",

@@ -154,6 +154,13 @@ def test_every_row_says_where_or_why(section):
             assert "`tests/" in why, f"{theirs} is automatic; which test proves it?"
 
 
+def test_no_row_waits():
+    """What a name asks for is done here, or refused with a reason."""
+    found = [line for line in PAGE.splitlines() if "without effect" in line]
+    found += [line for line in PAGE.splitlines() if "not yet" in line]
+    assert not found, found
+
+
 def test_the_tests_that_are_named_exist():
     named = set(re.findall(r"`(tests/[\w/.]+)`", PAGE))
     missing = sorted(path for path in named if not (ROOT / path).exists())

@@ -87,6 +87,18 @@ class MeshAxes:
         return self.num_data * self.num_tensor * self.num_domain
 
     @property
+    def summary(self) -> str:
+        """The degrees in one line.
+
+        >>> MeshAxes(num_data=4, num_expert=2, num_domain=2, ulysses=2).summary
+        'dp 4 (ep 2) x tp 1 x domain 2 (ulysses 2)'
+        """
+        experts = f" (ep {self.num_expert})" if self.num_expert > 1 else ""
+        heads = f" (ulysses {self.ulysses})" if self.ulysses > 1 else ""
+        dp, domain = f"dp {self.num_data}{experts}", f"domain {self.num_domain}{heads}"
+        return f"{dp} x tp {self.num_tensor} x {domain}"
+
+    @property
     def batch(self) -> tuple[str, ...]:
         """Axes over which activations differ: samples and rows."""
         return self.data + ((self.domain,) if self.domain else ())
