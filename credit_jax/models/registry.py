@@ -26,6 +26,7 @@ from credit_jax.models.crossformer.nextgen import (
 from credit_jax.models.crossformer.wxformer import WXFormer, WXFormerConfig
 from credit_jax.models.crossformer.wxformer_moe import WXFormerMoE, WXFormerMoEConfig
 from credit_jax.models.debugger.debugger import Debugger, DebuggerConfig
+from credit_jax.models.graph.graph import Graph, GraphConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.swin.dscale import Dscale, DscaleConfig
 from credit_jax.models.swin.fuxi import Fuxi, FuxiConfig
@@ -69,6 +70,7 @@ MODELS: dict[str, ModelEntry] = {
     "debugger": ModelEntry(DebuggerConfig, Debugger, "debugger"),
     "dscale": ModelEntry(DscaleConfig, Dscale, "dscale"),
     "fuxi": ModelEntry(FuxiConfig, Fuxi, "fuxi"),
+    "graph": ModelEntry(GraphConfig, Graph, "graph"),
     "nextgen_wxformer": ModelEntry(
         NextGenWXFormerConfig, NextGenWXFormer, "nextgen_wxformer"
     ),

@@ -21,6 +21,7 @@ from tests.models.crossformer.cases import (
     NEXTGEN_CASES,
 )
 from tests.models.debugger.cases import DEBUGGER
+from tests.models.graph.edges import write_edges
 from tests.models.unet.cases import DIFFUSION_CASES as UNET_DIFFUSION_CASES
 from tests.support.credit_modules import credit_attribute
 
@@ -35,6 +36,16 @@ BLOCKS = {
     "crossformer-ensemble, frozen": ENSEMBLE_CASES["frozen"],
     "crossformer-style": ENSEMBLE_CASES["trained"],
     "debugger": DEBUGGER,
+}
+
+GRAPH = {
+    "type": "graph",
+    "n_variables": 2,
+    "n_static_variables": 2,
+    "levels": 2,
+    "hidden_size": 8,
+    "dim_head": 4,
+    "n_blocks": 2,
 }
 
 
@@ -80,8 +91,21 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 def test_a_checkpoint_goes_both_ways(
     credit: Any, bridge: Any, tmp_path: Path, name: str
 ) -> None:
+    assert_both_ways(credit, bridge, tmp_path, BLOCKS[name])
+
+
+def test_a_checkpoint_of_graph_goes_both_ways(
+    credit: Any, bridge: Any, tmp_path: Path
+) -> None:
+    path = write_edges(tmp_path / "edges.nc", 6, 8, 5)
+    assert_both_ways(credit, bridge, tmp_path, {**GRAPH, "edge_path": path})
+
+
+def assert_both_ways(
+    credit: Any, bridge: Any, tmp_path: Path, block: dict[str, Any]
+) -> None:
     """Weights, vectors of spectral norm and the optimizer's state."""
-    theirs = write_run(credit, BLOCKS[name], tmp_path / "run")
+    theirs = write_run(credit, block, tmp_path / "run")
     given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "jax"
     code, text = bridge("convert", "--to", "jax", *given)
     assert code == 0, text

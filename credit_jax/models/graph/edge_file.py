@@ -1,0 +1,98 @@
+"""Edge files of CREDIT's graph model, as its programs graph_edges write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+EPSILON = np.float32(1e-5)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeFile:
+    """Edges in both directions and their attributes.
+
+    Attributes:
+        height, width: of the grid whose points are the nodes, row by row.
+        edges: (edge, 2) begin and end; each pair of nodes once.
+        attributes: (edge, 3) exp(-d^2) of the standardized differences of latitude and
+            longitude and of the standardized distance. An edge that the file has in
+            both directions, or from a node to itself, has twice that.
+    """
+
+    height: int
+    width: int
+    edges: Int[np.ndarray, "edge 2"]
+    attributes: Float[np.ndarray, "edge 3"]
+
+
+def read_edges(path: str) -> EdgeFile:
+    """Reads an edge file; the last one read is kept.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no such file.
+    """
+    return _read(path, Path(path).stat().st_mtime_ns)
+
+
+@lru_cache(4)
+def _read(path: str, _: int) -> EdgeFile:
+    import xarray as xr
+
+    with xr.open_dataset(path) as dataset:
+        names = ("edges", "distances", "latitude", "longitude")
+        missing = [name for name in names if name not in dataset.variables]
+        if missing:
+            raise ValueError(
+                f"{path} has no {', '.join(missing)}; expected an edge file with "
+                f"{', '.join(names)}, as CREDIT's graph_edges programs write it"
+            )
+        pairs, *rest = (dataset[name].values for name in names)
+    distances, latitude, longitude = (x.astype(np.float32) for x in rest)
+    height, width = _grid(path, latitude)
+    given = np.concatenate(
+        [
+            _standard(latitude + np.float32(180))[pairs].T[1:]
+            - _standard(latitude + np.float32(180))[pairs].T[:1],
+            _standard(longitude)[pairs].T[1:] - _standard(longitude)[pairs].T[:1],
+            _standard(distances)[None],
+        ]
+    ).T
+    given = np.exp(-(given**2)).astype(np.float32)
+    edges, attributes = _both_ways(pairs.astype(np.int64), given, height * width)
+    return EdgeFile(height, width, edges, attributes)
+
+
+def _grid(path: str, latitude: Float[np.ndarray, " node"]) -> tuple[int, int]:
+    """Rows and columns: the nodes of a row, side by side, have one latitude."""
+    ends = np.flatnonzero(np.diff(latitude))
+    width = int(ends[0]) + 1 if len(ends) else len(latitude)
+    if len(latitude) % width:
+        raise ValueError(
+            f"{path} has {len(latitude)} nodes, {width} of them in the first row; "
+            "expected a grid, row by row"
+        )
+    return len(latitude) // width, width
+
+
+def _standard(x: Float[np.ndarray, " item"]) -> Float[np.ndarray, " item"]:
+    """(x - mean) / (unbiased standard deviation + epsilon), float32."""
+    deviation = np.float32(x.std(ddof=1, dtype=np.float64))
+    return (x - np.float32(x.mean(dtype=np.float64))) / (deviation + EPSILON)
+
+
+def _both_ways(
+    pairs: Int[np.ndarray, "pair 2"],
+    attributes: Float[np.ndarray, "pair 3"],
+    nodes: int,
+) -> tuple[Int[np.ndarray, "edge 2"], Float[np.ndarray, "edge 3"]]:
+    """PyTorch Geometric's to_undirected: equal edges are one, attributes add up."""
+    every = np.concatenate([pairs, pairs[:, ::-1]])
+    number, place = np.unique(every[:, 0] * nodes + every[:, 1], return_inverse=True)
+    total = np.zeros((len(number), 3), np.float32)
+    np.add.at(total, place.ravel(), np.concatenate([attributes, attributes]))
+    return np.stack([number // nodes, number % nodes], 1), total

@@ -1,0 +1,212 @@
+"""CREDIT's `graph` (models/graph.py): attention along the edges of a graph, gates.
+
+The nodes are the points of the grid, the edges those of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+from pydantic import PositiveInt, model_validator
+
+from credit_jax.models.common.frames import fold_frames
+from credit_jax.models.common.variables import ChannelKeys
+from credit_jax.models.graph.blocks import EdgeEmbedding, Gates, GraphBlock, NodeNorm
+from credit_jax.models.graph.edge_file import read_edges
+from credit_jax.nn.context import Context
+from credit_jax.nn.layers import Linear
+from credit_jax.nn.parameters import stack_blocks
+from credit_jax.parallel.domain.edges import ShardEdges, shard_edges
+from credit_jax.parallel.rows.layout import Field, Layout
+from credit_jax.parallel.scopes import BLOCKS, INPUT, OUTPUT
+
+
+class GraphConfig(ChannelKeys):
+    """Constructor keys of CREDIT's GraphResTransfGRU, with its defaults.
+
+    Attributes:
+        n_variables, levels, n_surface_variables, n_static_variables: 3D variables on
+            levels, 2D variables, those of the input only.
+        hidden_size, dim_head: channels, and those of an attention head.
+        dropout: rate of attention weights in training.
+        n_blocks: of the network.
+        history_len: time steps of the input; only 2.
+        edge_path: the file of the edges, see `read_edges`.
+        use_spectral_norm: on the linear layers but those of the attention.
+        use_edge_attr: whether the attention sees the attributes of edges.
+        image_height, image_width: the grid; by default that of the file. Not in CREDIT.
+    """
+
+    output_frames: ClassVar[int] = 1
+
+    type: Literal["graph"] = "graph"
+    n_variables: int = 4
+    n_surface_variables: int = 7
+    n_static_variables: int = 3
+    levels: int = 15
+    hidden_size: PositiveInt = 128
+    dim_head: PositiveInt = 32
+    dropout: float = 0.0
+    n_blocks: PositiveInt = 3
+    history_len: int = 2
+    edge_path: str
+    use_spectral_norm: bool = True
+    use_edge_attr: bool = True
+    image_height: PositiveInt
+    image_width: PositiveInt
+
+    @model_validator(mode="before")
+    @classmethod
+    def _grid_of_file(cls, value: Any) -> Any:
+        """The grid of the file, where it is there and the keys are not."""
+        keys = ("image_height", "image_width")
+        if not isinstance(value, Mapping) or any(key in value for key in keys):
+            return value
+        try:
+            file = read_edges(str(value.get("edge_path")))
+        except (OSError, ValueError):
+            return value
+        return {**value, "image_height": file.height, "image_width": file.width}
+
+    @property
+    def frames(self) -> int:
+        """Time steps of the input."""
+        return self.history_len
+
+    @property
+    def input_channels(self) -> int:
+        """See `ChannelKeys`."""
+        return self.output_channels + self.n_static_variables
+
+    @property
+    def output_channels(self) -> int:
+        """See `ChannelKeys`."""
+        return self.n_variables * self.levels + self.n_surface_variables
+
+    def channel_sum(self, direction: str) -> str:
+        """See `ChannelKeys.channel_sum`."""
+        more = f" + n_static_variables {self.n_static_variables}"
+        return (
+            f"n_variables {self.n_variables} x levels {self.levels} + "
+            f"n_surface_variables {self.n_surface_variables}"
+            f"{more if direction == 'input' else ''}"
+        )
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """See `ModelConfig.files`."""
+        return {"edge_path": self.edge_path}
+
+    def check_files(self) -> None:
+        """See `ModelConfig.check_files`."""
+        file = read_edges(self.edge_path)
+        if (file.height, file.width) != (self.image_height, self.image_width):
+            raise ValueError(
+                f"model.edge_path: {self.edge_path} has {file.height} x {file.width} "
+                f"nodes; expected the grid {self.image_height} x {self.image_width}"
+            )
+
+    def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
+        """See `ModelConfig.problems`; tp splits nothing, and any rows will do."""
+        del tensor, domain
+        found = self.channel_problems()
+        if self.history_len != 2:
+            found.append(
+                f"model.history_len is {self.history_len}; expected 2: CREDIT's graph "
+                "adds its output to the frames after the first, of which the output "
+                "has one"
+            )
+        if self.hidden_size % self.dim_head:
+            found.append(
+                f"model.hidden_size is {self.hidden_size}, which model.dim_head = "
+                f"{self.dim_head} does not divide"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            found.append(f"model.dropout is {self.dropout}; expected 0 <= dropout < 1")
+        return found
+
+
+@lru_cache(8)
+def _edges_on(layout: Layout, columns: int, path: str) -> tuple[ShardEdges, Any]:
+    """The edges of every shard, and their attributes (shard, edge, 3)."""
+    file = read_edges(path)
+    plan = shard_edges(layout, columns, file.edges)
+    return plan, file.attributes[plan.number]
+
+
+class Graph(nnx.Module):
+    """The whole model; see `GraphConfig` for its keys."""
+
+    def __init__(self, config: GraphConfig) -> None:
+        self.config = config
+        hidden, blocks = config.hidden_size, config.n_blocks
+        self.encoder = Encoder(config.input_channels * config.frames, hidden)
+        self.decoder = Decoder(hidden, config.output_channels)
+        self.edges = EdgeEmbedding(hidden) if config.use_edge_attr else None
+        self.blocks = stack_blocks(
+            lambda: GraphBlock(
+                hidden,
+                config.dim_head,
+                dropout=config.dropout,
+                attributes=config.use_edge_attr,
+            ),
+            blocks,
+        )
+        self.gates = Gates(hidden, blocks)
+        # CREDIT has it and does not call it.
+        self.unused_norm = NodeNorm(hidden)
+
+    def __call__(
+        self, inputs: Mapping[str, Array], context: Context
+    ) -> Float[Array, "batch channel_out 1 rows lon"]:
+        """Predicts from the input "x"; rows are in block layout over the domain axis.
+
+        Differs from CREDIT: in training the gates of all blocks are divided by the
+        first of the spectral norms that CREDIT computes block by block.
+        """
+        config, x = self.config, inputs["x"]
+        layout = context.rows(config.image_height)
+        edges, attributes = _edges_on(layout, config.image_width, config.edge_path)
+        with jax.named_scope(INPUT):
+            field = Field(fold_frames(context.precision.cast(x), "channel"), layout)
+        field = context.run(self.encoder, field)
+        along = None
+        if self.edges is not None:
+            given = context.precision.cast(edges.local(attributes))
+            along = context.run(self.edges, given, edges=edges)
+        gates = context.run(self.gates)
+        carry = {"x": field, "gates": gates, "along": along}
+        with jax.named_scope(BLOCKS):
+            carry = context.scan(
+                self.blocks, carry, config.n_blocks, variants=({"edges": edges},)
+            )
+        field = context.run(self.decoder, carry["x"])
+        with jax.named_scope(OUTPUT):
+            change = field.data.transpose(0, 3, 1, 2)[:, :, None].astype(x.dtype)
+            return change + x[:, : config.output_channels, 1:]
+
+
+class Encoder(nnx.Module):
+    """A linear layer and a norm."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        self.linear = Linear(channel_in, channel_out)
+        self.norm = NodeNorm(channel_out)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        return self.norm(field.like(self.linear(field.data, context)))
+
+
+class Decoder(nnx.Module):
+    """A linear layer."""
+
+    def __init__(self, channel_in: int, channel_out: int) -> None:
+        self.linear = Linear(channel_in, channel_out)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        return field.like(self.linear(field.data, context))

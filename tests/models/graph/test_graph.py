@@ -1,0 +1,284 @@
+"""CREDIT's graph model against serial CREDIT, and on meshes against one device."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from credit_jax import from_state_dict, to_state_dict
+from credit_jax.models.graph.edge_file import read_edges
+from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.registry import build, parse_model
+from credit_jax.nn import spectral_norm
+from credit_jax.nn.context import Context
+from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
+from credit_jax.parallel.domain.edges import shard_edges
+from credit_jax.parallel.params.packing import unpack
+from credit_jax.parallel.params.precision import Precision
+from credit_jax.parallel.placement import place_batch
+from credit_jax.parallel.rows.layout import block_layout
+from credit_jax.state_dict.convert import key_plan_for
+from tests.models.graph.edges import write_edges
+from tests.models.parity import FLOAT64, FORWARD, GRADIENT, credits_defaults
+from tests.support import assert_close, assert_trees_close, make_mesh, mark_slow
+
+HEIGHT, WIDTH, BATCH = 7, 8, 2
+
+
+@pytest.fixture(scope="session")
+def edge_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Neighbors over both poles; node 20 has no edge."""
+    path = tmp_path_factory.mktemp("graph") / "edges.nc"
+    return write_edges(path, HEIGHT, WIDTH, 6, alone=20)
+
+
+def _block(edge_path: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "type": "graph",
+        "n_variables": 2,
+        "n_surface_variables": 1,
+        "n_static_variables": 2,
+        "levels": 2,
+        "hidden_size": 8,
+        "dim_head": 4,
+        "n_blocks": 3,
+        "edge_path": edge_path,
+        **changes,
+    }
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "attributes": {},
+    "plain": {"use_edge_attr": False, "use_spectral_norm": False, "n_blocks": 2},
+}
+
+
+@cache
+def _x(edge_path: str, dtype: str) -> np.ndarray:
+    shape = build(_block(edge_path)).inputs["x"].shape(BATCH)
+    return np.random.default_rng(0).normal(size=shape).astype(dtype)
+
+
+def _credit(credit: Any, block: dict[str, Any], dtype: str) -> Any:
+    """State, prediction, gradients of parameters and of the input."""
+    wide = getattr(torch, dtype)
+    model = credit.build_credit(block, seed=1)
+    model = model.double() if dtype == "float64" else model
+    if block.get("use_edge_attr", True):
+        ours = read_edges(block["edge_path"])
+        np.testing.assert_array_equal(model.edge_index.numpy().T, ours.edges)
+        theirs = model.edge_attr.numpy()
+        assert_close(ours.attributes, theirs, 1e-6, "attributes of edges")
+        model.edge_attr = torch.from_numpy(ours.attributes).to(wide)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.from_numpy(_x(block["edge_path"], dtype).copy())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=wide)
+            parameter.add_(0.1 * noise)
+        for _ in range(5):
+            model.train()(x)
+    state = {k: v.numpy().copy() for k, v in model.eval().state_dict().items()}
+    x.requires_grad_()
+    y = model(x)
+    (y**2).mean().backward()
+    named = model.named_parameters()
+    grads = {k: p.grad.numpy() for k, p in named if p.grad is not None}
+    return model, state, y.detach().numpy(), grads, x.grad.numpy()
+
+
+def _ours(block: dict[str, Any], dtype: str, state: Any) -> Any:
+    model_def = build(block)
+    params, model_state = jax.device_put(from_state_dict(model_def, state))
+
+    def loss(params: Any, x: Any) -> Any:
+        vectors = model_state[SPECTRAL_NORM]
+        weights = spectral_norm.normalize(params, vectors, model_def.matrices)
+        context = Context(precision=Precision.of(dtype))
+        y = model_def.apply(weights, {"x": x}, context, model_state[BATCH_STATS])
+        return (y**2).mean(), y
+
+    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    x = jnp.asarray(_x(block["edge_path"], dtype))
+    (_, y), (by_param, by_input) = step(params, x)
+    named = to_state_dict(model_def, *jax.device_get((by_param, model_state)))
+    return np.asarray(y), named, np.asarray(by_input)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", CASES)
+def test_equals_credit_in_float64(credit: Any, edge_path: str, name: str) -> None:
+    """Forward, and every array of the gradient; what is not called has none."""
+    block = _block(edge_path, **CASES[name])
+    _, state, y, grads, by_input = _credit(credit, block, "float64")
+    with jax.enable_x64(True):
+        ours, named, ours_by_input = _ours(block, "float64", state)
+    assert_close(ours, y, FLOAT64, f"{name}: forward")
+    mine = {key: named[key] for key in grads}
+    assert_trees_close(mine, grads, FLOAT64, f"{name}: gradients")
+    assert_close(ours_by_input, by_input, FLOAT64, f"{name}: of the input")
+    idle = {key for key in named if "norm" in key}
+    assert not any(key in grads for key in idle), "norms have no scale"
+
+
+@pytest.mark.slow
+@pytest.mark.reference
+@pytest.mark.parametrize("name", CASES)
+def test_equals_credit(credit: Any, edge_path: str, name: str) -> None:
+    block = _block(edge_path, **CASES[name])
+    _, state, y, grads, by_input = _credit(credit, block, "float32")
+    ours, named, ours_by_input = _ours(block, "float32", state)
+    assert_close(ours, y, FORWARD, f"{name}: forward")
+    joined = [np.concatenate([g[k].ravel() for k in grads]) for g in (named, grads)]
+    assert_close(*joined, GRADIENT, f"{name}: gradient, all")
+    assert_close(ours_by_input, by_input, GRADIENT, f"{name}: of the input")
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", CASES)
+def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
+    credit: Any, edge_path: str, name: str
+) -> None:
+    block = _block(edge_path, **CASES[name])
+    model = credit.build_credit(block, seed=1)
+    state = {key: value.numpy() for key, value in model.state_dict().items()}
+    model_def = build(block)
+    back = to_state_dict(model_def, *from_state_dict(model_def, state))
+    assert list(back) == list(state), "the keys, or their order, differ"
+    for key, value in state.items():
+        np.testing.assert_array_equal(back[key], value, err_msg=key)
+    names = [name for name, _ in model.named_parameters()]
+    assert key_plan_for(model_def).parameters.keys == names
+
+
+@pytest.mark.reference
+def test_the_state_after_a_training_forward_is_credit_s(
+    credit: Any, edge_path: str
+) -> None:
+    """The gates iterate once a block; the sigma of the output is the first."""
+    block = _block(edge_path)
+    model, state, *_ = _credit(credit, block, "float32")
+    x = torch.from_numpy(_x(edge_path, "float32").copy())
+    with torch.no_grad():
+        model.train()(x)
+    model_def = build(block)
+    params, vectors = jax.device_put(from_state_dict(model_def, state))
+    after = {k: v.numpy() for k, v in model.state_dict().items()}
+    _, wanted = from_state_dict(model_def, after)
+    found = vectors[SPECTRAL_NORM]
+    for index in range(3):
+        found = spectral_norm.iterate(params, found, model_def.matrices, index=index)
+    for side in ("u", "v"):
+        ours, theirs = (
+            {path: np.asarray(pair[side]) for path, pair in given.items()}
+            for given in (found, wanted[SPECTRAL_NORM])
+        )
+        assert_trees_close(ours, theirs, FORWARD, f"{side} after the forward")
+
+
+@cache
+def _on_mesh(
+    edge_path: str, degrees: tuple[int, int, int], dtype: str = "float32"
+) -> Any:
+    mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
+    options: dict[str, Any] = {"min_shard_size": 1} if degrees[0] > 1 else {}
+    # The first vectors of spectral norm would count rounding a hundred times.
+    block = _block(edge_path, use_spectral_norm=dtype == "float64")
+    options["mp_policy"] = Precision.of(dtype)
+    model = build_parallel_model(block, mesh, ac_mode="full", **options)
+    start = model.init(jax.random.key(0))
+    params, model_state = jax.tree.map(lambda array: array.astype(dtype), start)
+    inputs = place_batch({"x": _x(edge_path, dtype)}, mesh)
+
+    def loss(params: Any) -> Any:
+        y = model.apply(params, model_state, inputs)[..., :HEIGHT, :]
+        return jnp.mean(y**2), y
+
+    (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    return np.asarray(y), unpack(grads, model.model_def.param_specs)
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "domain"),
+    mark_slow([(1, 1, 3), (1, 1, 8), (2, 2, 2)], but=[(1, 1, 3)]),
+)
+def test_meshes_equal_one_device(edge_path: str, dp: int, tp: int, domain: int) -> None:
+    """7 rows; edges over the poles need rows of the same shard and of the next."""
+    degrees = dp, tp, domain
+    actual, expected = _on_mesh(edge_path, degrees), _on_mesh(edge_path, (1, 1, 1))
+    assert_close(actual[0], expected[0], FORWARD, f"{degrees}: forward")
+    joined = [
+        np.concatenate([np.ravel(grads[k]) for k in sorted(expected[1])])
+        for grads in (actual[1], expected[1])
+    ]
+    assert_close(*joined, GRADIENT, f"{degrees}: gradient of all parameters")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", [(1, 1, 3), (2, 2, 2)])
+def test_meshes_equal_one_device_in_float64(
+    edge_path: str, degrees: tuple[int, int, int]
+) -> None:
+    """Every array of the gradient."""
+    with jax.enable_x64(True):
+        actual = _on_mesh(edge_path, degrees, "float64")
+        expected = _on_mesh(edge_path, (1, 1, 1), "float64")
+    assert_close(actual[0], expected[0], 1e-11, f"{degrees}: forward")
+    arrays = [jax.tree.map(np.asarray, grads) for _, grads in (actual, expected)]
+    assert_trees_close(*arrays, 1e-11, f"{degrees}: gradients")
+
+
+def test_every_edge_is_on_one_shard(edge_path: str) -> None:
+    edges = read_edges(edge_path).edges
+    assert not (edges == 20).any()
+    plan = shard_edges(block_layout(HEIGHT, 3, "domain"), WIDTH, edges)
+    numbers = plan.number[plan.number >= 0]
+    assert sorted(numbers.tolist()) == list(range(len(edges)))
+    fetched = [len({row for row in rows if row >= 0}) for rows in plan.sources.rows]
+    assert fetched == [4, 5, 2], "own rows, and one on each side"
+
+
+def test_the_grid_is_that_of_the_file(edge_path: str, tmp_path: Path) -> None:
+    config = parse_model(_block(edge_path))
+    assert (config.image_height, config.image_width) == (HEIGHT, WIDTH)
+    config.check_files()
+    other = parse_model(_block(edge_path, image_height=8, image_width=7))
+    with pytest.raises(ValueError, match="7 x 8 nodes; expected the grid 8 x 7"):
+        other.check_files()
+    with pytest.raises(ValueError, match="image_height"):
+        parse_model(_block(str(tmp_path / "absent.nc")))
+
+
+@pytest.mark.reference
+def test_the_defaults_are_those_of_credit(credit: Any, edge_path: str) -> None:
+    theirs = credits_defaults("models.graph", "GraphResTransfGRU")
+    assert theirs.pop("edge_path")
+    config = parse_model({"type": "graph", "edge_path": edge_path})
+    assert {key: getattr(config, key) for key in theirs} == theirs
+    assert config.problems() == []
+
+
+WRONG = {
+    "history": ({"history_len": 1}, "history_len is 1; expected 2"),
+    "heads": ({"dim_head": 3}, "hidden_size is 8, which model.dim_head = 3 does not"),
+    "dropout": ({"dropout": 1.0}, "expected 0 <= dropout < 1"),
+    "no channels": (
+        {"n_variables": 0, "n_surface_variables": 0},
+        "0 output channels; expected at least 1",
+    ),
+    "unknown key": ({"frames": 2}, "frames: unknown key"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_run_is_refused(edge_path: str, name: str) -> None:
+    change, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        build(_block(edge_path, **change))
