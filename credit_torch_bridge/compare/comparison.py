@@ -26,9 +26,13 @@ from credit_torch_bridge.checkpoint.run_config import RunConfig, read_run_config
 from credit_torch_bridge.checkpoint.torch_checkpoint import open_checkpoint
 from credit_torch_bridge.checkpoint.torch_to_jax import read_model
 from credit_torch_bridge.compare.credit_import import import_credit
-from credit_torch_bridge.compare.credit_side import build_credit, run_credit
+from credit_torch_bridge.compare.credit_side import (
+    build_credit,
+    recorded_noise,
+    run_credit,
+)
 from credit_torch_bridge.compare.errors import relative_error
-from credit_torch_bridge.compare.jax_side import compile_pass
+from credit_torch_bridge.compare.jax_side import compile_pass, noise_of
 from credit_torch_bridge.compare.outputs import ModelOutputs
 
 # Tolerances of the relative L2 errors in float32 (docs/numerics.md).
@@ -82,7 +86,8 @@ def compare_with_credit(
 ) -> Comparison:
     """Runs both models on random inputs, in evaluation mode and float32.
 
-    Corrections at the end of a model (`post_conf`) are left out of both.
+    Corrections at the end of a model (`post_conf`) are left out of both. A model that
+    draws noise gets CREDIT's on both sides.
 
     Args:
         config: CREDIT's YAML or a mapping; only its `model:` section is used.
@@ -112,7 +117,10 @@ def compare_with_credit(
     with jax.default_matmul_precision("highest"):
         for _ in range(batches):
             inputs = _inputs(model, rng)
-            ours, theirs = run_jax(inputs), run_credit(credit, inputs, blocks)
+            with recorded_noise() as drawn:
+                theirs = run_credit(credit, inputs, blocks)
+            noise = noise_of(model.model_def, drawn) if drawn else None
+            ours = run_jax(inputs, noise)
             found.append(_compare(ours, theirs, blocks, str(dict(model.mesh.shape))))
     return _worst(found)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,24 @@ def build_credit(
     except RuntimeError as error:
         raise ValueError(f"CREDIT does not load these weights: {error}") from None
     return model.eval()
+
+
+@contextmanager
+def recorded_noise() -> Iterator[list[np.ndarray]]:
+    """The list of what `torch.randn` draws in the block, channels last."""
+    draw, drawn = torch.randn, list[np.ndarray]()
+
+    def randn(*args: Any, **options: Any) -> torch.Tensor:
+        found = draw(*args, **options)
+        array = found.detach().numpy().copy()
+        drawn.append(np.moveaxis(array, 1, -1) if array.ndim == 4 else array)
+        return found
+
+    torch.randn = randn
+    try:
+        yield drawn
+    finally:
+        torch.randn = draw
 
 
 def run_credit(

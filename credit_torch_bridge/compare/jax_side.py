@@ -16,7 +16,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from credit_jax.inference import Forecaster
+from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.context import Context
+from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.fsdp import pvary_params
 from credit_jax.parallel.params.packing import unpack
@@ -43,46 +46,51 @@ def compile_pass(
         blocks: CREDIT's names of the blocks, in the order of their outputs.
 
     Returns:
-        A function of the inputs of the network.
+        A function of the inputs of the network, and of the noise of models that draw
+        noise.
     """
     model_def, mesh, axes = model.model_def, model.mesh, model.axes
     specs, layouts = model_def.network_inputs, list[int]()
 
-    def loss(params: Any, model_state: Any, inputs: Any) -> Any:
+    def loss(params: Any, model_state: Any, inputs: Any, noise: Noise | None) -> Any:
         captured: list[Field] = []
         weights = pvary_params(params, axes.batch, model.parallel_config.precision)
         y = model.local_forward(
-            weights, model_state, inputs, capture_intermediates=captured
+            weights, model_state, inputs, noise, capture_intermediates=captured
         )
         layouts[:] = [field.layout.size for field in captured]
         outputs = [reshard(field, field.layout.to_blocks()).data for field in captured]
         return model.reducer.mean(jnp.square(y)), (y, outputs)
 
-    def body(params: Any, model_state: Any, inputs: Any) -> Any:
+    def body(params: Any, model_state: Any, given: Any) -> Any:
         (_, seen), grads = jax.value_and_grad(loss, has_aux=True)(
-            params, model_state, inputs
+            params, model_state, *given
         )
         return seen, grads
 
     fields = PartitionSpec(batch_spec(axes)[0], axes.domain)
     sharded = model.shard_map(
         body,
-        batch_specs={k: s.partition_spec(axes) for k, s in specs.items()},
+        batch_specs=(
+            {k: s.partition_spec(axes) for k, s in specs.items()},
+            PartitionSpec(),
+        ),
         out_specs=((model_def.output.partition_spec(axes), fields), model.packed_specs),
     )
     step = compile_program(sharded, mesh)
     weights = place_weights(model, params, model_state)
     forecaster = Forecaster(model, *weights)
 
-    def run(inputs: Arrays) -> ModelOutputs:
-        (y, seen), grads = jax.device_get(step(*weights, place_batch(inputs, mesh)))
+    def run(inputs: Arrays, noise: Noise | None = None) -> ModelOutputs:
+        placed = place_batch(inputs, mesh), noise
+        (y, seen), grads = jax.device_get(step(*weights, placed))
         arrays = jax.tree.map(jnp.asarray, grads)
         whole = jax.device_get(unpack(arrays, model_def.param_specs))
         named = to_state_dict(model_def, whole, model_state)
         return ModelOutputs(
             y[..., : model_def.image_height, :]
             if len(specs) > 1
-            else forecaster(inputs["x"]),
+            else forecaster(inputs["x"], noise),
             {
                 name: np.moveaxis(field[:, :size], -1, 1)
                 for name, field, size in zip(blocks, seen, layouts, strict=True)
@@ -91,3 +99,46 @@ def compile_pass(
         )
 
     return run
+
+
+def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise:
+    """Noise that draws given arrays.
+
+    Args:
+        model_def: of a model that draws noise.
+        drawn: what each call site draws, in the order of the forward pass: fields
+            (samples, lat, lon, channel) or vectors (samples, size).
+
+    Raises:
+        ValueError: the model has another number of call sites.
+    """
+    sites = _Sites()
+    noise = Noise(jax.random.key(0), sites)
+    inputs = {
+        name: jax.ShapeDtypeStruct(spec.shape(1), jnp.float32)
+        for name, spec in model_def.network_inputs.items()
+    }
+    params = jax.eval_shape(model_def.init, jax.random.key(0))
+    jax.eval_shape(
+        lambda p, x: model_def.apply(p, x, Context(noise=noise)), params, inputs
+    )
+    # One draw may serve several layers.
+    names = list(dict.fromkeys(sites.names))
+    if len(drawn) != len(names):
+        raise ValueError(
+            f"CREDIT drew noise {len(drawn)} times, credit_jax {len(names)} times"
+        )
+    given = {k: jnp.asarray(array) for k, array in zip(names, drawn, strict=True)}
+    return Noise(jax.random.key(0), given)
+
+
+class _Sites(dict[str, Any]):
+    """No arrays; notes the names of the call sites that ask for some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __contains__(self, name: object) -> bool:
+        self.names.append(str(name))
+        return False

@@ -10,7 +10,7 @@ import yaml
 from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
 from credit_torch_bridge.compare import comparison
-from tests.models.crossformer.cases import CASES
+from tests.models.crossformer.cases import CASES, ENSEMBLE_CASES
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +93,18 @@ def test_blocks_of_equal_sides_are_compared_in_their_own_order():
     assert comparison._block_error(field, field[:, :, None]) == 0.0
     assert comparison._block_error(field, field + 1.0) > 0.1
     assert comparison._block_error(field, field[:, :2]) == float("inf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENSEMBLE_CASES)
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+def test_a_model_that_draws_noise_gets_that_of_credit(credit, tmp_path, name):
+    case = credit.credit_case(ENSEMBLE_CASES[name], seed=5)
+    state = {key: torch.from_numpy(array) for key, array in case.state.items()}
+    torch.save({"epoch": 0, "model_state_dict": state}, tmp_path / "checkpoint.pt")
+    config = {"model": ENSEMBLE_CASES[name]}
+    mesh = {"data": "none", "domain": 3}
+    path = tmp_path / "checkpoint.pt"
+    found = compare_with_credit(config, path, parallelism=mesh)
+    print(*found.lines(), sep="\n")
+    assert found.within_tolerance
