@@ -37,7 +37,7 @@ def compile_pass(
     params: Arrays,
     model_state: HostModelState,
     blocks: Sequence[str],
-) -> Callable[[Arrays], ModelOutputs]:
+) -> Callable[..., ModelOutputs]:
     """Compiles a forward and backward pass in evaluation mode.
 
     Args:
