@@ -37,9 +37,9 @@ def _rules() -> Iterator[Rule]:
 
 
 def _block_names(config: Any) -> list[str]:
-    # The norms of the nodes are parts of our blocks; only the last layer is alike.
+    # Norms are parts of our blocks, and CREDIT has the nodes first: none is compared.
     del config
-    return ["encoder, normalized", "decoder"]
+    return ["encoder, normalized", "decoder, on the grid"]
 
 
 def _idle_modules(config: Any) -> list[str]:
