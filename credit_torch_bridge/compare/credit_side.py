@@ -32,6 +32,10 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
     model_type = arguments.pop("type")
     module, name = registry[model_type][:2]
     model = getattr(import_credit(module.removeprefix("credit.")), name)
+    if model_type == "graph":
+        # Keys of ours: CREDIT's graph takes the grid of its file.
+        for key in ("image_height", "image_width"):
+            arguments.pop(key, None)
     if model_type not in PROCESSES:
         return model(**arguments)
     process = dict(arguments["diffusion"])

@@ -1,4 +1,4 @@
-"""A diffusion model through training, validation and forecasts, on one and two devices."""
+"""A diffusion model in training, validation and forecasts, on one and two devices."""
 
 from __future__ import annotations
 
