@@ -189,24 +189,38 @@ class Context:
         One `lax.scan`, unrolled on platforms where loops cannot hold collectives.
         Running statistics of batch norms below the blocks are updated.
 
+        A block class may name modules in `ready_of`: its `ready()` depends on their
+        parameters alone, and on no others. It is made of all blocks at once, and each
+        block gets its own as the keyword `ready`.
+
         Args:
             blocks: made by `nn.parameters.stack_blocks`.
             carry: the blocks keep its structure and layout.
             num: number of blocks.
             variants: static keyword arguments of the blocks, in turn.
         """
-        graph, params, stats = nnx.split(blocks, Parameter, nnx.BatchStat)
+        early = _parameters_of(getattr(blocks, "ready_of", ()))
+        graph, apart, params, stats = nnx.split(blocks, early, Parameter, nnx.BatchStat)
         if implementation() == "gpu" and self.axes.num_shard == 1:
             # One cast of all blocks, where a block has nothing to gather.
             with jax.named_scope(PARAMETERS):
                 params = jax.tree.map(self.precision.cast, params)
-        leaves, tree = jax.tree.flatten([params, stats])
+
+        def make_ready(apart: Any) -> dict[str, Any]:
+            block: Any = nnx.merge(graph, self._gathered(apart), params, stats)
+            return {"ready": block.ready()}
+
+        ready = {}
+        if jax.tree.leaves(apart):
+            keep = self.axes.num_shard == 1
+            ready = self.remat.block(jax.vmap(make_ready), keep=keep)(apart)
+        leaves, tree = jax.tree.flatten([params, stats, ready])
 
         def body(static: Mapping[str, Any], carry: Any, inputs: Any) -> tuple[Any, Any]:
             index, leaves = inputs
-            params, stats = jax.tree.unflatten(tree, leaves)
-            block: Any = nnx.merge(graph, self._gathered(params), stats)
-            carry = block(carry, self._of_block(index), **static)
+            params, stats, ready = jax.tree.unflatten(tree, leaves)
+            block: Any = nnx.merge(graph, apart, self._gathered(params), stats)
+            carry = block(carry, self._of_block(index), **static, **ready)
             return carry, nnx.state(block, nnx.BatchStat)
 
         loops = self.axes.num_devices == 1 or loops_hold_collectives()
@@ -265,6 +279,15 @@ class Context:
         return jax.tree.map(
             gathered, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
         )
+
+
+def _parameters_of(modules: Sequence[str]) -> Callable[[Any, Any], bool]:
+    """A filter of the parameters below modules with one of these names."""
+
+    def below(path: Any, value: Any) -> bool:
+        return isinstance(value, Parameter) and any(name in modules for name in path)
+
+    return below
 
 
 @dataclass(frozen=True)

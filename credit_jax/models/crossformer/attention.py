@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -33,6 +35,8 @@ from credit_jax.parallel.domain.windows import (
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import ATTENTION, POSITION_BIAS
+
+Bias = Float[Array, "tokens tokens"]
 
 
 class PositionBias(nnx.Module):
@@ -219,69 +223,82 @@ class WindowAttention(nnx.Module):
         self.to_out = OutProjection(channels, self.heads, dim_head)
         self.position_bias = PositionBias(channels // 4)
 
+    def bias(self) -> Bias | None:
+        """Bias of every pair of tokens; None for windows of one token."""
+        return None if self.window == 1 else self.position_bias(self.window)
+
     @jax.named_scope(ATTENTION)
-    def __call__(self, field: Field, context: Context) -> Field:
-        """Attends within the windows of a field on a layout of `attention_layouts`."""
+    def __call__(
+        self, field: Field, context: Context, bias: Bias | None = None
+    ) -> Field:
+        """Attends within windows.
+
+        Args:
+            field: on a layout of `attention_layouts`.
+            context: of the forward pass.
+            bias: of `bias()`; made here if it is not given.
+        """
+        bias = self.bias() if bias is None else bias
 
         def attend(data: Array) -> Array:
-            return self._attend(field.like(data), context).data
+            return self._attend(field.like(data), context, bias).data
 
         return field.like(context.remat.attention(attend)(field.data))
 
-    def _attend(self, field: Field, context: Context) -> Field:
+    def _attend(self, field: Field, context: Context, bias: Any) -> Field:
         normal, skip = self.norm.with_skip(field.data)
         field = field.like(normal)
         drops = context.key is not None and self.dropout > 0.0
         fuses = fuses_layers() and not drops and isinstance(self.to_qkv, QueryKeyValue)
         if self.window > 1 and context.axes.ulysses > 1:
-            mixed = self._mix_by_heads(field, context, fuses=fuses)
+            mixed = self._mix_by_heads(field, context, bias, fuses=fuses)
         elif fuses:
-            mixed = self._mix_in_place(field, context)
+            mixed = self._mix_in_place(field, context, bias)
         else:
-            return field.like(skip + self._mixed(field, context).data)
+            return field.like(skip + self._mixed(field, context, bias).data)
         return field.like(self.to_out.add(mixed, skip, context, fuses=fuses))
 
-    def _mixed(self, field: Field, context: Context) -> Field:
+    def _mixed(self, field: Field, context: Context, bias: Any) -> Field:
         """What attention adds to the residual, of the normalized field."""
         x = partition(field, self.kind, self.window)
         if self.window == 1:
             v = self.to_qkv.values(x, context)
             mixed = self._drop(jnp.ones_like(v[..., :1]), field, context) * v
         else:
-            mixed = self._mix(self.to_qkv(x, context), field, context)
+            mixed = self._mix(self.to_qkv(x, context), bias, field, context)
         out = self.to_out(jnp.swapaxes(mixed, 2, 3), context)
         return merge(out, field, self.kind, self.window)
 
     def _mix_in_place(
-        self, field: Field, context: Context
+        self, field: Field, context: Context, bias: Any
     ) -> Float[Array, "batch rows columns heads head_dim"]:
         """Weighted sum of values; no window is copied out of the field."""
         if self.window == 1:
             return self.to_qkv.values_side_by_side(field.data, context)
         qkv = field.like(self.to_qkv.side_by_side(field.data, context))
-        return self._window_attention(qkv)
+        return self._window_attention(qkv, bias)
 
     def _window_attention(
-        self, qkv: Field
+        self, qkv: Field, bias: Bias
     ) -> Float[Array, "batch rows columns heads head_dim"]:
         grid = window_grid(qkv, self.kind, self.window)
-        return window_attention(qkv.data, self.position_bias(self.window), grid)
+        return window_attention(qkv.data, bias, grid)
 
     def _mix_by_heads(
-        self, field: Field, context: Context, *, fuses: bool
+        self, field: Field, context: Context, bias: Bias, *, fuses: bool
     ) -> Float[Array, "batch rows columns heads head_dim"]:
         """Weighted sum of values, of all rows of a group and a part of the heads."""
         degree = context.axes.ulysses
         exchange = HeadExchange(field.layout, self.kind, self.window, degree)
         qkv = exchange.to_heads(self.to_qkv.side_by_side(field.data, context))
         if fuses:
-            return exchange.to_rows(self._window_attention(qkv))
+            return exchange.to_rows(self._window_attention(qkv, bias))
         *points, three, heads, size = qkv.data.shape
         flat = qkv.like(qkv.data.reshape(*points, -1))
         x = partition(flat, self.kind, self.window)
         x = x.reshape(*x.shape[:3], three, heads, size).transpose(3, 0, 1, 4, 2, 5)
         part = axis_index(context.axes.tensor) * degree + exchange.part
-        mixed = jnp.swapaxes(self._mix(x, flat, context, part), 2, 3)
+        mixed = jnp.swapaxes(self._mix(x, bias, flat, context, part), 2, 3)
         mixed = mixed.reshape(*mixed.shape[:3], -1)
         out = merge(mixed, flat, self.kind, self.window).data
         return exchange.to_rows(out.reshape(*points, heads, size))
@@ -289,6 +306,7 @@ class WindowAttention(nnx.Module):
     def _mix(
         self,
         qkv: Float[Array, "three batch windows heads tokens head_dim"],
+        bias: Bias,
         field: Field,
         context: Context,
         part: Array | int | None = None,
@@ -296,8 +314,8 @@ class WindowAttention(nnx.Module):
         """Weighted sum of values; `part` as for `drop_attention`."""
         q, k, v = qkv
         logits = attention_logits(q * self.scale, k, dtype=context.precision.wide)
-        bias = self.position_bias(self.window).astype(logits.dtype)
-        weights = jax.nn.softmax(logits + bias[None, None, None], -1).astype(v.dtype)
+        logits = logits + bias.astype(logits.dtype)[None, None, None]
+        weights = jax.nn.softmax(logits, -1).astype(v.dtype)
         return attend(self._drop(weights, field, context, part), v)
 
     def _drop(

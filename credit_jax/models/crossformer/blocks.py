@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jaxtyping import Array, Float
 
 from credit_jax.models.crossformer.attention import (
     Projection,
@@ -25,6 +26,8 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import WINDOWS, reshard
 from credit_jax.parallel.scopes import EMBEDDING
 
+# Of short and of long attention; None for windows of one token.
+Biases = tuple[Float[Array, "short short"] | None, Float[Array, "long long"] | None]
 # What makes the feed-forward layers of a block, see `TransformerBlock`.
 FeedForwards = tuple[Callable[..., Any], Callable[..., Any]]
 DENSE: FeedForwards = (FeedForward, FeedForward)
@@ -101,6 +104,8 @@ class TransformerBlock(nnx.Module):
             (channels, dropout=rate) -> layer.
     """
 
+    ready_of = ("position_bias",)
+
     def __init__(
         self,
         channels: int,
@@ -128,15 +133,28 @@ class TransformerBlock(nnx.Module):
         )
         self.long_feed_forward = after_long(channels, dropout=ff_dropout)
 
-    def __call__(self, field: Field, context: Context) -> Field:
+    def ready(self) -> Biases:
+        """What depends on parameters alone; `Context.scan` makes it of all blocks."""
+        return self.short_attention.bias(), self.long_attention.bias()
+
+    def __call__(
+        self, field: Field, context: Context, ready: Biases = (None, None)
+    ) -> Field:
+        """Runs the block.
+
+        Args:
+            field: (batch, lat, lon, channel).
+            context: of the forward pass.
+            ready: of `ready()`; made here if it is not given.
+        """
         layout = field.layout
         sides = self.short_attention.window, self.long_attention.window
         windows = Windows(layout.size, field.row_points, *sides)
         short, long = attention_layouts(layout, windows, context.axes.ulysses)
         field = reshard(field, short, scope=WINDOWS)
-        field = self.short_attention(field, context.fold_in(0))
+        field = self.short_attention(field, context.fold_in(0), ready[0])
         field = self.short_feed_forward(field, context.fold_in(1))
         field = reshard(field, long, scope=WINDOWS)
-        field = self.long_attention(field, context.fold_in(2))
+        field = self.long_attention(field, context.fold_in(2), ready[1])
         field = self.long_feed_forward(field, context.fold_in(3))
         return reshard(field, layout, scope=WINDOWS)
