@@ -72,9 +72,9 @@ DEVICES = {
         "configs/wxformer_025deg.yaml",
         18.5114e12,
         (
-            CompiledStep("full", 1, 1, 5615, 0.04529, 0.0),
-            CompiledStep("none", 1, 1, 5588, 0.04985, 0.0),
-            CompiledStep("full", 1, 8, 6354, 0.01220, 0.003646),
+            CompiledStep("full", 1, 1, 5627, 0.04519, 0.0),
+            CompiledStep("none", 1, 1, 5600, 0.04975, 0.0),
+            CompiledStep("full", 1, 8, 6000, 0.01076, 0.002026),
         ),
     )
 }
