@@ -19,7 +19,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.parallel_config import ParallelConfig
-from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.parallel.params.precision import Float8, default_mp_policy
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state, shardings, state_specs
@@ -85,6 +85,7 @@ def trace_step(
     remat: str = "none",
     platform: str | None = "gpu",
     precision: str = "float32",
+    float8: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> tuple[ModelDef, Any]:
     """The model and the traced training step (MSE, AdamW, clipping).
@@ -99,6 +100,8 @@ def trace_step(
         remat: activation checkpointing, "none", "full" or "selective".
         platform: of the operations and loops; None is that of the mesh.
         precision: of activations and weights in the forward.
+        float8: fewest channels of the dense layers that multiply float8 values; None
+            for none.
         devices: of the mesh; None are those of the process.
     """
     parallel = build_parallel_model(
@@ -106,6 +109,7 @@ def trace_step(
         build_mesh(mesh, devices),
         ac_mode=remat,
         mp_policy=default_mp_policy(precision),
+        fp8=False if float8 is None else Float8(float8),
     )
     model_def, parallel_config = parallel.model_def, parallel.parallel_config
     optimizer = adamw(max_norm=1.0)

@@ -71,6 +71,7 @@ def _jobs(options: Any) -> list[Job]:
             remat,
             options.precision,
             options.samples,
+            options.float8,
         )
         for mesh, remat in pairs
     ]
@@ -161,6 +162,7 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add("--parallelism", nargs="+", default=["1"], metavar="MESH")
     add("--remat", nargs="+", choices=ACTIVATIONS, default=["full"])
     add("--precision", default="bfloat16")
+    add("--float8", type=int, metavar="N", help="layers from N channels in float8")
     add("--samples", type=int, default=1, help="of each data-parallel rank")
     add("--credit", action="store_true", help="count CREDIT's eager step, too")
     add("--reuse", action="store_true", help="programs that were compiled before")

@@ -45,6 +45,7 @@ def account(compiled: Compiled) -> dict[str, Any]:
         "remat": job.remat,
         "precision": job.precision,
         "samples": job.samples,
+        **({} if job.float8 is None else {"float8": job.float8}),
         **counted(every, target, sum(row["exposed_seconds"] for row in sent)),
         "useful_flops": found["useful"] / devices,
         "traced_flops": found["traced"],
@@ -93,8 +94,8 @@ def grown(program: dict[str, Any], older: dict[str, Any]) -> list[str]:
 
 def same_job(program: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two accounts are of the same job."""
-    names = ("mesh", "remat", "precision", "samples")
-    return all(program[name] == other[name] for name in names)
+    names = ("mesh", "remat", "precision", "samples", "float8")
+    return all(program.get(name) == other.get(name) for name in names)
 
 
 def _entry(kernel: Kernel, target: Target) -> dict[str, Any]:

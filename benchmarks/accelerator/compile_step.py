@@ -30,6 +30,7 @@ class Job:
         remat: activation checkpointing.
         precision: of the forward.
         samples: of each data-parallel rank.
+        float8: fewest channels of layers in float8; None for none.
     """
 
     target: str
@@ -38,15 +39,18 @@ class Job:
     remat: str = "none"
     precision: str = "bfloat16"
     samples: int = 1
+    float8: int | None = None
 
     @property
     def title(self) -> str:
-        return f"{self.mesh}, remat {self.remat}"
+        float8 = "" if self.float8 is None else f", float8 from {self.float8} channels"
+        return f"{self.mesh}, remat {self.remat}{float8}"
 
     def folder(self, parent: Path) -> Path:
         """Of the text and the account, below a folder of all programs."""
         model = Path(self.model).stem
         parts = (model, self.mesh, self.remat, self.precision, str(self.samples))
+        parts += () if self.float8 is None else (f"float8_{self.float8}",)
         return parent / self.target / "-".join(parts)
 
 
@@ -116,6 +120,7 @@ def main() -> None:
     options: dict[str, Any] = {
         "platform": None,
         "precision": job.precision,
+        "float8": job.float8,
         "devices": target.devices(),
     }
     batch = job.samples * num_data(job.mesh)

@@ -13,7 +13,9 @@ Account = dict[str, Any]
 
 def title(program: Account) -> str:
     """Mesh and policy of a program."""
-    return f"{program['mesh']}, remat {program['remat']}"
+    float8 = program.get("float8")
+    layers = "" if float8 is None else f", float8 from {float8} channels"
+    return f"{program['mesh']}, remat {program['remat']}{layers}"
 
 
 def totals(
