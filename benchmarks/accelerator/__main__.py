@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.accelerator import tables
 from benchmarks.accelerator.account import account, counted, grown, same_job
 from benchmarks.accelerator.compile_step import Job, compile_job
+from benchmarks.accelerator.float8 import float8_problems
 from benchmarks.accelerator.targets import ROOT, TARGETS
 from benchmarks.compiled_step import MODELS, model_block
 from benchmarks.report import Table, add_out_option, publish
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     problems = _problems(programs, older["programs"]) if older else []
+    problems += [line for program in programs for line in float8_problems(program)]
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
@@ -104,6 +106,9 @@ def _sections(
         f"The kernels that take longest, of {tables.title(first)}:",
         tables.longest(first),
     ]
+    if "float8" in first:
+        found, traced = first["float8_products"], first["float8_traced"]
+        sections.append(_FLOAT8.format(**found, traced=traced))
     if any(program["collectives"] for program in programs):
         text = _COLLECTIVES.format(target=target)
         sections += [text, tables.collectives(programs)]
@@ -134,6 +139,12 @@ _INTRO = (
     "counts the operations without recomputation, with a launch of "
     "{target.launch:.0e} s. Nothing was run: these are lower bounds of a step with "
     "perfect kernels. Without a device XLA cannot try kernels and choose the fastest."
+)
+_FLOAT8 = (
+    "## Float8\n\nDense layers with enough channels multiply float8 values: {products} "
+    "products of two float8 operands in the program, {traced} in the trace; {mixed} of "
+    "float8 and wider values, {widened} conversions of float8 values back to a wider "
+    "dtype. Gradients of weights are products in bfloat16."
 )
 _COLLECTIVES = (
     "## Collectives\n\nOf one device: bytes sent with the algorithm that sends least, "

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.accelerator.compile_step import Compiled
+from benchmarks.accelerator.float8 import float8_of
 from benchmarks.accelerator.kernels import Kernel, kernels
 from benchmarks.accelerator.overlap import summary, transfers
-from benchmarks.accelerator.program import parse
+from benchmarks.accelerator.program import Program, parse
 from benchmarks.accelerator.roofline import (
     LAUNCHES,
     as_json,
@@ -45,7 +46,7 @@ def account(compiled: Compiled) -> dict[str, Any]:
         "remat": job.remat,
         "precision": job.precision,
         "samples": job.samples,
-        **({} if job.float8 is None else {"float8": job.float8}),
+        **_float8(compiled, program),
         **counted(every, target, sum(row["exposed_seconds"] for row in sent)),
         "useful_flops": found["useful"] / devices,
         "traced_flops": found["traced"],
@@ -90,6 +91,17 @@ def grown(program: dict[str, Any], older: dict[str, Any]) -> list[str]:
                 "commit the new report"
             )
     return lines
+
+
+def _float8(compiled: Compiled, program: Program) -> dict[str, Any]:
+    """What an account says of layers in float8, if there are some."""
+    if compiled.job.float8 is None:
+        return {}
+    return {
+        "float8": compiled.job.float8,
+        "float8_traced": compiled.account["float8_traced"],
+        "float8_products": float8_of(program),
+    }
 
 
 def same_job(program: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -108,6 +108,7 @@ def _read(job: Job, folder: Path) -> Compiled:
 def main() -> None:
     """Compiles the job of the first argument into the folder of the second."""
     job, folder = Job(**json.loads(sys.argv[1])), Path(sys.argv[2])
+    from benchmarks.accelerator.float8 import traced_products
     from benchmarks.compiled_step import model_block, trace_step
     from benchmarks.meshes import num_data
     from credit_jax.models.flops import flops_of
@@ -132,6 +133,7 @@ def main() -> None:
     (folder / TEXT).write_text(program.as_text())
     flops = {"traced": flops_of(traced.jaxpr), "useful": flops_of(alone.jaxpr)}
     account = _account(program, seconds) | flops
+    account["float8_traced"] = traced_products(traced.jaxpr)
     (folder / ACCOUNT).write_text(json.dumps(account, indent=1))
 
 

@@ -1,0 +1,76 @@
+"""The float8 products of a step: in the trace, and in the program that XLA made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from benchmarks.accelerator.program import Program
+
+PREFIX = "f8"
+
+
+def traced_products(jaxpr: Any) -> int:
+    """Products of float8 values in a jaxpr; one within a loop counts once.
+
+    Args:
+        jaxpr: a closed one, such as `jitted.trace(...).jaxpr`.
+    """
+    return sum(
+        equation.primitive is jax.lax.dot_general_p
+        and all("float8" in str(operand.aval.dtype) for operand in equation.invars)
+        for equation in _equations(jaxpr.jaxpr)
+    )
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from _equations(inner)
+
+
+def float8_of(program: Program) -> dict[str, int]:
+    """What a program does with float8 values.
+
+    Returns:
+        "products" whose two operands are float8, "mixed" ones of which one is, and
+        "widened": conversions of float8 values to another dtype. A product within a
+        loop counts once.
+    """
+    found = {"products": 0, "mixed": 0, "widened": 0}
+    for computation in program.computations.values():
+        for instruction in computation.values():
+            taken = [
+                shape.dtype.startswith(PREFIX)
+                for operand in program.operands(computation, instruction)
+                for shape in operand.shapes[:1]
+            ]
+            if instruction.opcode == "dot":
+                found["products"] += all(taken)
+                found["mixed"] += any(taken) and not all(taken)
+            if instruction.opcode == "convert" and any(taken):
+                found["widened"] += not instruction.shapes[0].dtype.startswith(PREFIX)
+    return found
+
+
+def float8_problems(program: dict[str, Any]) -> list[str]:
+    """What is wrong with the float8 products of an account that has some."""
+    if "float8" not in program:
+        return []
+    wanted, found = program["float8_traced"], program["float8_products"]
+    lines = []
+    if not wanted or found["products"] != wanted:
+        lines.append(
+            f"{found['products']} products of float8 values in the program, expected "
+            f"the {wanted} of the trace, and some"
+        )
+    if found["mixed"] or found["widened"]:
+        lines.append(
+            f"{found['mixed']} products of float8 and wider values, {found['widened']} "
+            "float8 values converted back: some are not multiplied as float8"
+        )
+    return lines
