@@ -93,7 +93,7 @@ def compile_pass(
             else forecaster(inputs["x"], noise),
             {
                 name: np.moveaxis(field[:, :size], -1, 1)
-                for name, field, size in zip(blocks, seen, layouts, strict=True)
+                for name, field, size in zip(blocks, seen, layouts, strict=bool(blocks))
             },
             named,
         )
@@ -101,8 +101,8 @@ def compile_pass(
     return run
 
 
-def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise:
-    """Noise that draws given arrays.
+def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
+    """Noise that draws given arrays; None for no arrays.
 
     Args:
         model_def: of a model that draws noise.
@@ -112,6 +112,8 @@ def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise:
     Raises:
         ValueError: the model has another number of call sites.
     """
+    if not drawn:
+        return None
     sites = _Sites()
     noise = Noise(jax.random.key(0), sites)
     inputs = {

@@ -10,7 +10,7 @@ import yaml
 from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
 from credit_torch_bridge.compare import comparison
-from tests.models.crossformer.cases import CASES, ENSEMBLE_CASES
+from tests.models.crossformer.cases import CASES, DOWNSCALING_CASES, ENSEMBLE_CASES
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,20 @@ def test_blocks_of_equal_sides_are_compared_in_their_own_order():
     assert comparison._block_error(field, field[:, :, None]) == 0.0
     assert comparison._block_error(field, field + 1.0) > 0.1
     assert comparison._block_error(field, field[:, :2]) == float("inf")
+
+
+@pytest.mark.slow
+def test_weights_that_amplify_rounding(credit, tmp_path):
+    """A fresh model: float32 moves its gradient by more than the tolerance."""
+    block = next(iter(DOWNSCALING_CASES.values()))
+    case = credit.build_credit(block, seed=5)
+    torch.save({"model_state_dict": case.state_dict()}, tmp_path / "checkpoint.pt")
+    found = compare_with_credit({"model": block}, tmp_path / "checkpoint.pt")
+    print(*found.lines(), sep="\n")
+    assert found.gradient > comparison.GRADIENT
+    assert found.rounding is not None
+    assert found.rounding.gradient > comparison.GRADIENT
+    assert found.within_tolerance
 
 
 @pytest.mark.slow
