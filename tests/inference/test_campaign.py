@@ -179,6 +179,7 @@ def test_a_time_limit_that_is_none(config, tmp_path, capsys, wrong):
     assert f"such as 11h50m, got '{wrong}'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_that_draws_noise(world: Path, tmp_path: Path) -> None:
     """Again the same forecasts; they differ from those of another seed."""
     own = {"type": "crossformer-ensemble", "depth": [1, 0, 0, 0], "freeze": False}

@@ -12,6 +12,7 @@ from tests.inference.layouts import assert_same_layout
 from tests.reference.dataset import NUM_LAT, NUM_LON
 from tests.reference.scalers import write_scalers
 from tests.support import assert_close
+from tests.support.slow import mark_slow
 
 T, U = "ERA5/prognostic/3d/T", "ERA5/prognostic/3d/U"
 SP, TP = "ERA5/prognostic/2d/SP", "ERA5/diagnostic/2d/TP"
@@ -123,7 +124,11 @@ def run(credit, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "mesh", ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"]
+    "mesh",
+    mark_slow(
+        ["data=none", "data=none,domain=3", "data=none,tensor=2,domain=2"],
+        but=["data=none", "data=none,tensor=2,domain=2"],
+    ),
 )
 def test_fixers_and_diagnostics_as_credit(run, monkeypatch, tmp_path, mesh):
     monkeypatch.chdir(run)

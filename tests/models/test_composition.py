@@ -15,6 +15,7 @@ from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import place_batch
 from tests.models.crossformer.cases import CASES
 from tests.support import assert_close, assert_trees_close, make_mesh
+from tests.support.slow import mark_slow
 
 # As many channels out as in, so that a forecast can be continued.
 BLOCK = {
@@ -28,7 +29,9 @@ BLOCK = {
     "output_only_channels": 0,
 }
 MESH = {"dp": 2, "tp": 2, "domain": 2}
-MESHES = pytest.mark.parametrize("degrees", [{}, MESH], ids=["one", "2x2x2"])
+MESHES = pytest.mark.parametrize(
+    "degrees", mark_slow([{}, MESH], but=[MESH]), ids=["one", "2x2x2"]
+)
 
 
 def _made(degrees: dict[str, int]) -> tuple[ParallelModel, Any, Any, Any, Any]:

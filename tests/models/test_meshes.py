@@ -124,6 +124,7 @@ def test_crossformer_equals_one_device_in_float64() -> None:
     assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_near_float32() -> None:
     """bf16 compute with float32 parameters, statistics and sums."""
     wide = one_device("plain", "float32")

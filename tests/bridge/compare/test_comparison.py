@@ -40,6 +40,7 @@ def test_blocks_prediction_and_gradient_are_those_of_credit(files, capsys):
     assert "2 batch(es)" in text
 
 
+@pytest.mark.slow
 def test_a_difference_is_found(files, capsys, monkeypatch):
     """Our side gets other weights in one block; what comes before it still agrees."""
     compile_pass = comparison.compile_pass

@@ -14,6 +14,7 @@ from tests.models.parity import (
     assert_training_forward_equals_credit,
     credits_defaults,
 )
+from tests.support.slow import mark_slow
 
 BLOCK = CASES["two frames"]
 
@@ -30,7 +31,7 @@ def test_plain_definitions_equal_credit(credit: Any) -> None:
     assert_equals_credit(credit, BLOCK, "two frames, plain", "xla")
 
 
-@pytest.mark.parametrize("name", ["earth", "patches"])
+@pytest.mark.parametrize("name", mark_slow(["earth", "patches"], but=["patches"]))
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     assert_equals_credit_in_float64(credit, CASES[name], name)
 

@@ -85,6 +85,7 @@ def test_plain_definitions_equal_credit(credit: Any) -> None:
         assert_equals_credit(credit, BLOCK, "frozen, plain", "xla", noise)
 
 
+@pytest.mark.slow
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     block = CASES["correlated"]
     with same_noise(drawn(block, np.float64)) as noise:

@@ -16,6 +16,7 @@ from tests.models.parity import (
     assert_equals_credit_in_float64,
     assert_training_forward_equals_credit,
 )
+from tests.support.slow import mark_slow
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -33,7 +34,7 @@ def test_kernels_of_gpus_equal_credit(credit: Any) -> None:
     assert_equals_credit(credit, CASES["uneven"], "uneven, kernels of GPUs", "gpu")
 
 
-@pytest.mark.parametrize("name", ["earth", "frames"])
+@pytest.mark.parametrize("name", mark_slow(["earth", "frames"], but=["frames"]))
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     assert_equals_credit_in_float64(credit, CASES[name], name)
 

@@ -41,6 +41,7 @@ def test_fuxi_equals_one_device(name: str, mesh: str) -> None:
     compare(actual, expected, (FORWARD, GRADIENT), f"{name} on {mesh}")
 
 
+@pytest.mark.slow
 def test_fuxi_equals_one_device_in_float64() -> None:
     """Every array of the gradient, on 2 x 2 x 2; that of qkv is zero."""
     with jax.enable_x64(True):

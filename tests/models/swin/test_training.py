@@ -62,6 +62,7 @@ def _train(mesh: str, *, train_qkv: bool = False) -> tuple[Any, Any, np.ndarray]
     return parts[0], parts[1], np.asarray(losses)
 
 
+@pytest.mark.slow
 def test_twenty_steps_equal_one_device() -> None:
     """FSDP, tp, domain, all activations computed again."""
     actual, expected = _train("2 x 2 x 2"), _train("one")
