@@ -11,7 +11,7 @@ from tests.support.processes import run_program
 
 @pytest.mark.parametrize(
     "seeds",
-    [(0, 60), pytest.param((60, 300), marks=pytest.mark.slow)],
+    [(0, 60), pytest.param((60, 180), marks=pytest.mark.slow)],
     ids=["short", "long"],
 )
 def test_mutations(made: Path, tmp_path: Path, seeds: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ from tests.support.processes import run_program
 
 @pytest.mark.parametrize(
     "seeds",
-    [(0, 30), pytest.param((30, 300), marks=pytest.mark.slow)],
+    [(0, 30), pytest.param((30, 130), marks=pytest.mark.slow)],
     ids=["short", "long"],
 )
 def test_mutations(tmp_path: Path, seeds: tuple[int, int]) -> None:
