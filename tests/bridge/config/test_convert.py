@@ -286,7 +286,7 @@ def test_unknown_keys():
 REFUSED = {
     "gen1": {
         "model.post_conf.activate=true": "model.post_conf: tracer_fixer active",
-        "model.type=graph": "model.type: 'graph' is not supported",
+        "model.type=samudra": "model.type: 'samudra' is not",
         "model.type=wxformer_moe": "model.type: CREDIT has no model wxformer_moe",
         "data.forecast_len=3": "data.forecast_len: 3, that is 4 steps",
         "data.skip_periods=6": "data.skip_periods: 6 takes times",
