@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import pytest
 
 from credit_jax.models.registry import build, parse_model
@@ -50,11 +49,10 @@ def test_training_forward_equals_credit(credit: Any) -> None:
 
 @pytest.mark.slow
 def test_samples_equal_credit(credit: Any) -> None:
-    """DDPM of all steps; float64 shows every step."""
-    with jax.enable_x64(True):
-        parity.assert_samples_equal_credit(
-            credit, BLOCKS["own levels"], "own levels", "float64", 1e-9
-        )
+    """DDPM of all steps; CREDIT's embedding of the step is float32 in any model."""
+    parity.assert_samples_equal_credit(
+        credit, BLOCKS["own levels"], "own levels", "float32", 1e-5
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
