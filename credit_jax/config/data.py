@@ -11,6 +11,9 @@ from credit_jax.config.sources import SourceConfig, parse_source
 
 DateRange = tuple[str, str]
 
+# A sample holds all of its times in memory.
+MAX_TIMES = 10_000
+
 # A section whose class is that of its `dataset_type`.
 AnySource = Annotated[SourceConfig, BeforeValidator(parse_source)]
 
@@ -70,8 +73,8 @@ class DataConfig(_Window):
 
     source: dict[str, AnySource] = Field(min_length=1)
     timestep: Timestep
-    history_len: int = Field(default=1, ge=1)
-    forecast_len: int = Field(ge=0)
+    history_len: int = Field(default=1, ge=1, le=MAX_TIMES)
+    forecast_len: int = Field(ge=0, le=MAX_TIMES)
     backprop_on_timestep: BackpropSteps | None = None
     data_clamp: tuple[float, float] | None = None
     on_bad_sample: Literal["raise", "skip"] = "raise"
@@ -114,8 +117,8 @@ class ValidationDataConfig(_Window):
 
     source: dict[str, AnySource] | None = Field(default=None, min_length=1)
     timestep: Timestep | None = None
-    history_len: int | None = Field(default=None, ge=1)
-    forecast_len: int | None = Field(default=None, ge=0)
+    history_len: int | None = Field(default=None, ge=1, le=MAX_TIMES)
+    forecast_len: int | None = Field(default=None, ge=0, le=MAX_TIMES)
 
     ignored: ClassVar = {
         **_Window.ignored,

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from credit_jax.config.base import StrictModel
-from credit_jax.config.data import DataConfig
+from credit_jax.config.data import MAX_TIMES, DataConfig
 from credit_jax.config.dates import Date, duration
 from credit_jax.config.messages import got
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
@@ -173,7 +173,7 @@ class OutputConfig(StrictModel):
 class InferenceDataConfig(DataConfig):
     """A data section for forecasts alone: the start dates say when it is read."""
 
-    forecast_len: int = Field(default=1, ge=0)
+    forecast_len: int = Field(default=1, ge=0, le=MAX_TIMES)
 
     @model_validator(mode="after")
     def _has_dates(self) -> "InferenceDataConfig":
