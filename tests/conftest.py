@@ -4,6 +4,7 @@ Nothing of `credit_jax` may be imported here at module level: the jaxtyping hook
 be in place before the first import of the package.
 """
 
+import gc
 import os
 import sys
 
@@ -25,6 +26,9 @@ import jax
 import pytest
 
 NUM_DEVICES = 8
+
+# As for the commands (`parallel.compiler`): collections take a fifth of tracing else.
+gc.set_threshold(100_000, 50, 100)
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
