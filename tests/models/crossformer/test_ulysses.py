@@ -151,6 +151,29 @@ def test_equals_whole_windows(
     assert_close(*both, 1e-15, f"{what}: gradient of all weights")
 
 
+@pytest.mark.parametrize(
+    ("rows", "degrees", "ulysses"),
+    mark_slow(
+        [
+            (12, {"domain": 2, "tp": 2}, 2),
+            (24, {"domain": 4}, 2),
+            (24, {"domain": 4}, 4),
+        ],
+        but=[(12, {"domain": 2, "tp": 2}, 2)],
+    ),
+    ids=str,
+)
+def test_forward_is_bitwise_that_of_whole_windows(
+    rows: int, degrees: dict[str, int], ulysses: int
+) -> None:
+    """Where both ways give every shard whole vector registers of tokens."""
+    out, _ = run(rows, degrees, ulysses, drops=True)
+    expected, _ = run(rows, degrees, drops=True)
+    different = int((out != expected).sum())
+    print(f"{rows} rows on {degrees}, groups of {ulysses}: {different} differ")
+    assert different == 0
+
+
 def test_two_exchanges_an_attention() -> None:
     """Forward and backward each trade heads for rows and back; no row moves besides.
 
