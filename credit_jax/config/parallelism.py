@@ -44,7 +44,7 @@ class ParallelismConfig(StrictModel):
         dp_shard: devices that a parameter is split over; -1 is the rest.
         ep, etp: devices that share the experts of a layer, and its samples, too; and
             those that share the units of one expert (`tensor`, the default, or 1).
-        pp: pipeline stages.
+        pp: pipeline stages; only 1 is accepted.
         cp: another name of `domain`.
         ulysses_degree: neighboring devices along `domain`, a divisor of it, that trade
             heads for rows around attention; without it whole windows move instead.

@@ -13,7 +13,7 @@ from credit_jax.config.parallelism import ParallelismConfig
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.models.registry import define_model, parse_model
-from credit_jax.parallel.mesh.axes import DOMAIN, EP, PP, TP, MeshAxes
+from credit_jax.parallel.mesh.axes import DOMAIN, EP, TP, MeshAxes
 from credit_jax.parallel.mesh.dims import ParallelDims
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_notes, model_problems
 from credit_jax.plan.findings import Findings, unique
@@ -124,6 +124,5 @@ def _degrees(parallelism: ParallelismConfig) -> dict[str, int | None]:
         TP: parallelism.tensor,
         DOMAIN: parallelism.domain,
         EP: parallelism.ep,
-        PP: parallelism.pp,
         ULYSSES: parallelism.ulysses_degree,
     }

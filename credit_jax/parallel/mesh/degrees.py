@@ -90,6 +90,7 @@ def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[
     rest = _rest(data, degrees)
     degrees = dict.fromkeys(ORDER, 1) | degrees
     degrees.setdefault(ETP, degrees[TP])
+    problems += _pipeline_problems(degrees[PP])
     problems += degree_problems(
         tp=degrees[TP],
         domain=degrees[DOMAIN],
@@ -143,6 +144,17 @@ def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str
         if said:
             names[degree], degrees[degree] = next(iter(said.items()))
     return degrees, names, problems
+
+
+def _pipeline_problems(pp: int) -> list[str]:
+    if pp == 1:
+        return []
+    return [
+        f"pp is {pp}, but no model has pipeline stages: with m micro-batches they "
+        f"would idle {pp - 1} / (m + {pp - 1}) of the time, {(pp - 1) / pp:.0%} at "
+        "CREDIT's 1, and fsdp splits parameters without that (docs/scaling.md); "
+        "use pp: 1 and data: fsdp2"
+    ]
 
 
 def _allowed(degree: str, number: int) -> bool:

@@ -44,7 +44,7 @@ class ParallelDims:
             world_size / (product of the others).
         ep: experts; samples are split over it, too.
         etp: units of one expert; tp or 1.
-        pp: pipeline stages.
+        pp: pipeline stages; only 1 is accepted.
         tp: heads and feed-forward units.
         domain: latitude rows.
         ulysses_degree: neighboring domain shards that trade heads for rows around

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from credit_jax.config.messages import divisors
-from credit_jax.parallel.mesh.axes import DOMAIN, EP, PP, TP
+from credit_jax.parallel.mesh.axes import DOMAIN, EP, TP
 
 # Keys of transformer configs, and the axis whose degree must divide them.
 _DIVIDED = (
@@ -33,7 +33,7 @@ def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
     """
     config = getattr(model, "config", model)
     name = getattr(config, "type", type(config).__name__)
-    tp, domain, ep, pp = (degrees.get(axis) or 1 for axis in (TP, DOMAIN, EP, PP))
+    tp, domain, ep = (degrees.get(axis) or 1 for axis in (TP, DOMAIN, EP))
     own = getattr(config, "problems", None)
     found = list(own(tp, domain)) if own else []
     for key, axis in _DIVIDED:
@@ -49,19 +49,7 @@ def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
             "wxformer_moe"
         )
     found += _ulysses_problems(config, name, tp, degrees.get(ULYSSES) or 1)
-    if pp > 1:
-        found.append(
-            f"pp is {pp}, but no model has pipeline stages: with m micro-batches they "
-            f"would idle {pp - 1} / (m + {pp - 1}) of the time, {_idle_stages(pp)} at "
-            "CREDIT's 1, and fsdp splits parameters without that (docs/scaling.md); "
-            "use pp: 1 and data: fsdp2"
-        )
     return found
-
-
-def _idle_stages(pp: int) -> str:
-    """The part of the time that stages of one micro-batch wait for others."""
-    return f"{(pp - 1) / pp:.0%}"
 
 
 def _ulysses_problems(config: Any, name: str, tp: int, degree: int) -> list[str]:

@@ -19,7 +19,6 @@ from credit_jax.parallel.mesh.axes import (
     DP_SHARD,
     EP,
     ORDER,
-    PP,
     TP,
     MeshAxes,
 )
@@ -47,7 +46,6 @@ def degrees(dims: ParallelDims) -> dict[str, int]:
         ({"dp_replicate": 8}, {DP_REPLICATE: 8}),
         ({"dp_replicate": 2, "dp_shard": -1, "cp": 2}, "2 x 2 x 2"),
         ({"dp_shard": "2", "ep": 4.0}, {DP_SHARD: 2, EP: 4}),
-        ({"pp": 4}, {DP_SHARD: 2, PP: 4}),
         ({"data": "fsdp2", "tensor": 2, "domain": 2}, {DP_SHARD: 2, TP: 2, DOMAIN: 2}),
         ({"data": "ddp", "tensor": 2, "domain": 1}, {DP_REPLICATE: 4, TP: 2}),
         ({"data": "ddp", "dp_replicate": 4, "domain": 2}, {DP_REPLICATE: 4, DOMAIN: 2}),
@@ -166,6 +164,15 @@ def test_the_constructor_says_the_same():
         ParallelDims(world_size=0)
 
 
+@pytest.mark.parametrize("given", [{}, {"dp_shard": 2}, {"dp_shard": -1}])
+def test_pipeline_stages_are_refused_first_and_with_the_reason(given):
+    why = r"pp is 4, but no model .* idle 3 / \(m \+ 3\) of .* 75% .*fsdp"
+    with pytest.raises(ValueError, match=r"parallelism: (\d problems?\s+)?" + why):
+        ParallelDims(pp=4, world_size=8, **given)
+    with pytest.raises(ValueError, match=why):
+        ParallelDims.from_config({"pp": 4}, 8)
+
+
 def test_one_error_lists_all_that_is_wrong(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: pytest.fail("a device is asked for"))
     section = {"tensor": 3, "domain": 2, "etp": 2, "ulysses_degree": 4, "pp": 5, "x": 1}
@@ -174,6 +181,7 @@ def test_one_error_lists_all_that_is_wrong(monkeypatch):
     expected = [
         "parallelism: 9 problems",
         "x: unknown key",
+        "pp is 5, but no model has pipeline stages: with m micro-batches they would ",
         "etp is 2; expected tensor or 1, that is 3 or 1",
         "ulysses_degree is 4, which is more than domain 2; would fit: 1, 2",
         "world_size=8 not divisible by pp*tensor*domain=30 (pp 5 x tensor 3 x domain 2",
@@ -181,7 +189,6 @@ def test_one_error_lists_all_that_is_wrong(monkeypatch):
         "stage 1 has 16 // 4 = 4 heads",
         "stage 2 has 32 // 4 = 8 heads",
         "stage 3 has 64 // 4 = 16 heads",
-        "pp is 5, but no model has pipeline stages: with m micro-batches they would ",
     ]
     lines = str(caught.value).split("\n")
     assert len(lines) == len(expected), str(caught.value)

@@ -98,7 +98,6 @@ def test_a_model_that_fits():
     [
         ({"tp": 4}, "stage 0 has 8 // 4 = 2 heads, which .* would fit: 1, 2, or a"),
         ({"ep": 2}, "ep is 2, but wxformer has no experts to share; use ep: 1"),
-        ({"pp": 4}, r"pp is 4, but no model .* idle 3 / \(m \+ 3\) of .* 75% .*fsdp"),
     ],
 )
 def test_a_model_that_does_not_fit(given, message):
