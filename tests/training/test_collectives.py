@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import jax
@@ -29,7 +30,9 @@ from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CASES
 from tests.support import make_mesh
 
-BLOCK = {**CASES["plain"], "depth": [1, 1, 2, 1]}
+# A loop over two equal blocks, and a stage whose long windows are single tokens.
+BLOCK = {**CASES["plain"], "depth": [0, 0, 2, 1]}
+TRAINED = {"dp4": {"dp": 4}, "tp2_domain2": {"tp": 2, "domain": 2}}
 KINDS = (
     "all-gather",
     "all-reduce",
@@ -53,9 +56,11 @@ def _loss(tree: FieldTree, context: FieldContext) -> Any:
     return context.mean((tree["y_pred"] - tree["y"]) ** 2)
 
 
-def _program(kind: str, degrees: dict[str, int]) -> Any:
-    """A step before XLA."""
-    return _traced(kind, degrees).lower()
+@cache
+def _step_on(mesh: str) -> tuple[Any, str]:
+    """A training step before and after XLA."""
+    lowered = _traced("train", TRAINED[mesh]).lower()
+    return lowered, lowered.compile().as_text()
 
 
 def _traced(
@@ -100,14 +105,8 @@ def _sent(traced: Any) -> Counter[str]:
     return Counter({kind: found[kind] for kind in kinds})
 
 
-def _compiled(
-    kind: str, **degrees: int
-) -> tuple[dict[str, list[tuple[int, ...]]], int]:
-    """Collectives of a compiled step, and the gathers of the program before XLA."""
-    lowered = _program(kind, degrees)
-    found = _collectives(lowered.compile().as_text())
-    print(kind, degrees, {name: len(shapes) for name, shapes in found.items()})
-    return found, lowered.as_text().count("stablehlo.all_gather")
+def _gathers(lowered: Any) -> int:
+    return lowered.as_text().count("stablehlo.all_gather")
 
 
 def _blocks_of(path: str) -> int:
@@ -118,7 +117,8 @@ def _blocks_of(path: str) -> int:
 
 @pytest.fixture(scope="module")
 def domain_forecast() -> dict[str, list[tuple[int, ...]]]:
-    return _compiled("forecast", domain=2)[0]
+    lowered = _traced("forecast", {"domain": 2}).lower()
+    return _collectives(lowered.compile().as_text())
 
 
 def test_long_attention_is_one_pair_of_all_to_all(domain_forecast: Any) -> None:
@@ -149,7 +149,8 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     so they are counted in the program that it is given, which has the equal blocks of
     a stage once.
     """
-    found, num_gathers = _compiled("train", dp=4)
+    lowered, compiled = _step_on("dp4")
+    found, num_gathers = _collectives(compiled), _gathers(lowered)
     model_def = build(BLOCK)
     axes = MeshAxes.from_mesh(make_mesh(dp=4))
     split = {
@@ -172,17 +173,18 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     assert not found["collective-permute"], "nothing else moves"
 
 
-@pytest.mark.parametrize("degrees", [{"dp": 4}, {"tp": 2, "domain": 2}], ids=str)
-def test_no_loop_holds_collectives_on_cpu(degrees: dict[str, int]) -> None:
-    """XLA on CPU runs a loop's collectives beside later ones, and hangs or errs.
-
-    One device keeps its loop over the equal blocks: compilation is constant in depth.
-    """
-    found = collectives(_program("train", degrees).compile().as_text())
+@pytest.mark.parametrize("mesh", TRAINED)
+def test_no_loop_holds_collectives_on_cpu(mesh: str) -> None:
+    """XLA on CPU runs a loop's collectives beside later ones, and hangs or errs."""
+    found = collectives(_step_on(mesh)[1])
     assert found
     looped = [each for each in found if each.times != 1]
     assert not looped, f"in loops: {looped[:3]}"
-    assert "stablehlo.while" in _program("train", {}).as_text()
+
+
+def test_one_device_keeps_its_loop_over_equal_blocks() -> None:
+    """Compilation is constant in depth."""
+    assert "stablehlo.while" in _traced("train", {}).lower().as_text()
 
 
 def test_recomputed_blocks_send_nothing_a_second_time() -> None:
