@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -36,7 +37,14 @@ MESHES = pytest.mark.parametrize(
 
 def _made(degrees: dict[str, int]) -> tuple[ParallelModel, Any, Any, Any, Any]:
     """A model on a mesh, its weights and state, an input and a target."""
-    mesh = make_mesh(**degrees)
+    return _made_once(tuple(degrees.items()))
+
+
+@cache
+def _made_once(
+    degrees: tuple[tuple[str, int], ...],
+) -> tuple[ParallelModel, Any, Any, Any, Any]:
+    mesh = make_mesh(**dict(degrees))
     model = build_parallel_model(BLOCK, mesh)
     params, model_state = model.init(jax.random.key(0))
     iterate = model.shard_map(
