@@ -94,18 +94,28 @@ def _joined(arrays: Tree) -> np.ndarray:
 
 def assert_equals_credit_in_float64(
     credit: Any, block: dict[str, Any], name: str, noise: Noise | None = None
-) -> None:
-    """Where rounding is out of the way, every single gradient must agree."""
+) -> tuple[Tree, Tree]:
+    """Where rounding is out of the way, every single gradient must agree.
+
+    Returns:
+        Our gradients and CREDIT's, by CREDIT's names.
+    """
     import torch
 
     case = credit.credit_case(block, seed=3, dtype=torch.float64)
     with jax.enable_x64(True):
-        y, _, by_input, gradients = run_with_credits_weights(block, case, noise=noise)
+        y, value, by_input, gradients = run_with_credits_weights(
+            block, case, noise=noise
+        )
     assert y.dtype == np.float64, f"the forward ran in {y.dtype}"
+    assert y.shape == case.y.shape, f"{y.shape}, CREDIT gives {case.y.shape}"
     assert_close(y, case.y, FLOAT64, f"{name}: forward")
+    assert_close(value, case.loss, FLOAT64, f"{name}: loss")
     assert_close(by_input, case.x_gradient, FLOAT64, f"{name}: gradient of the input")
+    assert gradients.keys() >= case.gradients.keys(), "every gradient must be there"
     ours = {key: gradients[key] for key in case.gradients}
     assert_trees_close(ours, case.gradients, FLOAT64, f"{name}: gradients")
+    return ours, case.gradients
 
 
 def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) -> None:

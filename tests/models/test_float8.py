@@ -11,7 +11,7 @@ from credit_jax.parallel.params.precision import Float8, Precision, default_mp_p
 from tests.models.crossformer.cases import BASE
 from tests.support import make_mesh
 
-WIDE = {**BASE, "dim": [16, 32, 64, 128], "dim_head": 8}
+WIDE = {**BASE, "depth": 1, "dim": [16, 32, 64, 128], "dim_head": 8}
 
 
 def float8(min_channels: int) -> Precision:

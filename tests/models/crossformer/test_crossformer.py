@@ -20,7 +20,8 @@ from tests.support import assert_close
 BLOCK = CASES["mirror"]
 
 
-@pytest.mark.parametrize("name", CASES)
+# Without "mirror", of which the next two tests are.
+@pytest.mark.parametrize("name", [name for name in CASES if name != "mirror"])
 def test_equals_credit(credit: Any, name: str) -> None:
     ours, theirs = assert_equals_credit(credit, CASES[name], name)
     small = [key for key in theirs if ".attention." in key]

@@ -71,21 +71,21 @@ def same_noise(arrays: dict[str, np.ndarray]) -> Iterator[Noise]:
         torch.randn = draw
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_equals_credit(credit: Any, name: str) -> None:
-    with same_noise(drawn(CASES[name])) as noise:
-        _, theirs = assert_equals_credit(credit, CASES[name], name, noise=noise)
-    frozen = CASES[name].get("freeze", True)
-    assert frozen == all("noise" in key for key in theirs)
+# Each case is one program: in float64 where every array is looked at, or in float32.
+def test_equals_credit(credit: Any) -> None:
+    block = CASES["trained"]
+    with same_noise(drawn(block)) as noise:
+        _, theirs = assert_equals_credit(credit, block, "trained", noise=noise)
+    assert not all("noise" in key for key in theirs)
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """What accelerators run; the other tests run the implementations of CPU."""
     with same_noise(drawn(BLOCK)) as noise:
-        assert_equals_credit(credit, BLOCK, "frozen, plain", "xla", noise)
+        _, theirs = assert_equals_credit(credit, BLOCK, "frozen, plain", "xla", noise)
+    assert all("noise" in key for key in theirs)
 
 
-@pytest.mark.slow
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     block = CASES["correlated"]
     with same_noise(drawn(block, np.float64)) as noise:

@@ -55,7 +55,7 @@ def parsed(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_credit(credit: Any, folder: Any, name: str) -> None:
     """Tracer limits, mass, water and energy, at the end of the forward pass."""
-    depth = {"depth": [0, 1, 0, 0]}
+    depth = {"depth": [0, 0, 0, 0]}
     theirs = parsed(gen1_config(folder, {"type": name, **depth}))["model"]
     case = credit.credit_case(theirs, seed=3)
     ours = converted(folder, name, **depth)
@@ -77,7 +77,7 @@ def test_equals_credit(credit: Any, folder: Any, name: str) -> None:
 def on_mesh(folder: Any, degrees: tuple[int, int, int]) -> Any:
     """Prediction, and gradients of the input and the weights, as whole arrays."""
     # Without spectral norm a fresh model's output is of the order of its input.
-    section = converted(folder, "wxformer", depth=[0, 1, 0, 0])
+    section = converted(folder, "wxformer", depth=[0, 0, 0, 0])
     section["use_spectral_norm"] = False
     dp, tp, domain = degrees
     mesh = make_mesh(dp=dp, tp=tp, domain=domain)
