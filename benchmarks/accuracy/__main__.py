@@ -1,6 +1,6 @@
 """Errors of credit_jax against CREDIT, and of CREDIT against itself.
 
-    python -m benchmarks.accuracy [--short] [--models wxformer crossformer]
+    python -m benchmarks.accuracy [--short] [--models wxformer crossformer | --others]
         [--meshes 1 dp2 domain3 ...] [--steps 100] [--rollout 10]
 
 The reference is CREDIT's own trainer on one process with one thread, in float32. Every
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.accuracy.case import Case, case_config, credit_case
+from benchmarks.accuracy.case import ROWS, Case, case_config, credit_case, placed
 from benchmarks.accuracy.credit_run import (
     CreditRun,
     CreditWay,
@@ -47,10 +47,8 @@ from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.precision import default_mp_policy
 from credit_jax.state_dict.convert import to_state_dict
 
-# Rows of each model's grid; those of WXFormer are divisible on no mesh.
-ROWS: Mapping[str, int] = MappingProxyType(
-    {"wxformer": 45, "crossformer": 32, "camulator": 45}
-)
+# The models of released weights; `--others` runs the rest of `ROWS`.
+RELEASED = ("wxformer", "crossformer", "camulator")
 MESHES = ("1", "dp2", "tp2", "domain2", "domain3", "dp2xtp2xdomain2")
 SHORT_MESHES = ("1", "domain3", "dp2xtp2xdomain2")
 STEPS, SHORT_STEPS = 100, 20
@@ -118,6 +116,7 @@ def _run_model(
     ):
         folder = Path(scratch)
         latitude = write_data(folder, ROWS[model], waves=True)
+        config = placed(config, folder)
         console.print(f"{model}: CREDIT on one process ...")
         serial = _serial(config, folder, options)
         own = beside.submit(
@@ -222,7 +221,10 @@ def _our_line(
     case: Case,
     serial: CreditRun,
 ) -> Line:
-    named = to_state_dict(build(config["model"]), run.gradients, case.model_state)
+    # Frozen parameters have no gradient, in CREDIT neither.
+    zeros = {path: np.zeros_like(value) for path, value in case.params.items()}
+    gradients = zeros | run.gradients
+    named = to_state_dict(build(config["model"]), gradients, dict(case.model_state))
     errors = errors_of(run, named, serial, serial.gradients)
     return Line(model, name, dtype, errors, ours=True, seconds=run.seconds)
 
@@ -238,6 +240,7 @@ def _write(
         "runs": [line.as_json() for line in lines],
     }
     name = "accuracy-short" if options.short else "accuracy"
+    name = "accuracy-others" if options.others else name
     text = sections(lines, options, picture=f"{name}.png")
     path = write_report(name, text, data, options.out)
     plot(lines, path.with_suffix(".png"))
@@ -248,7 +251,8 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy")
     add = parser.add_argument
     add("--short", action="store_true", help=f"{SHORT_STEPS} steps on 3 meshes")
-    add("--models", nargs="+", default=list(ROWS), choices=list(ROWS))
+    add("--models", nargs="+", choices=list(ROWS), help=f"default {' '.join(RELEASED)}")
+    add("--others", action="store_true", help="the other models, short")
     add("--meshes", nargs="+", metavar="MESH", help=f"default {' '.join(MESHES)}")
     add("--bfloat16-meshes", nargs="+", metavar="MESH", default=["1"])
     add("--steps", type=int, help=f"of training, default {STEPS}")
@@ -259,6 +263,9 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add("--optimize", action="store_true", help="compile as training does, for longer")
     add_out_option(parser)
     options = parser.parse_args(arguments)
+    options.short = options.short or options.others
+    others = [model for model in ROWS if model not in RELEASED]
+    options.models = options.models or (others if options.others else list(RELEASED))
     options.meshes = options.meshes or list(SHORT_MESHES if options.short else MESHES)
     options.steps = options.steps or (SHORT_STEPS if options.short else STEPS)
     if options.rollout < 1:

@@ -19,15 +19,17 @@ import logging
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import yaml
 
-from benchmarks.accuracy.rollout import roll_out
+from benchmarks.accuracy.rollout import NOISY, WIDE, roll_out
 from credit_torch_bridge.compare.credit_import import import_torchvision
 
 # Standard deviation of the noise added to every parameter before training, so that none
@@ -72,6 +74,8 @@ def _watch(module: Any, options: Any, rank: int) -> None:
             _add_noise(self._raw_model)
             _RECORD["weights"].append(_norm(self._raw_model))
             _save(folder / "initial.npz", _state(self._raw_model), rank)
+            if self.conf["model"]["type"] in WIDE:
+                self._raw_model.double()
         results = train(self, *arguments)
         _RECORD["loss"] += results["train_loss"]
         if len(_RECORD["loss"]) == num_steps:
@@ -83,7 +87,8 @@ def _watch(module: Any, options: Any, rank: int) -> None:
     def sharded_forward(self: Any, data: Any, amp: bool) -> None:
         _RECORD["x"].append(data["x"].detach().numpy().copy())
         _RECORD["y"].append(data["y"].detach().numpy().copy())
-        forward(self, data, amp)
+        with _same_draws(self.conf):
+            forward(self, _cast(data, self.conf), amp)
         if "prediction" not in _RECORD:
             _RECORD["prediction"].append(_whole(data["y_pred"]))
 
@@ -99,6 +104,24 @@ def _watch(module: Any, options: Any, rank: int) -> None:
     trainer.train_one_epoch = train_one_epoch
     trainer._sharded_forward = sharded_forward
     module.clip_grad_norm_ = clip_grad_norm
+
+
+def _cast(data: Any, conf: Any) -> Any:
+    """Fields in the dtype of the model; the data are float32."""
+    if conf["model"]["type"] in WIDE:
+        for name in data.keys() & {"x", "y"}:
+            data[name] = data[name].double()
+    return data
+
+
+@contextmanager
+def _same_draws(conf: Any) -> Iterator[None]:
+    """Draws of a model with noise are ones, as those of credit_jax (`mesh_run`)."""
+    if conf["model"]["type"] not in NOISY:
+        yield
+        return
+    with mock.patch.object(torch, "randn", torch.ones):
+        yield
 
 
 def _num_steps(config: Path) -> int:
@@ -126,17 +149,15 @@ def _roll_out(trainer: Any, forward: Any, options: Any) -> np.ndarray:
 
     if options.rollout_from is not None:
         _load(trainer._raw_model, options.rollout_from)
-    model = trainer.conf["model"]
     trainer.model.eval()
 
     def predict(x: np.ndarray) -> np.ndarray:
-        data = {"x": torch.from_numpy(x)}
-        with torch.no_grad():
+        data = _cast({"x": torch.from_numpy(x)}, trainer.conf)
+        with torch.no_grad(), _same_draws(trainer.conf):
             forward(trainer, data, False)
             return _whole(gather_spatial(data["y_pred"], trainer.domain_manager))
 
-    prognostic = model["channels"] * model["levels"] + model["surface_channels"]
-    return roll_out(predict, _RECORD["x"][0], options.rollout, prognostic)
+    return roll_out(predict, _RECORD["x"][0], options.rollout)
 
 
 def _add_noise(model: torch.nn.Module) -> None:
@@ -165,11 +186,12 @@ def _split_like(tensor: Any, whole: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(tensor: Any) -> np.ndarray:
-    """Any tensor as a whole float32 array; a collective if FSDP split it."""
+    """A tensor as a whole array, float32 or wider; a collective if FSDP split it."""
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
-    return tensor.float().numpy().copy()
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    return tensor.to(wide).numpy().copy()
 
 
 def _state(model: torch.nn.Module) -> dict[str, np.ndarray]:

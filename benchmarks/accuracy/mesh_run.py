@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +16,16 @@ import numpy as np
 import optax
 
 from benchmarks.accuracy.case import Case
-from benchmarks.accuracy.rollout import roll_out
+from benchmarks.accuracy.rollout import NOISY, WIDE, roll_out
 from benchmarks.meshes import build_mesh
 from credit_jax.config import Config, build_config
 from credit_jax.inference import Forecaster
 from credit_jax.losses import build_loss
+from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.nn import noise
+from credit_jax.nn.model_state import BATCH_STATS, ModelState
+from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.params.precision import Precision
@@ -75,6 +81,34 @@ def run_mesh(
         precision: dtypes of the model; None is float32.
         rollout: steps of a rollout in evaluation mode from `case.trained`.
     """
+    model = config["model"]["type"]
+    if model in NOISY:
+        with mock.patch.object(noise, "random_normal", _ones):
+            return _run(config, case, name, precision, rollout)
+    if model in WIDE and precision is None:
+        with jax.enable_x64(True):
+            return _run(config, _double(case), name, Precision.of("float64"), rollout)
+    return _run(config, case, name, precision, rollout)
+
+
+def _double(case: Case) -> Case:
+    fields = {f.name: getattr(case, f.name) for f in dataclasses.fields(case)}
+    return Case(**jax.tree.map(lambda array: np.asarray(array, np.float64), fields))
+
+
+def _ones(key: Any, high: Any, low: Any) -> Any:
+    """The draws that CREDIT has here, too (`credit_process`)."""
+    del key
+    return jnp.ones(jnp.broadcast_shapes(high.shape, low.shape))
+
+
+def _run(
+    config: Mapping[str, Any],
+    case: Case,
+    name: str,
+    precision: Precision | None,
+    rollout: int,
+) -> MeshRun:
     begin = time.monotonic()
     job = _job(config)
     trainer, mesh = job.trainer, build_mesh(name)
@@ -93,7 +127,7 @@ def run_mesh(
         if index == 0:
             # The rate was 0: weights as given, vectors after one power iteration.
             weights = state.params, state.model_state
-            prediction = Forecaster(model, *weights)(x)[:, :, 0]
+            prediction = _training_forward(model, *weights, x)[:, :, 0]
             gradients = _first_gradients(model, state, norms[0], trainer.clip_norm)
     states = _roll_out(model, case, rollout) if rollout else np.zeros(0)
     return MeshRun(
@@ -121,6 +155,36 @@ def _packed(model: ParallelModel, params: Mapping[str, Any]) -> dict[str, Any]:
     return jax.jit(lambda p: pack(p, model.model_def.param_specs))(dict(params))
 
 
+def _training_forward(
+    model: ParallelModel, params: Weights, model_state: ModelState, x: np.ndarray
+) -> np.ndarray:
+    """A forward in training mode; that of evaluation, but for batch norms."""
+    if not model_state[BATCH_STATS]:
+        return _predict(Forecaster(model, params, model_state), x)
+
+    def body(params: Weights, model_state: ModelState, inputs: Any) -> Any:
+        key = jax.random.key(0)
+        return model.local_training_forward(params, model_state, inputs, key)[0]
+
+    output = model.model_def.output.partition_spec(model.axes)
+    specs = model.input_specs()
+    forward = model.shard_map(body, batch_specs=specs, out_specs=output)
+    placed = Forecaster(model, params, model_state).place(x)
+    y = forward(params, model_state, {"x": placed})
+    return np.asarray(y)[..., : x.shape[-2], :]
+
+
+def _predict(forecaster: Forecaster, x: np.ndarray) -> np.ndarray:
+    """A prediction in its own dtype, where the forecaster gives float32."""
+    y = forecaster.step(forecaster.place(x), _noise(forecaster.model))
+    return np.asarray(y)[..., : x.shape[-2], :]
+
+
+def _noise(model: ParallelModel) -> Noise | None:
+    """Of any key, because all draws are ones."""
+    return Noise(jax.random.key(0)) if model.model_def.draws_noise else None
+
+
 def _first_gradients(
     model: ParallelModel, state: TrainState, norm: float, max_norm: float
 ) -> dict[str, np.ndarray]:
@@ -134,7 +198,7 @@ def _first_gradients(
     whole = jax.jit(lambda m: unpack(m, model.model_def.param_specs))(moment)
     factor = (1 - BETAS[0]) * clipped
     return {
-        path: (np.asarray(value, np.float64) / factor).astype(np.float32)
+        path: (np.asarray(value, np.float64) / factor).astype(value.dtype)
         for path, value in whole.items()
     }
 
@@ -142,10 +206,8 @@ def _first_gradients(
 def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
     """The rollout of the first batch, see `benchmarks.accuracy.rollout`."""
     assert case.trained is not None, "a case without weights to roll out from"
-    config = model.model_def.config
-    prognostic = config.channels * config.levels + config.surface_channels
     forecaster = Forecaster(model, *place_weights(model, *case.trained))
-    return roll_out(lambda x: forecaster(x)[:, :, 0], case.x[0], num_steps, prognostic)
+    return roll_out(lambda x: _predict(forecaster, x)[:, :, 0], case.x[0], num_steps)
 
 
 def _job(config: Mapping[str, Any]) -> Config:

@@ -67,7 +67,8 @@ def build_loss(
     too, whatever `validation_loss` says, as in CREDIT.
 
     Differs from CREDIT: all target channels count. CREDIT's weighted loss counts a
-    diagnostic variable with levels as one channel and leaves the last channels out.
+    diagnostic variable with levels as one channel and leaves the last channels out;
+    of a model without `levels` it takes `frames` for them.
     `spectral`, `power`, `covmse` and `ring-crps` take weights, with which CREDIT's
     cannot be called.
     """

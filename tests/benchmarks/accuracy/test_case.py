@@ -2,7 +2,9 @@
 
 import pytest
 
-from benchmarks.accuracy.case import case_config
+from benchmarks.accuracy.case import ROWS, case_config
+from benchmarks.accuracy.rollout import NUM_PROGNOSTIC
+from credit_jax.models.registry import build
 
 
 def test_sizes_that_do_not_fit_are_refused():
@@ -10,3 +12,19 @@ def test_sizes_that_do_not_fit_are_refused():
         case_config(64, 20, 8)
     with pytest.raises(ValueError, match="must be a multiple of it, got 7"):
         case_config(32, 7, 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*output_only_channels")
+@pytest.mark.parametrize("model", ROWS)
+def test_models_fit_the_data(model):
+    """Channels of the data: 5 of the state, 2 inputs beside it, 1 diagnostic."""
+    config = case_config(ROWS[model], 20, 2, model=model)
+    section = config["model"]
+    if model == "graph":
+        section = {**section, "image_height": 32, "image_width": 64}
+    model_def = build(section)
+    grid = ROWS[model], 64
+    assert (model_def.image_height, model_def.image_width) == grid
+    diagnostics = "diagnostic" in config["data"]["source"]["ERA5"]["variables"]
+    assert model_def.input_channels == NUM_PROGNOSTIC + 2
+    assert model_def.output_channels == NUM_PROGNOSTIC + diagnostics

@@ -1,7 +1,6 @@
 """The autoregressive rollout."""
 
 import numpy as np
-import pytest
 
 from benchmarks.accuracy.rollout import roll_out
 
@@ -19,5 +18,9 @@ def test_a_rollout_feeds_prognostic_channels_back_and_holds_the_others():
     np.testing.assert_array_equal(states[:, 0, 0, 0, 0], [11, 21, 31])
     np.testing.assert_array_equal(states[:, 0, 1, 0, 0], [12, 22, 32])
     assert all(np.array_equal(s[:, 2], x[:, 2]) for s in seen), "forcing must be held"
-    with pytest.raises(ValueError, match="1 frame, got 2"):
-        roll_out(predict, np.zeros((1, 3, 2, 2, 3)), 1, 2)
+
+
+def test_a_predicted_frame_follows_the_frames_of_the_input():
+    x = np.arange(4.0).reshape(1, 2, 2, 1, 1)
+    states = roll_out(lambda x: x[:, :1].sum(2), x, 3, 1)
+    np.testing.assert_array_equal(states.ravel(), [1, 2, 3])
