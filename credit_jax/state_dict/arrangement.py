@@ -10,11 +10,16 @@ the pattern is its own inverse, read from right to left.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from credit_jax.state_dict.problems import Shape
+
+# The letters of each dim of an array.
+Groups = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Arrangement:
     torch_out: int = 0
 
     def __post_init__(self) -> None:
-        right, torch = _groups(self._sides[1]), self._torch_letters
+        right, torch = self._groups[1], self._torch_letters
         ours = [letter for group in right for letter in group]
         plain = all(len(group) == 1 for group in right)
         if not plain or len(set(ours)) != len(ours) or sorted(ours) != sorted(torch):
@@ -68,7 +73,7 @@ class Arrangement:
     def torch_shape(self, shape: Shape) -> Shape:
         """Shape of PyTorch's array if ours has `shape`."""
         sizes = self._sizes(shape)
-        groups = _groups(self._sides[0])
+        groups = self._groups[0]
         return tuple(int(np.prod([sizes[k] for k in group])) for group in groups)
 
     def vectors(self) -> tuple[Arrangement, Arrangement]:
@@ -77,12 +82,12 @@ class Arrangement:
         PyTorch's are flat, in the order of its own dims: u over the rows of the matrix,
         v over the rest. Ours keep the dims of the parameter that they belong to.
         """
-        groups = _groups(self._sides[0])
+        groups = self._groups[0]
         rows = groups[self.torch_out]
         rest = [g for i, g in enumerate(groups) if i != self.torch_out]
-        return self._flat(rows), self._flat([k for group in rest for k in group])
+        return self._flat(rows), self._flat([k for g in rest for k in g])
 
-    def _flat(self, letters: list[str]) -> Arrangement:
+    def _flat(self, letters: Sequence[str]) -> Arrangement:
         kept = [letter for letter in self.letters if letter in letters]
         return Arrangement(f"({' '.join(letters)}) -> {' '.join(kept)}")
 
@@ -90,28 +95,34 @@ class Arrangement:
         return dict(zip(self.letters, shape, strict=True))
 
     @property
-    def _sides(self) -> tuple[str, str]:
-        left, _, right = self.pattern.partition("->")
-        return left.strip(), right.strip()
+    def _groups(self) -> tuple[Groups, Groups]:
+        """The letters of each dim of PyTorch's array, and of ours."""
+        return _groups(self.pattern)
 
     @property
     def _torch_letters(self) -> list[str]:
         """The letters of PyTorch's dims, in order."""
-        return [letter for group in _groups(self._sides[0]) for letter in group]
+        return [letter for group in self._groups[0] for letter in group]
 
     @property
     def letters(self) -> list[str]:
         """The letters of our dims, in order."""
-        return self._sides[1].split()
+        return [letter for group in self._groups[1] for letter in group]
 
 
-def _groups(side: str) -> list[list[str]]:
-    """The letters of each dim: "(n h d) i 1" -> [[n, h, d], [i], []]."""
-    dims = re.findall(r"\(([^)]*)\)|(\S+)", side)
-    return [
-        [letter for letter in (several or single).split() if letter != "1"]
-        for several, single in dims
-    ]
+# A table has few patterns, a model thousands of arrays.
+@cache
+def _groups(pattern: str) -> tuple[Groups, Groups]:
+    """The letters of each dim: "(n h d) i 1 -> ..." -> ((n, h, d), (i,), ()), ..."""
+    left, _, right = pattern.partition("->")
+    return _dims(left), _dims(right)
+
+
+def _dims(side: str) -> Groups:
+    return tuple(
+        tuple(letter for letter in (several or single).split() if letter != "1")
+        for several, single in re.findall(r"\(([^)]*)\)|(\S+)", side)
+    )
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:

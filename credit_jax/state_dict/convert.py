@@ -43,6 +43,8 @@ def key_plan_for(model_def: ModelDef) -> KeyPlan:
 def idle_keys(model_def: ModelDef) -> list[str]:
     """CREDIT's keys of parameters that no output depends on."""
     idle = torch_model(model_def.config.type).idle_modules(model_def.config)
+    if not idle:
+        return []
     keys = key_plan_for(model_def).parameters.keys
     return [key for key in keys if key.startswith(tuple(f"{name}." for name in idle))]
 
