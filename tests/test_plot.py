@@ -129,7 +129,7 @@ def test_an_animation(store, tmp_path):
     ("arguments", "message"),
     [
         ((), "--variable NAME is needed"),
-        (("--variable", "t"), "no 't' in the forecasts; there are: T, SP"),
+        (("--variable", "t"), "no 't' in the forecasts; there are: SP, T"),
         (("--variable", "T"), "--level: T needs one of 500, 850"),
         (("--variable", "T", "--level", "700"), "no level 700; there are: 500, 850; "),
         (("--variable", "SP", "--level", "500"), "SP has no levels, got 500"),

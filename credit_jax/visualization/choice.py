@@ -95,7 +95,7 @@ def choose(
     Raises:
         ValueError: it is not there; says what is.
     """
-    names = [*files.grid.variables]
+    names = sorted(files.grid.variables)
     if variable not in names:
         near = get_close_matches(variable, names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
