@@ -1,5 +1,6 @@
 """A checkpoint, and the folder of a run of CREDIT with it."""
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -8,17 +9,19 @@ from credit_torch_bridge import to_torch
 from tests.bridge.cli.runs import CONFIG, draw_checkpoint, earlier
 
 
-@pytest.fixture
-def checkpoint(rng):
+@pytest.fixture(scope="module")
+def checkpoint():
     """A checkpoint of epoch 2, 60 micro-batches."""
-    return draw_checkpoint(rng)
+    return draw_checkpoint(np.random.default_rng(0))
 
 
-@pytest.fixture
-def credit_run_folder(checkpoint, tmp_path):
-    """The folder of a run of CREDIT: three epochs, the first was the best."""
-    folder = tmp_path / "credit"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def credit_run_folder(checkpoint, tmp_path_factory):
+    """The folder of a run of CREDIT: three epochs, the first was the best.
+
+    Not to be changed.
+    """
+    folder = tmp_path_factory.mktemp("credit")
     files = {
         "": checkpoint,
         "best_": earlier(checkpoint, 0),
