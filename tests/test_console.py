@@ -1,6 +1,7 @@
 """The console command: every subcommand, its help and example, its exit codes."""
 
 import importlib.metadata
+import json
 import shlex
 import subprocess
 import sys
@@ -73,35 +74,48 @@ def test_check(override, code, capsys):
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("name", sorted({*BRIDGE} - {"config"}))
-def test_without_torch_a_command_says_what_to_install(name):
-    done = _without_torch(name, "--help")
-    assert done.returncode == USER_ERROR
-    assert done.stdout == ""
-    assert done.stderr.strip().splitlines() == [
+def test_without_torch_a_command_says_what_to_install():
+    names = sorted({*BRIDGE} - {"config"})
+    codes, out, err = _without_torch(*((name, "--help") for name in names))
+    assert codes == [USER_ERROR] * len(names)
+    assert out == []
+    message = (
         "error: this command needs torch, which is not installed; install it with: "
         "pip install 'credit-jax[bridge]'"
-    ]
-
-
-@pytest.mark.parametrize("target", ["jax", "gen1"])
-def test_config_files_are_converted_without_torch(target, tmp_path):
-    out = tmp_path / "new.yml"
-    given = ROOT / "tests/bridge/config/configs/gen2.yml"
-    done = _without_torch("config", given, "--to", target, "--out", out)
-    assert done.returncode == OK, done.stderr
-    assert f"written: {out}" in done.stdout
-    assert out.stat().st_size > 0
-
-
-def _without_torch(*arguments):
-    """The console command in a process that cannot import torch."""
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from credit_jax.console import main; sys.exit(main())"
     )
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+    assert err == [message] * len(names)
+
+
+def test_config_files_are_converted_without_torch(tmp_path):
+    given = ROOT / "tests/bridge/config/configs/gen2.yml"
+    files = {target: tmp_path / f"{target}.yml" for target in ("jax", "gen1")}
+    codes, out, err = _without_torch(
+        *(("config", given, "--to", to, "--out", file) for to, file in files.items())
+    )
+    assert codes == [OK, OK], err
+    for file in files.values():
+        assert f"written: {file}" in out
+        assert file.stat().st_size > 0
+
+
+def _without_torch(*commands):
+    """Console commands in a process that cannot import torch.
+
+    Returns:
+        The exit code of each, and the lines of what they printed and of their errors.
+    """
+    code = (
+        "import json, sys; sys.modules['torch'] = None\n"
+        "from credit_jax.console import main\n"
+        "codes = [main(arguments) for arguments in json.loads(sys.argv[1])]\n"
+        "print(*codes)"
+    )
+    given = json.dumps([[*map(str, arguments)] for arguments in commands])
+    command = [sys.executable, "-c", code, given]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *out, codes = done.stdout.splitlines()
+    return [*map(int, codes.split())], out, done.stderr.strip().splitlines()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -48,8 +48,7 @@ def _dims(array):
 @pytest.mark.parametrize(
     ("parallelism", "members", "batch"),
     [
-        ("data=none", "1", "2"),
-        ("data=none,tensor=2,domain=4", "1", "1"),  # 6 rows on 4 devices
+        ("data=none,tensor=2,domain=4", "1", "2"),  # 6 rows on 4 devices
         ("data=ddp,domain=4", "2", "1"),  # each member on devices of its own
     ],
 )

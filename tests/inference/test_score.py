@@ -1,5 +1,7 @@
 """Scores of forecasts that were written: every layout, every kind of truth, errors."""
 
+import contextlib
+import io
 import os
 
 import numpy as np
@@ -27,6 +29,16 @@ def made(world, tmp_path_factory):
         assert forecast(config, folder / "zarr") == OK
         assert forecast(config, folder / "netcdf", "--format", "netcdf") == OK
     return folder
+
+
+@pytest.fixture(scope="module")
+def scored(made):
+    """What the command says of the store, and the folder of its scores."""
+    with pytest.MonkeyPatch.context() as patch:
+        register(patch)
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            assert score(made / "zarr", made / "scores") == OK
+    return shown.getvalue(), made / "scores"
 
 
 def register(patch):
@@ -61,13 +73,12 @@ def expected_rmse(store, truth, name, lead):
     return np.sqrt(rows.sum(axis=-1) / weights.values.sum())
 
 
-def test_the_store_and_the_files(made, tmp_path, capsys):
+def test_the_store_and_the_files(made, scored, tmp_path):
     """Both have the errors of the fields that were written."""
-    assert score(made / "zarr", tmp_path / "zarr") == OK
-    shown = capsys.readouterr().out
+    shown, folder = scored
     assert "RMSE, global, 5 start date(s)" in shown
     assert "scores.csv" in shown
-    found = read_scores(tmp_path / "zarr")
+    found = read_scores(folder)
     store, truth = read(made / "zarr"), make_fields()
     labels = {"T": ["T1", "T4.6"], "SP": ["SP"], "TP": ["TP"]}
     for name, channels in labels.items():
@@ -87,9 +98,8 @@ def test_the_store_and_the_files(made, tmp_path, capsys):
         assert np.array_equal(files[name], found[name], equal_nan=True), name
 
 
-def test_baselines(made, tmp_path):
-    assert score(made / "zarr", tmp_path) == OK
-    found, truth = read_scores(tmp_path), make_fields()
+def test_baselines(made, scored):
+    found, truth = read_scores(scored[1]), make_fields()
     store = read(made / "zarr")
     store["SP"][:] = truth["SP"].sel(time=store["time"].values).values[:, None]
     theirs = expected_rmse(store, truth, "SP", 2)

@@ -81,11 +81,10 @@ def test_on_the_host_as_traced(name, specs, single):
 @pytest.mark.parametrize(
     ("lat", "shape", "names"),
     [
-        (13, {"domain": 2}, ACROSS_ROWS),
+        (13, {"dp": 2, "domain": 2}, NAMES),
         (13, {"domain": 3}, ACROSS_ROWS),
         (12, {"domain": 4}, ACROSS_ROWS),
         (13, {"domain": 8}, ACROSS_ROWS),
-        (13, {"dp": 2, "domain": 4}, NAMES),
     ],
 )
 def test_same_on_every_mesh(lat, shape, names, specs, double):

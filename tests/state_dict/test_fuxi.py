@@ -112,7 +112,8 @@ def test_files_there_and_back(files, tmp_path, capsys):
         assert torch.equal(after[key], value), key
 
 
-@pytest.mark.parametrize("name", FUXI_CASES)
+# Dropout is not of a comparison, which is in evaluation mode.
+@pytest.mark.parametrize("name", [name for name in FUXI_CASES if name != "dropout"])
 @pytest.mark.filterwarnings("ignore:.*does not see")
 def test_every_block_compares(credit, name, tmp_path):
     block = FUXI_CASES[name]

@@ -152,7 +152,7 @@ def test_the_bucket(folder):
 
 
 def test_a_bucket_that_does_not_answer(folder, monkeypatch):
-    monkeypatch.setattr("credit_jax.io.retry.PAUSES", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("credit_jax.io.retry.PAUSES", (0.01,))
     keys = {"mode": "remote", "store": "http://127.0.0.1:9"}
     with pytest.raises(OSError, match="cannot be reached"):
         open_dataset(parse(DataConfig, section(folder, **keys)))
