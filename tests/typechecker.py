@@ -1,6 +1,59 @@
 """The run-time type checker of the jaxtyping hook, see addopts in pyproject.toml."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args, get_origin
+
 from beartype import BeartypeConf, beartype
+from jaxtyping import AbstractArray
 
 # An int where a float is asked for is right, as it is for pyright.
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_decorate = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_checked: dict[Any, Callable[..., Any]] = {}
+
+
+def check(signature: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that raises for arguments of the wrong types.
+
+    A function within a function is defined anew in each call of that one, and to make
+    its check takes milliseconds. jaxtyping asks for a check of a signature alone, with
+    annotations for which it has looked up what names stand for, so that equal ones of
+    the same function share a check.
+
+    Args:
+        signature: a function without a body.
+    """
+    key = _key(signature)
+    if key is None:
+        return _decorate(signature)
+    if key not in _checked:
+        _checked[key] = _decorate(signature)
+    return _checked[key]
+
+
+def _key(signature: Callable[..., Any]) -> Any:
+    """What a check depends on; None where it is made once, or cannot be compared."""
+    if "<locals>" not in getattr(signature, "__qualname__", ""):
+        return None
+    if signature.__defaults__ or signature.__kwdefaults__ or signature.__closure__:
+        return None
+    key = (
+        *(signature.__module__, signature.__qualname__, signature.__code__),
+        *((name, _form(kind)) for name, kind in signature.__annotations__.items()),
+    )
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _form(kind: Any) -> Any:
+    """Equal for equal annotations; jaxtyping makes a new class each time."""
+    if isinstance(kind, type) and issubclass(kind, AbstractArray):
+        return kind.__name__, kind.array_type, tuple(kind.dtypes), kind.dim_str
+    if isinstance(kind, list):
+        return tuple(map(_form, kind))
+    parts = get_args(kind)
+    return (get_origin(kind), *map(_form, parts)) if parts else kind
