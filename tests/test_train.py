@@ -175,7 +175,9 @@ def test_times_of_starts(world, tmp_path, monkeypatch, tiny_model):
     # Of this module only: others start processes when they are imported.
     processes = types.SimpleNamespace(Popen=InProcess, PIPE=None)
     monkeypatch.setattr("benchmarks.speed.compile_time.subprocess", processes)
-    config = write_yaml(tmp_path / "c.yml", tiny_config(world, tmp_path / "run"))
+    monkeypatch.setattr("benchmarks.speed.compile_time._WARM_STARTS", 2)
+    few = {"trainer__epochs": 1, "trainer__skip_validation": True}
+    config = write_yaml(tmp_path / "c.yml", tiny_config(world, tmp_path / "run", **few))
     report = compile_time(["--models", "--start", config, "--out", str(tmp_path)])
     (start,) = json.loads(report.with_suffix(".json").read_text())["starts"]
     assert start["config"] == config
@@ -196,7 +198,8 @@ def test_resume_with_another_model(run, monkeypatch):
 
 
 def test_save_loc_can_be_given(run, tmp_path):
-    code, text = run("--save-loc", str(tmp_path / "other"), trainer__epochs=1)
+    changes = {"trainer__epochs": 1, "trainer__skip_validation": True}
+    code, text = run("--save-loc", str(tmp_path / "other"), **changes)
     assert code == 0, text
     assert (tmp_path / "other" / "model.yml").exists()
 
