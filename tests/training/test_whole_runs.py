@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from tests.training.tiny import TinyConfig, tiny_config, write_yaml
 pytestmark = pytest.mark.usefixtures("tiny_model", "noisy_model")
 
 Run = Callable[..., tuple[int, str]]
+# `credit_jax.train` is also the name of a function.
+COMMAND = import_module("credit_jax.train")
 DP2 = {"data": "ddp", "tensor": 1, "domain": 1}
 DP2_TP2_DOMAIN2 = {"data": "fsdp2", "tensor": 2, "domain": 2}
 EIGHT = {"devices": 8, "trainer__parallelism": DP2_TP2_DOMAIN2}
@@ -47,10 +50,20 @@ def noisy_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(world: Path, tmp_path: Path, capsys: Any) -> Run:
-    """`run(*flags, **changes)` -> exit code and what both commands printed."""
+def run(
+    world: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """`run(*flags, **changes)` -> exit code and what both commands printed.
 
-    def run_it(*flags: str, devices: int = 1, **changes: Any) -> tuple[int, str]:
+    Forecasts from held-out days, their scores and maps are made with `report=True`.
+    """
+
+    def nothing(*_: Any) -> None:
+        """In place of the report."""
+
+    def run_it(
+        *flags: str, devices: int = 1, report: bool = False, **changes: Any
+    ) -> tuple[int, str]:
         few = {"trainer__batches_per_epoch": 3, "trainer__valid_batches_per_epoch": 2}
         once = {"trainer__epochs": 1, "trainer__num_devices": devices}
         mapping = tiny_config(world, tmp_path / "run", **few | once | changes)
@@ -58,7 +71,10 @@ def run(world: Path, tmp_path: Path, capsys: Any) -> Run:
         code = check(["--config", path])
         text = "".join(capsys.readouterr())
         if code == 0:
-            code = main(["--config", path, "--cache", "none", *flags])
+            with monkeypatch.context() as patch:
+                if not report:
+                    patch.setattr(COMMAND, "report_scores", nothing)
+                code = main(["--config", path, "--cache", "none", *flags])
             text += "".join(capsys.readouterr())
         return code, text
 
@@ -71,8 +87,9 @@ def rows(tmp_path: Path) -> list[dict[str, float]]:
 
 
 def test_an_ensemble_on_two_ranks(run: Run, tmp_path: Path) -> None:
-    code, text = run(devices=2, trainer__parallelism=DP2, **ENSEMBLE)
+    code, text = run(devices=2, report=True, trainer__parallelism=DP2, **ENSEMBLE)
     assert code == 0, text
+    assert "Scores: " in text
     (row,) = rows(tmp_path)
     assert row["train_std"] > 0.1
     assert {"train_loss", "valid_loss", "valid_rmse"} <= set(row)
@@ -183,8 +200,9 @@ def test_learned_variances_are_saved_and_go_on(
         "trainer__scheduler": {"scheduler_type": "lambda"},
         "trainer__training_metric": "valid_loss_var/ERA5/prognostic/3d/T",
     }
-    code, text = run(**changes, trainer__epochs=2)
+    code, text = run(**changes, trainer__epochs=2, report=True)
     assert code == 0, text
+    assert "Scores: " in text
     expected, straight = rows(tmp_path), learned(tmp_path)
     code, text = run(**changes)
     assert code == 0, text
@@ -218,8 +236,10 @@ def learned(folder: Path) -> np.ndarray:
 @pytest.mark.usefixtures("credit")
 def test_validation_has_its_own_lengths(run: Run, scaler: Path, tmp_path: Path) -> None:
     """One step in training, three in validation."""
-    code, text = run(**named_blocks(scaler), validation_data__forecast_len=3)
+    longer = {"validation_data__forecast_len": 3}
+    code, text = run(**named_blocks(scaler), **longer, report=True)
     assert code == 0, text
+    assert "Scores: " in text
     (row,) = rows(tmp_path)
     assert (row["train_forecast_len"], row["valid_forecast_len"]) == (1, 3)
     assert (row["train_history_len"], row["valid_history_len"]) == (1, 1)
@@ -245,8 +265,10 @@ def test_values_of_amp(
     run: Run, world: Path, tmp_path: Path, changes: Any, training: str, validation: str
 ) -> None:
     """CREDIT validates without autocast; formats of fsdp2 stay."""
-    code, text = run(**changes)
+    differ = training != validation
+    code, text = run(**changes, report=differ)
     assert code == 0, text
+    assert ("Scores: " in text) == differ
     assert f"device(s), {training}" in text
     assert np.isfinite(rows(tmp_path)[0]["valid_loss"])
     config = load_config(tmp_path / "config.yml")
