@@ -60,6 +60,23 @@ def run_with_credits_weights(
     return np.asarray(y), np.asarray(value), np.asarray(by_input), named
 
 
+def prediction_with_credits_weights(block: dict[str, Any], case: Any) -> np.ndarray:
+    """Our prediction with CREDIT's weights, by a program without gradients."""
+    model_def = build(block)
+    params, model_state = jax.device_put(from_state_dict(model_def, case.state))
+
+    @jax.jit
+    def forward(params: Any, x: Any) -> Any:
+        weights = spectral_norm.normalize(
+            params, model_state[SPECTRAL_NORM], model_def.matrices
+        )
+        context = Context(precision=Precision.of(str(case.x.dtype)))
+        return model_def.apply(weights, {"x": x}, context, model_state[BATCH_STATS])
+
+    with use_implementation("cpu"):
+        return np.asarray(forward(params, jnp.asarray(case.x)))
+
+
 def assert_equals_credit(
     credit: Any,
     block: dict[str, Any],
