@@ -1,7 +1,7 @@
 """Models on every mesh against one device: prediction, loss and every gradient.
 
-On the plain definitions, which is what accelerators run; and two meshes on the
-implementations of CPU. Loops that hold collectives are unrolled on every mesh here:
+On the plain definitions, which is what accelerators run; and the mesh of all axes on
+the implementations of CPU. Loops that hold collectives are unrolled on every mesh here:
 XLA on CPU does not order them (`parallel.compiler`).
 """
 
@@ -29,7 +29,6 @@ from tests.support import assert_close, assert_trees_close, mark_slow
     mark_slow(
         [
             *((mesh, "xla") for mesh in MESHES),
-            ("domain3", "cpu"),
             ("dp2_tp2_domain2", "cpu"),
         ],
         but=[("domain3", "xla"), ("dp2_tp2_domain2", "xla")],

@@ -16,26 +16,23 @@ from tests.models.mesh_parity import (
 )
 from tests.support import assert_trees_close, mark_slow
 
-# Models beside wxformer and crossformer, uneven rows: 45, 32 on 3, 7.
+# Models beside wxformer and crossformer, uneven rows: 45, 32 on 3, 7. What is compared
+# on dp 2 x tp 2 x domain 2 in float64, below, is not compared there in float32, too.
 OTHERS = [
     ("camulator earth", "dp2_tp2_domain2"),
     ("camulator two frames", "domain3"),
     ("camulator earth", "domain8"),
-    ("downscaling mirror", "dp2_tp2_domain2"),
     ("downscaling mirror", "domain3"),
     ("downscaling mirror", "domain8"),
-    ("nextgen levels", "dp2_tp2_domain2"),
     ("nextgen levels", "domain3"),
     ("nextgen odd", "domain8"),
     ("ensemble correlated", "dp2_tp2_domain2"),
     ("ensemble frozen", "domain3"),
     ("ensemble frozen", "domain8"),
     ("diffusion v", "domain3"),
-    ("unet-diffusion padded", "dp2_tp2_domain2"),
     ("unet-diffusion padded", "domain3"),
     ("unet-diffusion padded", "domain8"),
     ("unet-diffusion own levels", "domain8"),
-    ("debugger", "dp2_tp2_domain2"),
     ("debugger", "domain3"),
     ("debugger", "domain8"),
 ]

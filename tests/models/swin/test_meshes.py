@@ -27,7 +27,6 @@ from tests.support import assert_trees_close, mark_slow
             ("shifted", "domain3"),
             ("dropout", "domain3"),
             ("one row of windows", "domain3"),
-            ("plain", "domain8"),
         ],
         but=[("shifted", "domain8")],
     ),
