@@ -13,8 +13,8 @@ SMALL: dict[str, Any] = {
 
 BASE: dict[str, Any] = {
     "type": "unet",
-    "image_height": 64,
-    "image_width": 96,
+    "image_height": 32,
+    "image_width": 64,
     "frames": 2,
     "channels": 2,
     "surface_channels": 1,
