@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.accuracy.case import ROWS, Case, case_config, credit_case, placed
+from benchmarks.accuracy.case import ROWS, Case, case_config, credit_case
 from benchmarks.accuracy.credit_run import (
     CreditRun,
     CreditWay,
@@ -42,6 +42,7 @@ from benchmarks.accuracy.report import Line, rich_table, sections
 from benchmarks.meshes import num_devices
 from benchmarks.recipe import recipe
 from benchmarks.report import add_out_option, write_report
+from benchmarks.small_models import placed
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.precision import default_mp_policy

@@ -12,11 +12,10 @@ import jax
 import numpy as np
 import yaml
 
-from benchmarks.accuracy.rollout import NOISY, NUM_PROGNOSTIC
+from benchmarks.small_models import SECTIONS, SMALL_ROWS
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.state_dict.convert import from_state_dict
-from tests.models.graph.edges import write_edges
 
 GEN2_CONFIG = Path(__file__).parents[2] / "tests" / "reference" / "gen2.yml"
 
@@ -27,123 +26,21 @@ _FEWEST_ROWS = 22
 _PAD_LON = 16
 _BATCHES_PER_EPOCH = 5
 
-_ROWS, _COLUMNS, _NEIGHBORS = 32, 64, 6
-
-_CHANNELS: Mapping[str, Any] = {
-    "image_height": _ROWS,
-    "image_width": _COLUMNS,
-    "frames": 1,
-    "channels": 2,
-    "levels": 2,
-    "surface_channels": 1,
-    "input_only_channels": 2,
-    "output_only_channels": 1,
-}
-_CHANNELS_BY_KIND: Mapping[str, Any] = {
-    "image_height": _ROWS,
-    "image_width": _COLUMNS,
-    "frames": 1,
-    "channels": {"boundary": 2, "prognostic": NUM_PROGNOSTIC, "diagnostic": 1},
-}
-_ENCODER: Mapping[str, Any] = {
-    "dim": [8, 16, 32, 64],
-    "depth": [1, 1, 1, 1],
-    "dim_head": 4,
-    "global_window_size": [4, 2, 2, 1],
-    "local_window_size": 2,
-    "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
-    "cross_embed_strides": [2, 2, 2, 2],
-    "use_spectral_norm": True,
-}
-_UNET: Mapping[str, Any] = {
-    "architecture": {
-        "name": "unet",
-        "encoder_name": "resnet18",
-        "encoder_weights": None,
-        "encoder_depth": 3,
-        "decoder_channels": [32, 16, 16],
-    }
-}
-_NOISE: Mapping[str, Any] = {
-    "noise_latent_dim": 6,
-    "encoder_noise_factor": 0.2,
-    "decoder_noise_factor": 0.2,
-    "freeze": False,
-}
-
 # Padding modes of the released weights of each model; the other keys are GEN2_CONFIG's.
 _PADDED: Mapping[str, str] = {
     "wxformer": "earth",
     "crossformer": "mirror",
     "camulator": "earth",
 }
-# The `model:` sections of the others, without their type.
-_SECTIONS: Mapping[str, Mapping[str, Any]] = {
-    "fuxi": {
-        **_CHANNELS,
-        "image_height": 45,
-        "patch_height": 2,
-        "patch_width": 2,
-        "frame_patch_size": 1,
-        "dim": 16,
-        "num_groups": 4,
-        "num_heads": 4,
-        "depth": 3,
-        "window_size": 5,
-        "use_spectral_norm": True,
-        "interp": True,
-        "padding_conf": {
-            "activate": True,
-            "mode": "earth",
-            "pad_lat": [1, 2],
-            "pad_lon": [2, 2],
-        },
-    },
-    "nextgen_wxformer": {
-        **_CHANNELS,
-        **_ENCODER,
-        "channels": 2,
-        "col_attn_heads": 2,
-        "num_spectral_nodes": 5,
-    },
-    "swin": {
-        **{k: v for k, v in _CHANNELS.items() if not k.startswith("image")},
-        "img_size": [_ROWS, _COLUMNS],
-        "patch_size": 2,
-        "img_window_ratio": 8,
-        "embed_dim": 16,
-        "depths": [3],
-        "num_heads": [4],
-        "mlp_ratio": 2,
-        "init_values": None,
-        "full_pos_embed": True,
-        "rel_pos": False,
-        "use_spectral_norm": True,
-    },
-    **{name: {**_CHANNELS, **_ENCODER, **_NOISE, "interp": True} for name in NOISY},
-    "crossformer_downscaling": {**_CHANNELS_BY_KIND, **_ENCODER, "interp": True},
-    "unet": {**_CHANNELS, **_UNET},
-    "unet_downscaling": {**_CHANNELS_BY_KIND, **_UNET},
-    "graph": {
-        "n_variables": 2,
-        "n_surface_variables": 1,
-        "n_static_variables": 2,
-        "levels": 2,
-        "hidden_size": 16,
-        "dim_head": 4,
-        "n_blocks": 3,
-        # CREDIT's gates iterate between the blocks, too (docs/numerics.md).
-        "use_spectral_norm": False,
-        "edge_path": "./edges.nc",
-    },
-    "debugger": _CHANNELS,
-}
 # Rows of each model's grid; those of the first three and of FuXi divide on no mesh.
 ROWS: Mapping[str, int] = {
     "wxformer": 45,
     "crossformer": 32,
     "camulator": 45,
-    **{name: section.get("image_height", _ROWS) for name, section in _SECTIONS.items()},
+    **{
+        name: section.get("image_height", SMALL_ROWS)
+        for name, section in SECTIONS.items()
+    },
 }
 
 
@@ -193,8 +90,8 @@ def case_config(
         ValueError: there are too many rows to pad, or the steps are not whole epochs.
     """
     raw = yaml.safe_load(GEN2_CONFIG.read_text())
-    if model in _SECTIONS:
-        raw["model"] = {"type": model, **copy.deepcopy(dict(_SECTIONS[model]))}
+    if model in SECTIONS:
+        raw["model"] = {"type": model, **copy.deepcopy(dict(SECTIONS[model]))}
         # CREDIT's weighted loss takes `frames` for missing `levels`.
         raw["loss"]["use_latitude_weights"] = "levels" in raw["model"]
     else:
@@ -238,16 +135,6 @@ def _padded(num_rows: int, mode: str) -> dict[str, Any]:
             "pad_lon": [_PAD_LON, _PAD_LON],
         },
     }
-
-
-def placed(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The job with the file of the graph's edges, which it writes into `folder`."""
-    section = dict(config["model"])
-    if "edge_path" in section:
-        path = folder / section["edge_path"]
-        write_edges(path, _ROWS, _COLUMNS, _NEIGHBORS)
-        section["edge_path"] = str(path)
-    return {**config, "model": section}
 
 
 def random_case(

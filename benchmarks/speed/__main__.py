@@ -32,7 +32,7 @@ from rich.console import Console
 
 from benchmarks.recipe import recipe
 from benchmarks.report import REPORTS, Table, write_report
-from benchmarks.speed.cases import SIZES, initial_weights, make_case
+from benchmarks.speed.cases import KIN, SIZES, initial_weights, make_case
 from benchmarks.speed.jax_side import JaxSide
 from benchmarks.speed.torch_side import TorchSide
 from benchmarks.timing import Times, ratio, take_turns
@@ -99,7 +99,8 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         with jax.profiler.trace(str(options.trace)):
             ours.train()
         console.print(f"trace of a training step: {options.trace}")
-    result["ops"] = _operations(ours, theirs[EAGER], options)
+    kin = options.model in (None, *KIN)
+    result["ops"] = _operations(ours, theirs[EAGER], options) if kin else []
     if device != "cpu":
         result |= accelerator_use(ours, theirs, result["train_step"]["medians"])
     return result
@@ -282,12 +283,18 @@ def _sections(result: Mapping[str, Any]) -> list[str | Table]:
         ),
         *(["What failed:\n\n" + "\n".join(errors)] if errors else []),
         *([f"On the accelerator: {json.dumps(more)}"] if more else []),
+        *(_parts(parts) if parts else []),
+    ]
+
+
+def _parts(rows: list[list[str]]) -> list[str | Table]:
+    return [
         "Each part alone, milliseconds (CREDIT's layers divide by their spectral norm "
         "at every call, ours once a step):",
         Table(
             "Parts",
             ["", "fwd", "CREDIT", "fwd+bwd", "CREDIT", "x fwd", "x fwd+bwd"],
-            parts,
+            rows,
         ),
     ]
 
@@ -296,7 +303,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed")
     add = parser.add_argument
     add("--size", choices=tuple(SIZES), default="demo")
-    add("--model", choices=tuple(MODELS), help="another model of that size")
+    add("--model", choices=tuple(MODELS), help="another model, of demo or tiny size")
     add("--json", metavar="FILE", help="where the numbers go")
     add("--report", type=Path, metavar="DIR", help=f"write a report, into {REPORTS}")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from benchmarks.compiled_step import CONFIGS
+from benchmarks.small_models import SECTIONS, WIDER, placed
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS, build
@@ -56,6 +59,9 @@ _TINY = {
     "dim_head": 8,
 }
 
+# Models that take the keys of a size.
+KIN = ("camulator", "crossformer", "wxformer", "wxformer_base", "wxformer_moe")
+
 SIZES: Mapping[str, Size] = {
     "tiny": Size("demo.yaml", 2, _TINY),
     "demo": Size("demo.yaml", 8, _SMALL),
@@ -84,6 +90,17 @@ class Case:
     y: np.ndarray
 
 
+def _small(name: str, model_type: str) -> dict[str, Any]:
+    """The `model:` section of another architecture."""
+    if name not in ("tiny", "demo"):
+        raise ValueError(
+            f"--size {name} is of WXFormer's kind; with --model {model_type} use demo"
+        )
+    wider = WIDER.get(model_type, {}) if name == "demo" else {}
+    block = {"type": model_type, **SECTIONS[model_type], **wider}
+    return placed({"model": block}, Path(tempfile.mkdtemp()))["model"]
+
+
 def initial_weights(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters and model state of a case, on the host."""
     keys = jax.random.split(jax.random.key(0))
@@ -96,11 +113,22 @@ def make_case(name: str, model_type: str | None = None) -> Case:
 
     Args:
         name: of `SIZES`.
-        model_type: another model with the keys of that size, as far as it has them.
+        model_type: another model: with the keys of that size where it is of WXFormer's
+            kind, else that of `small_models`, wider for the size "demo".
+
+    Raises:
+        ValueError: a model of several inputs or a process, or one without that size.
     """
+    if model_type not in (None, *SECTIONS, *KIN):
+        raise ValueError(
+            f"--model {model_type} has several inputs or many forward passes; expected "
+            f"one of {', '.join(sorted({*SECTIONS, *KIN}))}"
+        )
     size = SIZES[name]
     block = {**read_yaml(CONFIGS / size.config)["model"], **size.changes}
-    if model_type is not None:
+    if model_type in SECTIONS:
+        block = _small(name, model_type)
+    elif model_type is not None:
         known = MODELS[model_type].config.model_fields
         block = {key: value for key, value in block.items() if key in known}
         block["type"] = model_type

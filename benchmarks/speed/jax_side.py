@@ -22,6 +22,7 @@ from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import SPECTRAL_NORM
+from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import default_mp_policy
@@ -59,6 +60,8 @@ class JaxSide:
         param_specs = case.model_def.param_specs
         self.packed = jax.jit(lambda p: pack(p, param_specs))(self.params)
         self.forecaster = Forecaster(self.model, self.packed, self.model_state)
+        draws = case.model_def.draws_noise
+        self.noise = Noise(jax.random.key(0)) if draws else None
         self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
         self.x = place_batch({"x": case.x}, mesh)["x"]
         optimizer = adamw(max_norm=1.0)
@@ -77,17 +80,19 @@ class JaxSide:
 
     def infer(self) -> None:
         """One forward pass in evaluation mode."""
-        self.forecaster.step(self.x).block_until_ready()
+        self.forecaster.step(self.x, self.noise).block_until_ready()
 
     def rollout(self, steps: int) -> None:
         """An autoregressive forecast: predictions replace the first input channels."""
         x = self.x
         for _ in range(steps):
-            x = self._feed(x, self.forecaster.step(x))
+            x = self._feed(x, self.forecaster.step(x, self.noise))
         x.block_until_ready()
 
     def _next_input(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.concatenate([y[:, : self.channels], x[:, self.channels :]], 1)
+        held = x[:, self.channels :, -1:]
+        frame = jnp.concatenate([y[:, : self.channels, -1:], held], 1)
+        return jnp.concatenate([x[:, :, 1:], frame], 2)
 
     def train(self) -> float:
         """One training step; the next call continues from its state."""

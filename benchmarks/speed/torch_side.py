@@ -58,8 +58,9 @@ class TorchSide:
         x, channels = self.x, min(self.x.shape[1], self.y.shape[1])
         with torch.no_grad(), self._cast():
             for _ in range(steps):
-                y = self.call(x)
-                x = torch.cat([y[:, :channels].float(), x[:, channels:]], 1)
+                y = self.call(x).reshape(self.y.shape)[:, :channels, -1:]
+                frame = torch.cat([y.float(), x[:, channels:, -1:]], 1)
+                x = torch.cat([x[:, :, 1:], frame], 2)
         self._finish()
 
     def train(self) -> float:
@@ -67,7 +68,8 @@ class TorchSide:
         self.model.train()
         self.optimizer.zero_grad()
         with self._cast():
-            loss = torch.nn.functional.mse_loss(self.call(self.x).float(), self.y)
+            y = self.call(self.x).float().reshape(self.y.shape)
+            loss = torch.nn.functional.mse_loss(y, self.y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm=1.0)
         self.optimizer.step()

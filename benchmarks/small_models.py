@@ -1,0 +1,140 @@
+"""Small models of every architecture that takes one field, for several benchmarks.
+
+They fit the data of `tests/reference/dataset.py`: T and U on two levels, and SP are the
+state, with two inputs and one diagnostic beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.rollout import NOISY, NUM_PROGNOSTIC
+from tests.models.graph.edges import write_edges
+
+SMALL_ROWS, _COLUMNS, _NEIGHBORS = 32, 64, 6
+
+_CHANNELS: Mapping[str, Any] = {
+    "image_height": SMALL_ROWS,
+    "image_width": _COLUMNS,
+    "frames": 1,
+    "channels": 2,
+    "levels": 2,
+    "surface_channels": 1,
+    "input_only_channels": 2,
+    "output_only_channels": 1,
+}
+_CHANNELS_BY_KIND: Mapping[str, Any] = {
+    "image_height": SMALL_ROWS,
+    "image_width": _COLUMNS,
+    "frames": 1,
+    "channels": {"boundary": 2, "prognostic": NUM_PROGNOSTIC, "diagnostic": 1},
+}
+_ENCODER: Mapping[str, Any] = {
+    "dim": [8, 16, 32, 64],
+    "depth": [1, 1, 1, 1],
+    "dim_head": 4,
+    "global_window_size": [4, 2, 2, 1],
+    "local_window_size": 2,
+    "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
+    "cross_embed_strides": [2, 2, 2, 2],
+    "use_spectral_norm": True,
+}
+_UNET: Mapping[str, Any] = {
+    "architecture": {
+        "name": "unet",
+        "encoder_name": "resnet18",
+        "encoder_weights": None,
+        "encoder_depth": 3,
+        "decoder_channels": [32, 16, 16],
+    }
+}
+_NOISE: Mapping[str, Any] = {
+    "noise_latent_dim": 6,
+    "encoder_noise_factor": 0.2,
+    "decoder_noise_factor": 0.2,
+    "freeze": False,
+}
+
+# The `model:` sections by their type, without it.
+SECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "fuxi": {
+        **_CHANNELS,
+        "image_height": 45,
+        "patch_height": 2,
+        "patch_width": 2,
+        "frame_patch_size": 1,
+        "dim": 16,
+        "num_groups": 4,
+        "num_heads": 4,
+        "depth": 3,
+        "window_size": 5,
+        "use_spectral_norm": True,
+        "interp": True,
+        "padding_conf": {
+            "activate": True,
+            "mode": "earth",
+            "pad_lat": [1, 2],
+            "pad_lon": [2, 2],
+        },
+    },
+    "nextgen_wxformer": {
+        **_CHANNELS,
+        **_ENCODER,
+        "channels": 2,
+        "col_attn_heads": 2,
+        "num_spectral_nodes": 5,
+    },
+    "swin": {
+        **{k: v for k, v in _CHANNELS.items() if not k.startswith("image")},
+        "img_size": [SMALL_ROWS, _COLUMNS],
+        "patch_size": 2,
+        "img_window_ratio": 8,
+        "embed_dim": 16,
+        "depths": [3],
+        "num_heads": [4],
+        "mlp_ratio": 2,
+        "init_values": None,
+        "full_pos_embed": True,
+        "rel_pos": False,
+        "use_spectral_norm": True,
+    },
+    **{name: {**_CHANNELS, **_ENCODER, **_NOISE, "interp": True} for name in NOISY},
+    "crossformer_downscaling": {**_CHANNELS_BY_KIND, **_ENCODER, "interp": True},
+    "unet": {**_CHANNELS, **_UNET},
+    "unet_downscaling": {**_CHANNELS_BY_KIND, **_UNET},
+    "graph": {
+        "n_variables": 2,
+        "n_surface_variables": 1,
+        "n_static_variables": 2,
+        "levels": 2,
+        "hidden_size": 16,
+        "dim_head": 4,
+        "n_blocks": 3,
+        # CREDIT's gates iterate between the blocks, too (docs/numerics.md).
+        "use_spectral_norm": False,
+        "edge_path": "./edges.nc",
+    },
+    "debugger": _CHANNELS,
+}
+# What makes them wide enough to time, by type.
+_WIDE_ENCODER: Mapping[str, Any] = {"dim": [32, 64, 128, 256], "dim_head": 16}
+WIDER: Mapping[str, Mapping[str, Any]] = {
+    "fuxi": {"dim": 128, "num_groups": 32, "num_heads": 8},
+    "nextgen_wxformer": _WIDE_ENCODER,
+    "swin": {"embed_dim": 96, "num_heads": [6]},
+    **dict.fromkeys(NOISY, _WIDE_ENCODER),
+    "crossformer_downscaling": _WIDE_ENCODER,
+    "graph": {"hidden_size": 64, "dim_head": 16},
+}
+
+
+def placed(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The job with the file of the graph's edges, which it writes into `folder`."""
+    section = dict(config["model"])
+    if "edge_path" in section:
+        path = folder / section["edge_path"]
+        write_edges(path, SMALL_ROWS, _COLUMNS, _NEIGHBORS)
+        section["edge_path"] = str(path)
+    return {**config, "model": section}

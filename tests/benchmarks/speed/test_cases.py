@@ -1,0 +1,25 @@
+"""The cases of the speed benchmark."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.small_models import SECTIONS
+from benchmarks.speed.cases import make_case
+
+
+@pytest.mark.filterwarnings("ignore:.*output_only_channels")
+@pytest.mark.parametrize("size", ["tiny", "demo"])
+@pytest.mark.parametrize("model", SECTIONS)
+def test_every_model_of_one_field_has_a_case(model: str, size: str) -> None:
+    case = make_case(size, model)
+    assert case.model_def.config.type == model
+    assert case.x.shape[1:3] == (7, case.model_def.frames)
+    assert case.y.shape[1] in (5, 6)
+
+
+def test_what_has_no_case_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"wrf has several inputs .* expected .* fuxi"):
+        make_case("tiny", "wrf")
+    with pytest.raises(ValueError, match=r"--size 1deg .* with --model fuxi use demo"):
+        make_case("1deg", "fuxi")
