@@ -139,9 +139,7 @@ def test_fixers_and_diagnostics_as_credit(run, monkeypatch, tmp_path, mesh):
         xr.open_dataset(tmp_path / name) as ours,
         xr.open_dataset(run / "theirs" / name) as theirs,
     ):
-        print(ours, theirs)
-        if False:
-            assert_same_layout(ours, theirs)
+        assert_same_layout(ours, theirs)
         made = {"T", "U", "SP", "TP", "Z", "MSL", "U_PRES"}
         assert made <= set(theirs.data_vars)
         assert float(theirs["TP"].min()) == 0.5
