@@ -260,7 +260,8 @@ def test_a_whole_model() -> None:
 )
 def test_degrees_that_do_not_fit(tp: int, ulysses: int, message: str) -> None:
     mesh = ParallelDims(tp=tp, domain=4, world_size=4 * tp).build_mesh()
+    section = {**CASES["earth"], "depth": [1, 1, 1, 1]}
     with pytest.raises(ValueError, match=message):
-        build_parallel_model(CASES["earth"], mesh, ulysses_degree=ulysses)
+        build_parallel_model(section, mesh, ulysses_degree=ulysses)
     with pytest.raises(ValueError, match="debugger has no attention that trades"):
         build_parallel_model(DEBUGGER, mesh, ulysses_degree=ulysses)
