@@ -78,6 +78,46 @@ def build_credit(
     return model.eval()
 
 
+def cast_credit(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """A model of CREDIT in another dtype, in place.
+
+    Layers that are never called go on reading `weight_orig`: spectral norm leaves them
+    a `weight` that shares its memory, which casting alone ends.
+    """
+    model.to(dtype)
+    for module in model.modules():
+        if "weight_orig" in module._parameters and not module.weight.requires_grad:
+            module.weight = module.weight_orig.data
+    return model
+
+
+@contextmanager
+def floats_of(dtype: torch.dtype) -> Iterator[None]:
+    """CREDIT's calls of `Tensor.float()` in the block give this dtype."""
+    cast = torch.Tensor.float
+    torch.Tensor.float = lambda self: self.to(dtype)
+    try:
+        yield
+    finally:
+        torch.Tensor.float = cast
+
+
+@contextmanager
+def given_noise(drawn: Sequence[np.ndarray]) -> Iterator[None]:
+    """`torch.randn` draws these arrays in the block, from `recorded_noise`."""
+    draw, rest = torch.randn, iter(drawn)
+
+    def randn(*_: Any, **__: Any) -> torch.Tensor:
+        array = next(rest)
+        return torch.from_numpy(np.moveaxis(array, -1, 1) if array.ndim == 4 else array)
+
+    torch.randn = randn
+    try:
+        yield
+    finally:
+        torch.randn = draw
+
+
 @contextmanager
 def recorded_noise() -> Iterator[list[np.ndarray]]:
     """The list of what `torch.randn` draws in the block, channels last."""

@@ -87,10 +87,10 @@ def compile_pass(
         arrays = jax.tree.map(jnp.asarray, grads)
         whole = jax.device_get(unpack(arrays, model_def.param_specs))
         named = to_state_dict(model_def, whole, model_state)
+        if len(specs) == 1:
+            y = jax.device_get(forecaster.step(placed[0]["x"], noise))
         return ModelOutputs(
-            y[..., : model_def.image_height, :]
-            if len(specs) > 1
-            else forecaster(inputs["x"], noise),
+            y[..., : model_def.image_height, :],
             {
                 name: np.moveaxis(field[:, :size], -1, 1)
                 for name, field, size in zip(blocks, seen, layouts, strict=bool(blocks))

@@ -29,8 +29,8 @@ from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.packing import pack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.state_dict.convert import from_state_dict, to_state_dict
+from credit_torch_bridge.compare.credit_side import floats_of
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT
-from tests.reference.cases import _floats_of
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 BATCH = 2
@@ -78,7 +78,7 @@ def run_credit(
         return model.model(x, time, None, tensors["x"])
 
     generator = torch.Generator().manual_seed(0)
-    with _floats_of(wide):
+    with floats_of(wide):
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.1 * torch.randn(p.shape, generator=generator, dtype=wide))
@@ -226,7 +226,7 @@ def assert_samples_equal_credit(
     # Of log-uniform noise, whose factors are then 1.
     one = -np.log(SMALLEST_SIGMA) / np.log(LARGEST_SIGMA / SMALLEST_SIGMA)
     drawn |= {f"{site} scale": np.full(shape, one, dtype) for site in drawn}
-    with same_noise(theirs.model, drawn) as noise, _floats_of(getattr(torch, dtype)):
+    with same_noise(theirs.model, drawn) as noise, floats_of(getattr(torch, dtype)):
         x = torch.from_numpy(theirs.inputs["x"])
         wanted = theirs.model.eval().sample(x, batch_size=batch).numpy()
     model = build_parallel_model(model_def, make_mesh(), mp_policy=Precision.of(dtype))

@@ -1,8 +1,7 @@
 """One forward and backward pass of a CREDIT model, as numpy arrays."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +9,11 @@ import numpy as np
 import torch
 
 from credit_jax.models.registry import build
-from credit_torch_bridge.compare.credit_side import new_credit_model
+from credit_torch_bridge.compare.credit_side import (
+    cast_credit,
+    floats_of,
+    new_credit_model,
+)
 
 # Running statistics follow the batches slowly: a tenth of the way each time.
 _SETTLING_FORWARDS, _WITH_BATCH_NORMS = 5, 40
@@ -70,14 +73,13 @@ def credit_case(
         dtype: of parameters and input.
         prepare: changes the model after it has settled.
     """
-    model = build_credit(model_block, seed).to(dtype)
-    _share_plain_weights(model)
+    model = cast_credit(build_credit(model_block, seed), dtype)
     generator = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what of CREDIT's keys has no effect here
         shape = build(model_block).inputs["x"].shape(batch)
     x = torch.randn(shape, generator=generator, dtype=dtype)
-    with _floats_of(dtype):
+    with floats_of(dtype):
         _settle(model, x, generator)
         prepare(model)
         model.train(mode == "train")
@@ -99,17 +101,6 @@ def credit_case(
     )
 
 
-@contextmanager
-def _floats_of(dtype: torch.dtype) -> Iterator[None]:
-    """CREDIT's calls of `Tensor.float()` give this dtype, so that float64 is one."""
-    kept = torch.Tensor.float
-    torch.Tensor.float = lambda self: self.to(dtype)
-    try:
-        yield
-    finally:
-        torch.Tensor.float = kept
-
-
 def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Module:
     """The CREDIT model of a `model:` section, on the CPU, freshly initialized."""
     torch.set_num_threads(1)
@@ -118,17 +109,6 @@ def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Modu
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         return new_credit_model(model_block)
-
-
-def _share_plain_weights(model: torch.nn.Module) -> None:
-    """Lets layers that are never called read `weight_orig`, as they did when made.
-
-    Spectral norm leaves them a `weight` that shares its memory; casting the model to
-    another dtype ends that.
-    """
-    for module in model.modules():
-        if "weight_orig" in module._parameters and not module.weight.requires_grad:
-            module.weight = module.weight_orig.data
 
 
 def _settle(

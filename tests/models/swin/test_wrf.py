@@ -27,9 +27,9 @@ from credit_jax.parallel.params.packing import unpack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.state_dict.convert import key_plan_for
+from credit_torch_bridge.compare.credit_side import cast_credit
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT
 from tests.models.swin.cases import DSCALE, WRF
-from tests.reference.cases import _share_plain_weights
 from tests.reference.training import GEN2_CONFIG
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.credit_modules import credit_attribute
@@ -48,8 +48,7 @@ def _inputs(name: str, batch: int, dtype: str) -> dict[str, np.ndarray]:
 def _credit(credit: Any, name: str, dtype: str) -> tuple[Any, Any, Any, Any]:
     """State, prediction, gradients of parameters and of inputs of CREDIT's model."""
     torch_dtype = getattr(torch, dtype)
-    model = credit.build_credit(BLOCKS[name], seed=1).to(torch_dtype)
-    _share_plain_weights(model)
+    model = cast_credit(credit.build_credit(BLOCKS[name], seed=1), torch_dtype)
     generator = torch.Generator().manual_seed(0)
     arrays = {k: torch.from_numpy(x) for k, x in _inputs(name, 2, dtype).items()}
     with torch.no_grad():
