@@ -29,7 +29,8 @@ import numpy as np
 import torch
 import yaml
 
-from benchmarks.accuracy.rollout import NOISY, WIDE, roll_out
+from benchmarks.accuracy.rollout import roll_out
+from benchmarks.small_models import NOISY, WIDE
 from credit_torch_bridge.compare.credit_import import import_torchvision
 
 # Standard deviation of the noise added to every parameter before training, so that none

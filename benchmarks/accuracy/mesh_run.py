@@ -16,8 +16,9 @@ import numpy as np
 import optax
 
 from benchmarks.accuracy.case import Case
-from benchmarks.accuracy.rollout import NOISY, WIDE, roll_out
+from benchmarks.accuracy.rollout import roll_out
 from benchmarks.meshes import build_mesh
+from benchmarks.small_models import NOISY, WIDE
 from credit_jax.config import Config, build_config
 from credit_jax.inference import Forecaster
 from credit_jax.losses import build_loss
@@ -169,8 +170,7 @@ def _training_forward(
     output = model.model_def.output.partition_spec(model.axes)
     specs = model.input_specs()
     forward = model.shard_map(body, batch_specs=specs, out_specs=output)
-    placed = Forecaster(model, params, model_state).place(x)
-    y = forward(params, model_state, {"x": placed})
+    y = forward(params, model_state, place_batch({"x": x}, model.mesh))
     return np.asarray(y)[..., : x.shape[-2], :]
 
 

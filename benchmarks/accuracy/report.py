@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from benchmarks.accuracy.errors import TOLERANCES, Errors
-from benchmarks.accuracy.rollout import WIDE
 from benchmarks.report import Table
+from benchmarks.small_models import WIDE
 
 REFERENCE = "CREDIT on one process, one thread, float32"
 # A folder in an error text, which is meaningless on another machine.

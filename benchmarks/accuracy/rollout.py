@@ -1,4 +1,4 @@
-"""What both sides share: the rollout, and what is done for some models."""
+"""The rollout of both sides, so that they feed back the same channels."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Channels of the state in the data of the benchmark: T and U on two levels, and SP.
-NUM_PROGNOSTIC = 5
-# The generators of the two sides differ: all draws of these models are ones.
-NOISY = ("crossformer-ensemble", "crossformer-style")
-# ReLU behind batch norms amplifies rounding until CREDIT on two threads is 5e-3 from
-# CREDIT on one after 15 updates: both sides compute in float64.
-WIDE = ("unet", "unet_downscaling")
+from benchmarks.small_models import NUM_PROGNOSTIC
 
 
 def roll_out(

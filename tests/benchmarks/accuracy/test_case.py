@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.accuracy.case import ROWS, case_config
-from benchmarks.accuracy.rollout import NUM_PROGNOSTIC
+from benchmarks.small_models import NUM_PROGNOSTIC
 from credit_jax.models.registry import build
 
 
