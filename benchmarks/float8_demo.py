@@ -76,7 +76,8 @@ def _train(name: str, options: argparse.Namespace, folder: Path) -> None:
         settings["trainer.fp8"] = "true"
         settings["trainer.float8.min_channels"] = options.min_channels
     given = [f"--set={key}={value}" for key, value in settings.items()]
-    command = [sys.executable, "-m", "credit_jax.train", "--config", options.config]
+    config = ROOT / options.config
+    command = [sys.executable, "-m", "credit_jax.train", "--config", config]
     subprocess.run(
         [*map(str, command), *given, "--save-loc", str(folder)], cwd=ROOT, check=True
     )
@@ -130,7 +131,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+    parser.add_argument("--config", type=Path, default=Path("configs/demo.yaml"))
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--updates", type=int, default=62, help="of an epoch")
     parser.add_argument(
