@@ -21,6 +21,7 @@ from credit_jax.data.checks import (
 )
 from credit_jax.data.dataset import Dataset, collate, open_dataset
 from credit_jax.data.sampler import Sampler
+from credit_jax.io.buffers import BUFFERS
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.transforms import (
     Destination,
@@ -344,7 +345,7 @@ class _Arrays:
         ]
         shapes = zip(channels, (history, self._num_steps), strict=True)
         made = [
-            np.empty((self._num_samples, *shape, *space), np.float32)
+            BUFFERS.empty((self._num_samples, *shape, *space), np.float32)
             for shape in shapes
         ]
         return made[0], made[1]

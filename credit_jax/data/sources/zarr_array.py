@@ -14,6 +14,8 @@ import tensorstore
 import xarray as xr
 from jaxtyping import Shaped
 
+from credit_jax.io.buffers import BUFFERS
+
 # Attributes by which xarray decodes values.
 _DECODED = ("scale_factor", "add_offset", "_Unsigned", "missing_value")
 
@@ -39,7 +41,10 @@ class ZarrArray:
         Raises:
             ValueError: a chunk is damaged.
         """
-        return self._array.oindex[index].read().result()
+        part = self._array.oindex[index].translate_to[0]
+        out = BUFFERS.empty(part.shape, part.dtype.numpy_dtype)
+        tensorstore.array(out, copy=False).write(part).result()
+        return out
 
 
 def open_zarr_array(store: str, name: str, variable: xr.Variable) -> ZarrArray | None:
