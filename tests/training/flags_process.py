@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from credit_jax.config import load_config
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.compiler import compile_program, compile_sooner
-from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.placement import place_batch
 from credit_jax.state_dict.convert import from_state_dict, to_state_dict
@@ -35,16 +36,14 @@ class Task:
     """What to compute.
 
     Attributes:
-        block: the `model:` section of the case.
+        config_path: YAML of model and training.
+        run: CREDIT's training steps, a `CreditRun`.
         case: CREDIT's forward and backward pass, a `CreditCase`.
-        config_path: YAML of model and training; None: nothing is trained.
-        run: CREDIT's training steps with it, a `CreditRun`.
     """
 
-    block: dict[str, Any]
+    config_path: Path
+    run: Any
     case: Any
-    config_path: Path | None = None
-    run: Any = None
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,14 @@ class Results:
         flags: XLA_FLAGS of the process.
         y, loss: prediction and mean(y**2) of the case.
         gradients: of that loss, by CREDIT's names.
-        trajectory: the training steps, where the task has any.
+        trajectory: the training steps.
     """
 
     flags: str
     y: np.ndarray
     loss: float
     gradients: dict[str, np.ndarray]
-    trajectory: Trajectory | None
+    trajectory: Trajectory
 
 
 def main(task_file: str, out: str) -> None:
@@ -74,11 +73,10 @@ def main(task_file: str, out: str) -> None:
     """
     compile_sooner()
     task: Task = pickle.loads(Path(task_file).read_bytes())
-    ensure_devices(8)
-    y, loss, gradients = _forward_and_backward(task.block, task.case)
-    trajectory = None
-    if task.config_path is not None:
-        trajectory = train_as_credit(task.config_path, MESH, task.run)
+    config = load_config(task.config_path)
+    training_devices(config.trainer.parallelism, 8)
+    y, loss, gradients = _forward_and_backward(config.model, task.case)
+    trajectory = train_as_credit(task.config_path, MESH, task.run)
     results = Results(os.environ["XLA_FLAGS"], y, loss, gradients, trajectory)
     Path(out).write_bytes(pickle.dumps(results))
 

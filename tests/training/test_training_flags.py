@@ -37,26 +37,27 @@ def test_wxformer_equals_credit_with_trainings_own_flags(
 ) -> None:
     """Forward, gradients and 20 training steps on dp 2 x tp 2 x domain 2."""
     folder, run = credit_run
-    block = yaml.safe_load(GEN2_CONFIG.read_text())["model"]
-    case = credit.credit_case(block, seed=3)
-    results = _run(Task(block, case, GEN2_CONFIG, run), tmp_path, folder)
-    _assert_same_pass(results, case, "wxformer")
-    assert results.trajectory is not None
-    assert_follows(results.trajectory, run, GEN2_CONFIG, "wxformer")
+    _compare(credit, GEN2_CONFIG, run, tmp_path, folder)
 
 
 def test_crossformer_equals_credit_with_trainings_own_flags(
     credit: Any, tmp_path: Path
 ) -> None:
-    """Forward and gradients: its training steps are a WXFormer's but for these."""
-    block = yaml.safe_load(GEN2_CONFIG.read_text())["model"] | {"type": "crossformer"}
-    case = credit.credit_case(block, seed=3)
-    results = _run(Task(block, case), tmp_path, tmp_path)
-    _assert_same_pass(results, case, "crossformer")
+    """The same, with a run of CREDIT of its own."""
+    config = yaml.safe_load(GEN2_CONFIG.read_text())
+    config["model"]["type"] = "crossformer"
+    path = tmp_path / "model.yml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    credit.write_dataset(tmp_path)
+    run = credit.credit_train(path, tmp_path)
+    _compare(credit, path, run, tmp_path, tmp_path)
 
 
-def _assert_same_pass(results: Results, case: Any, kind: str) -> None:
-    """Forward and gradients are those of CREDIT, and the flags those of training."""
+def _compare(credit: Any, path: Path, run: Any, folder: Path, data: Path) -> None:
+    """Both passes and the steps of a config beside CREDIT's run of it."""
+    block = yaml.safe_load(path.read_text())["model"]
+    kind, case = block["type"], credit.credit_case(block, seed=3)
+    results = _run(Task(path, run, case), folder, data)
     assert "disable_loop_unrolling" in results.flags, "the flags of training"
     assert "optimization_level" not in results.flags, "not those of the tests"
     assert_close(results.y, case.y, FORWARD, f"{kind}: forward")
@@ -66,6 +67,7 @@ def _assert_same_pass(results: Results, case: Any, kind: str) -> None:
         for gradients in (results.gradients, case.gradients)
     )
     assert_close(ours, theirs, GRADIENT, f"{kind}: gradient of all parameters")
+    assert_follows(results.trajectory, run, path, kind)
 
 
 def _run(task: Task, folder: Path, data: Path) -> Results:
