@@ -118,8 +118,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "hidden_size": 16,
         "dim_head": 4,
         "n_blocks": 3,
-        # CREDIT's gates iterate between the blocks, too (docs/numerics.md).
-        "use_spectral_norm": False,
+        "use_spectral_norm": True,
         "edge_path": "./edges.nc",
     },
     "debugger": _CHANNELS,

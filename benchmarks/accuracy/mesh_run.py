@@ -25,7 +25,7 @@ from credit_jax.losses import build_loss
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn import noise
-from credit_jax.nn.model_state import BATCH_STATS, ModelState
+from credit_jax.nn.model_state import ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.packing import pack, unpack
@@ -127,8 +127,12 @@ def _run(
         norms.append(float(info["grad_norm"]))
         if index == 0:
             # The rate was 0: weights as given, vectors after one power iteration.
-            weights = state.params, state.model_state
-            prediction = _training_forward(model, *weights, x)[:, :, 0]
+            if _is_as_in_evaluation(model):
+                weights = state.params, state.model_state
+                prediction = _predict(Forecaster(model, *weights), x)[:, :, 0]
+            else:
+                start = _first_state(model, optimizer, case)
+                prediction = _training_forward(model, start, {"x": x})[:, :, 0]
             gradients = _first_gradients(model, state, norms[0], trainer.clip_norm)
     states = _roll_out(model, case, rollout) if rollout else np.zeros(0)
     return MeshRun(
@@ -156,22 +160,34 @@ def _packed(model: ParallelModel, params: Mapping[str, Any]) -> dict[str, Any]:
     return jax.jit(lambda p: pack(p, model.model_def.param_specs))(dict(params))
 
 
+def _is_as_in_evaluation(model: ParallelModel) -> bool:
+    """Whether a training forward is one of evaluation after its power iteration.
+
+    Batch norms take the statistics of the batch, and layers that are called several
+    times have another spectral norm at each call.
+    """
+    model_def = model.model_def
+    several = any(spec.calls > 1 for spec in model_def.matrices.values())
+    return not model_def.batch_stats and not several
+
+
 def _training_forward(
-    model: ParallelModel, params: Weights, model_state: ModelState, x: np.ndarray
+    model: ParallelModel, state: TrainState, inputs: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """A forward in training mode; that of evaluation, but for batch norms."""
-    if not model_state[BATCH_STATS]:
-        return _predict(Forecaster(model, params, model_state), x)
+    """A forward in training mode of the network, with its power iterations."""
 
     def body(params: Weights, model_state: ModelState, inputs: Any) -> Any:
         key = jax.random.key(0)
-        return model.local_training_forward(params, model_state, inputs, key)[0]
+        iterated = model.local_iterate(params, model_state)
+        return model.local_training_forward(params, iterated, inputs, key)[0]
 
     output = model.model_def.output.partition_spec(model.axes)
-    specs = model.input_specs()
+    network = model.model_def.network_inputs.items()
+    specs = {name: spec.partition_spec(model.axes) for name, spec in network}
     forward = model.shard_map(body, batch_specs=specs, out_specs=output)
-    y = forward(params, model_state, place_batch({"x": x}, model.mesh))
-    return np.asarray(y)[..., : x.shape[-2], :]
+    given = place_batch(dict(inputs), model.mesh)
+    y = forward(state.params, state.model_state, given)
+    return np.asarray(y)[..., : model.model_def.image_height, :]
 
 
 def _predict(forecaster: Forecaster, x: np.ndarray) -> np.ndarray:

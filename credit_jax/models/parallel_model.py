@@ -297,11 +297,12 @@ class ParallelModel:
         *,
         num_members: int = 1,
     ) -> tuple[Array, ModelState]:
-        """Prediction in training mode, and the state with updated `batch_stats`.
+        """Prediction in training mode, and the state after it.
 
         Args:
-            params, model_state, inputs: as for `local_forward`; samples are numbered
-                as the sampler assigns them (`interleaved`).
+            params, inputs: as for `local_forward`; samples are numbered as the sampler
+                assigns them (`interleaved`).
+            model_state: of `local_iterate`.
             key: of dropout and noise, equal on all devices.
             num_members: as for `local_forward`.
         """
@@ -309,33 +310,25 @@ class ParallelModel:
         context = self._context(inputs, num_members, interleaved=True)
         context = replace(context, key=key, noise=noise)
         y, batch_stats = self._forward(params, model_state, inputs, context)
-        return y, {**model_state, BATCH_STATS: batch_stats}
+        vectors = spectral_norm.after_calls(
+            model_state[SPECTRAL_NORM], self.model_def.matrices
+        )
+        return y, {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
 
     @jax.named_scope(scopes.SPECTRAL_NORM)
-    def local_iterate(
-        self, params: Weights, model_state: ModelState, *, index: int = 0
-    ) -> ModelState:
-        """Runs one power iteration of spectral norm.
+    def local_iterate(self, params: Weights, model_state: ModelState) -> ModelState:
+        """The state for a training forward: spectral norm after its power iterations.
 
         Args:
             params, model_state: as for `local_forward`.
-            index: of the iteration in its training forward. Iteration 0 runs before the
-                forward pass, the others up to `power_iterations` after it.
         """
         vectors = spectral_norm.iterate(
             unpack(params, self.model_def.param_specs),
             model_state[SPECTRAL_NORM],
             self.model_def.matrices,
             self.specs,
-            index=index,
         )
         return {**model_state, SPECTRAL_NORM: vectors}
-
-    @property
-    def power_iterations(self) -> int:
-        """Largest number of power iterations of a matrix in one training forward."""
-        specs = self.model_def.matrices.values()
-        return max((spec.power_iterations for spec in specs), default=0)
 
     def _forward(
         self,

@@ -272,6 +272,8 @@ class Context:
         def gathered(variable: nnx.Variable) -> nnx.Variable:
             param_spec = param_spec_of(variable).unstack()
             weight = variable[...]
+            if weight.ndim > len(param_spec.shape):  # one for each call of its layer
+                param_spec = param_spec.stack(len(weight))
             return variable.replace(
                 gather(weight, param_spec, self.rules, self.axes, self.precision)
             )

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from credit_jax.kernels import layer_norm, layer_norm_and_skip
 from credit_jax.nn.context import Context
 from credit_jax.nn.matmul import Split, matmul
-from credit_jax.nn.parameters import parameter
+from credit_jax.nn.parameters import of_call, parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.conv import Padding
 from credit_jax.parallel.collectives import psum
@@ -61,13 +61,12 @@ class GroupNorm(nnx.Module):
 class Linear(nnx.Module):
     """x @ kernel + bias over the last dim; replicated, or split over tp.
 
+    `calls` are those of a forward: spectral norm differs between them in training.
     `nn.tensor_parallel` sets `split`. "column": each tp device computes its output
     channels. "row": each takes its input channels; one `psum`, then the bias.
     """
 
-    def __init__(
-        self, channel_in: int, channel_out: int, *, power_iterations: int = 1
-    ) -> None:
+    def __init__(self, channel_in: int, channel_out: int, *, calls: int = 1) -> None:
         init = torch_uniform(channel_in)
         self.split: Split = None
         self.shape = (channel_in, channel_out)
@@ -76,24 +75,27 @@ class Linear(nnx.Module):
             self.shape,
             ("embed", "embed"),
             matrix_out=(1,),
-            power_iterations=power_iterations,
+            calls=calls,
         )
         self.bias = parameter(init, (channel_out,), ("embed",))
 
     def __call__(
-        self, x: Float[Array, "*batch channel_in"], context: Context | None = None
+        self,
+        x: Float[Array, "*batch channel_in"],
+        context: Context | None = None,
+        *,
+        call: Array | int = 0,
     ) -> Float[Array, "*batch channel_out"]:
         """Applies the layer.
 
         One that is split by rows needs the context; without it the product is never in
-        float8.
+        float8. `call` is the number of this call among the `calls` of a forward.
         """
+        kernel = of_call(self.kernel[...], 2, call)
         if self.split == "row":
-            whole = sum_over_tensor(x, self.kernel[...], context, shape=self.shape)
+            whole = sum_over_tensor(x, kernel, context, shape=self.shape)
             return add_bias(whole, self.bias[...])
-        product = matmul(
-            x, self.kernel[...], context, shape=self.shape, split=self.split
-        )
+        product = matmul(x, kernel, context, shape=self.shape, split=self.split)
         return add_bias(product, self.bias[...])
 
 

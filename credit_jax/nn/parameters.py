@@ -12,7 +12,9 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.typing import DTypeLike
+from jaxtyping import Array
 
 from credit_jax.parallel.params.initializers import Initializer
 from credit_jax.parallel.params.spec import ParamSpec
@@ -31,7 +33,7 @@ def parameter(
     dims: tuple[str | None, ...],
     *,
     matrix_out: tuple[int, ...] | None = None,
-    power_iterations: int = 1,
+    calls: int = 1,
     frozen: bool = False,
 ) -> Parameter:
     """Declares a parameter; see `ParamSpec` for the arguments."""
@@ -40,7 +42,7 @@ def parameter(
         dims,
         init,
         matrix_out,
-        power_iterations=power_iterations,
+        calls=calls,
         frozen=frozen,
     )
     return from_param_spec(param_spec)
@@ -65,6 +67,20 @@ def from_param_spec(
 def param_spec_of(variable: nnx.Variable) -> ParamSpec:
     """The spec that `parameter` or `batch_stat` attached."""
     return variable.get_metadata()["param_spec"]
+
+
+def of_call(array: Array, ndim: int, call: Array | int) -> Array:
+    """A parameter for one call of its layer.
+
+    Args:
+        array: the parameter, or in a training forward one for each of several calls
+            (`nn.spectral_norm`).
+        ndim: of the parameter.
+        call: its number.
+    """
+    if array.ndim == ndim:
+        return array
+    return lax.dynamic_index_in_dim(array, call, keepdims=False)
 
 
 def stack_blocks(make: Callable[[], Block], num: int) -> Block:

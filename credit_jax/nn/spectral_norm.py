@@ -1,17 +1,18 @@
 """Spectral normalization as a function of the parameter dict, once per forward.
 
 torch.nn.utils.spectral_norm divides a weight matrix W by sigma = u' W v, where the
-vectors u and v come from one power iteration per *training* forward and are constants
-of the gradient; evaluation uses the stored vectors. Here u and v are the collection
-"spectral_norm" of the model's state: `iterate` updates them, `normalize` divides the
-weights. Both run outside of the layers, so rematerialization does not repeat the power
-iteration, and sharded matrices need only a `psum` over the axes that split them.
+vectors u and v come from one power iteration per call of the layer in *training* and
+are constants of the gradient; evaluation uses the stored vectors. Here u and v are the
+collection "spectral_norm" of the model's state: `iterate` updates them, `normalize`
+divides the weights, once for each call of a layer that is called several times. Both
+run outside of the layers, so rematerialization does not repeat the power iteration, and
+sharded matrices need only a `psum` over the axes that split them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -89,20 +90,119 @@ def iterate(
     vectors: Collection,
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
-    *,
-    index: int = 0,
 ) -> Collection:
-    """One power iteration: v = W'u / |W'u|, u = Wv / |Wv|. No gradient flows.
+    """The vectors of one training forward, one power iteration per call of a layer.
+
+    v = W'u / |W'u|, u = Wv / |Wv|. No gradient flows. Where a layer is called several
+    times (`ParamSpec.calls`), u and v get a dim of its calls, behind that of stacked
+    blocks; `after_calls` takes it away again.
 
     Args:
         weights: local shards of all parameters.
         vectors: local shards of u and v of every normalized matrix.
         param_specs: of the normalized matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
-        index: of this iteration in its forward; only matrices with
-            `ParamSpec.power_iterations` > index are iterated.
     """
-    matrices = _matrices(vectors, param_specs, index)
+    found: list[Collection] = []
+    for call in range(max([1, *(param_specs[path].calls for path in vectors)])):
+        matrices = _called(vectors, param_specs, call)
+        last = found[-1] if found else vectors
+        found.append(_iterated(weights, last, matrices, specs))
+    new = found[0]
+    for path, param_spec in _called(vectors, param_specs, 1).items():
+        dim = _calls_dim(param_spec)
+        new[path] = {
+            side: jnp.stack([one[path][side] for one in found[: param_spec.calls]], dim)
+            for side in ("u", "v")
+        }
+    return new
+
+
+def after_calls(
+    vectors: Collection, param_specs: Mapping[str, ParamSpec]
+) -> Collection:
+    """The vectors that stay after a training forward: those of the last calls.
+
+    Args: as for `iterate`, which `vectors` are of.
+    """
+    several = _by_call(vectors, param_specs)
+    return {**vectors, **_of_call(vectors, several, -1)}
+
+
+def normalize(
+    weights: Weights,
+    vectors: Collection,
+    param_specs: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec] | None = None,
+) -> Weights:
+    """Divides each matrix that has vectors by sigma = u' W v; returns all weights.
+
+    A matrix with `ParamSpec.calls` 0 is not divided. One whose vectors have a dim of
+    calls gets it, too: each call has its own sigma.
+
+    Args:
+        weights, param_specs, specs: as for `iterate`.
+        vectors: of `iterate`, or those of the state.
+    """
+    matrices = _called(vectors, param_specs, 0)
+    several = _by_call(vectors, param_specs)
+    first = {**vectors, **_of_call(vectors, several, 0)}
+    out = {**weights, **_divided(weights, first, matrices, specs)}
+    found = {path: [out[path]] for path in several}
+    for call in range(1, max([1, *(d.calls for d in several.values())])):
+        called = _called(several, several, call)
+        own = _of_call(vectors, called, call)
+        for path, weight in _divided(weights, own, called, specs).items():
+            found[path].append(weight)
+    for path, param_spec in several.items():
+        out[path] = jnp.stack(found[path], _calls_dim(param_spec))
+    return out
+
+
+def _called(
+    paths: Iterable[str], param_specs: Mapping[str, ParamSpec], times: int
+) -> dict[str, ParamSpec]:
+    """Specs of the matrices among `paths` that are called more than `times` times."""
+    found = {path: param_specs[path] for path in paths}
+    return {path: spec for path, spec in found.items() if spec.calls > times}
+
+
+def _calls_dim(param_spec: ParamSpec) -> int:
+    """Where an array of a matrix, or of its vectors, has the dim of its calls."""
+    return 1 if param_spec.is_stacked else 0
+
+
+def _by_call(
+    vectors: Collection, param_specs: Mapping[str, ParamSpec]
+) -> dict[str, ParamSpec]:
+    """Specs of the matrices whose vectors have a dim of calls."""
+    return {
+        path: param_specs[path]
+        for path, pair in vectors.items()
+        if pair["u"].ndim > len(spectral_norm_shapes(param_specs[path])["u"])
+    }
+
+
+def _of_call(
+    vectors: Collection, matrices: Mapping[str, ParamSpec], call: int
+) -> Collection:
+    """The vectors of one call of these matrices, all of which have a dim of calls."""
+    return {
+        path: {
+            side: lax.index_in_dim(array, call, _calls_dim(spec), keepdims=False)
+            for side, array in vectors[path].items()
+        }
+        for path, spec in matrices.items()
+    }
+
+
+def _iterated(
+    weights: Weights,
+    vectors: Collection,
+    matrices: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec] | None,
+) -> Collection:
+    """The vectors after one power iteration of these matrices; others as they are."""
     groups = _groups(matrices, specs)
     new: Collection = {p: {} if p in matrices else v for p, v in vectors.items()}
     stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
@@ -115,39 +215,26 @@ def iterate(
     return new
 
 
-def normalize(
+def _divided(
     weights: Weights,
     vectors: Collection,
-    param_specs: Mapping[str, ParamSpec],
-    specs: Mapping[str, PartitionSpec] | None = None,
+    matrices: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
-    """Divides each matrix that has vectors by sigma = u' W v; returns all weights.
-
-    A matrix with `ParamSpec.power_iterations` 0 is not divided.
-
-    Args: as for `iterate`.
-    """
-    out = dict(weights)
-    groups = _groups(_matrices(vectors, param_specs), specs)
+    """These matrices, each divided by u' W v."""
+    groups = _groups(matrices, specs)
     u, v = ([group.stack(vectors, side) for group in groups] for side in ("u", "v"))
     mapped = _products(groups, [group.matrix(weights) for group in groups], v, "v")
     sigmas = psum_each(
         [(a * b).sum(-1) for a, b in zip(u, mapped, strict=True)],
         [group.axes("u") for group in groups],
     )
+    out = {}
     for group, sigma in zip(groups, sigmas, strict=True):
         for path, part in group.parts(1.0 / sigma):
             ones = (1,) * (weights[path].ndim - part.ndim)
             out[path] = weights[path] * part.reshape(part.shape + ones)
     return out
-
-
-def _matrices(
-    vectors: Collection, param_specs: Mapping[str, ParamSpec], iterations: int = 0
-) -> dict[str, ParamSpec]:
-    """Specs of the matrices with vectors and power_iterations > `iterations`."""
-    found = {path: param_specs[path] for path in vectors}
-    return {p: spec for p, spec in found.items() if spec.power_iterations > iterations}
 
 
 @dataclass(frozen=True)

@@ -166,8 +166,6 @@ class ForecastLoss:
             key,
             num_members=rollout.num_members,
         )
-        for further in range(1, model.power_iterations):
-            after = model.local_iterate(self.params, after, index=further)
         if noised is None:
             tree = rollout.after(batch, fields, target, prediction, context)
         else:

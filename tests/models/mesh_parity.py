@@ -137,7 +137,8 @@ def run(
             y, batch_stats = model_def.apply_and_update(
                 weights, inputs, own, model_state[BATCH_STATS]
             )
-            after = {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
+            last = spectral_norm.after_calls(vectors, matrices)
+            after = {SPECTRAL_NORM: last, BATCH_STATS: batch_stats}
             return reducer.mean((y - batch["y"]) ** 2), (y, after)
 
         (value, (y, after)), grads = jax.value_and_grad(loss, has_aux=True)(params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.nn.noise import Noise
-from credit_jax.nn.spectral_norm import iterate
+from credit_jax.nn.spectral_norm import after_calls, iterate
 from credit_jax.parallel.params.packing import PACKED, unpack
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw
@@ -60,7 +61,7 @@ def _start() -> tuple[Any, Any]:
     params, model_state = _model("one").init(jax.random.key(0))
     weights, vectors = unpack(params, TOY.param_specs), model_state[SPECTRAL_NORM]
     for _ in range(5):
-        vectors = iterate(weights, vectors, TOY.matrices)
+        vectors = after_calls(iterate(weights, vectors, TOY.matrices), TOY.matrices)
     start = jax.device_get((params, {**model_state, SPECTRAL_NORM: vectors}))
     return jax.tree.map(jnp.asarray, start)
 
@@ -186,7 +187,7 @@ def test_a_checkpoint_keeps_a_frozen_parameter(tmp_path: Path) -> None:
     assert checkpoint.moments.mu.keys() == TOY.trainable.keys()
 
 
-def test_power_iterations_of_each_matrix() -> None:
+def test_a_matrix_iterates_once_per_call() -> None:
     """None for a matrix whose vectors are carried along; one, or two, for others."""
     _, start = _start()
     _, _, after = _one_step("one")
@@ -194,8 +195,9 @@ def test_power_iterations_of_each_matrix() -> None:
     weights = unpack(_start()[0], TOY.param_specs)
     assert_trees_close(after[FROZEN], start[FROZEN], 0, "vectors that stay")
     iterated = [start]
+    once = {path: replace(spec, calls=1) for path, spec in TOY.matrices.items()}
     for _ in range(4):
-        iterated.append(iterate(weights, iterated[-1], TOY.matrices))
+        iterated.append(iterate(weights, iterated[-1], once))
     for path, times in (("exit/linear/kernel", 2), (TWICE, 4)):
         what = f"{times} iterations of {path} in two forwards"
         assert_trees_close(after[path], iterated[times][path], 1e-6, what)

@@ -17,7 +17,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Conv, Linear
-from credit_jax.nn.parameters import parameter, stack_blocks
+from credit_jax.nn.parameters import of_call, parameter, stack_blocks
 from credit_jax.parallel.domain.resize import resize_bilinear
 from credit_jax.parallel.params.initializers import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field
@@ -57,9 +57,9 @@ class Entry(nnx.Module):
         self.film = Linear(4, 2 * CHANNELS)
         # As FuXi's qkv: under spectral norm by name, never divided and never trained.
         self.frozen = parameter(
-            init, square, dims, matrix_out=(1,), power_iterations=0, frozen=True
+            init, square, dims, matrix_out=(1,), calls=0, frozen=True
         )
-        self.twice = parameter(init, square, dims, matrix_out=(1,), power_iterations=2)
+        self.twice = parameter(init, square, dims, matrix_out=(1,), calls=2)
 
     def __call__(
         self, field: Field, region: Field, time: Array, context: Context
@@ -70,7 +70,9 @@ class Entry(nnx.Module):
         film = self.film(time)[:, None, None]
         data = field.data * (1 + film[..., scale]) + film[..., shift]
         data = data + reshard(region, field.layout).data
-        matrix = self.frozen[...] @ self.twice[...]
+        matrix = self.frozen[...]
+        for call in range(2):
+            matrix = matrix @ of_call(self.twice[...], 2, call)
         return field.like(jnp.einsum("brci,io->brco", data, matrix))
 
 

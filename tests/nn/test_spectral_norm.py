@@ -1,6 +1,7 @@
 """Spectral norm against torch.nn.utils.spectral_norm, and on split matrices."""
 
 import warnings
+from dataclasses import replace
 from functools import lru_cache
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from credit_jax.nn.spectral_norm import (
+    after_calls,
     init_spectral_norm,
     iterate,
     normalize,
@@ -89,6 +91,63 @@ def test_one_training_forward_is_that_of_torch(path):
     assert_close(to_torch(param_spec, normal), expected, 1e-6, f"{path}, weight")
     expected = layer.weight_orig.grad
     assert_close(to_torch(param_spec, gradient), expected, 1e-5, f"{path}, gradient")
+
+
+@pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2}])
+def test_each_of_several_calls_is_that_of_torch(degrees):
+    """Kernels, their gradient and the vectors that stay; of stacked blocks, too."""
+    torch = pytest.importorskip("torch")
+    declarations = {"one": replace(LINEAR, calls=3)}
+    declarations["stacked"] = declarations["one"].stack(2)
+    params = {p: jnp.asarray(draw(d.shape, seed=3)) for p, d in declarations.items()}
+    mesh = make_mesh(**degrees)
+    specs = ShardingRules().specs(declarations, MeshAxes.from_mesh(mesh))
+    vector_specs = {p: matrix_specs(d, specs[p]) for p, d in declarations.items()}
+    vectors = init_spectral_norm(jax.random.key(0), declarations)
+    shapes = {"one": (3, *LINEAR.shape), "stacked": (2, 3, *LINEAR.shape)}
+    weight = {path: jnp.asarray(cotangent(shape)) for path, shape in shapes.items()}
+    by_call = {"one": P(None, *specs["one"])}
+    by_call["stacked"] = P(None, None, *specs["one"])
+
+    def body(params, vectors, weight):
+        new = iterate(params, vectors, declarations, specs)
+        normal, pullback = jax.vjp(
+            lambda w: normalize(w, new, declarations, specs), params
+        )
+        return normal, pullback(weight)[0], after_calls(new, declarations)
+
+    run = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(specs, vector_specs, by_call),
+        out_specs=(by_call, specs, vector_specs),
+    )
+    normal, gradient, after = jax.jit(run)(params, vectors, weight)
+
+    def check(what, matrix, pair, weight, normal, gradient, after):
+        layer = torch.nn.Linear(*matrix.shape, bias=False)
+        layer.weight.data = torch.tensor(np.asarray(matrix).T)
+        layer = torch.nn.utils.spectral_norm(layer)
+        for name, buffer in (("u", layer.weight_u), ("v", layer.weight_v)):
+            buffer.copy_(torch.tensor(np.asarray(pair[name])))
+        total = 0.0
+        for call in range(3):
+            layer(torch.zeros(1, len(matrix)))
+            theirs = layer.weight.detach().T
+            assert_close(normal[call], theirs, 1e-6, f"{what}, call {call}")
+            total += (layer.weight * torch.tensor(np.asarray(weight[call]).T)).sum()
+        total.backward()
+        assert_close(gradient, layer.weight_orig.grad.T, 1e-5, f"{what}, gradient")
+        assert_close(after["u"], layer.weight_u, 1e-6, f"{what}, u")
+        assert_close(after["v"], layer.weight_v, 1e-6, f"{what}, v")
+
+    given = (params, vectors, weight, normal, gradient, after)
+    check("one", *(tree["one"] for tree in given))
+    for block in range(2):
+        of_block = jax.tree.map(
+            lambda leaf, block=block: leaf[block], [tree["stacked"] for tree in given]
+        )
+        check(f"block {block}", *of_block)
 
 
 def test_stacked_blocks_are_normalized_one_by_one():

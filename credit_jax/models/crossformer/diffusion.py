@@ -85,16 +85,16 @@ class DiffusionCrossFormer(EncoderDecoder):
 class TimeEmbedding(nnx.Module):
     """What the step of the noise adds to the output of each stage.
 
-    CREDIT embeds it twice in a forward pass and drops the second result, but spectral
-    norm iterates twice.
+    CREDIT embeds it twice in a forward pass and drops the second result: spectral norm
+    iterates twice, and the first call counts.
 
     Args of the constructor:
         dim: channels of the stages.
     """
 
     def __init__(self, dim: tuple[int, ...]) -> None:
-        self.first = Linear(1, dim[0], power_iterations=2)
-        self.second = Linear(dim[0], dim[0], power_iterations=2)
+        self.first = Linear(1, dim[0], calls=2)
+        self.second = Linear(dim[0], dim[0], calls=2)
         self.stages = nnx.List(Linear(dim[0], channels) for channels in dim)
 
     def __call__(

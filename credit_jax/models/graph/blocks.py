@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.nn.context import Context
 from credit_jax.nn.layers import Linear
-from credit_jax.nn.parameters import parameter
+from credit_jax.nn.parameters import of_call, parameter
 from credit_jax.ops.affine import add_bias
 from credit_jax.ops.dropout import drop, keep_mask
 from credit_jax.parallel.domain.edges import ShardEdges, edge_attention
@@ -73,9 +73,9 @@ class Gates(nnx.Module):
 
     def __init__(self, channels: int, num_blocks: int) -> None:
         for name in GATES:
-            # CREDIT iterates once a call; the first block has no state to call with.
+            # The first block has no state to call with.
             calls = num_blocks if name.endswith("_x") else num_blocks - 1
-            setattr(self, name, Linear(channels, channels, power_iterations=calls))
+            setattr(self, name, Linear(channels, channels, calls=calls))
 
     def __call__(self, context: Context) -> dict[str, tuple[Array, Array]]:
         del context
@@ -164,19 +164,22 @@ class GraphBlock(nnx.Module):
         x = self.inner_norm(x)
         x = x.like(self.outer(jax.nn.relu(x.data), context) + state.data)
         x = self.norm(x).data
-        gated = _gated(x, state.data, carry["gates"], jnp.asarray(context.block) == 0)
+        gated = _gated(x, state.data, carry["gates"], jnp.asarray(context.block))
         return {**carry, "x": state.like(gated)}
 
 
-def _gated(x: Array, h: Array, gates: dict[str, Any], first: Array) -> Array:
+def _gated(x: Array, h: Array, gates: dict[str, Any], block: Array) -> Array:
     """The new state; the first block has none before it.
 
     (1 - z) h + z tanh(W r h), and tanh(W x) in the first block.
     """
+    first = block == 0
 
     def linear(name: str, x: Array) -> Array:
         kernel, bias = gates[name]
-        return add_bias(x @ kernel, bias)
+        # Layers of the state are called from the second block on.
+        call = block if name.endswith("_x") else jnp.maximum(block - 1, 0)
+        return add_bias(x @ of_call(kernel, 2, call), bias)
 
     z = jax.nn.sigmoid(linear("z_x", x) + linear("z_h", h))
     r = jax.nn.sigmoid(linear("r_x", x) + linear("r_h", h))

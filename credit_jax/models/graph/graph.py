@@ -164,11 +164,7 @@ class Graph(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out 1 rows lon"]:
-        """Predicts from the input "x"; rows are in block layout over the domain axis.
-
-        Differs from CREDIT: in training the gates of all blocks are divided by the
-        first of the spectral norms that CREDIT computes block by block.
-        """
+        """Predicts from the input "x"; rows are in blocks over the domain axis."""
         config, x = self.config, inputs["x"]
         layout = context.rows(config.image_height)
         edges, attributes = _edges_on(layout, config.image_width, config.edge_path)

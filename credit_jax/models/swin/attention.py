@@ -65,7 +65,7 @@ class QueryKeyValue(nnx.Module):
             (channels, 3, heads, size),
             ("embed", None, *dims),
             matrix_out=(1, 2, 3),
-            power_iterations=1 if divided else 0,
+            calls=1 if divided else 0,
             frozen=not trained,
         )
         if key_bias:

@@ -50,9 +50,9 @@ class ParamSpec:
             singular value; None for parameters without it (biases, scales).
         dtype: storage dtype.
         keep_whole: never split over dp_shard, whatever its size.
-        power_iterations: of spectral norm per training forward, which uses the sigma
-            after the first. 0: u and v exist but are constant, and the matrix is not
-            divided.
+        calls: of the layer in a training forward. Spectral norm iterates before each,
+            so that each divides by another sigma. 0: u and v exist but are constant,
+            and the matrix is not divided.
         frozen: not trained: no gradient, no optimizer state, no weight decay.
     """
 
@@ -62,7 +62,7 @@ class ParamSpec:
     matrix_out: tuple[int, ...] | None = None
     dtype: Any = jnp.float32
     keep_whole: bool = False
-    power_iterations: int = 1
+    calls: int = 1
     frozen: bool = False
 
     def __post_init__(self) -> None:

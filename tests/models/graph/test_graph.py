@@ -20,7 +20,7 @@ from credit_jax.nn import spectral_norm
 from credit_jax.nn.context import Context
 from credit_jax.nn.model_state import BATCH_STATS, SPECTRAL_NORM
 from credit_jax.parallel.domain.edges import shard_edges
-from credit_jax.parallel.params.packing import unpack
+from credit_jax.parallel.params.packing import pack, unpack
 from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
@@ -158,29 +158,80 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
     assert key_plan_for(model_def).parameters.keys == names
 
 
-@pytest.mark.reference
-def test_the_state_after_a_training_forward_is_credit_s(
-    credit: Any, edge_path: str
-) -> None:
-    """The gates iterate once a block; the sigma of the output is the first."""
-    block = _block(edge_path)
-    model, state, *_ = _credit(credit, block, "float32")
-    x = torch.from_numpy(_x(edge_path, "float32").copy())
+def _train_credit(credit: Any, block: dict[str, Any], settle: int) -> Any:
+    """State, prediction and gradients of a training forward, and the state after it."""
+    model = credit.build_credit(block, seed=1).train()
+    x = torch.from_numpy(_x(block["edge_path"], "float32").copy())
     with torch.no_grad():
-        model.train()(x)
-    model_def = build(block)
-    params, vectors = jax.device_put(from_state_dict(model_def, state))
-    after = {k: v.numpy() for k, v in model.state_dict().items()}
-    _, wanted = from_state_dict(model_def, after)
-    found = vectors[SPECTRAL_NORM]
-    for index in range(3):
-        found = spectral_norm.iterate(params, found, model_def.matrices, index=index)
+        for _ in range(settle):
+            model(x)
+    before = {k: v.numpy().copy() for k, v in model.state_dict().items()}
+    y = model(x)
+    (y**2).mean().backward()
+    after = {k: v.numpy().copy() for k, v in model.state_dict().items()}
+    named = model.named_parameters()
+    grads = {k: p.grad.numpy() for k, p in named if p.grad is not None}
+    return before, y.detach().numpy(), grads, after
+
+
+def _train_ours(
+    block: dict[str, Any], degrees: tuple[int, int, int], state: Any
+) -> Any:
+    """The same of our model on a mesh."""
+    mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
+    model = build_parallel_model(block, mesh, ac_mode="full", min_shard_size=1)
+    given = jax.tree.map(jnp.asarray, from_state_dict(model.model_def, state))
+    params, model_state = given
+
+    def body(params: Any, model_state: Any, inputs: Any) -> Any:
+        iterated = model.local_iterate(params, model_state)
+
+        def loss(params: Any) -> Any:
+            key = jax.random.key(0)
+            y, after = model.local_training_forward(params, iterated, inputs, key)
+            return model.reducer.mean(jnp.square(y)), (y, after)
+
+        grads, aux = jax.grad(loss, has_aux=True)(params)
+        return *aux, grads
+
+    output = model.model_def.output.partition_spec(model.axes)
+    specs = output, model.model_state_specs, model.packed_specs
+    step = model.shard_map(body, batch_specs=model.input_specs(), out_specs=specs)
+    inputs = place_batch({"x": _x(block["edge_path"], "float32")}, mesh)
+    packed = pack(params, model.model_def.param_specs)
+    y, after, grads = step(packed, model_state, inputs)
+    grads = unpack(grads, model.model_def.param_specs)
+    named = to_state_dict(model.model_def, *jax.device_get((grads, model_state)))
+    return np.asarray(y)[..., :HEIGHT, :], named, after
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("degrees", "settle"),
+    [
+        ((1, 1, 1), 0),
+        ((1, 1, 1), 5),
+        ((2, 1, 3), 0),
+        pytest.param((2, 2, 2), 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_forward_equals_credit(
+    credit: Any, edge_path: str, degrees: tuple[int, int, int], settle: int
+) -> None:
+    """Each block has gates by another sigma, far apart with fresh vectors."""
+    block = _block(edge_path, hidden_size=32, dim_head=8)
+    before, y, grads, after = _train_credit(credit, block, settle)
+    ours, named, state = _train_ours(block, degrees, before)
+    assert_close(ours, y, FORWARD, f"{degrees}: training forward")
+    joined = [np.concatenate([g[k].ravel() for k in grads]) for g in (named, grads)]
+    assert_close(*joined, GRADIENT, f"{degrees}: gradient, all")
+    _, wanted = from_state_dict(build(block), after)
     for side in ("u", "v"):
-        ours, theirs = (
+        mine, theirs = (
             {path: np.asarray(pair[side]) for path, pair in given.items()}
-            for given in (found, wanted[SPECTRAL_NORM])
+            for given in (state[SPECTRAL_NORM], wanted[SPECTRAL_NORM])
         )
-        assert_trees_close(ours, theirs, FORWARD, f"{side} after the forward")
+        assert_trees_close(mine, theirs, FORWARD, f"{side} after the forward")
 
 
 @cache
