@@ -142,15 +142,18 @@ def random_case(
 ) -> Case:
     """Random weights and batches, for runs without CREDIT."""
     model_def = build(config["model"])
-    weights_key, state_key = jax.random.split(jax.random.key(config["seed"]))
+    keys = jax.random.split(jax.random.key(config["seed"]))
+    params, model_state = jax.jit(
+        lambda keys: (model_def.init(keys[0]), model_def.init_model_state(keys[1]))
+    )(keys)
     rng = np.random.default_rng(config["seed"])
     batch = config["trainer"]["train_batch_size"]
     shape = (num_steps, batch, model_def.input_channels, 1)
     grid = (model_def.image_height, model_def.image_width)
     target = (*shape[:2], model_def.output_channels, 1)
     return Case(
-        params=model_def.init(weights_key),
-        model_state=model_def.init_model_state(state_key),
+        params=params,
+        model_state=model_state,
         x=rng.standard_normal((*shape, *grid)).astype(np.float32),
         y=rng.standard_normal((*target, *grid)).astype(np.float32),
         latitude=latitude,

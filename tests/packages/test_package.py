@@ -181,9 +181,11 @@ def test_credit_s_names_come_back_bitwise(tmp_path):
     """With spectral norm and stacked layers, as CREDIT has them."""
     gen2 = Path(__file__).parents[1] / "reference/gen2.yml"
     model_def = build(yaml.safe_load(gen2.read_text())["model"])
-    keys = jax.random.split(jax.random.key(0))
-    params = jax.device_get(model_def.init(keys[0]))
-    state = jax.device_get(model_def.init_model_state(keys[1]))
+    params, state = jax.device_get(
+        jax.jit(
+            lambda keys: (model_def.init(keys[0]), model_def.init_model_state(keys[1]))
+        )(jax.random.split(jax.random.key(0)))
+    )
     write_weights(tmp_path / WEIGHTS, model_def, params, state)
     assert "layers.0.1.layers.0.0.to_qkv.weight_orig" in load_file(tmp_path / WEIGHTS)
     found, own = read_weights(tmp_path / WEIGHTS, model_def)
