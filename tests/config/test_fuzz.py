@@ -89,6 +89,8 @@ FOUND: dict[str, dict[str, Any]] = {
     "metrics that are a number": {"metrics": 3},
     "a section that is a list": {"trainer": [1]},
     "more steps than fit into memory": {"data": {"forecast_len": 10**9}},
+    "more rows than fit into memory": {"model": {"image_height": 10**30}},
+    "more columns than fit into memory": {"model": {"image_width": 10**9}},
     "more input times than fit into memory": {"data": {"history_len": 10**9}},
 }
 

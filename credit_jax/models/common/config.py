@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pydantic import model_validator
+
 from credit_jax.config.base import StrictModel
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.models.common.geometry import Geometry
+
+# Rows or columns of a grid: the globe at 1 km has 40,000.
+MAX_SIDE = 100_000
 
 
 class ModelConfig(StrictModel):
@@ -40,6 +45,16 @@ class ModelConfig(StrictModel):
     trades_heads: ClassVar[bool] = False
 
     type: Any
+
+    @model_validator(mode="after")
+    def _has_a_grid_of_the_earth(self) -> ModelConfig:
+        for name in ("image_height", "image_width"):
+            side = getattr(self, name, None) or 0
+            if side > MAX_SIDE:
+                raise ValueError(
+                    f"{name} is {side:.6g}; expected at most {MAX_SIDE:,} points"
+                )
+        return self
 
     @property
     def inputs(self) -> Mapping[str, InputSpec]:
