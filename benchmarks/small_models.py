@@ -1,7 +1,9 @@
-"""Small models of every architecture that takes one field, for several benchmarks.
+"""Small models of every architecture, for several benchmarks.
 
-They fit the data of `tests/reference/dataset.py`: T and U on two levels, and SP are the
-state, with two inputs and one diagnostic beside it.
+Those of `SECTIONS` take one field and fit the data of `tests/reference/dataset.py`: T
+and U on two levels, and SP are the state, with two inputs and one diagnostic beside it.
+Those of `SEVERAL` have several inputs, or many forward passes make a prediction:
+CREDIT's trainer runs none of them.
 """
 
 from __future__ import annotations
@@ -123,6 +125,84 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "debugger": _CHANNELS,
 }
+_DIFFUSION: Mapping[str, Any] = {
+    "image_size": [SMALL_ROWS, _COLUMNS],
+    "timesteps": 50,
+    "sampling_timesteps": 5,
+}
+_DIM = 16
+_U_TRANSFORMER: Mapping[str, Any] = {
+    "num_groups": 4,
+    "num_heads": 4,
+    "depth": 2,
+    "window_size": 3,
+    "use_spectral_norm": True,
+    "padding_conf": {
+        "activate": True,
+        "mode": "mirror",
+        "pad_lat": [1, 1],
+        "pad_lon": [0, 0],
+    },
+}
+
+
+def _wrf(dim: int) -> dict[str, Any]:
+    """18 x 32 patches of the padded region, and of the coarser fields around it."""
+    common = {"levels": 2, "channels": 2, "surface_channels": 1, "dim": dim}
+    region = {
+        **common,
+        "image_height": SMALL_ROWS + 2,
+        "image_width": _COLUMNS,
+        "patch_height": 2,
+        "patch_width": 2,
+        "frames": 2,
+        "frame_patch_size": 2,
+        "input_only_channels": 2,
+        "output_only_channels": 1,
+    }
+    around = {
+        **common,
+        "image_height": SMALL_ROWS // 2 + 2,
+        "image_width": _COLUMNS // 2,
+        "patch_height": 1,
+        "patch_width": 1,
+        "frames": 1,
+        "frame_patch_size": 1,
+    }
+    return {"param_interior": region, "param_outside": around}
+
+
+SEVERAL: Mapping[str, Mapping[str, Any]] = {
+    "wrf": {**_U_TRANSFORMER, **_wrf(_DIM), "time_encode_dim": 6},
+    "dscale": {
+        **_U_TRANSFORMER,
+        "image_height": SMALL_ROWS + 2,
+        "image_width": _COLUMNS,
+        "patch_height": 2,
+        "patch_width": 2,
+        "total_input_channels": 7,
+        "total_target_channels": 6,
+        "time_encode_dim": 6,
+        "frames": 2,
+        "frame_patch_size": 2,
+        "dim": _DIM,
+    },
+    "crossformer-diffusion": {
+        **_CHANNELS,
+        **_ENCODER,
+        "interp": True,
+        "diffusion": _DIFFUSION,
+    },
+    "unet-diffusion": {
+        **_CHANNELS,
+        "dim": [8],
+        "dim_mults": [1, 2, 4],
+        "attn_dim_head": 4,
+        "attn_heads": 2,
+        "padding_conf": {"activate": False},
+        "diffusion": _DIFFUSION,
+    },
+}
 # What makes them wide enough to time, by type.
 _WIDE_ENCODER: Mapping[str, Any] = {"dim": [32, 64, 128, 256], "dim_head": 16}
 WIDER: Mapping[str, Mapping[str, Any]] = {
@@ -132,6 +212,10 @@ WIDER: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(NOISY, _WIDE_ENCODER),
     "crossformer_downscaling": _WIDE_ENCODER,
     "graph": {"hidden_size": 64, "dim_head": 16},
+    "wrf": {**_wrf(128), "num_groups": 32, "num_heads": 8},
+    "dscale": {"dim": 128, "num_groups": 32, "num_heads": 8},
+    "crossformer-diffusion": _WIDE_ENCODER,
+    "unet-diffusion": {"dim": [32], "attn_dim_head": 16, "attn_heads": 4},
 }
 
 

@@ -42,6 +42,7 @@ from credit_jax.state_dict.convert import to_state_dict
 
 OURS, EAGER, COMPILED = "credit_jax", "eager", "compiled"
 ROLLOUT_STEPS = 10
+NO_ROLLOUT = "left out: the model has other inputs, which no prediction gives"
 # By backend and job: ratios to eager and to torch.compile.
 GOALS = {
     "cpu": {"train_step": "2.0, 1.3", "inference": "1.6, 1.1"},
@@ -93,6 +94,9 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     result: dict[str, Any] = {"recipe": recipe(config)}
     # Inference first, because a training step donates its state.
     for name, call in _JOBS.items():
+        if name == "rollout" and not case.is_of_one_field:
+            console.print(f"{name:12} {NO_ROLLOUT}")
+            continue
         result[name] = _job(ours, theirs, call, options)
         console.print(_line(name, result[name]))
     if options.trace:
@@ -236,8 +240,8 @@ def _line(name: str, found: Mapping[str, Any]) -> str:
 def _sections(result: Mapping[str, Any]) -> list[str | Table]:
     """The report as markdown."""
     config = result["recipe"]["config"]
-    rows = []
-    for name in _JOBS:
+    rows, ran = [], [name for name in _JOBS if name in result]
+    for name in ran:
         found = result[name]
         goal = GOALS.get(jax.default_backend(), {}).get(name, "-")
         cells = [
@@ -266,7 +270,7 @@ def _sections(result: Mapping[str, Any]) -> list[str | Table]:
     ]
     errors = [
         f"- {name}, {side}: {text}"
-        for name in _JOBS
+        for name in ran
         for side, text in result[name].get("errors", {}).items()
     ]
     more = {k: result[k] for k in ("memory", "mfu", "matmul_ceiling") if k in result}
@@ -281,6 +285,7 @@ def _sections(result: Mapping[str, Any]) -> list[str | Table]:
             ["", "x eager", "x torch.compile", "goals", "seconds", "spread"],
             rows,
         ),
+        *([] if "rollout" in ran else [f"The rollout is {NO_ROLLOUT}."]),
         *(["What failed:\n\n" + "\n".join(errors)] if errors else []),
         *([f"On the accelerator: {json.dumps(more)}"] if more else []),
         *(_parts(parts) if parts else []),

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from benchmarks.compiled_step import CONFIGS
-from benchmarks.small_models import SECTIONS, WIDER, placed
+from benchmarks.networks import network_of, random_arrays
+from benchmarks.small_models import SECTIONS, SEVERAL, WIDER, placed
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import MODELS, build
@@ -78,16 +79,26 @@ class Case:
     Attributes:
         name: of the size.
         block: its `model:` section.
-        model_def: our model.
-        x: (batch, channel, time, lat, lon) float32.
+        model_def: our model, or the network of its process.
+        inputs: of one forward pass by name, float32.
         y: (batch, channel_out, time_out, lat, lon) float32.
     """
 
     name: str
     block: dict[str, Any]
     model_def: ModelDef
-    x: np.ndarray
+    inputs: dict[str, np.ndarray]
     y: np.ndarray
+
+    @property
+    def x(self) -> np.ndarray:
+        """(batch, channel, time, lat, lon), the main input."""
+        return self.inputs["x"]
+
+    @property
+    def is_of_one_field(self) -> bool:
+        """Whether a prediction can be the next input: there is no other one."""
+        return self.inputs.keys() == {"x"}
 
 
 def _small(name: str, model_type: str) -> dict[str, Any]:
@@ -97,7 +108,8 @@ def _small(name: str, model_type: str) -> dict[str, Any]:
             f"--size {name} is of WXFormer's kind; with --model {model_type} use demo"
         )
     wider = WIDER.get(model_type, {}) if name == "demo" else {}
-    block = {"type": model_type, **SECTIONS[model_type], **wider}
+    section = {**SECTIONS, **SEVERAL}[model_type]
+    block = {"type": model_type, **section, **wider}
     return placed({"model": block}, Path(tempfile.mkdtemp()))["model"]
 
 
@@ -117,27 +129,17 @@ def make_case(name: str, model_type: str | None = None) -> Case:
             kind, else that of `small_models`, wider for the size "demo".
 
     Raises:
-        ValueError: a model of several inputs or a process, or one without that size.
+        ValueError: a model without that size.
     """
-    if model_type not in (None, *SECTIONS, *KIN):
-        raise ValueError(
-            f"--model {model_type} has several inputs or many forward passes; expected "
-            f"one of {', '.join(sorted({*SECTIONS, *KIN}))}"
-        )
     size = SIZES[name]
     block = {**read_yaml(CONFIGS / size.config)["model"], **size.changes}
-    if model_type in SECTIONS:
+    if model_type is not None and model_type not in KIN:
         block = _small(name, model_type)
     elif model_type is not None:
         known = MODELS[model_type].config.model_fields
         block = {key: value for key, value in block.items() if key in known}
         block["type"] = model_type
     model = build(block)
-    rng = np.random.default_rng(0)
-    grid = model.image_height, model.image_width
-    shapes = (
-        (size.batch, model.input_channels, model.frames, *grid),
-        (size.batch, model.output_channels, model.output_frames, *grid),
-    )
-    x, y = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
-    return Case(name, block, model, x, y)
+    inputs = random_arrays(model, size.batch, np.random.default_rng(0))
+    y = inputs.pop("y")
+    return Case(name, block, network_of(model), inputs, y)

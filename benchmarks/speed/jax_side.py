@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from benchmarks.compiled_step import program_bytes
 from benchmarks.meshes import build_mesh
 from benchmarks.speed.cases import Case
-from credit_jax.inference import Forecaster
 from credit_jax.models.common.entry import enter
 from credit_jax.models.flops import flops_of
 from credit_jax.models.parallel_model import build_parallel_model
@@ -59,11 +58,13 @@ class JaxSide:
         self.model_state = jax.tree.map(jnp.asarray, dict(model_state))
         param_specs = case.model_def.param_specs
         self.packed = jax.jit(lambda p: pack(p, param_specs))(self.params)
-        self.forecaster = Forecaster(self.model, self.packed, self.model_state)
         draws = case.model_def.draws_noise
         self.noise = Noise(jax.random.key(0)) if draws else None
-        self.batch = place_batch({"x": case.x[None], "y": case.y[None]}, mesh)
-        self.x = place_batch({"x": case.x}, mesh)["x"]
+        batch = {**case.inputs, "y": case.y}
+        self.batch = place_batch({k: array[None] for k, array in batch.items()}, mesh)
+        self.inputs = place_batch(case.inputs, mesh)
+        self.x = self.inputs["x"]
+        self._predict = self._prediction()
         optimizer = adamw(max_norm=1.0)
         packed, vectors = jax.tree.map(jnp.copy, (self.packed, self.model_state))
         state = state_of(self.model, packed, vectors, optimizer, jax.random.key(0))
@@ -80,14 +81,21 @@ class JaxSide:
 
     def infer(self) -> None:
         """One forward pass in evaluation mode."""
-        self.forecaster.step(self.x, self.noise).block_until_ready()
+        self._predict(self.inputs).block_until_ready()
 
     def rollout(self, steps: int) -> None:
         """An autoregressive forecast: predictions replace the first input channels."""
         x = self.x
         for _ in range(steps):
-            x = self._feed(x, self.forecaster.step(x, self.noise))
+            x = self._feed(x, self._predict({"x": x}))
         x.block_until_ready()
+
+    def _prediction(self) -> Callable[[Any], jax.Array]:
+        """A prediction of inputs with the given weights, as the forecaster's."""
+        fuse = compile_program(self.model.fuse_spectral_norm, self.model.mesh)
+        fused = fuse(self.packed, self.model_state)
+        apply = compile_program(self.model.apply, self.model.mesh)
+        return lambda inputs: apply(*fused, inputs, self.noise)
 
     def _next_input(self, x: jax.Array, y: jax.Array) -> jax.Array:
         held = x[:, self.channels :, -1:]

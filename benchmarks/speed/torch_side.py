@@ -10,7 +10,11 @@ import numpy as np
 import torch
 
 from benchmarks.speed.cases import Case
-from credit_torch_bridge.compare.credit_side import build_credit
+from credit_torch_bridge.compare.credit_side import (
+    build_credit,
+    call_network,
+    network_of,
+)
 
 Run = Callable[[], object]
 
@@ -37,8 +41,10 @@ class TorchSide:
     ) -> None:
         self.device = device
         self.model = build_credit(case.block, state).to(device)
-        self.call: Any = torch.compile(self.model) if compiled else self.model
-        self.x = torch.from_numpy(case.x).to(device)
+        network = network_of(self.model)
+        self.network: Any = torch.compile(network) if compiled else network
+        arrays = case.inputs.items()
+        self.inputs = {k: torch.from_numpy(array).to(device) for k, array in arrays}
         self.y = torch.from_numpy(case.y).to(device)
         self.dtype = dtype
         self.optimizer = torch.optim.AdamW(
@@ -49,16 +55,17 @@ class TorchSide:
         """One forward pass in evaluation mode."""
         self.model.eval()
         with torch.no_grad(), self._cast():
-            self.call(self.x)
+            call_network(self.network, self.inputs)
         self._finish()
 
     def rollout(self, steps: int) -> None:
         """An autoregressive forecast: predictions replace the first input channels."""
         self.model.eval()
-        x, channels = self.x, min(self.x.shape[1], self.y.shape[1])
+        x = self.inputs["x"]
+        channels = min(x.shape[1], self.y.shape[1])
         with torch.no_grad(), self._cast():
             for _ in range(steps):
-                y = self.call(x).reshape(self.y.shape)[:, :channels, -1:]
+                y = self.network(x).reshape(self.y.shape)[:, :channels, -1:]
                 frame = torch.cat([y.float(), x[:, channels:, -1:]], 1)
                 x = torch.cat([x[:, :, 1:], frame], 2)
         self._finish()
@@ -68,7 +75,7 @@ class TorchSide:
         self.model.train()
         self.optimizer.zero_grad()
         with self._cast():
-            y = self.call(self.x).float().reshape(self.y.shape)
+            y = call_network(self.network, self.inputs).float().reshape(self.y.shape)
             loss = torch.nn.functional.mse_loss(y, self.y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm=1.0)
@@ -96,7 +103,12 @@ class TorchSide:
 
     def bytes_held(self) -> int:
         """Bytes of the model, its gradients, the optimizer's state and the batch."""
-        held = [self.x, self.y, *self.model.parameters(), *self.model.buffers()]
+        held = [
+            *self.inputs.values(),
+            self.y,
+            *self.model.parameters(),
+            *self.model.buffers(),
+        ]
         held += [p.grad for p in self.model.parameters() if p.grad is not None]
         for state in self.optimizer.state.values():
             held += [value for value in state.values() if torch.is_tensor(value)]
@@ -138,7 +150,7 @@ class TorchSide:
         ]
         self.model.eval()
         with torch.no_grad():
-            self.model(self.x)
+            self.model(self.inputs["x"])
         for hook in hooks:
             hook.remove()
         return seen

@@ -177,9 +177,24 @@ def run_credit(
 def _call(model: torch.nn.Module, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
     """The output of CREDIT's network, which may be within a process."""
     tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    if tensors.keys() == {"x"}:
-        return model(tensors["x"])
-    if NOISED not in tensors:
-        return model(**tensors)
-    network: Any = model.model
-    return network(tensors[NOISED], tensors[TIME][:, 0], None, tensors["x"])
+    return call_network(network_of(model), tensors)
+
+
+def network_of(model: Any) -> Any:
+    """A model of CREDIT, or the network of its process."""
+    is_process = type(model).__name__ == "ModifiedGaussianDiffusion"
+    return model.model if is_process else model
+
+
+def call_network(network: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The output of CREDIT's network.
+
+    Args:
+        network: from `network_of`, perhaps compiled.
+        inputs: by name of ours.
+    """
+    if inputs.keys() == {"x"}:
+        return network(inputs["x"])
+    if NOISED not in inputs:
+        return network(**inputs)
+    return network(inputs[NOISED], inputs[TIME][:, 0], None, inputs["x"])

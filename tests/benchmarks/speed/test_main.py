@@ -40,6 +40,21 @@ def test_the_smallest_size_is_timed_on_both_sides(credit, tmp_path):
     assert "| up block 1 |" in text
 
 
+@pytest.mark.parametrize("model", ["wrf", "unet-diffusion"])
+def test_networks_of_several_inputs_are_timed_without_a_rollout(
+    credit, tmp_path, model
+):
+    del credit
+    flags = ["--size", "tiny", "--no-compile", "--rounds", "2", "--model", model]
+    found = main([*flags, "--report", str(tmp_path)])
+    assert "rollout" not in found
+    for job in ("inference", "train_step"):
+        assert found[job]["ratio_eager"] > 0
+        assert "errors" not in found[job]
+    text = (tmp_path / f"speed_{model}_tiny_cpu.md").read_text()
+    assert "The rollout is left out: the model has other inputs" in text
+
+
 def test_memory_and_utilization_of_an_accelerator_are_those_of_the_step(credit):
     del credit
     case = make_case("tiny")
