@@ -94,8 +94,8 @@ class Dispatch:
     ) -> Float[Array, "places out"]:
         """Each place's row times the kernel of its expert; zero at other places.
 
-        `lax.ragged_dot`: grouped on TPU; on GPU and CPU XLA multiplies every row by
-        every kernel.
+        `lax.ragged_dot`: one grouped instruction of XLA on TPU and GPU, for which XLA
+        has a kernel on TPU alone; elsewhere every row is multiplied by every kernel.
         """
         wide = dtype or x.dtype
         y = lax.ragged_dot(x, kernels, self.sizes, preferred_element_type=wide)

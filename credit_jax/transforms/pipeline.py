@@ -335,7 +335,26 @@ class Pipeline:
                 keys = {group.var_key: 0 for own in parts.values() for group in own}
                 lines = each.transform.selection.unmatched(keys)
                 found += [f"{each.path}.args.variables: {line}" for line in lines]
-        return found
+        return found + self._not_normalized(layout)
+
+    def _not_normalized(self, layout: Layout) -> list[str]:
+        """A line on predicted variables that the files of no normalizer have."""
+        preblocks = [own for own in self.transforms if own.phase in PREBLOCKS]
+        if any(isinstance(own.transform, ScalerTransform) for own in preblocks):
+            return []
+        missing, paths = {}, []
+        for each, before in self._with_layouts(layout):
+            if isinstance(each.transform, Normalizer) and each.phase in PREBLOCKS:
+                names = (variable_of(group.var_key) for group in before["target"])
+                own = [name for name in names if name not in each.transform.mean]
+                missing = dict.fromkeys(n for n in own if not paths or n in missing)
+                paths.append(f"{each.path}: {each.transform.paths}")
+        if not missing:
+            return []
+        return [
+            f"{'; '.join(paths)} do not both have {', '.join(missing)}, which "
+            "the model then predicts as read, not normalized, as in CREDIT"
+        ]
 
     def layout(self, layout: Layout) -> Layout:
         """The variables of x and y.

@@ -123,3 +123,20 @@ def test_operations_are_those_of_the_choices() -> None:
     one = 2 * 24 * 8 * 16
     assert count_flops(product, x, kernels) == one
     assert count_flops(jax.grad(product, (0, 1)), x, kernels) == 2 * one
+
+
+def test_the_product_is_one_grouped_instruction_on_accelerators() -> None:
+    """XLA gets the sizes of the groups, forward and backward, where it can use them."""
+    x, kernels = jnp.ones((24, 8)), jnp.ones((3, 8, 16))
+    chosen = jnp.zeros((24, 1), jnp.int32)
+
+    def loss(x: Any, kernels: Any) -> Any:
+        return Dispatch.of(chosen, 3).product(x, kernels).sum()
+
+    traced = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(x, kernels)
+    grouped = {
+        platform: traced.lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("tpu", "cuda", "cpu")
+    }
+    found = {name: text.count('chlo.ragged_dot"') for name, text in grouped.items()}
+    assert found == {"tpu": 3, "cuda": 3, "cpu": 0}

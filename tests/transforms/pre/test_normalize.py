@@ -99,3 +99,16 @@ def test_bad_statistics(files, tmp_path, value, text):
     norm = {"type": "era5_normalizer", "args": {**files, "std_path": path}}
     with pytest.raises(ValueError, match=text):
         preblocks(norm=norm, concat=CONCAT)
+
+
+def test_predicted_variables_that_the_files_lack_are_a_note(files):
+    """CREDIT passes them on without a word; forcing often is not normalized."""
+    norm = {"type": "era5_normalizer", "args": files}
+    target = [group(T, LEVELS), group("S/diagnostic/2d/rain", 1)]
+    layout = {"input": [group("S/dynamic_forcing/2d/tsi", 1)], "target": target}
+    (note,) = preblocks(norm=norm, concat=CONCAT).notes(layout)
+    assert "preblocks.per_step.norm: " in note
+    assert "do not both have rain, which" in note
+    assert (
+        preblocks(norm=norm, concat=CONCAT).notes(layout | {"target": target[:1]}) == []
+    )
