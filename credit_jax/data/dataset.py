@@ -230,10 +230,13 @@ def collate(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _stack(parts: Sequence[Mapping[str, Fields]]) -> dict[str, dict[str, np.ndarray]]:
-    def stack(arrays: list[np.ndarray]) -> np.ndarray:
-        return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
-
     return {
-        source: {key: stack([part[source][key] for part in parts]) for key in fields}
+        source: {
+            key: _stack_arrays([part[source][key] for part in parts]) for key in fields
+        }
         for source, fields in parts[0].items()
     }
+
+
+def _stack_arrays(arrays: list[np.ndarray]) -> np.ndarray:
+    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

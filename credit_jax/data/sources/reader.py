@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import difflib
+import functools
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import xarray as xr
 from jaxtyping import Shaped
 
 from credit_jax.data.calendars import calendar_of, to_labels
+from credit_jax.data.sources.hdf5_array import Hdf5Array, open_hdf5_array
 from credit_jax.data.sources.zarr_array import ZarrArray, open_zarr_array
 from credit_jax.io.open_files import MAX_OPEN, OpenFiles
 from credit_jax.io.retry import is_transient, retried
@@ -39,7 +41,8 @@ class OpenFile:
         calendar: of the times.
         time_coord: name of the time dim.
         latitude, longitude: 1-D coordinate variables, or None.
-        arrays: variables of a local Zarr store that were read; None where xarray reads.
+        arrays: variables of a local store or file that were read; None where xarray
+            reads.
     """
 
     path: str
@@ -49,7 +52,9 @@ class OpenFile:
     time_coord: str
     latitude: xr.DataArray | None
     longitude: xr.DataArray | None
-    arrays: dict[str, ZarrArray | None] = dataclasses.field(default_factory=dict)
+    arrays: dict[str, ZarrArray | Hdf5Array | None] = dataclasses.field(
+        default_factory=dict
+    )
 
     def variable(self, name: str) -> xr.Variable:
         """A variable, or a ValueError with the nearest names that are there."""
@@ -76,13 +81,7 @@ class OpenFile:
             ValueError: if it cannot be decoded.
             OSError: its storage fails again and again.
         """
-        variable = self.variable(name)
-
-        def read() -> np.ndarray:
-            if (array := self._zarr_array(name, variable)) is not None:
-                return array[tuple(chosen.get(d, slice(None)) for d in variable.dims)]
-            return np.asarray(variable.isel(chosen).values)
-
+        read = functools.partial(self._read, name, chosen)
         try:
             return retried(read, f"{self.path}: variable {name!r}")
         except _UNREADABLE as error:
@@ -95,10 +94,16 @@ class OpenFile:
                 "damaged or incomplete: make it again"
             ) from error
 
-    def _zarr_array(self, name: str, variable: xr.Variable) -> ZarrArray | None:
+    def _read(self, name: str, chosen: Mapping[Any, Any]) -> Shaped[np.ndarray, "..."]:
+        variable = self.variable(name)
         if name not in self.arrays:
-            self.arrays[name] = open_zarr_array(self.path, name, variable)
-        return self.arrays[name]
+            self.arrays[name] = open_zarr_array(
+                self.path, name, variable
+            ) or open_hdf5_array(self.path, name, variable)
+        array = self.arrays[name]
+        if array is not None:
+            return array[tuple(chosen.get(d, slice(None)) for d in variable.dims)]
+        return np.asarray(variable.isel(chosen).values)
 
     def time_index(self, label: np.datetime64) -> int:
         """Position of a time, or a ValueError with what the file covers."""

@@ -6,7 +6,6 @@ holds the interpreter's lock between chunks.
 
 import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,8 @@ import tensorstore
 import xarray as xr
 from jaxtyping import Shaped
 
+from credit_jax.data.sources.encoding import is_plain
 from credit_jax.io.buffers import BUFFERS
-
-# Attributes by which xarray decodes values.
-_DECODED = ("scale_factor", "add_offset", "_Unsigned", "missing_value")
 
 
 class ZarrArray:
@@ -57,7 +54,7 @@ def open_zarr_array(store: str, name: str, variable: xr.Variable) -> ZarrArray |
     """
     path = os.path.join(store, name)
     driver = _driver(path)
-    if driver is None or not _is_plain(variable):
+    if driver is None or not is_plain(variable):
         return None
     try:
         return ZarrArray(path, driver)
@@ -74,17 +71,3 @@ def _driver(path: str) -> str | None:
         with open(metadata, encoding="utf-8") as file:
             return "zarr3" if json.load(file).get("node_type") == "array" else None
     return None
-
-
-def _is_plain(variable: xr.Variable) -> bool:
-    """Whether the stored numbers are the values: floats that xarray does not decode."""
-    encoding: Mapping[str, Any] = variable.encoding
-    stored = np.dtype(encoding.get("dtype", variable.dtype))
-    fill = encoding.get("_FillValue")
-    undecoded = fill is None or bool(np.isnan(fill))
-    return (
-        stored == variable.dtype
-        and stored in (np.float32, np.float64)
-        and undecoded
-        and not any(key in encoding for key in _DECODED)
-    )

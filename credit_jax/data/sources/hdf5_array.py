@@ -1,0 +1,84 @@
+"""Variables of local NetCDF-4 files, read by h5py itself: one copy.
+
+h5netcdf looks up the sizes of all dims in the file at each read, which takes several
+times as long as a small field.
+"""
+
+import os
+from typing import Any
+
+import h5py
+import numpy as np
+import xarray as xr
+from jaxtyping import Shaped
+
+from credit_jax.data.sources.encoding import is_plain
+from credit_jax.io.buffers import BUFFERS
+
+
+class Hdf5Array:
+    """A variable of a file; reads are thread-safe: the HDF5 library locks itself.
+
+    Args:
+        dataset: of the file, which stays open.
+    """
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
+        """Values at slices and lists of positions, one for each dim (outer indexing).
+
+        Raises:
+            OSError: a chunk is damaged.
+        """
+        sizes = zip(self._dataset.shape, index, strict=True)
+        positions = [np.arange(size)[own] for size, own in sizes]
+        stored = _readable([np.unique(own) for own in positions])
+        shape = tuple(map(len, stored))
+        out = BUFFERS.empty(shape, self._dataset.dtype)
+        if out.size:
+            self._dataset.read_direct(out, tuple(map(_selection, stored)))
+        for dim, (own, read) in enumerate(zip(positions, stored, strict=True)):
+            if not np.array_equal(own, read):
+                out = np.take(out, np.searchsorted(read, own), dim)
+        return out
+
+
+def open_hdf5_array(file: str, name: str, variable: xr.Variable) -> Hdf5Array | None:
+    """A variable of a file; None where xarray has to read it.
+
+    Args:
+        file: path that was opened.
+        name: of the variable.
+        variable: as xarray has it: values that are decoded are left to it.
+    """
+    if not (os.path.isfile(file) and h5py.is_hdf5(file) and is_plain(variable)):
+        return None
+    found = h5py.File(file, "r").get(name)
+    if not isinstance(found, h5py.Dataset):
+        return None
+    # A variable along an unlimited dim may hold fewer values than the dim is long.
+    same = found.shape == variable.shape and found.dtype == variable.dtype
+    return Hdf5Array(found) if same else None
+
+
+def _readable(positions: list[np.ndarray]) -> list[np.ndarray]:
+    """What is read: h5py takes a list of one dim; others are widened to a range."""
+    lists = [dim for dim, own in enumerate(positions) if not _is_regular(own)]
+    widened = {
+        dim: np.arange(positions[dim][0], positions[dim][-1] + 1) for dim in lists[1:]
+    }
+    return [widened.get(dim, own) for dim, own in enumerate(positions)]
+
+
+def _selection(positions: np.ndarray) -> slice | list[int]:
+    """Increasing positions as h5py takes them, which reads slices much faster."""
+    if not _is_regular(positions):
+        return positions.tolist()
+    step = int(positions[1] - positions[0]) if len(positions) > 1 else 1
+    return slice(int(positions[0]), int(positions[-1]) + 1, step)
+
+
+def _is_regular(positions: np.ndarray) -> bool:
+    return len(np.unique(np.diff(positions))) <= 1
