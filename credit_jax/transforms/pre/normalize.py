@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,14 @@ class Normalizer:
         """Normalize all fields of the input and the target."""
         new = dict(tree)
         for part in ("input", "target"):
-
-            def change(key: str, x: Any, part: str = part) -> Any:
-                return self.normalize(key, x, place_of(tree, part, key, x.shape))
-
+            change = partial(self._normalize_in_place, tree, part)
             new = map_fields(new, change, (part,))
         return new
+
+    def _normalize_in_place(
+        self, tree: FieldTree, part: str, key: str, array: Any
+    ) -> Any:
+        return self.normalize(key, array, place_of(tree, part, key, array.shape))
 
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
