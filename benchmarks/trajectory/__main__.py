@@ -164,7 +164,9 @@ def _publish(results: list[Any], options: Any) -> None:
         "channels of this tiny model's position bias is nearly singular; the losses "
         "do not see them. The bias of surface pressure is a small difference of "
         "values near 96,000 Pa: 1e-5 of its error is 2e-7 of these, the last bit of "
-        f"float32. Bounds: {bounds}."
+        "float32, which CREDIT's mass fixer is off by in its global sums: 1.2e-5 from "
+        "itself in float64 (credit_jax: 3.5e-6; tests/physics/test_rounding.py). "
+        f"Bounds: {bounds}."
     )
     config = {"cases": options.cases, "meshes": options.meshes, "base": base_config()}
     table = Table("training beside CREDIT", ["case", "mesh", *_COLUMNS.values()], rows)
