@@ -11,20 +11,24 @@ import h5py
 import numpy as np
 import xarray as xr
 from jaxtyping import Shaped
+from xarray.backends import CachingFileManager
+from xarray.backends.locks import HDF5_LOCK
 
 from credit_jax.data.sources.encoding import is_plain
 from credit_jax.io.buffers import BUFFERS
 
 
 class Hdf5Array:
-    """A variable of a file; reads are thread-safe: the HDF5 library locks itself.
+    """A variable of a file; reads are thread-safe.
 
     Args:
-        dataset: of the file, which stays open.
+        file: opens the file again where xarray has closed it, which keeps 128 open.
+        name: of the variable.
     """
 
-    def __init__(self, dataset: h5py.Dataset) -> None:
-        self._dataset = dataset
+    def __init__(self, file: CachingFileManager, name: str) -> None:
+        self._file = file
+        self._name = name
 
     def __getitem__(self, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
         """Values at slices and lists of positions, one for each dim (outer indexing).
@@ -32,35 +36,47 @@ class Hdf5Array:
         Raises:
             OSError: a chunk is damaged.
         """
-        sizes = zip(self._dataset.shape, index, strict=True)
-        positions = [np.arange(size)[own] for size, own in sizes]
-        stored = _readable([np.unique(own) for own in positions])
-        shape = tuple(map(len, stored))
-        out = BUFFERS.empty(shape, self._dataset.dtype)
-        if out.size:
-            self._dataset.read_direct(out, tuple(map(_selection, stored)))
-        for dim, (own, read) in enumerate(zip(positions, stored, strict=True)):
-            if not np.array_equal(own, read):
-                out = np.take(out, np.searchsorted(read, own), dim)
-        return out
+        # Any read through xarray may close a file; it holds this lock, too.
+        with HDF5_LOCK:
+            dataset = self._file.acquire(needs_lock=False)[self._name]
+            return _read(dataset, index)
 
 
-def open_hdf5_array(file: str, name: str, variable: xr.Variable) -> Hdf5Array | None:
+def _read(dataset: h5py.Dataset, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
+    sizes = zip(dataset.shape, index, strict=True)
+    positions = [np.arange(size)[own] for size, own in sizes]
+    stored = _readable([np.unique(own) for own in positions])
+    shape = tuple(map(len, stored))
+    out = BUFFERS.empty(shape, dataset.dtype)
+    if out.size:
+        dataset.read_direct(out, tuple(map(_selection, stored)))
+    for dim, (own, read) in enumerate(zip(positions, stored, strict=True)):
+        if not np.array_equal(own, read):
+            out = np.take(out, np.searchsorted(read, own), dim)
+    return out
+
+
+def open_hdf5_array(
+    file: str, name: str, variable: xr.Variable, owner: object
+) -> Hdf5Array | None:
     """A variable of a file; None where xarray has to read it.
 
     Args:
         file: path that was opened.
         name: of the variable.
         variable: as xarray has it: values that are decoded are left to it.
+        owner: lives as long as the array; the arrays of one share an open file.
     """
     if not (os.path.isfile(file) and h5py.is_hdf5(file) and is_plain(variable)):
         return None
-    found = h5py.File(file, "r").get(name)
-    if not isinstance(found, h5py.Dataset):
-        return None
-    # A variable along an unlimited dim may hold fewer values than the dim is long.
-    same = found.shape == variable.shape and found.dtype == variable.dtype
-    return Hdf5Array(found) if same else None
+    manager = CachingFileManager(h5py.File, file, mode="r", manager_id=id(owner))
+    with HDF5_LOCK:
+        found = manager.acquire(needs_lock=False).get(name)
+        if not isinstance(found, h5py.Dataset):
+            return None
+        # A variable along an unlimited dim may hold fewer values than that is long.
+        same = found.shape == variable.shape and found.dtype == variable.dtype
+    return Hdf5Array(manager, name) if same else None
 
 
 def _readable(positions: list[np.ndarray]) -> list[np.ndarray]:

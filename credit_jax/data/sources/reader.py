@@ -99,7 +99,7 @@ class OpenFile:
         if name not in self.arrays:
             self.arrays[name] = open_zarr_array(
                 self.path, name, variable
-            ) or open_hdf5_array(self.path, name, variable)
+            ) or open_hdf5_array(self.path, name, variable, self.arrays)
         array = self.arrays[name]
         if array is not None:
             return array[tuple(chosen.get(d, slice(None)) for d in variable.dims)]

@@ -3,6 +3,7 @@
 import h5py
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit_jax.data.sources.hdf5_array import open_hdf5_array
 from credit_jax.data.sources.reader import Reader
@@ -30,7 +31,7 @@ def test_values_are_those_of_xarray(tmp_path, index):
     path, dataset = stored(tmp_path, encoding=encoding)
     for name in ("T", "SP"):
         variable = dataset[name].variable
-        array = open_hdf5_array(path, name, variable)
+        array = open_hdf5_array(path, name, variable, dataset)
         assert array is not None, name
         chosen = {d: own for d, own in INDICES[index].items() if d in variable.dims}
         found = array[tuple(chosen.get(dim, slice(None)) for dim in variable.dims)]
@@ -44,8 +45,10 @@ def test_values_that_are_decoded_are_left_to_xarray(tmp_path):
     encoding = {"SP": {"_FillValue": 1e20}, "T": packed}
     path, dataset = stored(tmp_path, encoding=encoding)
     for name in ("T", "SP", "time"):
-        assert open_hdf5_array(path, name, dataset[name].variable) is None, name
-    assert open_hdf5_array(path, "U", dataset["U"].variable) is not None
+        assert open_hdf5_array(path, name, dataset[name].variable, dataset) is None, (
+            name
+        )
+    assert open_hdf5_array(path, "U", dataset["U"].variable, dataset) is not None
 
 
 def test_a_variable_shorter_than_its_unlimited_dim_is_left_to_xarray(tmp_path):
@@ -54,8 +57,8 @@ def test_a_variable_shorter_than_its_unlimited_dim_is_left_to_xarray(tmp_path):
     with h5py.File(path, "a") as file:
         file["SP"].resize(len(file["time"]) - 1, 0)
     dataset = OpenFiles().dataset(path)
-    assert open_hdf5_array(path, "SP", dataset["SP"].variable) is None
-    assert open_hdf5_array(path, "T", dataset["T"].variable) is not None
+    assert open_hdf5_array(path, "SP", dataset["SP"].variable, dataset) is None
+    assert open_hdf5_array(path, "T", dataset["T"].variable, dataset) is not None
     last = dataset["SP"].isel(time=-1).values
     assert np.isnan(last).all() or (last == last.flat[0]).all(), "padding"
 
@@ -66,3 +69,14 @@ def test_a_reader_takes_h5py_for_netcdf(tmp_path):
     found = opened.values("T", {"time": slice(0, 1)}, 0)
     assert found.tobytes() == dataset["T"][:1].values.tobytes()
     assert opened.arrays["T"] is not None, "xarray read it"
+
+
+def test_files_that_xarray_has_closed_are_opened_again(tmp_path):
+    path, dataset = stored(tmp_path)
+    with xr.set_options(file_cache_maxsize=1):
+        array = open_hdf5_array(path, "SP", dataset["SP"].variable, dataset)
+        other = tmp_path / "other.nc"
+        make_fields().to_netcdf(other, engine="h5netcdf")
+        OpenFiles().dataset(other)["T"].load()
+        found = array[:, :, :]
+    assert found.tobytes() == dataset["SP"].values.tobytes()
