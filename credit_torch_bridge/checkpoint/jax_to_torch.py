@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from credit_jax.state_dict.convert import idle_keys
-from credit_jax.state_dict.key_plan import Allocate
+from credit_jax.state_dict.key_plan import Allocate, Arrays
 from credit_jax.training.schedules import kind_of
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint
 from credit_torch_bridge.checkpoint.optimizer import write_moments
@@ -67,14 +67,29 @@ def to_torch_files(
         content |= _state(run_config, checkpoint, batches_per_epoch, allocate)
     files = {CHECKPOINT: content}
     if checkpoint.ema is not None:
-        shadow = plan.parameters.write(checkpoint.ema, {}, allocate)
+        averaged = plan.parameters.write(checkpoint.ema, {}, allocate)
         average = {
-            "shadow": _tensors(shadow),
+            "shadow": _tensors(_shadow(averaged, state)),
             "decay": run_config.trainer.ema_decay,
             "step": checkpoint.update_step,
         }
         files[AVERAGE] = {"epoch": epoch, "model_state_dict": average}
     return files
+
+
+def _shadow(averaged: Arrays, state: Arrays) -> Arrays:
+    """The average of every key of a state dict that CREDIT averages, in its order.
+
+    Those are all but the vectors of spectral norm. Of what is no parameter (running
+    statistics, tables of a process) the values themselves are taken, in float32.
+    """
+    stems = [key.removesuffix("orig") for key in state if key.endswith("_orig")]
+    vectors = {f"{stem}{end}" for stem in stems for end in "uv"}
+    return {
+        key: averaged[key] if key in averaged else array.astype(np.float32)
+        for key, array in state.items()
+        if key not in vectors
+    }
 
 
 def _tensors(state: Mapping[str, np.ndarray]) -> OrderedDict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from tests.models.crossformer.cases import (
 )
 from tests.models.debugger.cases import DEBUGGER
 from tests.models.graph.edges import write_edges
+from tests.models.unet.cases import CASES as UNET_CASES
 from tests.models.unet.cases import DIFFUSION_CASES as UNET_DIFFUSION_CASES
 from tests.support.credit_modules import credit_attribute
 
@@ -123,6 +124,42 @@ def assert_both_ways(
     for key, entry in states[1].items():
         for moment in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(states[0][key][moment], entry[moment]), key
+
+
+AVERAGED = {
+    "statistics": {**UNET_CASES["tendency"], "rk4_integration": False},
+    "tables of a process": UNET_DIFFUSION_CASES["padded"],
+}
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_an_average_has_every_key_that_credit_averages(
+    credit: Any, bridge: Any, tmp_path: Path, name: str
+) -> None:
+    """Running statistics and tables too, which the next run of CREDIT averages on."""
+    block, folder = AVERAGED[name], tmp_path / "run"
+    write_run(credit, block, folder)
+    tracker = credit_attribute("trainers.base_trainer", "EMATracker")
+    average = tracker(credit.build_credit(block, seed=3), 0.9)
+    content = {"epoch": 0, "model_state_dict": average.state_dict()}
+    torch.save(content, folder / "checkpoint_ema.pt")
+    config = yaml.safe_load((folder / "model.yml").read_text())
+    config["trainer"] |= {"use_ema": True, "ema_decay": 0.9}
+    (folder / "model.yml").write_text(yaml.safe_dump(config))
+    given = "--checkpoint", folder, "--out", tmp_path / "jax"
+    code, text = bridge("convert", "--to", "jax", *given)
+    assert code == 0, text
+    given = "--checkpoint", tmp_path / "jax", "--out", tmp_path / "back"
+    code, text = bridge("convert", "--to", "torch", *given)
+    assert code == 0, text
+    path = tmp_path / "back" / "checkpoint_ema.pt"
+    ours = torch.load(path, weights_only=True)["model_state_dict"]["shadow"]
+    assert list(ours) == list(average.shadow)
+    named = dict(credit.build_credit(block).named_parameters())
+    assert_same(
+        {key: ours[key] for key in named}, {key: average.shadow[key] for key in named}
+    )
+    assert all(ours[key].dtype == torch.float32 for key in ours)
 
 
 def test_predictions_of_a_model_with_noise(

@@ -7,9 +7,11 @@ import pytest
 import torch
 import yaml
 
+from credit_jax.models.registry import build
 from credit_torch_bridge import compare_with_credit
 from credit_torch_bridge.__main__ import main
 from credit_torch_bridge.compare import comparison
+from credit_torch_bridge.compare.jax_side import noise_of
 from tests.models.crossformer.cases import CASES, DOWNSCALING_CASES, ENSEMBLE_CASES
 
 
@@ -94,6 +96,14 @@ def test_blocks_of_equal_sides_are_compared_in_their_own_order():
     assert comparison._block_error(field, field[:, :, None]) == 0.0
     assert comparison._block_error(field, field + 1.0) > 0.1
     assert comparison._block_error(field, field[:, :2]) == float("inf")
+
+
+def test_noise_of_a_model_with_batch_norms():
+    """Its call sites are found without weights."""
+    block = {**ENSEMBLE_CASES["frozen"], "attention_type": "coordinate"}
+    model_def = build(block)
+    with pytest.raises(ValueError, match="1 times, credit_jax 12 times"):
+        noise_of(model_def, [np.zeros((1, 6))])
 
 
 @pytest.mark.slow
