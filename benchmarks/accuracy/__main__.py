@@ -37,12 +37,13 @@ from benchmarks.accuracy.credit_run import (
 )
 from benchmarks.accuracy.errors import TOLERANCES, errors_of
 from benchmarks.accuracy.mesh_run import MeshRun, run_mesh
+from benchmarks.accuracy.network_run import network_run
 from benchmarks.accuracy.plot import plot
 from benchmarks.accuracy.report import Line, rich_table, sections
 from benchmarks.meshes import num_devices
 from benchmarks.recipe import recipe
 from benchmarks.report import add_out_option, write_report
-from benchmarks.small_models import placed
+from benchmarks.small_models import SEVERAL, placed
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.precision import default_mp_policy
@@ -116,13 +117,17 @@ def _run_model(
         ThreadPoolExecutor(1) as beside,
     ):
         folder = Path(scratch)
-        latitude = write_data(folder, ROWS[model], waves=True)
-        config = placed(config, folder)
         console.print(f"{model}: CREDIT on one process ...")
-        serial = _serial(config, folder, options)
-        own = beside.submit(
-            lambda: list(_credit_lines(options, model, config, folder, serial))
-        )
+        if model in SEVERAL:
+            latitude = np.linspace(90, -90, ROWS[model])
+            serial = network_run(config, rollout=options.rollout)
+            lines = _network_lines
+        else:
+            latitude = write_data(folder, ROWS[model], waves=True)
+            config = placed(config, folder)
+            serial = _serial(config, folder, options)
+            lines = _credit_lines
+        own = beside.submit(lambda: list(lines(options, model, config, folder, serial)))
         model_def = build(config["model"])
         case = credit_case(
             model_def,
@@ -131,6 +136,7 @@ def _run_model(
             serial.y,
             latitude,
             trained=serial.final,
+            further=serial.further,
         )
         ours = list(_our_lines(options, model, config, case, serial, console))
         console.print(f"{model}: waiting for CREDIT's other runs ...")
@@ -164,6 +170,22 @@ def _credit_lines(
             base = _serial(job, even, options)
             run = _credit(job, even, way, options)
             yield _credit_line(model, f"{name}, {rows - 1} rows", run, base)
+
+
+def _network_lines(
+    options: Any, model: str, config: dict[str, Any], folder: Path, serial: CreditRun
+) -> Iterator[Line]:
+    """Differences from itself of a network that CREDIT's trainer cannot run."""
+    del folder
+    named = {k: way for k, way in OWN_WAYS.items() if way.num_processes == 1}
+    ways = [(k, way, "float32") for k, way in named.items() if options.own]
+    if options.bfloat16:
+        ways.insert(0, (CREDIT_BFLOAT16, CreditWay(bfloat16=True), "bfloat16"))
+    for name, way, dtype in ways:
+        run = network_run(
+            config, way, rollout=options.rollout, rollout_from=serial.final
+        )
+        yield _credit_line(model, name, run, serial, dtype)
 
 
 def _credit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import yaml
 
-from benchmarks.small_models import SECTIONS, SMALL_ROWS
+from benchmarks.small_models import SECTIONS, SEVERAL, SMALL_ROWS
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.state_dict.convert import from_state_dict
@@ -41,6 +41,10 @@ ROWS: Mapping[str, int] = {
         name: section.get("image_height", SMALL_ROWS)
         for name, section in SECTIONS.items()
     },
+    **{
+        name: section.get("param_interior", section)["image_height"]
+        for name, section in SEVERAL.items()
+    },
 }
 
 
@@ -55,6 +59,7 @@ class Case:
         y: (step, batch, channel, time, lat, lon).
         latitude: (lat,) degrees, for the weights of the loss.
         trained: parameters and model state to roll out from; None for no rollout.
+        further: inputs of the model beside x by name, (step, batch, ...) each.
     """
 
     params: Mapping[str, Any]
@@ -63,6 +68,12 @@ class Case:
     y: np.ndarray
     latitude: np.ndarray
     trained: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    further: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def inputs(self, step: int) -> dict[str, np.ndarray]:
+        """All inputs of the model in a step, by name."""
+        own = {name: array[step] for name, array in self.further.items()}
+        return {"x": self.x[step], **own}
 
 
 def case_config(
@@ -90,7 +101,10 @@ def case_config(
         ValueError: there are too many rows to pad, or the steps are not whole epochs.
     """
     raw = yaml.safe_load(GEN2_CONFIG.read_text())
-    if model in SECTIONS:
+    if model in SEVERAL:
+        raw["model"] = {"type": model, **copy.deepcopy(dict(SEVERAL[model]))}
+        raw["loss"]["use_latitude_weights"] = False
+    elif model in SECTIONS:
         raw["model"] = {"type": model, **copy.deepcopy(dict(SECTIONS[model]))}
         # CREDIT's weighted loss takes `frames` for missing `levels`.
         raw["loss"]["use_latitude_weights"] = "levels" in raw["model"]
@@ -168,6 +182,7 @@ def credit_case(
     latitude: np.ndarray,
     *,
     trained: Mapping[str, np.ndarray] | None = None,
+    further: Mapping[str, np.ndarray] | None = None,
 ) -> Case:
     """The weights and batches of a run of CREDIT.
 
@@ -177,7 +192,8 @@ def credit_case(
         x, y: the batches that it trained on.
         latitude: in degrees.
         trained: CREDIT's state dict after the last step, to roll out from.
+        further: the inputs beside x.
     """
     params, model_state = from_state_dict(model_def, state_dict)
     after = None if trained is None else from_state_dict(model_def, trained)
-    return Case(params, model_state, x, y, latitude, after)
+    return Case(params, model_state, x, y, latitude, after, further or {})

@@ -72,7 +72,7 @@ def _watch(module: Any, options: Any, rank: int) -> None:
     def train_one_epoch(self: Any, *arguments: Any) -> Any:
         watched[:] = [self]
         if "weights" not in _RECORD:
-            _add_noise(self._raw_model)
+            add_noise(self._raw_model)
             _RECORD["weights"].append(_norm(self._raw_model))
             _save(folder / "initial.npz", _state(self._raw_model), rank)
             if self.conf["model"]["type"] in WIDE:
@@ -161,7 +161,8 @@ def _roll_out(trainer: Any, forward: Any, options: Any) -> np.ndarray:
     return roll_out(predict, _RECORD["x"][0], options.rollout)
 
 
-def _add_noise(model: torch.nn.Module) -> None:
+def add_noise(model: torch.nn.Module) -> None:
+    """Moves every parameter off its initial value."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class CreditRun:
         initial: state dict before the first step.
         final: state dict after the last step.
         weights: norm of all parameters before the first step.
+        further: inputs of the model beside x by name, (step, batch, ...) each.
     """
 
     x: np.ndarray
@@ -54,6 +55,7 @@ class CreditRun:
     initial: dict[str, np.ndarray]
     final: dict[str, np.ndarray]
     weights: float
+    further: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -54,14 +54,14 @@ class Errors:
     rollout: list[float]
 
     def worst(self) -> dict[str, float]:
-        """The largest error of each kind that has a tolerance."""
-        return {
+        """The largest error of each kind that has a tolerance; perhaps no rollout."""
+        found = {
             "forward": self.forward,
             "gradient": self.gradient,
             "array": max(self.arrays.values()),
             "loss": max(self.loss),
-            "rollout": max(self.rollout),
         }
+        return found | ({"rollout": max(self.rollout)} if self.rollout else {})
 
     def above(self) -> dict[str, float]:
         """The errors above the tolerance of float32, NaN included."""

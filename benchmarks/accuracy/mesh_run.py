@@ -18,12 +18,15 @@ import optax
 from benchmarks.accuracy.case import Case
 from benchmarks.accuracy.rollout import roll_out
 from benchmarks.meshes import build_mesh
+from benchmarks.networks import network_of
 from benchmarks.small_models import NOISY, WIDE
 from credit_jax.config import Config, build_config
 from credit_jax.inference import Forecaster
 from credit_jax.losses import build_loss
+from credit_jax.models.diffusion.process import NOISED
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
+from credit_jax.models.registry import build
 from credit_jax.nn import noise
 from credit_jax.nn.model_state import ModelState
 from credit_jax.nn.noise import Noise
@@ -113,7 +116,8 @@ def _run(
     begin = time.monotonic()
     job = _job(config)
     trainer, mesh = job.trainer, build_mesh(name)
-    model = build_parallel_model(job.model, mesh, mp_policy=precision)
+    model_def = network_of(build(job.model))
+    model = build_parallel_model(model_def, mesh, mp_policy=precision)
     optimizer = build_optimizer(trainer)
     loss = build_loss(job.loss, latitude=case.latitude)
     schedule = build_schedule(trainer, batches_per_epoch=trainer.batches_per_epoch)
@@ -121,20 +125,23 @@ def _run(
     step = compile_program(train, mesh, donate_argnums=0)
     state = _first_state(model, optimizer, case)
     losses, norms, prediction, gradients = [], [], np.zeros(()), {}
-    for index, (x, y) in enumerate(zip(case.x, case.y, strict=True)):
-        state, info = step(state, place_batch({"x": x[None], "y": y[None]}, mesh))
+    for index in range(len(case.y)):
+        inputs, y = case.inputs(index), case.y[index]
+        batch = {name: array[None] for name, array in {**inputs, "y": y}.items()}
+        state, info = step(state, place_batch(batch, mesh))
         losses.append(float(info["loss"][0]))
         norms.append(float(info["grad_norm"]))
         if index == 0:
             # The rate was 0: weights as given, vectors after one power iteration.
             if _is_as_in_evaluation(model):
                 weights = state.params, state.model_state
-                prediction = _predict(Forecaster(model, *weights), x)[:, :, 0]
+                prediction = _predict(Forecaster(model, *weights), inputs)[:, :, 0]
             else:
                 start = _first_state(model, optimizer, case)
-                prediction = _training_forward(model, start, {"x": x})[:, :, 0]
+                prediction = _training_forward(model, start, inputs)[:, :, 0]
             gradients = _first_gradients(model, state, norms[0], trainer.clip_norm)
-    states = _roll_out(model, case, rollout) if rollout else np.zeros(0)
+    rolls_out = rollout and NOISED not in case.further
+    states = _roll_out(model, case, rollout) if rolls_out else np.zeros(0)
     return MeshRun(
         loss=np.asarray(losses),
         gradient_norm=np.asarray(norms),
@@ -190,10 +197,10 @@ def _training_forward(
     return np.asarray(y)[..., : model.model_def.image_height, :]
 
 
-def _predict(forecaster: Forecaster, x: np.ndarray) -> np.ndarray:
+def _predict(forecaster: Forecaster, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """A prediction in its own dtype, where the forecaster gives float32."""
-    y = forecaster.step(forecaster.place(x), _noise(forecaster.model))
-    return np.asarray(y)[..., : x.shape[-2], :]
+    y = forecaster.step(forecaster.place(inputs), _noise(forecaster.model))
+    return np.asarray(y)[..., : forecaster.model.model_def.image_height, :]
 
 
 def _noise(model: ParallelModel) -> Noise | None:
@@ -223,7 +230,12 @@ def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
     """The rollout of the first batch, see `benchmarks.accuracy.rollout`."""
     assert case.trained is not None, "a case without weights to roll out from"
     forecaster = Forecaster(model, *place_weights(model, *case.trained))
-    return roll_out(lambda x: _predict(forecaster, x)[:, :, 0], case.x[0], num_steps)
+    held = case.inputs(0)
+
+    def predict(x: np.ndarray) -> np.ndarray:
+        return _predict(forecaster, {**held, "x": x})[:, :, 0]
+
+    return roll_out(predict, case.x[0], num_steps)
 
 
 def _job(config: Mapping[str, Any]) -> Config:

@@ -10,6 +10,22 @@ TOLERANCES = {"forward": 1e-5, "gradient": 1e-4, "loss": 1e-3, "rollout": 1e-4}
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("model", ["wrf", "unet-diffusion"])
+def test_networks_that_credits_trainer_cannot_run(credit, tmp_path, model):
+    """The network of a process has no rollout."""
+    from benchmarks.accuracy.__main__ import main
+
+    arguments = ["--models", model, "--meshes", "domain2", "--steps", "2"]
+    arguments += ["--rollout", "2", "--no-own", "--no-bfloat16"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    (run,) = json.loads((tmp_path / "accuracy.json").read_text())["runs"]
+    print("errors:", run["worst"])
+    kinds = {"forward", "gradient", "array", "loss"}
+    assert run["worst"].keys() == kinds | ({"rollout"} if model == "wrf" else set())
+    assert len(run["loss"]) == 2
+
+
+@pytest.mark.reference
 def test_float32_on_uneven_rows_is_within_tolerance_of_credit(credit, tmp_path):
     from benchmarks.accuracy.__main__ import main
 
