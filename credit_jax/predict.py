@@ -10,6 +10,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import jax
 import numpy as np
@@ -42,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", "-c", required=True, help="the YAML file; its model section counts")
     add("--checkpoint", required=True, metavar="DIR", help="folder of the run")
-    add("--input", required=True, metavar="NPY", help=f"x {INPUT}, float32")
+    add(
+        "--input",
+        required=True,
+        metavar="NPY",
+        help=f"x {INPUT}, float32; an .npz of all inputs by name, if there are several",
+    )
     add("--output", required=True, metavar="NPY", help=f"y {INPUT}, float32")
     add_mesh_options(parser)
     add_verify_option(parser)
@@ -66,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         section, parallelism, num_devices=len(devices), where="--parallelism"
     )
     model = plan.build(devices, mp_policy=default_mp_policy(args.precision))
-    x = read_input(args.input, model.model_def)
+    inputs = read_inputs(args.input, model.model_def)
     store, newest = open_run(args.checkpoint, verify=args.verify)
     step = newest if args.step is None else args.step
     weights = RunStore(store, model.model_def.param_specs).restore_model(
@@ -74,38 +81,53 @@ def run(args: argparse.Namespace) -> int:
     )
     draws = model.model_def.draws_noise
     noise = Noise(jax.random.key(args.seed)) if draws else None
-    y = Forecaster(model, *weights)(x, noise)
+    y = Forecaster(model, *weights)(inputs, noise)
     write_output(output, y)
-    print(f"{args.input} {x.shape} -> {args.output} {y.shape}, checkpoint {step}")
+    shape = inputs["x"].shape
+    print(f"{args.input} {shape} -> {args.output} {y.shape}, checkpoint {step}")
     return OK
 
 
-def read_input(path: str, model_def: ModelDef) -> np.ndarray:
-    """The model's input from a .npy file.
+def read_inputs(path: str, model_def: ModelDef) -> dict[str, np.ndarray]:
+    """The model's inputs by name: x of a .npy file, or those of an .npz file.
 
     Raises:
-        ValueError: it is no array of numbers that the model takes.
+        ValueError: it does not hold arrays of numbers that the model takes.
     """
     try:
-        x = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        read: Any = np.load(path, allow_pickle=False)
+        found = {"x": read} if isinstance(read, np.ndarray) else dict(read)
+    except (ValueError, EOFError, BadZipFile) as error:
         raise ValueError(
-            f"--input: {path} is no .npy file of numbers: {error}"
+            f"--input: {path} is no .npy or .npz file of numbers: {error}"
         ) from None
-    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+    specs = model_def.inputs
+    if found.keys() != specs.keys():
         raise ValueError(
-            f"--input: {path} holds {getattr(x, 'dtype', 'several arrays')}, expected "
-            "one array of float32"
+            f"--input: {path} holds {', '.join(found) or 'no arrays'}, expected "
+            f"{', '.join(specs)}, the inputs of {model_def.config.type}"
         )
-    grid = model_def.image_height, model_def.image_width
-    shape = (model_def.input_channels, model_def.frames, *grid)
-    if x.ndim != 5 or x.shape[1:] != shape or not len(x):
+    inputs = {k: _checked(x, specs[k].shape(1), k, path) for k, x in found.items()}
+    if len({len(x) for x in inputs.values()}) > 1:
+        counts = ", ".join(f"{k} {len(x)}" for k, x in inputs.items())
+        raise ValueError(f"--input: {path} has other numbers of samples: {counts}")
+    return inputs
+
+
+def _checked(x: np.ndarray, shape: tuple[int, ...], name: str, path: str) -> np.ndarray:
+    """An input as float32, of any number of samples."""
+    if x.dtype.kind != "f":
         raise ValueError(
-            f"--input: {path} has shape {x.shape}, expected {INPUT} = "
-            f"(1 or more, {', '.join(map(str, shape))})"
+            f"--input: {path}: {name} holds {x.dtype}, expected an array of float32"
+        )
+    if x.shape[1:] != shape[1:] or not x.size:
+        dims = INPUT if len(shape) == 5 else "(batch, size)"
+        raise ValueError(
+            f"--input: {path}: {name} has shape {x.shape}, expected {dims} = "
+            f"(1 or more, {', '.join(map(str, shape[1:]))})"
         )
     if not np.isfinite(x).all():
-        raise ValueError(f"--input: {path} has values that are not finite")
+        raise ValueError(f"--input: {path}: {name} has values that are not finite")
     return np.asarray(x, np.float32)
 
 

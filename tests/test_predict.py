@@ -127,9 +127,13 @@ def _save(path, array, **keywords):
         (lambda d, x: _save(d / "a.npy", x * np.nan), "not finite"),
         (
             lambda d, x: _save(d / "a.npy", np.asarray([{}]), allow_pickle=True),
-            "is no .npy file of numbers",
+            "is no .npy or .npz file of numbers",
         ),
-        (lambda d, x: {"input": __file__}, "is no .npy file of numbers"),
+        (
+            lambda d, x: np.savez(d / "a.npz", y=x) or {"input": d / "a.npz"},
+            "holds y, expected x, the inputs of",
+        ),
+        (lambda d, x: {"input": __file__}, "is no .npy or .npz file of numbers"),
     ],
 )
 def test_mistakes(run, x, tmp_path, capsys, change, words):

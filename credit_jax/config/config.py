@@ -13,6 +13,7 @@ from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.loss import LossConfig
 from credit_jax.config.messages import got
 from credit_jax.config.metrics import MetricsConfig
+from credit_jax.config.sources import MAIN_INPUT
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 
@@ -147,6 +148,8 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
         where = f"{path}.source.{name}"
         for key in ("history_len", "forecast_len"):
             own, common = getattr(source, key), getattr(data, key)
+            if key == "history_len" and source.input != MAIN_INPUT:
+                continue
             if own not in (None, common):
                 problems.append(
                     f"{where}.{key}: {own} differs from {path}.{key} {common}; all "

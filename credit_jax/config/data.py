@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from credit_jax.config.dates import Calendar, Dates, Timestep
 from credit_jax.config.fields import NEVER_READ
-from credit_jax.config.sources import SourceConfig, parse_source
+from credit_jax.config.sources import MAIN_INPUT, SourceConfig, parse_source
 
 DateRange = tuple[str, str]
 
@@ -17,6 +17,9 @@ MAX_TIMES = 10_000
 # A section whose class is that of its `dataset_type`.
 AnySource = Annotated[SourceConfig, BeforeValidator(parse_source)]
 
+
+# Which times a vector of the model's input encodes, besides those of sources by name.
+INPUT_TIMES, TARGET_TIME = "input", "target"
 
 # Steps of a forecast whose loss counts, from 1.
 BackpropSteps = tuple[Annotated[int, Field(ge=1)], ...]
@@ -69,6 +72,10 @@ class DataConfig(_Window):
             with an error that names file, variable and time; "skip" takes the next good
             sample in time instead, reports it, and counts it in the log. CREDIT has no
             such key and ignores it.
+        time_encoding: inputs of the model that are vectors -> the times that they
+            encode: "input" are those of x, "target" that of y, and the name of a source
+            with an `input` of its own those at which it is read. CREDIT has no such
+            key.
     """
 
     source: dict[str, AnySource] = Field(min_length=1)
@@ -78,6 +85,7 @@ class DataConfig(_Window):
     backprop_on_timestep: BackpropSteps | None = None
     data_clamp: tuple[float, float] | None = None
     on_bad_sample: Literal["raise", "skip"] = "raise"
+    time_encoding: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     @field_validator("data_clamp")
     @classmethod
@@ -99,6 +107,29 @@ class DataConfig(_Window):
                 "no source has prognostic or diagnostic variables: nothing is predicted"
             )
         return self
+
+    @model_validator(mode="after")
+    def _encodes_known_times(self) -> "DataConfig":
+        own = [k for k, source in self.source.items() if source.input != MAIN_INPUT]
+        known = (INPUT_TIMES, TARGET_TIME, *own)
+        for name, times in self.time_encoding.items():
+            lost = [time for time in times if time not in known]
+            if lost or not times:
+                raise ValueError(
+                    f"time_encoding.{name} has {', '.join(lost) or 'no times'}; "
+                    f"expected some of {', '.join(known)}"
+                )
+        return self
+
+    def sources_of(self, name: str = MAIN_INPUT) -> dict[str, SourceConfig]:
+        """The sources of an input of the model, by name."""
+        return {k: own for k, own in self.source.items() if own.input == name}
+
+    @property
+    def further_inputs(self) -> tuple[str, ...]:
+        """Inputs of the model beside x that sources make, in order."""
+        names = dict.fromkeys(own.input for own in self.source.values())
+        return tuple(name for name in names if name != MAIN_INPUT)
 
     @property
     def ranges(self) -> tuple[DateRange, ...]:
@@ -125,6 +156,7 @@ class ValidationDataConfig(_Window):
         "backprop_on_timestep": "validation has no gradient",
         "data_clamp": "that of data holds for validation, too",
         "on_bad_sample": "that of data holds for validation, too",
+        "time_encoding": "that of data holds for validation, too",
     }
 
     def over(self, data: DataConfig) -> DataConfig:

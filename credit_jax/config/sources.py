@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import pandas as pd
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, ValidationError
 
@@ -17,6 +18,9 @@ from credit_jax.config.messages import got
 NETCDF4 = "netcdf4"
 
 Extent = tuple[float, float, float, float]
+
+# The input of the model that the variables of a source make if it names no other one.
+MAIN_INPUT = "x"
 
 
 class SourceConfig(Dates):
@@ -32,7 +36,10 @@ class SourceConfig(Dates):
             "netcdf4", whose C library is not thread-safe.
         calendar: of its times; null takes that of the files.
         temporal_mode: "exact" reads at the very time; "persist" at the last time of
-            this source before it; "cyclic" at that of one year, `cycle_year`.
+            this source before it; "cyclic" at that of one year, `cycle_year`; "next" at
+            the first multiple of its `timestep` after the target.
+        input: the input of the model that its variables make, for models with several;
+            CREDIT has no such key.
         cycle_year: the year that a cyclic source has; null takes that of the file.
         grid_type: "unstructured" has one dim instead of rows and columns.
         start_datetime, end_datetime, date_ranges, timestep: of this source, where they
@@ -47,7 +54,8 @@ class SourceConfig(Dates):
     time_coord: str = "time"
     engine: str | None = None
     calendar: Calendar | None = None
-    temporal_mode: Literal["exact", "persist", "cyclic"] = "exact"
+    temporal_mode: Literal["exact", "persist", "cyclic", "next"] = "exact"
+    input: str = MAIN_INPUT
     cycle_year: int | None = None
     grid_type: Literal["rectilinear", "curvilinear", "unstructured"] | None = None
     timestep: Timestep | None = None
@@ -69,6 +77,33 @@ class SourceConfig(Dates):
     def file_templates(self) -> dict[str, str]:
         """Field type -> template of files that must be there before a run."""
         return {}
+
+    @model_validator(mode="after")
+    def _forces_alone(self) -> "SourceConfig":
+        given = [kind for kind in self.variables.given if kind != "dynamic_forcing"]
+        if self.input != MAIN_INPUT and given:
+            raise ValueError(
+                f"variables.{given[0]}: a source of input {self.input!r} is read at "
+                "every step and never predicted; put its variables into dynamic_forcing"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_next_time(self) -> "SourceConfig":
+        if self.temporal_mode != "next":
+            return self
+        day: Any = pd.Timedelta("1D")
+        if self.timestep is None or day % pd.Timedelta(self.timestep):
+            raise ValueError(
+                f"temporal_mode: next needs a timestep of the source that divides a "
+                f"day, such as 3h; got {self.timestep}"
+            )
+        if self.input == MAIN_INPUT:
+            raise ValueError(
+                "temporal_mode: next is for sources of another input of the model than "
+                f"{MAIN_INPUT}; name it with the key input"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_cycle(self) -> "SourceConfig":

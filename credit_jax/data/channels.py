@@ -14,6 +14,7 @@ import yaml
 
 from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import INPUT_TYPES, OUTPUT_TYPES
+from credit_jax.config.sources import MAIN_INPUT
 from credit_jax.io.atomic import new_file
 from credit_jax.transforms import Layout, Pipeline
 
@@ -89,18 +90,23 @@ class ChannelSchema:
 
     @classmethod
     def from_config(
-        cls, data: DataConfig, num_levels: Mapping[str, int]
+        cls,
+        data: DataConfig,
+        num_levels: Mapping[str, int],
+        input_name: str = MAIN_INPUT,
     ) -> "ChannelSchema":
         """The layout of the samples of a data section.
 
         Args:
             data: the section.
             num_levels: source -> levels of its 3-D variables.
+            input_name: the input of the model, of which sources have one each.
         """
         inputs: list[ChannelGroup] = []
         targets: list[ChannelGroup] = []
-        for name, source in data.source.items():
-            kinds = [(inputs, kind, data.history_len) for kind in INPUT_TYPES]
+        for name, source in data.sources_of(input_name).items():
+            history = source.history_len or data.history_len
+            kinds = [(inputs, kind, history) for kind in INPUT_TYPES]
             kinds += [(targets, kind, 1) for kind in OUTPUT_TYPES]
             for groups, kind, times in kinds:
                 field = getattr(source.variables, kind)

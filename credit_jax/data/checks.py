@@ -1,6 +1,7 @@
 """Checks of the data before anything is compiled: grids, times, variables, values."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -49,15 +50,22 @@ def check_dataset(
     """
     if same_grid:
         check_grid(dataset, grid)
+    checks = [
+        partial(source.check, kind, np.unique(dataset.window(name, kind)))
+        for name, source in dataset.sources.items()
+        for kind in source.config.variables.given
+    ]
+    if dataset.further is not None:
+        starts = [dataset.starts_at(step) for step in range(dataset.num_steps)]
+        checks += [partial(dataset.further.check, np.concatenate(starts))]
     lines = []
-    for name, source in dataset.sources.items():
-        for kind in source.config.variables.given:
-            try:
-                source.check(kind, np.unique(dataset.window(name, kind)))
-            except BadSampleError as error:
-                if not dataset.skips_bad:
-                    raise
-                lines.append(str(error))
+    for check in checks:
+        try:
+            check()
+        except BadSampleError as error:
+            if not dataset.skips_bad:
+                raise
+            lines.append(str(error))
     return lines
 
 

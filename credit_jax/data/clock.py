@@ -34,7 +34,9 @@ class SourceClock:
       it), and the times are that one + k step;
     - "cyclic": the times start + k step, each moved into `cycle_year` and taken back to
       the last time of this source before it; what lies before the first time gets the
-      last one, the year being a circle.
+      last one, the year being a circle;
+    - "next": the times next + k step, k = ..., -1, 0, where next is the first multiple
+      of `step` in a day after the target, `master_step` after start.
 
     Attributes:
         ranges: (first, last) time that may be read, one pair per range of dates.
@@ -42,9 +44,10 @@ class SourceClock:
         history_len: input times of a sample.
         forecast_len: target times of a sample.
         calendar: of the times of the source.
-        mode: "exact", "persist" or "cyclic".
+        mode: "exact", "persist", "cyclic" or "next".
         cycle_year: the year of a cyclic source.
         master: calendar of the starts.
+        master_step: between the starts and their targets; None is `step`.
     """
 
     ranges: tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
@@ -55,6 +58,7 @@ class SourceClock:
     mode: str = "exact"
     cycle_year: int | None = None
     master: str = STANDARD
+    master_step: pd.Timedelta | None = None
 
     def starts(self) -> np.ndarray:
         """Times t, as datetime64[ns], whose whole window lies in a range.
@@ -88,6 +92,10 @@ class SourceClock:
 
     def keep(self, starts: np.ndarray) -> np.ndarray:
         """The starts of the master clock for which this source has fields."""
+        if self.mode == "next":
+            times = self._steps_of(starts)
+            found = [(times >= first) & (times <= last) for first, last in self.ranges]
+            return starts[np.any(found, axis=0).all(axis=-1)]
         own = self.starts()
         if self.mode == "cyclic":
             return starts
@@ -96,9 +104,27 @@ class SourceClock:
         last = shift(own[-1], self.step, self.master).to_datetime64()
         return starts[(starts >= own[0]) & (starts <= last)]
 
+    def _steps_of(self, starts: np.ndarray) -> np.ndarray:
+        """(starts, times) to read in all steps of a forecast."""
+        step = self.master_step or self.step
+        moved = [
+            shift_all(starts, k * step, self.master) for k in range(self.forecast_len)
+        ]
+        return np.concatenate([self.input_times(own) for own in moved], axis=-1)
+
+    def _next(self, starts: np.ndarray) -> np.ndarray:
+        """The first multiple of `step` after the target of each start."""
+        target = shift_all(starts, self.master_step or self.step, self.master)
+        day = target.astype("datetime64[D]").astype("datetime64[ns]")
+        step = self.step.to_timedelta64()
+        passed = np.asarray(day + (target - day) // step * step)
+        return shift_all(passed, self.step, self.master)
+
     def _at(self, starts: np.datetime64 | np.ndarray, steps: range) -> np.ndarray:
         base = np.asarray(starts, dtype="datetime64[ns]")
         calendar = self.master
+        if self.mode == "next":
+            base = self._next(base)
         if self.mode == "persist":
             base, calendar = self._last_before(base), self.calendar
         columns = [shift_all(base, k * self.step, calendar) for k in steps]
@@ -152,6 +178,7 @@ def source_clock(
         forecast_len=key("forecast_len"),
         calendar=calendar,
         mode=source.temporal_mode,
+        master_step=_step(data.timestep),
         cycle_year=_cycle_year(source, coverage) if cyclic else None,
     )
     if source.temporal_mode != "exact" and not clock.starts().size:

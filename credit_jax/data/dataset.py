@@ -13,7 +13,12 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.data.calendars import shift_all
 from credit_jax.data.channels import READ_ORDER, ChannelSchema
-from credit_jax.data.clock import SourceClock, master_clock, source_clock
+from credit_jax.data.clock import SourceClock, master_clock
+from credit_jax.data.further_inputs import (
+    FurtherInputs,
+    clock_of,
+    open_further_inputs,
+)
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Fields, Grid, Source
 from credit_jax.io.open_files import OpenFiles
@@ -42,7 +47,7 @@ class Dataset:
     """The samples of a data section, in order of time; fields are read on access.
 
     Attributes:
-        sources: name -> opened source.
+        sources: name -> opened source, of those that make x and y.
         clocks: name -> dates and steps of that source.
         starts: (samples,) datetime64[ns], the newest input time of each sample.
         schema: the channels that `concat` would make of a sample as it is read.
@@ -51,6 +56,7 @@ class Dataset:
         num_steps: steps of a sample, `forecast_len`.
         skips_bad: whether samples that cannot be used are replaced by others, see
             `DataConfig.on_bad_sample`; who reads does that.
+        further: what models take beside x; None is nothing.
     """
 
     sources: dict[str, Source]
@@ -61,6 +67,7 @@ class Dataset:
     calendar: str
     num_steps: int
     skips_bad: bool = False
+    further: FurtherInputs | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -140,7 +147,8 @@ class Dataset:
 
     def units(self) -> dict[str, tuple[str, str]]:
         """Key -> unit and file of the variables whose files name one."""
-        return {k: own for s in self.sources.values() for k, own in s.units().items()}
+        found = {k: own for s in self.sources.values() for k, own in s.units().items()}
+        return found if self.further is None else found | self.further.units()
 
     @property
     def latitude(self) -> np.ndarray:
@@ -173,28 +181,21 @@ def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Datas
     Raises:
         FileNotFoundError, ValueError: see `open_source` and `master_clock`.
     """
-    sources = {name: open_source(name, data, open_files) for name in data.source}
-    clocks = {
-        name: _clock_of(data, source, f"data.source.{name}")
-        for name, source in sources.items()
-    }
-    starts, calendar = master_clock(data, clocks)
+    sources = {name: open_source(name, data, open_files) for name in data.sources_of()}
+    further = open_further_inputs(data, open_files)
+    clocks = {name: clock_of(data, source) for name, source in sources.items()}
+    others = {} if further is None else further.clocks
+    starts, calendar = master_clock(data, {**clocks, **others})
     clocks = {k: dataclasses.replace(c, master=calendar) for k, c in clocks.items()}
+    if further is not None:
+        further = further.counted_in(calendar)
     num_levels = {name: source.num_levels for name, source in sources.items()}
     schema = ChannelSchema.from_config(data, num_levels)
     timestep: Any = pd.Timedelta(data.timestep)
     skips = data.on_bad_sample == "skip"
-    steps = (timestep, calendar, data.forecast_len, skips)
+    steps = (timestep, calendar, data.forecast_len, skips, further)
     whole = Dataset(sources, clocks, starts, schema, *steps)
     return dataclasses.replace(whole, starts=_available(whole))
-
-
-def _clock_of(data: DataConfig, source: Source, where: str) -> SourceClock:
-    """The clock of a source; errors name the source."""
-    try:
-        return source_clock(data, source.config, source.calendar, source.coverage())
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
 
 
 def _available(dataset: Dataset) -> np.ndarray:
@@ -204,6 +205,9 @@ def _available(dataset: Dataset) -> np.ndarray:
         for kind in source.config.variables.given:
             if kind != "static":
                 keep &= source.available(dataset.window(name, kind)).all(axis=-1)
+    if dataset.further is not None:
+        for step in range(dataset.num_steps):
+            keep &= dataset.further.available(dataset.starts_at(step))
     if not keep.any():
         raise ValueError(
             f"no sample has all its times: the sources {', '.join(dataset.sources)} "

@@ -20,6 +20,7 @@ from credit_jax.data.checks import (
     scale_notes,
 )
 from credit_jax.data.dataset import Dataset, collate, open_dataset
+from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.sampler import Sampler
 from credit_jax.io.buffers import BUFFERS
 from credit_jax.io.open_files import OpenFiles
@@ -58,6 +59,7 @@ class Batch:
             that of the later steps, and "static", what of the input stays, in forecasts
             of several steps.
         replaced: one line for each bad sample that another one stands for.
+        further: inputs of the model beside x, by name, see `further_arrays`.
     """
 
     x: Float[np.ndarray, "b channel time lat lon"]
@@ -66,11 +68,12 @@ class Batch:
     target_times: np.ndarray
     fields: Mapping[str, FieldTree] = dataclasses.field(default_factory=dict)
     replaced: tuple[str, ...] = ()
+    further: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def arrays(self) -> dict[str, Any]:
         """The arrays that are placed on devices."""
-        return {"x": self.x, "y": self.y, **self.fields}
+        return {"x": self.x, "y": self.y, **self.further, **self.fields}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +149,10 @@ class Loader:
     def for_rows(self, rows: slice | None) -> "Loader":
         """The loader of some latitude rows, if preblocks make each row by itself.
 
-        Where one needs the whole grid, all rows are read.
+        Where one needs the whole grid, or inputs have grids of their own, all rows are
+        read.
         """
-        if self.pipeline.needs_grid:
+        if self.pipeline.needs_grid or self.dataset.further is not None:
             return self
         return dataclasses.replace(self, rows=rows)
 
@@ -228,11 +232,15 @@ class Loader:
             np.concatenate([sample[name] for sample in samples])
             for name in ("input_times", "target_times")
         )
-        fields = jax.tree.map(
-            lambda *parts: parts[0] if len(parts) == 1 else np.concatenate(parts),
-            *(sample["fields"] for sample in samples),
+        fields, further = (
+            jax.tree.map(
+                lambda *parts: parts[0] if len(parts) == 1 else np.concatenate(parts),
+                *(sample[name] for sample in samples),
+            )
+            for name in ("fields", "further")
         )
-        return Batch(out.x, out.y, input_times, target_times, fields)
+        times = input_times, target_times
+        return Batch(out.x, out.y, *times, fields, further=further)
 
     def _sample(
         self, index: int, out: "_Arrays", number: int, *, thorough: bool
@@ -259,8 +267,17 @@ class Loader:
         if plateau:
             _check_raw(steps)
         fields = self._named_fields(raw, first, later)
+        further = self._further(index, thorough=thorough)
         known = {"input_times": first["input_times"], "target_times": times}
-        return {**known, "fields": fields}
+        return {**known, "fields": fields, "further": further}
+
+    def _further(self, index: int, *, thorough: bool) -> dict[str, np.ndarray]:
+        """The inputs of the model beside x."""
+        dataset = self.dataset
+        if dataset.further is None:
+            return {}
+        starts = [dataset.starts_at(k)[index] for k in range(dataset.num_steps)]
+        return further_arrays(dataset.further, starts, self.pipeline, thorough=thorough)
 
     def _named_fields(
         self, raw: FieldTree, first: FieldTree, later: Sequence[FieldTree]
@@ -408,6 +425,9 @@ def build_loader(
     lines = check_dataset(dataset, grid, same_grid=pipeline.grid is None)
     _check_new_grid(pipeline.grid, grid)
     pipeline.check(dataset.schema.as_read())
+    if dataset.further is not None:
+        for schema in dataset.further.schemas.values():
+            pipeline.check(schema.as_read())
     pipeline.check_units(dataset.units())
     trainer = config.trainer
     size = trainer.train_batch_size if train else trainer.valid_batch_size

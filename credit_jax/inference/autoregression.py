@@ -23,7 +23,7 @@ from credit_jax.nn.model_state import ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import batch_spec
-from credit_jax.transforms import FieldTree, Rollout
+from credit_jax.transforms import FORCING, FieldTree, Rollout
 
 # Entries of the carried state; whatever else is given stays through a forecast.
 _CARRIED = ("x", "x_physical")
@@ -49,10 +49,11 @@ class ForecastStep:
         """The state before the first step, and what stays, from a placed batch.
 
         Args:
-            first: "x", "static", and "x_physical" and "ic_raw" if transforms need them;
-                global arrays.
+            first: "x", "static", "x_physical" and "ic_raw" if transforms need them, and
+                the further inputs of the model; global arrays.
         """
-        state = {name: first[name] for name in _CARRIED if name in first}
+        carried = (*_CARRIED, *self.model.model_def.inputs)
+        state = {name: first[name] for name in carried if name in first}
         return state, {name: v for name, v in first.items() if name not in state}
 
     def __call__(
@@ -69,7 +70,9 @@ class ForecastStep:
             weights: of `Forecaster.weights`.
             state: of `start`, or of the step before.
             constants: of `start`.
-            forcing: dynamic forcing at the end of this step; any after the last one.
+            forcing: what the next step is given: "forcing", the dynamic forcing at the
+                end of this step, and the further inputs of the model; any after the
+                last one.
             noise: of models that draw noise.
 
         Returns:
@@ -115,11 +118,15 @@ class ForecastStep:
         def local_step(params: Weights, model_state: ModelState, given: Any) -> Any:
             return self._local_step(params, model_state, given, order)
 
-        field = batch_spec(self.model.axes)
+        field, own = batch_spec(self.model.axes), self.model.input_specs()
+
+        def specs_of(given: FieldTree) -> dict[str, PartitionSpec]:
+            return {name: own.get(name, field) for name in given}
+
         run = self.model.shard_map(
             local_step,
-            batch_specs=(field, field, field, PartitionSpec()),
-            out_specs=(field, field),
+            batch_specs=(specs_of(state), field, specs_of(forcing), PartitionSpec()),
+            out_specs=(specs_of(state), field),
         )
         return run(params, model_state, (state, constants, forcing, noise))
 
@@ -134,10 +141,13 @@ class ForecastStep:
         state, constants, forcing, noise = given
         model, rollout = self.model, self.rollout
         context = FieldContext(model.reducer)
-        inputs = rollout.inputs(model.model_def.inputs, constants, state)
+        inputs = rollout.inputs(model.model_def.input_shapes, state, state)
         prediction = model.local_forward(params, model_state, inputs, noise)
         tree = rollout.after(constants, state, None, prediction, context)
-        following = rollout.next(constants, state, tree, forcing, context)
+        fields_at_end = forcing.get(FORCING, {})
+        following = rollout.next(constants, state, tree, fields_at_end, context)
+        further = {k: forcing.get(k, state[k]) for k in inputs if k != "x"}
+        following = {**following, **further}
         fields = self._chosen(tree)
         if order is not None:
             order[:] = fields

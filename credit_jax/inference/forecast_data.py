@@ -15,6 +15,7 @@ from credit_jax.config.dates import duration
 from credit_jax.data.calendars import STANDARD, most_restrictive, shift_all
 from credit_jax.data.channels import READ_ORDER, ChannelSchema
 from credit_jax.data.clock import SourceClock, source_clock
+from credit_jax.data.further_inputs import FurtherInputs, open_further_inputs
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Fields, Grid, Source
@@ -37,6 +38,7 @@ class ForecastData:
         schema: the channels of the data as they are read.
         timestep: of the model.
         calendar: of the start dates.
+        further: what the model takes beside x; None is nothing.
     """
 
     sources: Mapping[str, Source]
@@ -44,6 +46,7 @@ class ForecastData:
     schema: ChannelSchema
     timestep: pd.Timedelta
     calendar: str
+    further: FurtherInputs | None = None
 
     def initial(self, start: np.datetime64) -> dict[str, Fields]:
         """Source -> key -> field (level, history_len, lat, lon), up to a date."""
@@ -60,11 +63,15 @@ class ForecastData:
 
     def forcing(self, start: np.datetime64, step: int) -> dict[str, Fields]:
         """Dynamic forcing at a step after a date, fields (level, 1, lat, lon)."""
-        time = shift_all(np.array([start]), step * self.timestep, self.calendar)[0]
+        time = self.time(start, step)
         return {
             name: dict(source.read(FORCING, self.clocks[name].input_times(time)[-1:]))
             for name, source in self.sources.items()
         }
+
+    def time(self, start: np.datetime64, step: int) -> np.datetime64:
+        """The time some steps after a date."""
+        return shift_all(np.array([start]), step * self.timestep, self.calendar)[0]
 
     def problems(self, starts: np.ndarray, num_steps: int) -> list[str]:
         """What forecasts need and the data lack, one line each.
@@ -88,6 +95,11 @@ class ForecastData:
                     self._check(source, kind, np.unique(np.concatenate(times)))
                 except ValueError as error:
                     lines.append(str(error))
+        if self.further is not None:
+            try:
+                self.further.check(np.concatenate([starts, *later]))
+            except ValueError as error:
+                lines.append(str(error))
         return lines
 
     def _check(self, source: Source, kind: str, times: np.ndarray) -> None:
@@ -194,7 +206,8 @@ def open_forecast_data(
         data = data.model_copy(update=dates)
     data = data.model_copy(update={"forecast_len": num_steps})
     read = _without(data, unread)
-    sources = {name: open_source(name, read, open_files) for name in read.source}
+    sources = {name: open_source(name, read, open_files) for name in read.sources_of()}
+    further = open_further_inputs(read, open_files, num_levels)
     calendars = [
         s.calendar for s in sources.values() if s.config.temporal_mode != "cyclic"
     ]
@@ -213,7 +226,9 @@ def open_forecast_data(
         for name, own in data.source.items()
     }
     schema = ChannelSchema.from_config(data, levels)
-    return ForecastData(sources, clocks, schema, timestep, calendar)
+    if further is not None:
+        further = further.counted_in(calendar)
+    return ForecastData(sources, clocks, schema, timestep, calendar, further)
 
 
 def _without(data: DataConfig, unread: Sequence[str]) -> DataConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import jax
@@ -18,7 +19,7 @@ from credit_jax.parallel.placement import place_batch
 
 
 class Forecaster:
-    """A model with its weights, as a function of its input.
+    """A model with its weights, as a function of its inputs.
 
     No dropout; spectral norm is applied to the weights once, at construction.
 
@@ -37,13 +38,14 @@ class Forecaster:
 
     def __call__(
         self,
-        x: Float[np.ndarray, "batch channel time lat lon"],
+        x: Float[np.ndarray, "batch channel time lat lon"] | Mapping[str, np.ndarray],
         noise: Noise | None = None,
     ) -> Float[np.ndarray, "batch channel_out time_out lat lon"]:
         """Prediction of a whole batch, float32, whole in every process.
 
         Args:
-            x: the same in every process; the data-parallel degree divides the batch.
+            x: the same in every process; the data-parallel degree divides the batch. Of
+                a model with several inputs all of them, by name.
             noise: of models that draw noise; another key gives another member.
 
         Raises:
@@ -54,29 +56,40 @@ class Forecaster:
 
     def step(
         self,
-        x: Float[Array, "batch channel time rows lon"],
+        inputs: Mapping[str, Array],
         noise: Noise | None = None,
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Prediction of an array on the mesh (of `place`); rows stay padded."""
-        return self._apply(*self.weights, {"x": x}, noise)
+        """Prediction of arrays on the mesh (of `place`); rows stay padded."""
+        return self._apply(*self.weights, dict(inputs), noise)
 
     def place(
-        self, x: Float[np.ndarray, "batch channel time lat lon"]
-    ) -> Float[Array, "batch channel time rows lon"]:
+        self,
+        x: Float[np.ndarray, "batch channel time lat lon"] | Mapping[str, np.ndarray],
+    ) -> dict[str, Array]:
         """A whole batch on the mesh: samples split over dp, rows over domain, padded.
+
+        Args:
+            x: see `__call__`.
+
+        Returns:
+            The inputs by name.
 
         Raises:
             ValueError: the data-parallel degree does not divide the batch.
         """
+        inputs = x if isinstance(x, Mapping) else {"x": x}
+        own = {name: self._own(array) for name, array in inputs.items()}
+        return place_batch(own, self.model.mesh, local_dp_ranks=self._ranks)
+
+    def _own(self, x: np.ndarray) -> np.ndarray:
+        """The samples of this process."""
         size = self.model.axes.num_data
         if len(x) % size:
             raise ValueError(
                 f"the input has {len(x)} samples, which {size} data-parallel devices "
                 "cannot share alike; use data=none, or a multiple"
             )
-        own = np.concatenate([np.split(x, size)[rank] for rank in self._ranks])
-        mesh = self.model.mesh
-        return place_batch({"x": own}, mesh, local_dp_ranks=self._ranks)["x"]
+        return np.concatenate([np.split(x, size)[rank] for rank in self._ranks])
 
     @property
     def _num_rows(self) -> int:

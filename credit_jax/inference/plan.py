@@ -26,6 +26,7 @@ from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.plan import ModelPlan, RunPlan, plan_model
 from credit_jax.plan.channels import schema_of
 from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.further_inputs import further_problems
 from credit_jax.transforms import Advance, Pipeline, Rollout, build_pipeline
 
 _SECTIONS = ("data", "preblocks", "postblocks")
@@ -280,6 +281,7 @@ def _data_problems(
             f"{data.history_len}; make them equal"
         )
     found.problems += channel_problems(schema, model.config)
+    found.problems += further_problems(data, model.config, opened.further)
     found.problems += opened.problems(schedule.starts, schedule.num_steps)
     grid = model.grid if pipeline.grid is None else None
     found.attempt(lambda: check_grid(opened, grid))
@@ -306,6 +308,8 @@ def _shapes_on(model: ParallelModel, arrays: Any, size: int) -> Any:
     domain = model.axes.num_domain
 
     def shape(x: Any) -> jax.ShapeDtypeStruct:
+        if x.ndim < 5:
+            return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
         rows = -(-x.shape[-2] // domain) * domain
         whole = (size, *x.shape[1:-2], rows, x.shape[-1])
         return jax.ShapeDtypeStruct(whole, x.dtype)

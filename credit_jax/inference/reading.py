@@ -11,11 +11,13 @@ from jax.sharding import Mesh
 
 from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.checks import check_finite
+from credit_jax.data.further_arrays import further_arrays
 from credit_jax.data.sources.source import Fields
 from credit_jax.inference.forecast_data import ForecastData
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.parallel.placement import place_batch
 from credit_jax.transforms import (
+    FORCING,
     PREBLOCKS,
     FieldTree,
     Phase,
@@ -34,7 +36,8 @@ class FirstStep:
     """What the first step of some forecasts is given.
 
     Attributes:
-        arrays: "x", "static", and "x_physical" and "ic_raw" if transforms need them.
+        arrays: "x", "static", and "x_physical" and "ic_raw" if transforms need them;
+            the further inputs of the model by name.
         fields: key -> (batch, level, lat, lon), the initial state in physical units.
     """
 
@@ -94,16 +97,34 @@ class ForecastReader:
         # Copies: the step takes the memory of x_physical.
         fields = {k: f[:, :, 0].copy() for own in now.values() for k, f in own.items()}
         arrays = {"x": x, "static": constant_fields(physical), **entries}
-        return FirstStep(arrays, fields)
+        return FirstStep({**arrays, **self._further(starts, 0)}, fields)
 
     def forcing(self, tasks: Sequence[Task], step: int) -> FieldTree:
-        """Dynamic forcing of some tasks at the end of a step."""
+        """What the step after a step is given of some tasks; see `forcing_at`."""
         return self.forcing_at(self._starts(tasks), step)
 
     def forcing_at(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
-        """Dynamic forcing at a step after each of some dates."""
+        """What the step after a step is given, of each of some dates.
+
+        Returns:
+            "forcing", the dynamic forcing at the end of the step, and the further
+            inputs of the model by name.
+        """
         fields = _collate(starts, lambda start: self.data.forcing(start, step))
-        return self.pipeline.aligned({"input": fields}, *PREBLOCKS)["input"]
+        forcing = self.pipeline.aligned({"input": fields}, *PREBLOCKS)["input"]
+        return {FORCING: forcing, **self._further(starts, step)}
+
+    def _further(
+        self, starts: Sequence[np.datetime64], step: int
+    ) -> dict[str, np.ndarray]:
+        """The inputs of the model beside x in the step that begins there."""
+        further = self.data.further
+        if further is None:
+            return {}
+        times = [self.data.time(start, step) for start in starts]
+        made = {t: further_arrays(further, [t], self.pipeline) for t in set(times)}
+        names = further.names
+        return {k: np.concatenate([made[t][k] for t in times]) for k in names}
 
     def stream(
         self,

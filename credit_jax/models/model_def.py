@@ -70,6 +70,11 @@ class ModelDef:
         return {path: param_spec_of(variable) for path, variable in named}
 
     @property
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the inputs of one sample, by name."""
+        return {name: spec.shape(1) for name, spec in self.inputs.items()}
+
+    @property
     def matrices(self) -> dict[str, ParamSpec]:
         """The parameters that spectral norm applies to; empty where it is off."""
         if not getattr(self.config, "use_spectral_norm", False):

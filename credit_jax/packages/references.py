@@ -30,6 +30,7 @@ FILE_KEYS = frozenset(
         "grid_info_file",
         "source_level_info_file",
         "dest_level_info_file",
+        "edge_path",
         "metadata",
     }
 )

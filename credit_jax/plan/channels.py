@@ -9,6 +9,8 @@ from credit_jax.config import Config
 from credit_jax.config.data import DataConfig
 from credit_jax.data import ChannelSchema, Split
 from credit_jax.data.channels import channel_problems, num_levels
+from credit_jax.data.further_inputs import FurtherInputs
+from credit_jax.plan.further_inputs import further_problems
 from credit_jax.transforms import Pipeline
 
 
@@ -34,6 +36,7 @@ def fit_problems(
     model: Any,
     schemas: Mapping[Split, ChannelSchema] | None = None,
     pipeline: Pipeline | None = None,
+    further: Mapping[Split, FurtherInputs | None] | None = None,
 ) -> list[str]:
     """Mismatches between a model and the data, one line each.
 
@@ -43,6 +46,7 @@ def fit_problems(
         schemas: channels of the open files by split; those of the config where a split
             is not there.
         pipeline: the transforms; None takes the data as they are.
+        further: what the open files make beside x, by split.
     """
     schemas, found = schemas or {}, []
     if model.frames != config.data.history_len:
@@ -50,13 +54,8 @@ def fit_problems(
             f"model.frames: {model.frames} differs from data.history_len "
             f"{config.data.history_len}; make them equal"
         )
-    others = [name for name in model.inputs if name != "x"]
-    if others:
-        found.append(
-            f"model.type {model.type} takes {', '.join(others)} beside x, which no "
-            "data source gives; train it with own batches, which have arrays of these "
-            "names: build_parallel_model and make_train_step (docs/library.md)"
-        )
+    opened = further or {}
+    found += further_problems(config.data, model, opened.get("train"))
     train = schemas.get("train") or schema_of(config.data, model, pipeline)
     found += channel_problems(train, model)
     if config.validation_overrides.source and not config.trainer.skip_validation:
@@ -64,6 +63,9 @@ def fit_problems(
             config.validation_data, model, pipeline
         )
         found += channel_problems(valid, model, "validation_data.source")
+        found += further_problems(
+            config.validation_data, model, opened.get("valid"), "validation_data"
+        )
     return found + _corrected_problems(train, model)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from credit_jax.config import Config, ConfigError
 from credit_jax.config.trainer import TrainerConfig
 from credit_jax.data import ChannelSchema, Loader, Split, build_loader, splits
+from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.models.float8 import float8_notes
 from credit_jax.models.parallel_model import ParallelModel
@@ -125,7 +126,9 @@ def plan_run(
     if pipeline is not None:
         found.notes += pipeline.notes(schema_of(config.data, model.config).as_read())
     if model.config is not None:
-        found.problems += fit_problems(config, model.config, schemas, pipeline)
+        opened: Mapping[Split, FurtherInputs | None]
+        opened = {split: own.dataset.further for split, own in loaders.items()}
+        found.problems += fit_problems(config, model.config, schemas, pipeline, opened)
     rows = model.grid[0] if model.grid else None
     latitudes = Latitudes(config, rows, open_files, loaders.get("train"))
     objective = plan_objective(config, schema, pipeline, latitudes, found)

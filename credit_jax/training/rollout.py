@@ -154,7 +154,7 @@ class ForecastLoss:
         if rollout.num_steps > 1:
             key = jax.random.fold_in(key, index)
         model_state = model.local_iterate(self.params, model_state)
-        given = rollout.inputs(model.model_def.inputs, batch, fields)
+        given = rollout.inputs(model.model_def.input_shapes, batch, fields, index)
         noised = None
         if model.model_def.process is not None:
             noised = model.local_noised(rollout.clamped(target), key)
@@ -221,7 +221,7 @@ def evaluate_forecast(
         prediction = model.local_forward(
             params,
             model_state,
-            rollout.inputs(model.model_def.inputs, batch, fields),
+            rollout.inputs(model.model_def.input_shapes, batch, fields, index),
             own,
             interleaved=True,
             num_members=rollout.num_members,

@@ -15,6 +15,7 @@ from credit_jax.transforms.pipeline import Pipeline, Postprocess, build_pipeline
 from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 from credit_jax.transforms.rollout import (
+    FORCING,
     ONE_STEP,
     Advance,
     Rollout,
@@ -27,6 +28,7 @@ from credit_jax.transforms.rollout import (
 from credit_jax.transforms.units import Units, channel_units
 
 __all__ = [
+    "FORCING",
     "ONE_STEP",
     "PREBLOCKS",
     "TRANSFORMS",

@@ -8,13 +8,14 @@ an input of several times the oldest is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
 from credit_jax.fields import FieldContext
@@ -243,10 +244,26 @@ class Rollout:
         return jax.tree.map(context.repeat_members, given)
 
     def inputs(
-        self, names: Iterable[str], batch: FieldTree, fields: FieldTree
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        batch: FieldTree,
+        fields: FieldTree,
+        index: Array | int = 0,
     ) -> dict[str, Array]:
-        """Inputs of the model in one step: x and other ones, which stay."""
-        given = {name: batch[name] for name in names if name != "x"}
+        """Inputs of the model in one step.
+
+        Args:
+            shapes: of the inputs of one sample in one step, by name.
+            batch: the inputs other than x: those of one step, which stay, or of all
+                steps one after the other (fields along time, vectors along their size).
+            fields: the input x.
+            index: number of the step.
+        """
+        given = {
+            name: _of_step(batch[name], shape, index)
+            for name, shape in shapes.items()
+            if name != "x"
+        }
         if self.num_members > 1:
             given = {
                 k: jnp.repeat(v, self.num_members, axis=0) for k, v in given.items()
@@ -307,6 +324,22 @@ class Rollout:
     def clamped(self, x: Array) -> Array:
         """`x` within `clamp`."""
         return x if self.clamp is None else jnp.clip(x, *self.clamp)
+
+
+def _of_step(x: Array, shape: tuple[int, ...], index: Array | int) -> Array:
+    """What one step is given of arrays of all steps; those of one step stay.
+
+    Args:
+        x: field (batch, channel, step x time, rows, lon) or vector (batch, step x
+            size).
+        shape: of that of one step.
+        index: number of the step.
+    """
+    dim = 2 if x.ndim == 5 else 1
+    size = shape[dim]
+    if x.shape[dim] == size:
+        return x
+    return lax.dynamic_slice_in_dim(x, index * size, size, axis=dim)
 
 
 ONE_STEP = Rollout()

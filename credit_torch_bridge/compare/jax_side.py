@@ -2,7 +2,7 @@
 
 The prediction is the forecaster's; the outputs of blocks and the gradients are those of
 a pass beside it, which differentiates through the spectral norm. Of a model with a
-process, or with more inputs than x, the prediction is the output of that pass.
+process the prediction is the output of that pass.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from credit_jax.inference import Forecaster
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.context import Context
+from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.params.fsdp import pvary_params
@@ -87,8 +88,8 @@ def compile_pass(
         arrays = jax.tree.map(jnp.asarray, grads)
         whole = jax.device_get(unpack(arrays, model_def.param_specs))
         named = to_state_dict(model_def, whole, model_state)
-        if len(specs) == 1:
-            y = jax.device_get(forecaster.step(placed[0]["x"], noise))
+        if model_def.process is None:
+            y = jax.device_get(forecaster.step(*placed))
         return ModelOutputs(
             y[..., : model_def.image_height, :],
             {
@@ -121,8 +122,12 @@ def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
         for name, spec in model_def.network_inputs.items()
     }
     params = jax.eval_shape(model_def.init, jax.random.key(0))
+    state = jax.eval_shape(model_def.init_model_state, jax.random.key(0))
     jax.eval_shape(
-        lambda p, x: model_def.apply(p, x, Context(noise=noise)), params, inputs
+        lambda p, x, stats: model_def.apply(p, x, Context(noise=noise), stats),
+        params,
+        inputs,
+        state[BATCH_STATS],
     )
     # One draw may serve several layers.
     names = list(dict.fromkeys(sites.names))

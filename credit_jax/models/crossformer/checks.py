@@ -160,6 +160,13 @@ def decoder_problems(config: Any) -> list[str]:
             f"to remove is {sum(pad.pad_lat)} x {sum(pad.pad_lon)}: nothing is "
             "left; use less padding or smaller strides"
         )
+    made, grid = config.geometry().output, (config.image_height, config.image_width)
+    if not found and made != grid:
+        found.append(
+            f"model.interp is false and the decoder makes {made[0]} x {made[1]} points "
+            f"of the {grid[0]} x {grid[1]} of the grid; set interp: true, or "
+            "model.cross_embed_strides[0]: 2 without patches"
+        )
     return found
 
 

@@ -60,6 +60,10 @@ class ArchitectureConfig(StrictModel):
         "activation": Unavailable(
             "the output has no activation; remove the key", harmless=("identity",)
         ),
+        "decoder_use_batchnorm": Unavailable(
+            "the former name of decoder_use_norm; set decoder_use_norm: batchnorm",
+            harmless=(True,),
+        ),
         "aux_params": Unavailable("there is no second head; remove the key"),
     }
 

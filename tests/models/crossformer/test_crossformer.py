@@ -54,6 +54,15 @@ WRONG = {
         {"cross_embed_kernel_sizes": [[4, 5], [2, 4], [2, 4], [2, 4]]},
         r"make \[32, 31\] of 64 points",
     ),
+    "a decoder that makes half the grid": (
+        {
+            "interp": False,
+            "cross_embed_strides": [4, 2, 2, 2],
+            "cross_embed_kernel_sizes": [[4, 8], [2, 4], [2, 4], [2, 4]],
+            "depth": [0, 0, 0, 0],
+        },
+        "interp is false and the decoder makes 13 x 24 points of the 45 x 56",
+    ),
     "no kernel": (
         {"cross_embed_kernel_sizes": [[], [2, 4], [2, 4], [2, 4]]},
         r"cross_embed_kernel_sizes\[0\] is empty",

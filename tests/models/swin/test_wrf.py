@@ -235,12 +235,12 @@ def test_keys_that_only_credit_accepts_are_named_in_a_warning() -> None:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_that_no_data_source_has_the_other_inputs_is_said_at_once(
+def test_that_no_data_source_has_the_other_inputs_is_said_with_the_keys(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = yaml.safe_load(GEN2_CONFIG.read_text()) | {"model": BLOCKS[name]}
     (tmp_path / "model.yml").write_text(yaml.safe_dump(raw))
     assert main(["--config", str(tmp_path / "model.yml"), "--no-data"]) == 1
     text = " ".join(capsys.readouterr().out.split())
-    assert "x_extra beside x, which no data source gives" in text
-    assert ("x_outside" in text) == (name == "wrf")
+    assert "set data.time_encoding: {x_extra: [...]}" in text
+    assert ("the key input: x_outside" in text) == (name == "wrf")

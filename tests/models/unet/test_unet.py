@@ -96,6 +96,10 @@ WRONG = {
         "encoder 'vgg16' is not available; there are: resnet18",
     ),
     "another norm": (
+        {"architecture": {**SMALL, "decoder_use_batchnorm": False}},
+        "decoder_use_batchnorm.*former name of decoder_use_norm",
+    ),
+    "a norm that is not there": (
         {"architecture": {**SMALL, "decoder_use_norm": "layernorm"}},
         "decoder_use_norm: must be one of 'batchnorm', got 'layernorm'",
     ),

@@ -1,0 +1,70 @@
+"""The arrays of a model's inputs beside x, of what sources read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from credit_jax.data.checks import check_fields, check_finite
+from credit_jax.data.further_inputs import FurtherInputs
+from credit_jax.transforms import Phase, Pipeline
+
+
+def further_arrays(
+    further: FurtherInputs,
+    starts: Sequence[np.datetime64],
+    pipeline: Pipeline,
+    *,
+    thorough: bool = False,
+) -> dict[str, np.ndarray]:
+    """The inputs beside x of one sample, a batch of one, its steps one after the other.
+
+    Args:
+        further: reads them.
+        starts: newest time of x in each step.
+        pipeline: its preblocks make arrays of fields as they make x.
+        thorough: whether to look for fill values.
+
+    Returns:
+        Fields (1, channel, step x time, lat, lon) and vectors (1, step x size), by name
+        of the input.
+
+    Raises:
+        ValueError: a time is missing, or a value is not finite.
+    """
+    steps = [
+        {
+            name: _field(further, name, start, pipeline, thorough=thorough)
+            for name in further.schemas
+        }
+        | further.vectors(start)
+        for start in starts
+    ]
+    return {
+        name: np.concatenate([own[name] for own in steps], axis=x.ndim // 4)[None]
+        for name, x in steps[0].items()
+    }
+
+
+def _field(
+    further: FurtherInputs,
+    name: str,
+    start: np.datetime64,
+    pipeline: Pipeline,
+    *,
+    thorough: bool,
+) -> Float[np.ndarray, "channel time lat lon"]:
+    raw = further.fields(name, start)
+    if thorough:
+        check_fields(raw, start)
+    batched = {
+        source: {key: field[None] for key, field in own.items()}
+        for source, own in raw.items()
+    }
+    aligned = pipeline.aligned({"input": batched}, Phase.INITIAL)
+    made = np.asarray(pipeline.before_step(aligned)["x"], np.float32)
+    schema = further.schemas[name].after(pipeline)
+    check_finite(made, None, np.array([start]), schema)
+    return made[0]

@@ -1,0 +1,112 @@
+"""Compares the inputs of a model beside x with what the data make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
+from credit_jax.config.sources import MAIN_INPUT
+from credit_jax.data.further_inputs import FurtherInputs
+from credit_jax.models.common.array_specs import FieldSpec, VectorSpec
+
+# A time is encoded by sine and cosine of its hour and of its day.
+NUMBERS_OF_A_TIME = 4
+
+
+def further_problems(
+    data: DataConfig,
+    model: Any,
+    further: FurtherInputs | None = None,
+    where: str = "data",
+) -> list[str]:
+    """Mismatches, one line each.
+
+    Args:
+        data: the data section.
+        model: validated config of the model.
+        further: opened; None compares what is known without files.
+        where: dotted path of the section.
+    """
+    specs = {name: spec for name, spec in model.inputs.items() if name != MAIN_INPUT}
+    made = (*data.further_inputs, *data.time_encoding)
+    lost = [name for name in made if name not in specs]
+    found = [
+        f"{where} makes the input {name!r}, but model.type {model.type} takes "
+        f"{', '.join(model.inputs)}"
+        for name in lost
+    ]
+    for name, spec in specs.items():
+        if isinstance(spec, VectorSpec):
+            found += _vector_problems(data, name, spec, where, model.type)
+        else:
+            found += _field_problems(data, name, spec, where, model.type, further)
+    return found
+
+
+def _vector_problems(
+    data: DataConfig, name: str, spec: VectorSpec, where: str, model: str
+) -> Iterator[str]:
+    if name not in data.time_encoding:
+        own = [source for key in data.further_inputs for source in data.sources_of(key)]
+        known = ", ".join((INPUT_TIMES, TARGET_TIME, *own))
+        yield (
+            f"model.type {model} takes a vector {name}: set {where}.time_encoding: "
+            f"{{{name}: [...]}} to the times that it encodes, of {known}"
+        )
+        return
+    counts = [_num_times(data, which) for which in data.time_encoding[name]]
+    if sum(counts) * NUMBERS_OF_A_TIME != spec.size:
+        yield (
+            f"{where}.time_encoding.{name} encodes {sum(counts)} times, "
+            f"{NUMBERS_OF_A_TIME} numbers each, but the model takes {spec.size}; "
+            "change time_encode_dim, or the times"
+        )
+
+
+def _num_times(data: DataConfig, which: str) -> int:
+    if which == INPUT_TIMES:
+        return data.history_len
+    if which == TARGET_TIME:
+        return 1
+    return data.source[which].history_len or data.history_len
+
+
+def _field_problems(
+    data: DataConfig,
+    name: str,
+    spec: FieldSpec,
+    where: str,
+    model: str,
+    further: FurtherInputs | None,
+) -> Iterator[str]:
+    sources = data.sources_of(name)
+    if not sources:
+        yield (
+            f"model.type {model} takes fields {name} beside x: give the source that "
+            f"has them the key input: {name} ({where}.source.NAME.input)"
+        )
+        return
+    for source, own in sources.items():
+        frames = own.history_len or data.history_len
+        if frames != spec.frames:
+            yield (
+                f"{where}.source.{source}.history_len: {frames} differs from the "
+                f"{spec.frames} frames of {name} in the model; make them equal"
+            )
+    if further is None:
+        return
+    channels = further.schemas[name].num_input_channels
+    if channels != spec.channels:
+        yield (
+            f"model: {name} has {spec.channels} channels, but its sources "
+            f"{', '.join(sources)} have {channels}; change the model's channels, or "
+            "the variables"
+        )
+    for grid in further.grids(name):
+        if grid.shape != (spec.height, spec.width):
+            yield (
+                f"{grid.where} has a grid of {' x '.join(map(str, grid.shape))}, but "
+                f"{name} of the model {spec.height} x {spec.width}; take other files, "
+                "or change the model's grid"
+            )
