@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ _WRITTEN_LATER = "_CHECKPOINT_METADATA"
 
 # Newest checkpoints from within an epoch that are kept.
 NUM_TEMPORARY = 2
+# Old checkpoints are renamed into this folder before their files are removed, so that
+# none is ever half there.
+_REMOVED = "removed"
 
 
 class _Preservation:
@@ -69,8 +73,9 @@ class _Preservation:
 class CheckpointStore:
     """Reads and writes the checkpoints below `save_loc`; layout: see the package.
 
-    A checkpoint is written under a temporary name and renamed when it is complete, and
-    older ones are removed only then, so that a run killed while it saves loses nothing.
+    A checkpoint is written under a temporary name and renamed when it is complete.
+    Older ones are removed only then, and renamed before that, so that a run killed
+    while it saves or removes loses nothing and leaves none that is half there.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class CheckpointStore:
         keep_all: bool = False,
         keep_best: bool = True,
         verify: bool = True,
+        clean: bool = False,
     ) -> None:
         """Opens the folder if it exists; the first save makes it.
 
@@ -91,13 +97,17 @@ class CheckpointStore:
             keep_all: keep every checkpoint from the end of an epoch.
             keep_best: keep the one that `Progress.best_step` names.
             verify: compare files with their digests before they are read.
+            clean: remove what a run that was killed left unfinished; only where no
+                other run may be saving in the folder.
         """
+        self._clean = clean
         self.folder = Path(save_loc).resolve() / FOLDER
         self._keep_best = keep_best
         self._preservation = _Preservation(num_latest, keep_all)
         self._verify = verify
         self._damage: dict[int, list[str]] = {}
         self._written: int | None = None
+        self._emptying: threading.Thread | None = None
         self._manager: ocp.CheckpointManager | None = None
         if self.folder.exists():
             self._open()
@@ -105,11 +115,14 @@ class CheckpointStore:
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
             _write_replicas_once()
+            if self._clean and jax.process_index() == 0:
+                shutil.rmtree(self.folder / _REMOVED, ignore_errors=True)
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=checkpoint_managers.AnyPreservationPolicy(
                     [self._preservation]
                 ),
-                cleanup_tmp_directories=True,
+                cleanup_tmp_directories=self._clean,
+                todelete_subdir=_REMOVED,
                 async_options=ocp.options.AsyncOptions(
                     post_finalization_callback=self._record
                 ),
@@ -119,17 +132,18 @@ class CheckpointStore:
         return self._manager
 
     def _recall_best(self) -> None:
-        latest = self.latest_step()
-        if latest is not None and self._keep_best:
-            self._preservation.best_step = self.progress(latest).best_step
+        if self._keep_best:
+            self._preservation.best_step = self.best_step()
 
     @cached_property
     def _temporary(self) -> set[int]:
         """The checkpoints from within an epoch; only a store that saves asks for them.
 
-        All that are there are read once.
+        All that are there are read once. Those that cannot be read are not kept for
+        longer than these.
         """
-        return {step for step in self.steps() if self.progress(step).batches}
+        found = {step: self._readable_progress(step) for step in self.steps()}
+        return {step for step, own in found.items() if own is None or own.batches}
 
     def steps(self) -> list[int]:
         """The complete checkpoints, named by the micro-batches seen."""
@@ -175,9 +189,11 @@ class CheckpointStore:
 
     def best_step(self) -> int | None:
         """The checkpoint with the best training metric, or None if none is kept."""
-        latest = self.latest_step()
-        best = None if latest is None else self.progress(latest).best_step
-        return best if best in self.steps() else None
+        steps = self.steps()
+        found = (self._readable_progress(step) for step in reversed(steps))
+        newest = next(filter(None, found), None)
+        best = None if newest is None else newest.best_step
+        return best if best in steps else None
 
     def path(self, step: int) -> Path:
         """Folder of a checkpoint."""
@@ -233,6 +249,7 @@ class CheckpointStore:
         if self._manager:
             with self._writing():
                 self._manager.wait_until_finished()
+            self._empty_removed()
 
     def close(self) -> None:
         """Waits for the last save as `wait` does, and closes the folder."""
@@ -241,6 +258,20 @@ class CheckpointStore:
             with self._writing():
                 manager.wait_until_finished()
                 manager.close()
+            self._empty_removed()
+        if self._emptying:
+            self._emptying.join()
+            with suppress(OSError):
+                (self.folder / _REMOVED).rmdir()
+
+    def _empty_removed(self) -> None:
+        """Removes the files of old checkpoints, beside the training."""
+        if self._emptying:
+            self._emptying.join()
+        folder = self.folder / _REMOVED
+        if jax.process_index() == 0 and folder.exists():
+            self._emptying = threading.Thread(target=_empty, args=(folder,))
+            self._emptying.start()
 
     def _writing(self) -> AbstractContextManager[None]:
         path = self.folder if self._written is None else self.path(self._written)
@@ -253,6 +284,13 @@ class CheckpointStore:
         manager = self._manager_with(step)
         args = ocp.args.Composite(**{PROGRESS: ocp.args.JsonRestore()})
         return Progress.from_json(manager.restore(step, args=args)[PROGRESS])
+
+    def _readable_progress(self, step: int) -> Progress | None:
+        """`progress`, or None where a file of it is damaged."""
+        try:
+            return self.progress(step)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def item_names(self, step: int) -> list[str]:
         """Names of the items in a checkpoint, of those in `ITEMS`."""
@@ -354,6 +392,12 @@ def _write_replicas_once() -> None:
         ocp.type_handlers.ArrayHandler(use_replica_parallel=False),
         override=True,
     )
+
+
+def _empty(folder: Path) -> None:
+    """Removes what is in a folder."""
+    for path in folder.iterdir():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(save_loc: str | Path) -> Path | None:

@@ -20,11 +20,14 @@ from pathlib import Path
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write a file to; it replaces `path` when the block ends without error.
 
+    What processes of this machine that are gone left unfinished is removed first.
+
     Args:
         path: the file; its folder is made.
     """
     target = Path(path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(target)
     partial = _partial(target)
     try:
         yield partial
@@ -80,8 +83,12 @@ def _remove_leftovers(target: Path) -> None:
     prefix = _prefix(target)
     for path in target.parent.glob(f"{prefix}*{target.suffix}"):
         number = path.name.removeprefix(prefix).removesuffix(target.suffix)
-        if number.isdigit() and not _is_running(int(number)):
+        if not number.isdigit() or _is_running(int(number)):
+            continue
+        if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _is_running(process: int) -> bool:

@@ -53,6 +53,7 @@ def train(
         "keep_all": trainer.save_every_epoch,
         "keep_best": trainer.save_best_weights,
         "verify": verify,
+        "clean": True,
     }
     store = CheckpointStore(folder, **keep)
     run_store = _run_store(setup, store)

@@ -162,14 +162,63 @@ def test_a_run_killed_while_saving_loses_nothing(tmp_path, open_store):
     assert done.returncode == -signal.SIGKILL, done.stderr
     names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
     assert names == ["1", "2.orbax-checkpoint-tmp"], "killed too early or too late"
-    store = open_store(num_latest=1)
+    assert open_store().steps() == [1]
+    left = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert left == names, "another run may be writing it"
+    store = open_store(num_latest=1, clean=True)
     assert store.steps() == [1]
     assert store.progress(1).epoch == 1
     back = store.restore(1, {"weights": {"a": jnp.zeros(10)}})
     assert np.array_equal(back["weights"]["a"], np.arange(10.0))
     store.save(2, {"weights": {"a": jnp.zeros(3)}}, Progress(epoch=2))
-    store.wait()
+    store.close()
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
+def test_a_run_killed_while_removing_a_checkpoint(tmp_path, open_store):
+    """What is left of it is no checkpoint any more."""
+    program = f"""
+        import os, signal, sys
+        import jax.numpy as jnp
+        from credit_jax.checkpoint import CheckpointStore, Progress
+        def kill(event, args):
+            if event == "os.rmdir":
+                os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(kill)
+        store = CheckpointStore({str(tmp_path)!r}, num_latest=1)
+        for step in (1, 2):
+            weights = {{"a": jnp.full(10, step)}}
+            store.save(step, {{"weights": weights}}, Progress(epoch=step))
+        store.close()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len([*(tmp_path / "checkpoints").iterdir()]) == 2, "killed at another time"
+    store = open_store(num_latest=1, clean=True)
+    assert store.steps() == [2]
+    assert store.damage(2) == []
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
+def test_a_checkpoint_with_unreadable_progress_is_no_obstacle(tmp_path, open_store):
+    store = open_store()
+    for step in (1, 2):
+        store.save(step, {"weights": weights()}, Progress(epoch=step, best_step=1))
+    store.close()
+    for path in (tmp_path / "checkpoints" / "2" / "progress").iterdir():
+        path.write_bytes(b"")
+    store = open_store()
+    assert store.newest_whole_step() == 1
+    assert store.best_step() == 1
+    store.save(3, {"weights": weights()}, Progress(epoch=3))
+    store.wait()
+    assert store.newest_whole_step() == 3
 
 
 def test_errors(open_store, tmp_path):

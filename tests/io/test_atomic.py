@@ -77,3 +77,8 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
         pass
     assert not killed.exists()
     assert running.exists()
+    log = tmp_path / f".log.partial-{socket.gethostname()}-{done.pid}.csv"
+    log.write_text("half")
+    with new_file(tmp_path / "log.csv") as partial:
+        partial.write_text("whole")
+    assert not log.exists()
