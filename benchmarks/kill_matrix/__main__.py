@@ -1,0 +1,47 @@
+"""A run that is killed again and again: `python -m benchmarks.kill_matrix`.
+
+A small form of the demo is trained undisturbed, then again and again with SIGKILL of one
+or all of its processes at random moments; each time it is started again with `--resume
+if-any`, on a random number of processes and, in every other run, on a random mesh. The
+losses must be those of the undisturbed run, all checkpoints whole, no unfinished file
+left. It can be stopped at any time and goes on in the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from benchmarks.kill_matrix.matrix import Matrix
+from benchmarks.kill_matrix.small_demo import small_demo
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the matrix and writes its report; 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--folder", type=Path, default=Path("build/kill_matrix"))
+    add("--kills", type=int, default=200, help="of all starts of this folder")
+    add("--kills-per-run", type=int, default=20)
+    add("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    # Processes that this one has started end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    folder = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config.yml"
+    section = small_demo(folder / "data", epochs=14)
+    config.write_text(yaml.safe_dump(section, sort_keys=False))
+    matrix = Matrix(str(config), folder, args.kills_per_run)
+    matrix.go_on(args.kills, args.seed)
+    print(*matrix.problems, sep="\n")
+    return 1 if matrix.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

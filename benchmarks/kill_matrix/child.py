@@ -1,0 +1,17 @@
+"""What a process of the matrix needs besides its options; imported before the forks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.kill_matrix.faults import inject
+from benchmarks.kill_matrix.moments import tell_at
+from credit_jax.train import main
+
+
+def train(options: Sequence[str]) -> int:
+    """`credit-jax train` with these options; returns the exit code."""
+    return main([*options])
+
+
+__all__ = ["inject", "tell_at", "train"]

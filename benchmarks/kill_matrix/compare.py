@@ -1,0 +1,92 @@
+"""Whether a run that was killed is the undisturbed one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import credit_jax
+from credit_jax.checkpoint.store import DIGESTS, FOLDER
+from credit_jax.io.digests import find_damage
+from credit_jax.training.loggers import LOG_NAME, read_log
+from credit_jax.training.records import RECORDS_NAME, read_records
+
+# Columns of the log that are times.
+_TIMES = ("data_wait_seconds", "save_seconds", "save_percent")
+
+
+def compare_runs(straight: Path, other: Path, *, tolerance: float) -> dict[str, Any]:
+    """Differences of two runs that have ended.
+
+    Args:
+        straight: folder of the undisturbed run.
+        other: folder of the run that was killed.
+        tolerance: of losses, relative; with 0 also the log and the weights must be
+            equal bitwise.
+
+    Returns:
+        "updates", the largest relative "difference" of their losses, and "problems".
+    """
+    expected, found = losses(straight), losses(other)
+    problems = []
+    if expected.keys() != found.keys():
+        lost = sorted(expected.keys() ^ found.keys())
+        problems.append(f"updates that only one of the runs has: {lost[:9]}")
+    both = sorted(expected.keys() & found.keys())
+    errors = {n: abs(expected[n] - found[n]) / abs(expected[n]) for n in both}
+    worst = max(errors, key=lambda step: errors[step], default=0)
+    difference = errors.get(worst, np.inf)
+    if not difference <= tolerance:
+        problems.append(f"update {worst}: the loss differs by {difference:.2g}")
+    if tolerance == 0:
+        problems += _log_differences(straight, other)
+        problems += _weight_differences(straight, other)
+    problems += broken_files(other)
+    left = [p for p in other.rglob(".*") if p.is_file()]
+    left += [p for p in (other / FOLDER).iterdir() if not p.name.isdigit()]
+    problems += [f"left behind: {path.relative_to(other)}" for path in left]
+    return {"updates": len(both), "difference": difference, "problems": problems}
+
+
+def losses(run: Path) -> Mapping[int, float]:
+    """The loss of every update that is recorded."""
+    path = run / RECORDS_NAME
+    if not path.exists():
+        return {}
+    return {r["step"]: r["loss"] for r in read_records(path) if "loss" in r}
+
+
+def broken_files(run: Path) -> list[str]:
+    """Checkpoints that a run would read and that are not whole, one line each."""
+    lines = []
+    for path in sorted((run / FOLDER).glob("[0-9]*")):
+        if not path.name.isdigit():
+            continue
+        if not (path / DIGESTS).is_file():
+            lines.append(f"checkpoint {path.name} has no digests")
+        lines += find_damage(path / DIGESTS)
+    return lines
+
+
+def _log_differences(straight: Path, other: Path) -> list[str]:
+    rows = [read_log(run / LOG_NAME) for run in (straight, other)]
+    kept = [[{k: v for k, v in r.items() if k not in _TIMES} for r in log] for log in rows]
+    return [] if kept[0] == kept[1] else [f"{LOG_NAME} differs"]
+
+
+def _weight_differences(straight: Path, other: Path) -> list[str]:
+    mesh = credit_jax.ParallelDims(world_size=1).build_mesh(jax.devices()[:1])
+    lines = []
+    for average in (False, True):
+        one, two = (
+            credit_jax.restore(run, mesh, average=average)[1:]
+            for run in (straight, other)
+        )
+        equal = jax.tree.map(lambda x, y: bool(np.array_equal(x, y)), one, two)
+        if not all(jax.tree.leaves(equal)):
+            lines.append(f"{'averaged' if average else 'last'} weights differ")
+    return lines

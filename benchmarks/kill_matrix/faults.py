@@ -1,0 +1,1 @@
+def inject(name, telling): pass

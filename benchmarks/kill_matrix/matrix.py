@@ -1,0 +1,263 @@
+"""Runs that are killed again and again, and what came of them.
+
+Kills and runs are appended to `state.jsonl` of the folder as they end, so that the
+matrix goes on from there when it is started again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kill_matrix.compare import broken_files, compare_runs
+from benchmarks.kill_matrix.moments import (
+    DELETING,
+    LOGGING,
+    NUM_EVENTS,
+    SAVING,
+    TRAINING,
+    VALIDATING,
+)
+from benchmarks.kill_matrix.starts import Started, Trigger, start
+from credit_jax.parallel.processes.exit_code import RESUME
+
+STARTING = "starting"
+# Half of all kills meet the files of a run while they change.
+_MOMENTS = (STARTING, TRAINING, TRAINING, VALIDATING, SAVING, SAVING, DELETING, LOGGING)
+_LONGEST_START = 4.0  # seconds, of an idle machine
+_START_SECONDS, _END_SECONDS = 900.0, 60.0
+_CONNECT_SECONDS = 30.0
+_STATE = "state.jsonl"
+# By which the losses of another mesh may differ, relatively.
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A mesh that runs are started on.
+
+    Attributes:
+        parallelism: of `trainer`.
+        samples: `trainer.train_batch_size`, of a data-parallel rank.
+        processes: among which its devices can be shared out.
+    """
+
+    parallelism: Mapping[str, Any]
+    samples: int
+    processes: Sequence[int]
+
+    @property
+    def num_devices(self) -> int:
+        data = str(self.parallelism["data"]).removeprefix("fsdp")
+        tensor, domain = (self.parallelism[key] for key in ("tensor", "domain"))
+        return (int(data) if data.isdigit() else 1) * tensor * domain
+
+    @property
+    def options(self) -> list[str]:
+        """Options of `train`."""
+        values = {f"parallelism.{key}": n for key, n in self.parallelism.items()}
+        values |= {"num_devices": self.num_devices, "train_batch_size": self.samples}
+        return [w for k, v in values.items() for w in ("--set", f"trainer.{k}={v}")]
+
+
+def _mesh(data: str, tensor: int, domain: int, processes: Sequence[int]) -> Mesh:
+    degrees = {"data": data, "tensor": tensor, "domain": domain}
+    return Mesh(degrees, 1 if data == "fsdp2" else 2, processes)
+
+
+# The undisturbed run, and half of the others, are on the first one.
+MESHES = {
+    "fsdp 2 x tp 2 x domain 2": _mesh("fsdp2", 2, 2, (1, 2, 4)),
+    "fsdp 2 x domain 4": _mesh("fsdp2", 1, 4, (1, 2, 4)),
+    "tp 2 x domain 4": _mesh("none", 2, 4, (1, 2, 4)),
+    "tp 2 x domain 3": _mesh("none", 2, 3, (3,)),
+}
+FIRST = next(iter(MESHES))
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One start of a run, and how it was killed.
+
+    Attributes:
+        run: its number.
+        mesh: key of MESHES.
+        processes: of this start.
+        killed: numbers of the processes that were.
+        moment: what process 0 did then.
+        event: the number of the event of that kind; 0 for none.
+        seconds: until the other processes had ended by themselves.
+        codes: exit codes of all.
+        problems: what is wrong, one line each.
+    """
+
+    run: int
+    mesh: str
+    processes: int
+    killed: Sequence[int]
+    moment: str
+    event: int
+    seconds: float
+    codes: Sequence[int]
+    problems: Sequence[str]
+
+
+@dataclass
+class Matrix:
+    """The kills so far.
+
+    Attributes:
+        config: file that says all but the mesh.
+        folder: of everything that is written.
+        per_run: kills of a run at most.
+        meshes: names of those to start on.
+        kills: made so far.
+        runs: what came of the runs that ended.
+    """
+
+    config: str
+    folder: Path
+    per_run: int = 20
+    meshes: Sequence[str] = tuple(MESHES)
+    kills: list[Kill] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    _is_straight_done: bool = False
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / _STATE
+        for line in path.read_text().splitlines() if path.exists() else ():
+            match json.loads(line):
+                case {"kill": kill}:
+                    self.kills.append(Kill(**kill))
+                case {"run": run}:
+                    self.runs.append(run)
+                case {"straight": _}:
+                    self._is_straight_done = True
+
+    @property
+    def problems(self) -> list[str]:
+        """All that is wrong."""
+        lines = [f"{k}: {line}" for k in self.kills for line in k.problems]
+        return lines + [f"run {r['run']}: {p}" for r in self.runs for p in r["problems"]]
+
+    def go_on(self, num_kills: int, seed: int) -> None:
+        """Makes kills until there are so many, and ends the run that they were of.
+
+        Args:
+            num_kills: of all runs together.
+            seed: of meshes, moments and processes.
+        """
+        if not self._is_straight_done:
+            codes = self._finish("straight", FIRST, 1)
+            if any(codes):
+                raise RuntimeError(f"the undisturbed run ended with code {codes}")
+            self._note({"straight": True})
+        while len(self.kills) < num_kills:
+            self._kill_run(len(self.runs), num_kills, seed)
+
+    def _kill_run(self, run: int, num_kills: int, seed: int) -> None:
+        """Kills one run, ends it, and compares it with the undisturbed one."""
+        same = run % 2 == 0
+        own = sum(kill.run == run for kill in self.kills)
+        while own < self.per_run and len(self.kills) < num_kills:
+            chosen = random.Random(f"{seed} {len(self.kills)}")
+            kill = self._start_and_kill(run, same, chosen)
+            if kill is None:
+                break
+            self.kills.append(kill)
+            self._note({"kill": asdict(kill)})
+            own += 1
+        name = f"run{run}"
+        codes = self._finish(name, FIRST, 1 if len(self.meshes) == 1 else 4)
+        problems = [f"the last start ended with codes {codes}"] if any(codes) else []
+        runs = [self.folder / own for own in ("straight", name)]
+        found = compare_runs(*runs, tolerance=0.0 if same else TOLERANCE)
+        found["problems"] = problems + found["problems"]
+        self.runs.append({"run": run, "one mesh": same, "kills": own, **found})
+        self._note({"run": self.runs[-1]})
+
+    def _note(self, record: Mapping[str, Any]) -> None:
+        with (self.folder / _STATE).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def options(self, name: str, mesh: str) -> list[str]:
+        """Options of `train` for a run in this folder."""
+        options = ["--config", self.config, "--resume", "if-any"]
+        options += ["--save-loc", str(self.folder / name)]
+        options += ["--cache", str(self.folder / "cache")]
+        options += ["--connect-timeout", str(_CONNECT_SECONDS)]
+        return options + MESHES[mesh].options
+
+    def _finish(self, name: str, mesh: str, count: int) -> list[int | None]:
+        """Trains to the end; returns the exit codes."""
+        log = self.folder / f"{name}.log"
+        started = start(self.options(name, mesh), count, log)
+        codes = [started.code(n, 4 * _START_SECONDS) for n in range(count)]
+        started.end()
+        return codes
+
+    def _start_and_kill(self, run: int, same: bool, chosen: random.Random) -> Kill | None:
+        """None if the run ended before the moment of the kill."""
+        mesh = FIRST if same else chosen.choice(self.meshes)
+        count = chosen.choice(MESHES[mesh].processes)
+        moment = chosen.choice(_MOMENTS)
+        event = chosen.randint(1, NUM_EVENTS.get(moment, 1))
+        # Files half written and half removed; batches go on for a while.
+        stop = moment in (SAVING, DELETING, LOGGING)
+        numbers = [*range(count)]
+        killed = numbers if chosen.random() < 0.5 else [chosen.choice(numbers)]
+        started = start(
+            self.options(f"run{run}", mesh),
+            count,
+            self.folder / f"run{run}.log",
+            trigger=None if moment == STARTING else Trigger(moment, event, stop),
+        )
+        problems: list[str] = []
+        if moment == STARTING:
+            time.sleep(chosen.uniform(0, _LONGEST_START))
+        elif not _wait_for_moment(started):
+            codes = [started.code(number, 0) for number in numbers]
+            started.end()
+            if codes == [0] * count:
+                return None
+            problems.append(f"ended with {codes} before anything was killed")
+        time.sleep(0.0 if stop else chosen.uniform(0, 0.1))
+        for number in killed:
+            started.signal(number, signal.SIGKILL)
+        if stop and 0 not in killed:
+            started.signal(0, signal.SIGCONT)
+        began = time.monotonic()
+        codes = [started.code(n, _END_SECONDS + _CONNECT_SECONDS) for n in numbers]
+        seconds = time.monotonic() - began
+        started.end()
+        # One that was not met yet says so after --connect-timeout.
+        good = (0, RESUME, *([2] if moment == STARTING else []))
+        for number in set(numbers) - set(killed):
+            if codes[number] not in good:
+                problems.append(f"process {number} ended with {codes[number]}")
+        problems += broken_files(self.folder / f"run{run}")
+        event = 0 if moment == STARTING else event
+        codes = [-1 if code is None else code for code in codes]
+        return Kill(run, mesh, count, killed, moment, event, seconds, codes, problems)
+
+
+def _wait_for_moment(started: Started) -> bool:
+    """False if the processes ended before, or do not come there."""
+    deadline = time.monotonic() + _START_SECONDS
+    while not started.told.poll(0.05):
+        if started.is_over or time.monotonic() > deadline:
+            return started.told.poll()
+    try:
+        started.told.recv()
+    except EOFError:
+        for number in range(len(started.processes)):
+            started.code(number, _END_SECONDS)
+        return False
+    return True
