@@ -1,10 +1,11 @@
 """A run that is killed again and again: `python -m benchmarks.kill_matrix`.
 
-A small form of the demo is trained undisturbed, then again and again with SIGKILL of one
-or all of its processes at random moments; each time it is started again with `--resume
-if-any`, on a random number of processes and, in every other run, on a random mesh. The
-losses must be those of the undisturbed run, all checkpoints whole, no unfinished file
-left. It can be stopped at any time and goes on in the same folder.
+A small form of the demo is trained undisturbed, then again and again with SIGKILL of
+one or all of its processes at random moments; each time it is started again with
+`--resume if-any`, on a random number of processes and, in every other run, on a random
+mesh. The losses must be those of the undisturbed run, all checkpoints whole, no
+unfinished file left. Other faults follow, each of which must end in a resume or in one
+error. It can be stopped at any time and goes on in the same folder.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.kill_matrix.faults import FAULTS, try_fault
 from benchmarks.kill_matrix.matrix import Matrix
+from benchmarks.kill_matrix.report import report
 from benchmarks.kill_matrix.small_demo import small_demo
+from benchmarks.report import add_out_option
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--kills", type=int, default=200, help="of all starts of this folder")
     add("--kills-per-run", type=int, default=20)
     add("--seed", type=int, default=0)
+    add("--faults", action=argparse.BooleanOptionalAction, default=True)
+    add_out_option(parser)
     args = parser.parse_args(argv)
     # Processes that this one has started end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
@@ -38,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     section = small_demo(folder / "data", epochs=14)
     config.write_text(yaml.safe_dump(section, sort_keys=False))
     matrix = Matrix(str(config), folder, args.kills_per_run)
+    matrix.train_undisturbed()
+    done = {fault["name"] for fault in matrix.faults}
+    for name in [n for n in FAULTS if n not in done] if args.faults else []:
+        try_fault(matrix, name)
     matrix.go_on(args.kills, args.seed)
+    print(report(matrix, args.out, section))
     print(*matrix.problems, sep="\n")
     return 1 if matrix.problems else 0
 

@@ -45,10 +45,7 @@ def compare_runs(straight: Path, other: Path, *, tolerance: float) -> dict[str, 
     if tolerance == 0:
         problems += _log_differences(straight, other)
         problems += _weight_differences(straight, other)
-    problems += broken_files(other)
-    left = [p for p in other.rglob(".*") if p.is_file()]
-    left += [p for p in (other / FOLDER).iterdir() if not p.name.isdigit()]
-    problems += [f"left behind: {path.relative_to(other)}" for path in left]
+    problems += broken_files(other) + left_files(other)
     return {"updates": len(both), "difference": difference, "problems": problems}
 
 
@@ -72,9 +69,18 @@ def broken_files(run: Path) -> list[str]:
     return lines
 
 
+def left_files(run: Path) -> list[str]:
+    """Unfinished files of a run that has ended, one line each."""
+    left = [path for path in run.rglob(".*") if path.is_file()]
+    left += [path for path in (run / FOLDER).iterdir() if not path.name.isdigit()]
+    return [f"left behind: {path.relative_to(run)}" for path in left]
+
+
 def _log_differences(straight: Path, other: Path) -> list[str]:
     rows = [read_log(run / LOG_NAME) for run in (straight, other)]
-    kept = [[{k: v for k, v in r.items() if k not in _TIMES} for r in log] for log in rows]
+    kept = [
+        [{k: v for k, v in r.items() if k not in _TIMES} for r in log] for log in rows
+    ]
     return [] if kept[0] == kept[1] else [f"{LOG_NAME} differs"]
 
 

@@ -119,6 +119,7 @@ class Matrix:
         meshes: names of those to start on.
         kills: made so far.
         runs: what came of the runs that ended.
+        faults: what came of the other faults (`faults.try_fault`).
     """
 
     config: str
@@ -127,6 +128,7 @@ class Matrix:
     meshes: Sequence[str] = tuple(MESHES)
     kills: list[Kill] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[dict[str, Any]] = field(default_factory=list)
     _is_straight_done: bool = False
 
     def __post_init__(self) -> None:
@@ -138,14 +140,18 @@ class Matrix:
                     self.kills.append(Kill(**kill))
                 case {"run": run}:
                     self.runs.append(run)
+                case {"fault": fault}:
+                    self.faults.append(fault)
                 case {"straight": _}:
                     self._is_straight_done = True
 
     @property
     def problems(self) -> list[str]:
         """All that is wrong."""
-        lines = [f"{k}: {line}" for k in self.kills for line in k.problems]
-        return lines + [f"run {r['run']}: {p}" for r in self.runs for p in r["problems"]]
+        lines = [f"{kill}: {line}" for kill in self.kills for line in kill.problems]
+        for name, ended in (("run", self.runs), ("name", self.faults)):
+            lines += [f"{e[name]}: {line}" for e in ended for line in e["problems"]]
+        return lines
 
     def go_on(self, num_kills: int, seed: int) -> None:
         """Makes kills until there are so many, and ends the run that they were of.
@@ -154,20 +160,35 @@ class Matrix:
             num_kills: of all runs together.
             seed: of meshes, moments and processes.
         """
-        if not self._is_straight_done:
-            codes = self._finish("straight", FIRST, 1)
-            if any(codes):
-                raise RuntimeError(f"the undisturbed run ended with code {codes}")
-            self._note({"straight": True})
+        self.train_undisturbed()
         while len(self.kills) < num_kills:
             self._kill_run(len(self.runs), num_kills, seed)
+
+    def train_undisturbed(self) -> None:
+        """Trains the run that all others are compared with, unless that is done.
+
+        Raises:
+            RuntimeError: it did not end well.
+        """
+        if self._is_straight_done:
+            return
+        codes = self._finish("straight", FIRST, 1)
+        if any(codes):
+            raise RuntimeError(f"the undisturbed run ended with {codes}")
+        self._is_straight_done = True
+        self._note({"straight": True})
+
+    def add_fault(self, fault: dict[str, Any]) -> None:
+        """Notes what came of a fault."""
+        self.faults.append(fault)
+        self._note({"fault": fault})
 
     def _kill_run(self, run: int, num_kills: int, seed: int) -> None:
         """Kills one run, ends it, and compares it with the undisturbed one."""
         same = run % 2 == 0
         own = sum(kill.run == run for kill in self.kills)
         while own < self.per_run and len(self.kills) < num_kills:
-            chosen = random.Random(f"{seed} {len(self.kills)}")
+            chosen = random.Random(f"{seed} {run} {len(self.kills)}")
             kill = self._start_and_kill(run, same, chosen)
             if kill is None:
                 break
@@ -203,7 +224,9 @@ class Matrix:
         started.end()
         return codes
 
-    def _start_and_kill(self, run: int, same: bool, chosen: random.Random) -> Kill | None:
+    def _start_and_kill(
+        self, run: int, same: bool, chosen: random.Random
+    ) -> Kill | None:
         """None if the run ended before the moment of the kill."""
         mesh = FIRST if same else chosen.choice(self.meshes)
         count = chosen.choice(MESHES[mesh].processes)

@@ -1,4 +1,4 @@
-"""The small form of the demo that the matrix trains: its data and losses, little else."""
+"""The small form of the demo that the matrix trains: its data, losses and schedule."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ def start(
         count: how many processes.
         log: what process N prints is appended to the file of this name and `.N`.
         trigger: of the first process.
-        fault: function of `benchmarks.kill_matrix.faults` that the first process calls
-            before it trains.
+        fault: function of `benchmarks.kill_matrix.injected` that the first process
+            calls before it trains.
     """
     context = _context()
     told, telling = context.Pipe(duplex=False)
@@ -164,7 +164,7 @@ def _run(
     if trigger is not None and telling is not None:
         child.tell_at(trigger.moment, trigger.number, telling, stop=trigger.stop)
     if fault is not None:
-        child.inject(fault, telling)
+        child.inject(fault)
     code = 1
     try:
         code = child.train(options)

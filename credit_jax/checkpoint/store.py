@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
@@ -43,6 +44,7 @@ NUM_TEMPORARY = 2
 # Old checkpoints are renamed into this folder before their files are removed, so that
 # none is ever half there.
 _REMOVED = "removed"
+_PAUSE = 0.01  # seconds between looks at a save that goes on
 
 
 class _Preservation:
@@ -68,6 +70,32 @@ class _Preservation:
         kept = {self.best_step, *passing[-NUM_TEMPORARY:], *lasting[-self.num_latest :]}
         kept.update(lasting if self.keep_all else ())
         return [step in kept for step in steps]
+
+
+class _Manager(ocp.CheckpointManager):
+    """Orbax's manager, which says at once that this process could not write.
+
+    Its own threads wait for those of the other processes before they hand on an error,
+    and these wait for the write that failed.
+    """
+
+    failure: BaseException | None = None
+
+    def _wait_for_checkpointers(self) -> None:
+        try:
+            super()._wait_for_checkpointers()
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def wait_until_finished(self) -> None:
+        """Waits for the last save; raises an error of this process without waiting."""
+        while jax.process_count() > 1 and self.is_saving_in_progress():
+            if self.failure is not None:
+                raise self.failure
+            self.check_for_errors()
+            time.sleep(_PAUSE)
+        super().wait_until_finished()
 
 
 class CheckpointStore:
@@ -108,11 +136,11 @@ class CheckpointStore:
         self._damage: dict[int, list[str]] = {}
         self._written: int | None = None
         self._emptying: threading.Thread | None = None
-        self._manager: ocp.CheckpointManager | None = None
+        self._manager: _Manager | None = None
         if self.folder.exists():
             self._open()
 
-    def _open(self) -> ocp.CheckpointManager:
+    def _open(self) -> _Manager:
         if self._manager is None:
             _write_replicas_once()
             if self._clean and jax.process_index() == 0:
@@ -127,7 +155,7 @@ class CheckpointStore:
                     post_finalization_callback=self._record
                 ),
             )
-            self._manager = ocp.CheckpointManager(self.folder, options=options)
+            self._manager = _Manager(self.folder, options=options)
             self._recall_best()
         return self._manager
 
@@ -349,7 +377,7 @@ class CheckpointStore:
         with ocp.PyTreeCheckpointer() as reader:
             return reader.restore(self.path(step) / item, args=args)[name]
 
-    def _manager_with(self, step: int) -> ocp.CheckpointManager:
+    def _manager_with(self, step: int) -> _Manager:
         if self._manager is None or step not in self.steps():
             have = self.steps() or "none"
             raise FileNotFoundError(

@@ -7,7 +7,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -42,7 +42,9 @@ def folder_lock(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            # What remains where that is not permitted any more is free: see `_taken`.
+            with suppress(OSError):
+                path.unlink()
 
 
 def _taken(path: Path) -> IO[str] | None:

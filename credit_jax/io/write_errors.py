@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jax.errors import JaxRuntimeError
+
 # TensorStore's number of the system's error, in the text of its own.
 _NUMBER = re.compile(r"os_error_code='(\d+)'")
 
@@ -21,7 +23,8 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
     """Raises a `WriteError` for the errors of writing in the block.
 
     Those are OSErrors, and the RuntimeErrors and ValueErrors that PyTorch, Orbax and
-    TensorStore raise in their place.
+    TensorStore raise in their place. Errors of JAX's runtime, such as that of a
+    collective in a save, are no errors of writing.
 
     Args:
         path: what is written, for the error.
@@ -29,7 +32,8 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except WriteError:
+    except (WriteError, JaxRuntimeError):
+        # Also of JAX is what a process says whose peer has died.
         raise
     except (OSError, RuntimeError, ValueError) as error:
         text = f"{path}: could not be written: {_cause(error)}"

@@ -16,6 +16,7 @@ from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.training.display import Display
 from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
 from credit_jax.training.loop import Outcome, TrainingLoop
+from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.profile import Profile
 from credit_jax.training.records import RECORDS_NAME, Sink, StepRecords, Work
 from credit_jax.training.restore import RunStore
@@ -85,8 +86,11 @@ def train(
     )
     try:
         outcome = loop.run(start)
-    except BaseException:
-        for part in (store, loggers):
+    except BaseException as error:
+        # The others never come to where a store that closes waits for them, unless all
+        # have this error.
+        alone = jax.process_count() > 1 and not isinstance(error, NonFiniteLossError)
+        for part in (loggers,) if alone else (store, loggers):
             # What could not be written before cannot be written now.
             with suppress(WriteError):
                 part.close()

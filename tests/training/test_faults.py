@@ -99,6 +99,19 @@ def test_a_killed_process_holds_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / NAME).exists()
 
 
+def test_a_lock_that_cannot_be_removed_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", denied)
+    with pytest.raises(RuntimeError, match="the reason"), folder_lock(tmp_path):
+        raise RuntimeError("the reason")
+    with folder_lock(tmp_path):
+        pass
+
+
 def test_a_file_system_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,122 @@
+"""The report of the matrix: kills by moment and processes, runs, faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kill_matrix.matrix import FIRST, MESHES, TOLERANCE, Kill, Matrix
+from benchmarks.recipe import recipe
+from benchmarks.report import Table, write_report
+
+
+def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
+    """Writes `kill_matrix.md` and `.json`; returns the path of the first.
+
+    Args:
+        matrix: with what has been done so far.
+        folder: of the report.
+        config: that was trained.
+    """
+    kills, problems = matrix.kills, matrix.problems
+    head = (
+        "# Runs that are killed again and again\n\n"
+        f"{len(kills)} kills in {len(matrix.runs)} runs of a small form of the demo "
+        "(gloo on CPU), "
+        f"{len(problems)} problems. Each kill is SIGKILL to one or all processes; the "
+        "run is started again with `--resume if-any` on another number of processes, "
+        "and in every other run on another mesh. While it saves, removes old "
+        "checkpoints or writes its log, process 0 is stopped at one of these "
+        "operations and killed there, or one of the others is. A run on one mesh must "
+        "end with the losses, the log and the weights of the undisturbed run bitwise, "
+        f"one on several meshes with its losses to {TOLERANCE:g}; after every kill all "
+        "checkpoints must be whole; processes that were not killed must end by "
+        f"themselves with code 75.\n\nThe undisturbed run is on {FIRST}, one process."
+    )
+    data = {
+        "recipe": recipe(config),
+        "problems": problems,
+        "kills": [asdict(kill) for kill in kills],
+        "runs": matrix.runs,
+        "faults": matrix.faults,
+    }
+    sections = [
+        head,
+        "## Kills",
+        _counts("moment", kills, lambda kill: kill.moment),
+        _counts("mesh", kills, lambda kill: kill.mesh),
+        _ends(kills),
+        "## Runs",
+        _runs(matrix.runs),
+        "## Other faults",
+        _faults(matrix.faults),
+        "## Problems",
+        "\n".join(f"- {line}" for line in problems) or "None.",
+    ]
+    return write_report("kill_matrix", sections, data, folder)
+
+
+def _counts(name: str, kills: Sequence[Kill], key: Callable[[Kill], str]) -> Table:
+    counts = sorted({n for mesh in MESHES.values() for n in mesh.processes})
+    rows = []
+    for value in dict.fromkeys(map(key, kills)):
+        own = [kill for kill in kills if key(kill) == value]
+        numbers = [sum(k.processes == n for k in own) for n in counts]
+        everyone = sum(len(k.killed) == k.processes for k in own)
+        rows.append([value, *map(str, [*numbers, len(own), everyone])])
+    header = [name, *(f"{n} processes" for n in counts), "kills", "of all processes"]
+    return Table(f"Kills by {name}", header, rows)
+
+
+def _ends(kills: Sequence[Kill]) -> str:
+    """For how long processes went on that were not killed."""
+    own = [k for k in kills if len(k.killed) < k.processes and k.moment != "starting"]
+    if not own:
+        return "Each kill was of all processes."
+    seconds = sorted(kill.seconds for kill in own)
+    return (
+        f"In {len(own)} kills of one of several processes that had met, the others had "
+        f"ended {seconds[len(seconds) // 2]:.1f} s later (median), {seconds[-1]:.1f} s "
+        "at most, on a machine shared with other work."
+    )
+
+
+def _runs(runs: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        [
+            "one mesh" if run["one mesh"] else "several",
+            str(run["kills"]),
+            str(run["updates"]),
+            f"{run['difference']:.2g}",
+            str(len(run["problems"])),
+        ]
+        for run in runs
+        if run["kills"]
+    ]
+    header = ["meshes", "kills", "updates", "largest difference of a loss", "problems"]
+    return Table("Runs", header, rows)
+
+
+def _faults(faults: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        [
+            fault["name"],
+            " ".join(map(str, fault["codes"])),
+            _short(fault["error"]) or "none",
+            f"{fault['seconds']:.0f}",
+            "; ".join(fault["problems"]) or "bitwise",
+        ]
+        for fault in faults
+    ]
+    header = ["fault", "exit codes", "error or note", "seconds", "after a resume"]
+    return Table("Faults", header, rows)
+
+
+def _short(text: str) -> str:
+    """A message without the folder of this machine."""
+    words = (
+        w if not w.startswith("/") else f".../{Path(w).name}" for w in text.split()
+    )
+    return " ".join(words).replace("|", "\\|")

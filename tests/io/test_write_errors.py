@@ -1,0 +1,33 @@
+"""What is an error of writing, and what is not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from jax.errors import JaxRuntimeError
+
+from credit_jax.io.write_errors import WriteError, write_errors
+
+
+def test_errors_of_writing_say_what_and_why(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    with (
+        pytest.raises(
+            WriteError, match=r"log.csv: could not be written: No space left"
+        ),
+        write_errors(path),
+    ):
+        raise OSError(28, os.strerror(28))
+    with (
+        pytest.raises(WriteError, match="File too large; make room"),
+        write_errors(path, "make room"),
+    ):
+        raise ValueError("ABORTED [os_error_code='27' key='d']")
+
+
+def test_a_collective_that_fails_is_none(tmp_path: Path) -> None:
+    """The peer of this process has died; a full disk is not the reason."""
+    with pytest.raises(JaxRuntimeError), write_errors(tmp_path):
+        raise JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed")
