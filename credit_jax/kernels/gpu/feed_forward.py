@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from credit_jax.kernels.gpu.dense import kernel_gradient
-from credit_jax.kernels.gpu.matmul import activated_gradient, hidden_gradient, linear
+from credit_jax.kernels.gpu.matmul import hidden_gradient, layer_gradients, linear
 from credit_jax.ops.vma import match_vma
 
 
@@ -72,14 +72,16 @@ def _backward(
     by_hidden, by_up_bias = hidden_gradient(
         cotangent, down, hidden, interpret=interpret
     )
-    by_down = activated_gradient(hidden, cotangent, interpret=interpret)
+    by_down, by_down_bias = layer_gradients(
+        hidden, cotangent, activated=True, interpret=interpret
+    )
     return (
         by_hidden @ up.T,
         cotangent,
         kernel_gradient(x, by_hidden).astype(up.dtype),
         by_up_bias.astype(up_bias.dtype),
         by_down.astype(down.dtype),
-        cotangent.sum(0, dtype=by_up_bias.dtype).astype(down_bias.dtype),
+        by_down_bias.astype(down_bias.dtype),
     )
 
 
@@ -121,14 +123,13 @@ def _project_forward(
 def _project_backward(
     interpret: bool, saved: tuple[Array, ...], cotangent: Array
 ) -> tuple[Array, ...]:
-    del interpret
     x, kernel, bias = saved
-    wide = jnp.promote_types(cotangent.dtype, jnp.float32)
+    by_kernel, by_bias = layer_gradients(x, cotangent, interpret=interpret)
     return (
         cotangent @ kernel.T,
         cotangent,
-        kernel_gradient(x, cotangent).astype(kernel.dtype),
-        cotangent.sum(0, dtype=wide).astype(bias.dtype),
+        by_kernel.astype(kernel.dtype),
+        by_bias.astype(bias.dtype),
     )
 
 

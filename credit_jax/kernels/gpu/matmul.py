@@ -204,52 +204,70 @@ def _hidden_kernel(
     triton.store(sums.at[at.block, at.column], made.sum(0), mask=at.column_inside)
 
 
-def activated_gradient(
-    hidden: Float[Array, "rows hidden"],
+def layer_gradients(
+    x: Float[Array, "rows channel"],
     cotangent: Float[Array, "rows out"],
     *,
+    activated: bool = False,
     interpret: bool = False,
-) -> Float[Array, "hidden out"]:
-    """`gelu(hidden).T @ cotangent`, float32 or wider, added up over groups of rows.
+) -> tuple[Float[Array, "channel out"], Float[Array, " out"]]:
+    """The gradients of `act(x) @ kernel + bias` by kernel and bias.
 
     Args:
-        hidden: the field before its GELU.
-        cotangent: of the product of its GELU.
+        x, activated: as for `linear`.
+        cotangent: of the result.
         interpret: run the kernel as XLA operations, on any device.
+
+    Returns:
+        `act(x).T @ cotangent` and the sum of the cotangent over all rows, both float32
+        or wider, added up over groups of rows.
     """
-    rows, shape = len(hidden), (hidden.shape[1], cotangent.shape[1])
+    rows, shape = len(x), (x.shape[1], cotangent.shape[1])
     tiles = math.prod(_grid(shape))
     turns = pl.cdiv(pl.cdiv(rows, _DEPTH), pl.cdiv(_TILES, tiles))
     groups = pl.cdiv(rows, turns * _DEPTH)
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    (parts,) = call_kernel(
-        partial(_activated_kernel, turns=turns, shape=shape),
-        "activated_gradient",
-        hidden,
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    parts, sums = call_kernel(
+        partial(_gradients_kernel, turns=turns, shape=shape, activated=activated),
+        "layer_gradients",
+        x,
         cotangent,
         grid=(*_grid(shape), groups),
-        results=(((groups, *shape), wide),),
+        results=(((groups, *shape), wide), ((groups, shape[1]), wide)),
         flops=2 * math.prod(shape) * rows,
         num_stages=_STAGES,
         interpret=interpret,
     )
-    return parts.sum(0)
+    return parts.sum(0), sums.sum(0)
 
 
-def _activated_kernel(
-    hidden: Any, cotangent: Any, parts: Any, *, turns: int, shape: Sequence[int]
+def _gradients_kernel(
+    x: Any,
+    cotangent: Any,
+    parts: Any,
+    sums: Any,
+    *,
+    turns: int,
+    shape: Sequence[int],
+    activated: bool,
 ) -> None:
     at, group = _Place(shape), pl.program_id(2)
 
-    def turn(index: Array, total: Array) -> Array:
+    def turn(index: Array, totals: tuple[Array, Array]) -> tuple[Array, Array]:
         row = (group * turns + index) * _DEPTH + lax.iota(jnp.int32, _DEPTH)
-        inside = row < hidden.shape[0]
-        x = _load(hidden, row, at.row, inside, at.row_inside)
+        inside = row < x.shape[0]
+        left = _load(x, row, at.row, inside, at.row_inside)
         given = _load(cotangent, row, at.column, inside, at.column_inside)
-        return total + dot(_gelu(x).T, given)
+        product = dot((_gelu(left) if activated else left).T, given)
+        by_kernel, by_bias = totals
+        return by_kernel + product, by_bias + given.astype(parts.dtype).sum(0)
 
-    total = lax.fori_loop(0, turns, turn, jnp.zeros((_ROWS, _COLUMNS), parts.dtype))
-    at.store(parts, total, group)
+    zeros = tuple(jnp.zeros(s, parts.dtype) for s in ((_ROWS, _COLUMNS), _COLUMNS))
+    by_kernel, by_bias = lax.fori_loop(0, turns, turn, zeros)
+    at.store(parts, by_kernel, group)
+    # The programs of one column of tiles have the same sum.
+    once = at.column_inside & (at.block == 0)
+    triton.store(sums.at[group, at.column], by_bias, mask=once)
 
 
 def _gelu(x: Array) -> Array:

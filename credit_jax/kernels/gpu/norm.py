@@ -95,18 +95,18 @@ def _backward(
     turns = pl.cdiv(pl.cdiv(len(x), rows), _PROGRAMS)
     programs = pl.cdiv(len(x), rows * turns)
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    partial_sums = ((programs, x.shape[1]), wide)
-    by_x, by_scale, by_bias = call_kernel(
+    partial_sums = ((programs, 2, x.shape[1]), wide)
+    by_x, sums = call_kernel(
         partial(_backward_kernel, rows=rows, turns=turns, epsilon=epsilon),
         "layer_norm_backward",
         x,
         scale,
         *cotangents,
         grid=(programs,),
-        results=((x.shape, x.dtype), partial_sums, partial_sums),
+        results=((x.shape, x.dtype), partial_sums),
         interpret=interpret,
     )
-    by_scale, by_bias = (a.sum(0).astype(scale.dtype) for a in (by_scale, by_bias))
+    by_scale, by_bias = sums.sum(0).astype(scale.dtype)
     return by_x, by_scale, by_bias
 
 
@@ -138,7 +138,8 @@ def _backward_kernel(
     cotangent: Any,
     skip: Any,
     by_x: Any,
-    *sums: Any,
+    sums: Any,
+    *,
     rows: int,
     turns: int,
     epsilon: float,
@@ -159,11 +160,11 @@ def _backward_kernel(
         by_scale, by_bias = totals
         return by_scale + (given * normal).sum(0), by_bias + given.sum(0)
 
-    zeros = jnp.zeros(_width(x), sums[0].dtype)
+    zeros = jnp.zeros(_width(x), sums.dtype)
     totals = lax.fori_loop(0, turns, turn, (zeros, zeros))
     channel = lax.iota(jnp.int32, _width(x))
-    for ref, total in zip(sums, totals, strict=True):
-        where = ref.at[pl.program_id(0), channel]
+    for which, total in enumerate(totals):
+        where = sums.at[pl.program_id(0), which, channel]
         triton.store(where, total, mask=channel < count)
 
 
