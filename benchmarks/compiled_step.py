@@ -13,6 +13,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.meshes import build_mesh
+from credit_jax.config.trainer import CompilerConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.kernels import use_platform
 from credit_jax.models.model_def import ModelDef
@@ -86,6 +87,8 @@ def trace_step(
     platform: str | None = "gpu",
     precision: str = "float32",
     float8: int | None = None,
+    over_domain: bool = False,
+    compiler: CompilerConfig | None = None,
     devices: Sequence[Any] | None = None,
 ) -> tuple[ModelDef, Any]:
     """The model and the traced training step (MSE, AdamW, clipping).
@@ -102,6 +105,8 @@ def trace_step(
         precision: of activations and weights in the forward.
         float8: fewest channels of the dense layers that multiply float8 values; None
             for none.
+        over_domain: parameters are stored split over domain, too.
+        compiler: how XLA compiles it.
         devices: of the mesh; None are those of the process.
     """
     parallel = build_parallel_model(
@@ -109,6 +114,7 @@ def trace_step(
         build_mesh(mesh, devices),
         ac_mode=remat,
         mp_policy=default_mp_policy(precision),
+        over_domain=over_domain,
         fp8=False if float8 is None else Float8(float8),
     )
     model_def, parallel_config = parallel.model_def, parallel.parallel_config
@@ -119,7 +125,14 @@ def trace_step(
         lambda tree, context: context.mean(jnp.square(tree["y_pred"] - tree["y"])),
         schedule=optax.constant_schedule(1e-3),
     )
-    step = compile_program(train, parallel.mesh, donate_argnums=0)
+    how = compiler or CompilerConfig()
+    step = compile_program(
+        train,
+        parallel.mesh,
+        donate_argnums=0,
+        options=how.options,
+        group_halos=how.group_halos,
+    )
     specs = state_specs(parallel, optimizer)
     start = partial(init_state, parallel, optimizer)
     state = jax.tree.map(

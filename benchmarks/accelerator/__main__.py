@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.accelerator import tables
 from benchmarks.accelerator.account import account, counted, grown, same_job
 from benchmarks.accelerator.compile_step import Job, compile_job
@@ -74,9 +76,19 @@ def _jobs(options: Any) -> list[Job]:
             options.precision,
             options.samples,
             options.float8,
+            options.over_domain,
+            _compiler(options),
         )
         for mesh, remat in pairs
     ]
+
+
+def _compiler(options: Any) -> dict[str, Any]:
+    """`trainer.compiler` of a config."""
+    pairs = [option.partition("=") for option in options.compiler_option]
+    chosen = {name: yaml.safe_load(value) for name, _, value in pairs}
+    grouped = {"group_halos": True} if options.group_halos else {}
+    return ({"options": chosen} if chosen else {}) | grouped
 
 
 def _credit(options: Any) -> dict[str, Any]:
@@ -174,6 +186,9 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add("--remat", nargs="+", choices=ACTIVATIONS, default=["full"])
     add("--precision", default="bfloat16")
     add("--float8", type=int, metavar="N", help="layers from N channels in float8")
+    add("--over-domain", action="store_true", help="domain axes split parameters, too")
+    add("--compiler-option", action="append", default=[], metavar="NAME=VALUE")
+    add("--group-halos", action="store_true", help="both directions in one launch")
     add("--samples", type=int, default=1, help="of each data-parallel rank")
     add("--credit", action="store_true", help="count CREDIT's eager step, too")
     add("--reuse", action="store_true", help="programs that were compiled before")

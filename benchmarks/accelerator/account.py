@@ -46,6 +46,7 @@ def account(compiled: Compiled) -> dict[str, Any]:
         "remat": job.remat,
         "precision": job.precision,
         "samples": job.samples,
+        "title": job.title,
         **_float8(compiled, program),
         **counted(every, target, sum(row["exposed_seconds"] for row in sent)),
         "useful_flops": found["useful"] / devices,
@@ -106,7 +107,7 @@ def _float8(compiled: Compiled, program: Program) -> dict[str, Any]:
 
 def same_job(program: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two accounts are of the same job."""
-    names = ("mesh", "remat", "precision", "samples", "float8")
+    names = ("title", "precision", "samples")
     return all(program.get(name) == other.get(name) for name in names)
 
 

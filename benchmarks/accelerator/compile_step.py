@@ -10,7 +10,8 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class Job:
         precision: of the forward.
         samples: of each data-parallel rank.
         float8: fewest channels of layers in float8; None for none.
+        over_domain: parameters are stored split over a domain axis, too.
+        compiler: `trainer.compiler` of a config, how XLA compiles it.
     """
 
     target: str
@@ -40,17 +43,30 @@ class Job:
     precision: str = "bfloat16"
     samples: int = 1
     float8: int | None = None
+    over_domain: bool = False
+    compiler: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         float8 = "" if self.float8 is None else f", float8 from {self.float8} channels"
-        return f"{self.mesh}, remat {self.remat}{float8}"
+        shares = "domain" in self.mesh and self.over_domain
+        shared = ", parameters over domain" if shares else ""
+        return f"{self.mesh}, remat {self.remat}{float8}{shared}{self._compiled}"
+
+    @property
+    def _compiled(self) -> str:
+        """The settings of the compiler, in words."""
+        settings = dict(self.compiler.get("options", {}))
+        settings |= {k: v for k, v in self.compiler.items() if k != "options"}
+        return "".join(f", {name}={value}" for name, value in settings.items())
 
     def folder(self, parent: Path) -> Path:
         """Of the text and the account, below a folder of all programs."""
         model = Path(self.model).stem
         parts = (model, self.mesh, self.remat, self.precision, str(self.samples))
         parts += () if self.float8 is None else (f"float8_{self.float8}",)
+        parts += ("over_domain",) if self.over_domain else ()
+        parts += (self._compiled.replace(", ", "-"),) if self.compiler else ()
         return parent / self.target / "-".join(parts)
 
 
@@ -111,6 +127,7 @@ def main() -> None:
     from benchmarks.accelerator.float8 import traced_products
     from benchmarks.compiled_step import model_block, trace_step
     from benchmarks.meshes import num_data
+    from credit_jax.config.trainer import CompilerConfig
     from credit_jax.models.flops import flops_of
     from credit_jax.parallel.compiler import compile_sooner
 
@@ -122,6 +139,8 @@ def main() -> None:
         "platform": None,
         "precision": job.precision,
         "float8": job.float8,
+        "over_domain": job.over_domain,
+        "compiler": CompilerConfig(**job.compiler),
         "devices": target.devices(),
     }
     batch = job.samples * num_data(job.mesh)

@@ -15,6 +15,8 @@ from credit_jax.parallel.rows.reshard import WINDOWS
 from credit_jax.parallel.scopes import ATTENTION, PARTS
 
 OTHER = "other"
+# In the name of a computation whose collectives are one launch.
+GROUP = ".collectives_group"
 FORWARD, AGAIN, BACKWARD = "forward", "recomputed", "backward"
 # Instructions that are no kernels.
 _FREE = (
@@ -86,7 +88,8 @@ def called_by(instruction: Instruction) -> list[tuple[str, int]]:
 def is_collective(instruction: Instruction) -> bool:
     """Whether an instruction sends, or starts to send, to other devices."""
     opcode = instruction.opcode.removesuffix("-start")
-    wraps = opcode == "async" and any(f" {k}(" in instruction.text for k in KINDS)
+    sends = (*(f" {kind}(" for kind in KINDS), GROUP)
+    wraps = opcode == "async" and any(text in instruction.text for text in sends)
     return opcode in KINDS or wraps
 
 

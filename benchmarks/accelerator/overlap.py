@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -101,10 +101,10 @@ def _transfer(
     target: Target,
 ) -> Transfer:
     order = list(where.values())
-    start = order[position]
-    collective = read_collective(start.text, times)
-    assert collective, f"not a collective: {start.text[:200]}"
-    beside = order[position + 1 : _end(order, position)]
+    end = _end(order, position)
+    done = order[min(end, len(order) - 1)]
+    collective = _read(program, order[position], done, times)
+    beside = order[position + 1 : end]
     work = [_work(program, where, held, target) for held in beside]
     return Transfer(
         collective,
@@ -112,6 +112,20 @@ def _transfer(
         sum(kernels for kernels, _ in work),
         sum(seconds for _, seconds in work),
     )
+
+
+def _read(
+    program: Program, start: Instruction, done: Instruction, times: int
+) -> Collective:
+    """What a collective sends; several in one launch are one, named as its end is."""
+    alone = read_collective(start.text, times)
+    if alone:
+        return alone
+    grouped = program.computations[start.called or ""].values()
+    parts = [read_collective(part.text, times) for part in grouped]
+    sent = [part for part in parts if part]
+    result = sum(part.result for part in sent)
+    return replace(sent[0], result=result, name=done.op_name)
 
 
 def _end(order: Sequence[Instruction], position: int) -> int:

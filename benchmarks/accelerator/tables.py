@@ -13,9 +13,7 @@ Account = dict[str, Any]
 
 def title(program: Account) -> str:
     """Mesh and policy of a program."""
-    float8 = program.get("float8")
-    layers = "" if float8 is None else f", float8 from {float8} channels"
-    return f"{program['mesh']}, remat {program['remat']}{layers}"
+    return program["title"]
 
 
 def totals(

@@ -127,8 +127,8 @@ def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
     if collective.kind in ("all-gather", "reduce-scatter"):
         if axes == (DP_SHARD,):
             return FSDP
-        if axes == (DOMAIN,) and f"/{NORM}/" in collective.name:
-            return SUMS
+        if axes == (DOMAIN,):
+            return SUMS if f"/{NORM}/" in collective.name else FSDP
     if collective.kind in ("collective-permute", "all-to-all") and axes == (DOMAIN,):
         return HALO if HALO in collective.name else EXCHANGE
     raise ValueError(f"a {collective.kind} over {axes}: {collective.name}")

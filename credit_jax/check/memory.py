@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from credit_jax.config.config import Config
+from credit_jax.config.trainer import TrainerConfig
 from credit_jax.models.common.geometry import Geometry, StageGeometry
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import (
@@ -19,7 +20,7 @@ from credit_jax.parallel.mesh.axes import (
     TP,
     MeshAxes,
 )
-from credit_jax.parallel.params.sharding import ShardingRules
+from credit_jax.parallel.params.sharding import ShardingRules, split_degree
 from credit_jax.parallel.params.spec import ParamSpec
 
 FLOAT32 = 4
@@ -51,27 +52,41 @@ def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memo
 
     Returns:
         Bytes of parameters, gradients, AdamW's two moments, EMA, the normalized weights
-        of spectral norm, the gathered parameters of the largest block, activations, and
-        the batch.
+        of spectral norm, the gathered parameters of the largest block, those gathered
+        over domain, activations, and the batch.
     """
     trainer = config.trainer
     param_specs = model_def.param_specs
-    own = FLOAT32 * sum(local_size(d, axes) for d in param_specs.values())
-    normalized = FLOAT32 * sum(local_size(d, axes) for d in model_def.matrices.values())
+    rules = rules_of(trainer)
+    own, normalized = (
+        FLOAT32 * sum(local_size(d, axes, rules) for d in specs.values())
+        for specs in (param_specs, model_def.matrices)
+    )
     parts = {
         "parameters": own,
         "gradients": own,
         "optimizer (AdamW)": 2 * own,
         "EMA": own if trainer.use_ema else 0,
         "spectral norm": normalized,
-        "gathered blocks (FSDP)": _gathered(config, param_specs, axes),
+        "gathered blocks (FSDP)": _gathered(config, param_specs, axes, rules),
+        "gathered over domain": _over_domain(config, param_specs, axes, rules),
         "activations (estimate)": _activations(config, model_def, axes),
         "batch": _batch(config, model_def, axes),
     }
     return Memory({name: size for name, size in parts.items() if size})
 
 
-def local_size(param_spec: ParamSpec, axes: MeshAxes) -> int:
+def rules_of(trainer: TrainerConfig) -> ShardingRules:
+    """The rules by which a run lays out its parameters."""
+    fsdp = trainer.fsdp
+    return ShardingRules(
+        min_shard_size=fsdp.min_shard_size, over_domain=fsdp.over_domain
+    )
+
+
+def local_size(
+    param_spec: ParamSpec, axes: MeshAxes, rules: ShardingRules | None = None
+) -> int:
     """Elements of one device's shard of a parameter."""
     degrees = {
         DP_REPLICATE: 1,
@@ -80,15 +95,32 @@ def local_size(param_spec: ParamSpec, axes: MeshAxes) -> int:
         TP: axes.num_tensor,
         DOMAIN: axes.num_domain,
     }
-    spec = ShardingRules().spec(param_spec, axes)
+    spec = (rules or ShardingRules()).spec(param_spec, axes)
     names = tuple(spec) + (None,) * (len(param_spec.shape) - len(spec))
     return math.prod(
-        -(-length // degrees[str(name)]) if name else length
+        -(-length // split_degree(name, degrees))
         for length, name in zip(param_spec.shape, names, strict=True)
     )
 
 
-def _gathered(config: Config, param_specs: dict[str, ParamSpec], axes: MeshAxes) -> int:
+def _over_domain(
+    config: Config,
+    param_specs: dict[str, ParamSpec],
+    axes: MeshAxes,
+    rules: ShardingRules,
+) -> int:
+    """Bytes of parameters as a forward gathers them over domain, at once."""
+    split = [d for d in param_specs.values() if rules.domain_dim(d, axes) is not None]
+    own = sum(local_size(d, axes, rules) for d in split)
+    return _item(config) * own * axes.num_domain
+
+
+def _gathered(
+    config: Config,
+    param_specs: dict[str, ParamSpec],
+    axes: MeshAxes,
+    rules: ShardingRules,
+) -> int:
     """Bytes of the parameters that FSDP holds gathered at a time."""
     if axes.num_shard == 1:
         return 0
@@ -97,7 +129,7 @@ def _gathered(config: Config, param_specs: dict[str, ParamSpec], axes: MeshAxes)
         one = param_spec.unstack()
         name = "/".join(path.split("/")[:3])
         whole = local_size(one, axes)
-        if ShardingRules().shard_dim(one, axes) is not None:
+        if rules.shard_dim(one, axes) is not None:
             whole *= axes.num_shard
         groups[name] = groups.get(name, 0) + whole
     reshard = config.trainer.fsdp.reshard_after_forward
@@ -138,9 +170,13 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
         kept += 2 * between + stage.depth * rest
     kept += largest
     kept += _edges(model_def, geometry, axes)
+    return int(WORKSPACE * _item(config) * _samples(config) * kept)
+
+
+def _item(config: Config) -> int:
+    """Bytes of a value in the compute dtype."""
     policy = config.trainer.mp_policy
-    item = FLOAT32 if policy is None or policy.param_dtype == "float32" else HALF
-    return int(WORKSPACE * item * _samples(config) * kept)
+    return FLOAT32 if policy is None or policy.param_dtype == "float32" else HALF
 
 
 def _samples(config: Config) -> int:

@@ -85,7 +85,9 @@ def mesh_table(plan: RunPlan, axes: MeshAxes) -> Table:
     if plan.model.grid is not None:
         total_rows = plan.model.grid[0]
         height = f"{-(-total_rows // axes.num_domain)} of {total_rows}"
-    table.add_row("domain", str(axes.num_domain), f"{height} rows")
+    shared = trainer.fsdp.over_domain and axes.num_domain > 1
+    also = ", parameters" if shared else ""
+    table.add_row("domain", str(axes.num_domain), f"{height} rows{also}")
     batch, shared = trainer.train_batch_size, plan.config.shares_batches
     total = batch * (1 if shared else axes.num_data) * trainer.grad_accum_every
     ranks = "the same on all ranks" if shared else f"dp {axes.num_data}"

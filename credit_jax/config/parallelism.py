@@ -12,13 +12,15 @@ DATA_MODES = ("fsdp2", "ddp", "none")
 
 
 class FsdpConfig(StrictModel):
-    """How parameters are split over the replicas of `data: fsdp2`.
+    """How parameters are split: over the replicas of `data: fsdp2`, and over domain.
 
     Attributes:
         reshard_after_forward: whether a block's parameters are gathered again in the
             backward pass: true, false, or the number of blocks that stay gathered.
         min_shard_size: parameters with fewer elements stay whole on every device.
         keep_whole: patterns of parameter paths that stay whole ("stages/0/embed/*").
+        over_domain: store parameters split over the devices of `domain`, too, which
+            then share their update and its memory; gathered once a forward.
 
     Differs from CREDIT: it has no such section and ignores it.
     """
@@ -26,6 +28,7 @@ class FsdpConfig(StrictModel):
     reshard_after_forward: bool | Annotated[int, Field(ge=0)] = True
     min_shard_size: int = Field(default=1024, ge=0)
     keep_whole: tuple[str, ...] = ()
+    over_domain: bool = False
 
 
 class ParallelismConfig(StrictModel):

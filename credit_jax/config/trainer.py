@@ -43,6 +43,19 @@ class Float8Config(StrictModel):
     min_channels: int = Field(default=1024, ge=16)
 
 
+class CompilerConfig(StrictModel):
+    """How XLA compiles the training step; CREDIT has no such section.
+
+    Attributes:
+        options: of XLA, by name, as in XLA_FLAGS without the dashes
+            ("xla_gpu_enable_latency_hiding_scheduler": true).
+        group_halos: on GPUs, send the halo rows of both directions in one launch.
+    """
+
+    options: dict[str, bool | int | str] = Field(default_factory=dict)
+    group_halos: bool = False
+
+
 class TrainerConfig(StrictModel):
     """How the model is trained.
 
@@ -61,6 +74,10 @@ class TrainerConfig(StrictModel):
         activation_checkpoint: "none", "full" or "selective" (true is "full"): whether
             a block's activations are computed again in the backward pass; "selective"
             computes those of attention again.
+        unroll_blocks: on GPUs, stages of at most so many blocks are no loop, which
+            moves less and launches fewer kernels, but compiles longer with every
+            block. CREDIT has no such key.
+        compiler: see `CompilerConfig`.
         train_batch_size, valid_batch_size: samples of one data-parallel rank.
         batches_per_epoch, valid_batches_per_epoch: at most so many; 0 is all.
         epochs, num_epoch, start_epoch: an invocation trains the epochs from
@@ -118,6 +135,8 @@ class TrainerConfig(StrictModel):
     fp8: bool = False
     float8: Float8Config = Float8Config()
     activation_checkpoint: Literal["none", "full", "selective"] = "none"
+    unroll_blocks: int = Field(16, ge=0)
+    compiler: CompilerConfig = CompilerConfig()
     train_batch_size: int = Field(ge=1)
     valid_batch_size: int = Field(ge=1)
     batches_per_epoch: int = Field(0, ge=0)

@@ -26,7 +26,8 @@ from credit_jax.parallel import scopes
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.mesh.model_fit import ULYSSES, model_problems
-from credit_jax.parallel.parallel_config import ParallelConfig
+from credit_jax.parallel.parallel_config import UNROLL_BLOCKS, ParallelConfig
+from credit_jax.parallel.params.fsdp import gather_over_domain
 from credit_jax.parallel.params.packing import pack, packed_param_specs, unpack
 from credit_jax.parallel.params.precision import Float8, Precision
 from credit_jax.parallel.params.remat import Remat
@@ -337,7 +338,7 @@ class ParallelModel:
         inputs: Mapping[str, Array],
         context: Context,
     ) -> tuple[Array, Collection]:
-        weights = self._normalized(params, model_state)
+        weights = self._weights(params, model_state)
         prediction, batch_stats = self.model_def.apply_and_update(
             weights, inputs, context, model_state[BATCH_STATS]
         )
@@ -351,7 +352,7 @@ class ParallelModel:
         context: Context,
     ) -> Array:
         """A sample of the process; spectral norm is applied once."""
-        process, weights = self.model_def.process, self._normalized(params, model_state)
+        process, weights = self.model_def.process, self._weights(params, model_state)
         assert process is not None, "the model has a process"
 
         def network(noised: Array, time: Array) -> Array:
@@ -378,10 +379,24 @@ class ParallelModel:
             rules=self.parallel_config.rules,
             precision=self.parallel_config.precision,
             remat=self.parallel_config.remat,
+            unroll_blocks=self.parallel_config.unroll_blocks,
             first_sample=rank if interleaved else rank * size,
             sample_stride=self.axes.num_data if interleaved else 1,
             num_members=num_members,
         )
+
+    def _weights(self, params: Weights, model_state: ModelState) -> Weights:
+        """The weights of a forward: after spectral norm, as blocks take them."""
+        config = self.parallel_config
+        normalized = self._normalized(params, model_state)
+        with jax.named_scope(scopes.PARAMETERS):
+            return gather_over_domain(
+                normalized,
+                self.model_def.param_specs,
+                config.rules,
+                self.axes,
+                config.precision,
+            )
 
     @jax.named_scope(scopes.SPECTRAL_NORM)
     def _normalized(self, params: Weights, model_state: ModelState) -> Weights:
@@ -413,6 +428,8 @@ def build_parallel_model(
     reshard_after_forward: bool | int = True,
     min_shard_size: int = MIN_SHARD_SIZE,
     keep_whole: Sequence[str] = (),
+    over_domain: bool = False,
+    unroll_blocks: int = UNROLL_BLOCKS,
 ) -> ParallelModel:
     """A model with all parallelism applied, ready for training.
 
@@ -444,6 +461,9 @@ def build_parallel_model(
             keeps them, a number keeps those of at most that many blocks.
         min_shard_size: parameters with fewer elements stay whole.
         keep_whole: patterns of paths that stay whole, "stages/0/embed/*".
+        over_domain: store large parameters split over the domain axis, too, whose
+            devices then share their update; gathered once a forward.
+        unroll_blocks: stages of at most so many blocks are no loop on GPUs.
 
     Raises:
         ValueError: the model does not parse or does not fit the mesh; lists all errors.
@@ -476,9 +496,10 @@ def build_parallel_model(
     rules = ShardingRules(TENSOR_DIMS if splits else DENSE_TENSOR_DIMS)
     parallel_config = ParallelConfig(
         mesh,
-        rules=replace(rules, min_shard_size=min_shard_size),
+        rules=replace(rules, min_shard_size=min_shard_size, over_domain=over_domain),
         precision=precision,
         remat=Remat(ac_mode, reshard_after_forward),
         ulysses=ulysses_degree or 1,
+        unroll_blocks=unroll_blocks,
     )
     return ParallelModel(model_def, parallel_config)

@@ -52,6 +52,7 @@ class Context:
         rules: sharding of parameters.
         precision: dtypes of the forward and of gradient sums.
         remat: the rematerialization policy of blocks.
+        unroll_blocks: stages of at most so many blocks are no loop on GPUs.
         blocks: numbers the blocks, where the policy depends on it.
         capture_intermediates: if given, receives each block's output, in order.
         float8_matrices: if given, receives (input, output) channels of each matrix that
@@ -69,6 +70,7 @@ class Context:
     rules: ShardingRules = field(default_factory=ShardingRules)
     precision: Precision = field(default_factory=Precision)
     remat: Remat = field(default_factory=Remat)
+    unroll_blocks: int = 0
     blocks: BlockCount | None = None
     capture_intermediates: list[Field] | None = None
     float8_matrices: list[tuple[int, int]] | None = None
@@ -186,8 +188,9 @@ class Context:
     ) -> Any:
         """Runs `num` stacked blocks in sequence: carry = block(carry, context).
 
-        One `lax.scan`, unrolled on platforms where loops cannot hold collectives.
-        Running statistics of batch norms below the blocks are updated.
+        One `lax.scan`, unrolled where a loop cannot hold collectives, and on GPUs if
+        the blocks are few. Running statistics of batch norms below the blocks are
+        updated.
 
         A block class may name modules in `ready_of`: its `ready()` depends on their
         parameters alone, and on no others. It is made of all blocks at once, and each
@@ -223,7 +226,7 @@ class Context:
             carry = block(carry, self._of_block(index), **static, **ready)
             return carry, nnx.state(block, nnx.BatchStat)
 
-        loops = self.axes.num_devices == 1 or loops_hold_collectives()
+        loops = self._are_a_loop(num)
         gathered_again = num - self._num_kept_gathered(num)
         updates = []
         for first, stop, keep in (
@@ -249,6 +252,11 @@ class Context:
                 updates.append(jax.tree.map(part.flat, updated))
         nnx.update(blocks, _joined(updates))
         return self._captured(carry)
+
+    def _are_a_loop(self, num: int) -> bool:
+        if self.axes.num_devices > 1 and not loops_hold_collectives():
+            return False
+        return implementation() != "gpu" or num > self.unroll_blocks
 
     def _of_block(self, index: Array) -> Context:
         return replace(self.fold_in(index), block=index)

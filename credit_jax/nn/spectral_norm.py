@@ -25,7 +25,7 @@ from credit_jax.nn.model_state import Collection
 from credit_jax.parallel.collectives import psum_each
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.initializers import Initializer
-from credit_jax.parallel.params.sharding import matrix_specs
+from credit_jax.parallel.params.sharding import matrix_specs, split_axes
 from credit_jax.parallel.params.spec import LAYERS, ParamSpec
 
 Weights = dict[str, Array]
@@ -333,9 +333,10 @@ def _groups(
         columns = math.prod(shape[d] for d in outputs)
         alone = path if rows * columns > LARGE else ""
         axes = _axes(spec, inputs), _axes(spec, outputs)
-        found.setdefault((rows, columns, *axes, alone), []).append(path)
+        key = (*axes, rows, columns, _count(param_spec), alone)
+        found.setdefault(key, []).append(path)
     return [
-        _Group(tuple(paths), tuple(param_specs[p] for p in paths), key[2], key[3])
+        _Group(tuple(paths), tuple(param_specs[p] for p in paths), *key[:2])
         for key, paths in found.items()
     ]
 
@@ -347,7 +348,7 @@ def _count(param_spec: ParamSpec) -> int:
 def _axes(spec: PartitionSpec | None, dims: Sequence[int]) -> tuple[str, ...]:
     """Mesh axes that split any of `dims`."""
     names = () if spec is None else tuple(spec)
-    return tuple(names[d] for d in dims if d < len(names) and names[d])
+    return tuple(a for d in dims if d < len(names) for a in split_axes(names[d]))
 
 
 def _einsum(equation: str, *arrays: Array) -> Array:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array
 
 from credit_jax.ops.vma import pvary, varying_axes
@@ -16,10 +19,47 @@ from credit_jax.ops.vma import pvary, varying_axes
 # recomputed keep it, so that the backward pass sends nothing a second time.
 MOVED = "moved"
 
+# (source, destination)
+Pair = tuple[int, int]
+
 
 def keep_moved(x: Array) -> Array:
     """`x`, the result of a collective, under the name `MOVED`."""
     return checkpoint_name(x, MOVED)
+
+
+# The value of `group_halos`; JAX traces a function anew where it differs.
+_GROUP_HALOS = jax.make_user_context(False)
+
+
+def group_halos(on: bool) -> AbstractContextManager[None]:
+    """Trace so that GPUs send the halos of both directions in one launch.
+
+    It changes no number, and nothing on other devices. Off by default: whether one
+    launch of two messages takes less time than two is for a clock to say.
+    """
+    return _GROUP_HALOS(on)
+
+
+def ppermute_each(
+    arrays: Sequence[Array], axis: str | None, pairs: Sequence[Sequence[Pair]]
+) -> list[Array]:
+    """`lax.ppermute` of several arrays, grouped under `group_halos`.
+
+    Args:
+        arrays: of this device.
+        axis: mesh axis.
+        pairs: (source, destination) devices of each.
+    """
+
+    def permuted(*arrays: Array) -> list[Array]:
+        each = zip(arrays, pairs, strict=True)
+        return [lax.ppermute(array, axis, pairs) for array, pairs in each]
+
+    if len(arrays) < 2 or not _GROUP_HALOS.value:
+        return permuted(*arrays)
+    with set_xla_metadata(_collectives_group="", inlineable="false"):
+        return jax.jit(permuted)(*arrays)
 
 
 def psum(x: Any, axes: str | Sequence[str] | None) -> Any:
@@ -67,6 +107,9 @@ def psum_each(arrays: Sequence[Array], axes: Sequence[tuple[str, ...]]) -> list[
     return out
 
 
-def axis_index(axis: str | None) -> Array | int:
-    """Coordinate of this device along `axis`; 0 where the axis is absent."""
+def axis_index(axis: str | tuple[str, ...] | None) -> Array | int:
+    """Coordinate of this device along `axis`; 0 where the axis is absent.
+
+    Of several axes, the first is outermost.
+    """
     return lax.axis_index(axis) if axis else 0

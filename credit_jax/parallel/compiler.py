@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib.version
 from jax.sharding import Mesh
 
 from credit_jax.kernels import platform
+from credit_jax.parallel import collectives
 
 CACHE_VARIABLE = "CREDIT_JAX_CACHE"
 CACHE_HELP = (
@@ -59,6 +62,8 @@ def compile_program(
     mesh: Mesh,
     *,
     donate_argnums: int | Sequence[int] = (),
+    options: Mapping[str, bool | int | str] | None = None,
+    group_halos: bool = False,
 ) -> Any:
     """`jax.jit` of a whole program, with compiler options for the devices of `mesh`.
 
@@ -69,10 +74,45 @@ def compile_program(
         function: a function of global arrays; it may be jitted itself.
         mesh: the mesh that it runs on.
         donate_argnums: arguments whose memory the outputs may take.
+        options: further options of XLA, see `check_options`.
+        group_halos: see `collectives.group_halos`.
     """
-    platform = mesh.devices.flat[0].platform
-    options = _OPTIONS.get(platform)
-    return jax.jit(function, donate_argnums=donate_argnums, compiler_options=options)
+    known = _OPTIONS.get(mesh.devices.flat[0].platform, {})
+
+    @wraps(function)
+    def program(*args: Any) -> Any:
+        with collectives.group_halos(group_halos):
+            return function(*args)
+
+    return jax.jit(
+        program,
+        donate_argnums=donate_argnums,
+        compiler_options={**known, **(options or {})} or None,
+    )
+
+
+def check_options(options: Mapping[str, bool | int | str]) -> None:
+    """Checks options of XLA by compiling next to nothing with each.
+
+    Args:
+        options: by name, "xla_gpu_enable_latency_hiding_scheduler": True.
+
+    Raises:
+        ValueError: XLA does not know one, or not its value; lists all that are wrong.
+    """
+    problems = []
+    for name, value in options.items():
+        probe = jax.jit(lambda x: x, compiler_options={name: value})
+        try:
+            probe.lower(0.0).compile()
+        except RuntimeError as error:
+            problems.append(f"{name}: {value!r} ({str(error).strip()})")
+    if problems:
+        raise ValueError(
+            f"trainer.compiler.options: jaxlib {jaxlib.version.__version__} does not "
+            f"take {', '.join(problems)}; expected options of XLA and their values, as "
+            "XLA_FLAGS has them without the dashes; correct or remove them"
+        )
 
 
 def loops_hold_collectives() -> bool:

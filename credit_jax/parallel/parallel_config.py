@@ -11,6 +11,9 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.params.sharding import ShardingRules
 
+# Of the published models, WXFormer, CAMulator and Swin have fewer blocks in a stage.
+UNROLL_BLOCKS = 16
+
 
 @dataclass(frozen=True)
 class ParallelConfig:
@@ -22,6 +25,8 @@ class ParallelConfig:
         precision: dtypes of the forward and of gradient sums.
         remat: what blocks keep for the backward pass.
         ulysses: see `MeshAxes.ulysses`.
+        unroll_blocks: stages of at most so many blocks are no loop on GPUs, whose
+            loops copy what blocks read and keep; more blocks compile longer.
     """
 
     mesh: Mesh
@@ -29,6 +34,7 @@ class ParallelConfig:
     precision: Precision = field(default_factory=Precision)
     remat: Remat = field(default_factory=Remat)
     ulysses: int = 1
+    unroll_blocks: int = UNROLL_BLOCKS
 
     @property
     def axes(self) -> MeshAxes:

@@ -67,6 +67,8 @@ class RunPlan:
             mp_policy=precision_of(trainer),
             reshard_after_forward=trainer.fsdp.reshard_after_forward,
             min_shard_size=trainer.fsdp.min_shard_size,
+            over_domain=trainer.fsdp.over_domain,
+            unroll_blocks=trainer.unroll_blocks,
         )
 
 

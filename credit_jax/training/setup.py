@@ -20,7 +20,7 @@ from credit_jax.config import Config
 from credit_jax.data import Batch, ChannelSchema, Loader
 from credit_jax.models.model_def import ModelDef
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.parallel.compiler import compile_program
+from credit_jax.parallel.compiler import check_options, compile_program
 from credit_jax.parallel.mesh.credit import (
     data_parallel_coords,
     local_dp_ranks,
@@ -146,7 +146,13 @@ class Setup:
             evaluate = compile_program(eval_step, self.mesh)
         schedule, back = jax.jit(rate), int(kind_of(trainer) in PER_EPOCH)
         return Steps(
-            train=compile_program(train_step, self.mesh, donate_argnums=0),
+            train=compile_program(
+                train_step,
+                self.mesh,
+                donate_argnums=0,
+                options=trainer.compiler.options,
+                group_halos=trainer.compiler.group_halos,
+            ),
             fuse=compile_program(self.valid_model.fuse_spectral_norm, self.mesh),
             evaluate=evaluate,
             place_train=self.place_train,
@@ -200,10 +206,12 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
 
     Raises:
         ConfigError: the plan has problems.
-        ValueError: this process has no part in the mesh; processes share samples, of
-            which each would skip bad ones by itself.
+        ValueError: XLA does not know an option of `trainer.compiler`; this process has
+            no part in the mesh; processes share samples, of which each would skip bad
+            ones by itself.
     """
     plan.check()
+    check_options(plan.config.trainer.compiler.options)
     model = plan.build_model(devices)
     mesh = model.parallel_config.mesh
     if plan.config.data.on_bad_sample == "skip" and shares_samples(mesh):

@@ -9,6 +9,7 @@ import xarray as xr
 
 from credit_jax.check.__main__ import main
 from credit_jax.check.memory import estimate_memory, local_size
+from credit_jax.check.tables import mesh_table
 from credit_jax.config import build_config, write_config
 from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.params.spec import ParamSpec
@@ -92,6 +93,24 @@ def test_uneven_rows_are_a_note_and_no_problem():
     uneven, windows = found.notes
     assert uneven == "32 rows over domain 3 are uneven (11, 11, 10); exact all the same"
     assert "windows of attention over domain 3 are uneven" in windows, windows
+
+
+def test_parameters_over_domain():
+    """All but the small ones, and those that 2 does not divide, are halved."""
+    degrees = {"trainer__parallelism": {"domain": 2}}
+    whole = plan(**degrees)
+    shared = plan(**degrees, trainer__fsdp={"over_domain": True})
+    before, after = (
+        estimate_memory(p.config, p.model.model_def, p.model.axes).parts
+        for p in (whole, shared)
+    )
+    for name in ("parameters", "gradients", "optimizer (AdamW)"):
+        assert 0.5 < after[name] / before[name] < 0.6, name
+    assert before.keys() | {"gathered over domain"} == after.keys()
+    assert 0.9 < after["gathered over domain"] / before["parameters"] < 1
+    rows = [mesh_table(p, p.model.axes).columns[2]._cells for p in (whole, shared)]
+    assert rows[0][2] == "16 of 32 rows"
+    assert rows[1][2] == "16 of 32 rows, parameters"
 
 
 def test_both_data_axes():

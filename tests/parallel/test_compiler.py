@@ -4,9 +4,19 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from credit_jax.parallel.compiler import compile_sooner
+from credit_jax.parallel.collectives import ppermute_each
+from credit_jax.parallel.compiler import (
+    check_options,
+    compile_program,
+    compile_sooner,
+)
+from credit_jax.parallel.mesh.axes import DOMAIN
+from tests.support import make_mesh
 
 PROGRAM = """
 import jax, sys
@@ -48,3 +58,41 @@ def machine_code(how, folder):
     command = [sys.executable, "-c", PROGRAM, how]
     subprocess.run(command, env=environment, check=True)
     return sum(file.stat().st_size for file in folder.glob("*.o"))
+
+
+def test_options_that_xla_does_not_know():
+    check_options({"xla_gpu_enable_latency_hiding_scheduler": True})
+    options = {"xla_gpu_enable_everything": True, "xla_cpu_use_onednn": "perhaps"}
+    with pytest.raises(ValueError, match="does not take") as error:
+        check_options(options)
+    for name in options:
+        assert name in str(error.value)
+
+
+def test_options_reach_the_program():
+    mesh = make_mesh()
+    program = compile_program(jnp.sin, mesh, options={"xla_gpu_no_such_option": True})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_no_such_option"):
+        program(0.5)
+
+
+def test_both_directions_of_a_halo_in_one_group():
+    mesh, x = make_mesh(domain=4), jnp.arange(24.0).reshape(8, 3)
+    pairs = [[(s, s + hop) for s in range(4) if 0 <= s + hop < 4] for hop in (1, -1)]
+
+    def halo(x):
+        low, high = ppermute_each([x[-1:], x[:1]], DOMAIN, pairs)
+        return jnp.sin(low) * x[:1] + high
+
+    sharded = jax.shard_map(halo, mesh=mesh, in_specs=P(DOMAIN), out_specs=P(DOMAIN))
+
+    def both(x):
+        return jax.value_and_grad(lambda x: jnp.sum(sharded(x) ** 2))(x)
+
+    found = {}
+    for grouped in (False, True):
+        program = compile_program(both, mesh, group_halos=grouped)
+        text = program.lower(x).as_text()
+        assert ("_collectives_group" in text) == grouped
+        found[grouped] = program(x)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), *found.values()))

@@ -7,12 +7,14 @@ import re
 from functools import cache, partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.models.parallel_model import build_parallel_model
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.dims import ParallelDims
@@ -20,6 +22,7 @@ from credit_jax.parallel.params.precision import Precision, default_mp_policy
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.loss_scale import INITIAL_SCALE, LossScale
 from credit_jax.training.optimizer import adamw
+from credit_jax.training.restore import RunStore
 from credit_jax.training.state import init_state
 from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CASES
@@ -115,6 +118,48 @@ def test_hsdp_under_every_policy_learns_what_one_device_learns(policy: Any) -> N
     assert expected[-1] < expected[0], "nothing was learned"
     assert_close(losses, expected, LOSS, f"losses of {policy}")
     assert_close(norms, expected_norms, NORM, f"gradient norms of {policy}")
+
+
+# Parameters are split over the domain axis alone; within their shard of dp_shard; and
+# where neither degree divides most of them.
+OVER_DOMAIN = [
+    {"domain": 4},
+    {"dp_shard": 2, "tp": 2, "domain": 2},
+    {"domain": 3},
+]
+
+
+@pytest.mark.parametrize(
+    "degrees", mark_slow(OVER_DOMAIN, but=OVER_DOMAIN[1:2]), ids=str
+)
+def test_parameters_over_domain_learn_what_one_device_learns(
+    degrees: dict[str, int],
+) -> None:
+    policy: dict[str, Any] = {"over_domain": True, "min_shard_size": 16}
+    model, *_ = _build(degrees, shapes_only=True, **policy)
+    split = [path for path, s in model.packed_specs.items() if "domain" in str(s)]
+    assert len(split) >= len(model.packed_specs) / 2, "most parameters are split"
+    losses, norms, _ = _curve(degrees, **policy)
+    expected, expected_norms, _ = _one_device()
+    assert_close(losses, expected, LOSS, f"losses of {degrees} over domain")
+    assert_close(norms, expected_norms, NORM, f"gradient norms of {degrees}")
+
+
+def test_checkpoints_know_nothing_of_parameters_over_domain(tmp_path: Any) -> None:
+    """Written with parameters over domain and restored without, and the other way."""
+    degrees, policy = {"domain": 4}, {"over_domain": True, "min_shard_size": 16}
+    (model, _, shared), (_, _, alone) = _build(degrees, **policy), _build({})
+    runs = RunStore(CheckpointStore(tmp_path), model.model_def.param_specs)
+    for step, (written, like) in enumerate([(shared, alone), (alone, shared)]):
+        runs.save(step, written, Progress())
+        runs.checkpoints.wait()
+        found = runs.restore_all(step, jax.tree.map(jnp.zeros_like, like))
+        for name in ("params", "model_state", "opt_state"):
+            made, expected = (getattr(state, name) for state in (found, written))
+            chex.assert_trees_all_equal(jax.device_get(made), jax.device_get(expected))
+        for path, weight in found.params.items():
+            assert weight.sharding == like.params[path].sharding, path
+    runs.checkpoints.close()
 
 
 def test_remat_saves_memory_in_its_order() -> None:

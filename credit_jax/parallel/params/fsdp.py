@@ -1,5 +1,9 @@
 """FSDP: parameters are stored split over dp_shard and gathered in each block.
 
+They may be split over the devices of the domain axis, too. Those have the same samples
+and update the same parameters, so that this shares the work of the update; blocks never
+see it, since a forward gathers them over domain once, before its first block.
+
 The gather is inside the block's `jax.checkpoint`, so that the backward pass gathers
 again; its transpose is the reduce-scatter of the gradient. Different compute and reduce
 dtypes need a custom VJP: gather in the compute dtype, reduce-scatter in the reduce
@@ -47,11 +51,37 @@ def gather(
     dim = rules.shard_dim(param_spec, axes)
     if dim is None:
         return precision.cast(weight)
+    return checkpoint_name(_gather(weight, axes.shard, dim, precision), GATHERED)
+
+
+def gather_over_domain(
+    weights: Mapping[str, Array],
+    param_specs: Mapping[str, ParamSpec],
+    rules: ShardingRules,
+    axes: MeshAxes,
+    precision: Precision,
+) -> dict[str, Array]:
+    """Gathers what is split over domain, in the compute dtype; the rest as it is.
+
+    Args:
+        weights: local shards by path, after spectral norm.
+        param_specs: of them.
+        rules, axes, precision: as for `gather`.
+    """
+    whole = dict(weights)
+    for path, weight in weights.items():
+        param_spec = param_specs[path]
+        dim = rules.domain_dim(param_spec, axes)
+        if dim is not None:
+            calls = weight.ndim - len(param_spec.shape)  # one more dim, or none
+            whole[path] = _gather(weight, axes.domain, dim + calls, precision)
+    return whole
+
+
+def _gather(weight: Array, axis: str | None, dim: int, precision: Precision) -> Array:
     if weight.dtype == precision.compute == precision.reduce:
-        whole = lax.all_gather(weight, axes.shard, axis=dim, tiled=True)
-    else:
-        whole = _gather_as(weight, axes.shard, dim, precision)
-    return checkpoint_name(whole, GATHERED)
+        return lax.all_gather(weight, axis, axis=dim, tiled=True)
+    return _gather_as(weight, axis, dim, precision)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

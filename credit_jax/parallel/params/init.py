@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jaxtyping import Array, Float, UInt
 from credit_jax.ops.random_bits import random_bits
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.params.initializers import Initializer
+from credit_jax.parallel.params.sharding import split_degree
 from credit_jax.parallel.params.spec import ParamSpec
 
 # Elements drawn at a time.
@@ -94,7 +96,7 @@ def _draw(
     return chunks.reshape(-1)[:total]
 
 
-def _names(param_spec: ParamSpec, spec: PartitionSpec) -> tuple[str | None, ...]:
+def _names(param_spec: ParamSpec, spec: PartitionSpec) -> tuple[Any, ...]:
     return tuple(spec) + (None,) * (len(param_spec.shape) - len(spec))
 
 
@@ -103,7 +105,7 @@ def _local_shape(
 ) -> tuple[int, ...]:
     names = _names(param_spec, spec)
     return tuple(
-        length // (degrees[name] if name else 1)
+        length // split_degree(name, degrees)
         for length, name in zip(param_spec.shape, names, strict=True)
     )
 

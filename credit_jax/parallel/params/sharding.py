@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from credit_jax.parallel.mesh.axes import DP_SHARD, MeshAxes
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, MeshAxes
 from credit_jax.parallel.params.spec import (
     EXPERT_MLP,
     EXPERTS,
@@ -27,16 +29,38 @@ class ShardingRules:
         shard: whether large parameters are split over dp_shard along another dim.
         min_shard_size: parameters with fewer elements (per block, if stacked) are not
             split over dp_shard, nor are those with no dim that the degree divides.
+        over_domain: whether large parameters are stored split over domain, too, and
+            gathered once a forward; their update is then shared by its devices.
     """
 
     tensor: tuple[str, ...] = TENSOR_DIMS
     shard: bool = True
     min_shard_size: int = MIN_SHARD_SIZE
+    over_domain: bool = False
 
     def shard_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
         """The dim split over dp_shard: the longest that the degree divides, or None."""
         if not (self.shard and axes.shard) or axes.num_shard == 1:
             return None
+        return self._longest(param_spec, param_spec.shape, axes.num_shard, axes)
+
+    def domain_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
+        """The dim split over domain, within its shard of dp_shard, or None."""
+        if not (self.over_domain and axes.domain) or axes.num_domain == 1:
+            return None
+        lengths, shard = list(param_spec.shape), self.shard_dim(param_spec, axes)
+        if shard is not None:
+            lengths[shard] //= axes.num_shard
+        return self._longest(param_spec, lengths, axes.num_domain, axes)
+
+    def _longest(
+        self,
+        param_spec: ParamSpec,
+        lengths: Sequence[int],
+        degree: int,
+        axes: MeshAxes,
+    ) -> int | None:
+        """The longest dim that a degree divides, if the parameter is to be split."""
         if param_spec.is_minor or param_spec.keep_whole:
             return None
         if param_spec.unstack().size < self.min_shard_size:
@@ -44,9 +68,9 @@ class ShardingRules:
         fit = [
             (length, -dim)
             for dim, (length, name) in enumerate(
-                zip(param_spec.shape, param_spec.dims, strict=True)
+                zip(lengths, param_spec.dims, strict=True)
             )
-            if length % axes.num_shard == 0
+            if length % degree == 0
             and name != LAYERS
             and self._axis(name, axes) is None
         ]
@@ -54,10 +78,14 @@ class ShardingRules:
 
     def spec(self, param_spec: ParamSpec, axes: MeshAxes) -> PartitionSpec:
         """PartitionSpec of the stored parameter."""
-        names = [self._axis(name, axes) for name in param_spec.dims]
-        dim = self.shard_dim(param_spec, axes)
-        if dim is not None:
-            names[dim] = DP_SHARD
+        names: list[Any] = [self._axis(name, axes) for name in param_spec.dims]
+        shard, domain = (
+            dim(param_spec, axes) for dim in (self.shard_dim, self.domain_dim)
+        )
+        if shard is not None:
+            names[shard] = DP_SHARD
+        if domain is not None:
+            names[domain] = (DP_SHARD, DOMAIN) if domain == shard else DOMAIN
         return PartitionSpec(*names)
 
     def specs(
@@ -76,6 +104,22 @@ class ShardingRules:
         if name == EXPERTS:
             return axes.expert
         return axes.tensor if name in self.tensor else None
+
+
+def split_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def split_degree(
+    entry: str | tuple[str, ...] | None, degrees: Mapping[str, int]
+) -> int:
+    """How many parts a dim with this entry of a PartitionSpec has.
+
+    >>> split_degree(("dp_shard", "domain"), {"dp_shard": 2, "domain": 4})
+    8
+    """
+    return math.prod(degrees[axis] for axis in split_axes(entry))
 
 
 def matrix_specs(

@@ -7,7 +7,7 @@ of them; the needed range is then cut from [low rows | own block | high rows].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array
 
 from credit_jax.ops.padding import pad_dim
-from credit_jax.parallel.collectives import keep_moved
+from credit_jax.parallel.collectives import keep_moved, ppermute_each
 from credit_jax.parallel.rows.layout import Layout
 from credit_jax.parallel.rows.take import keep_rows, take_rows
 
@@ -89,15 +89,11 @@ def exchange_halo(x: Array, have: Layout, need: Layout, plan: HaloPlan) -> Array
         plan: of `plan_halo`.
     """
     block, dim = have.length, have.dim
-    below = [
-        _from_neighbor(x, have, hop, slice(block - width, block))
-        for hop, width in _hops(plan.low, block)
-    ]
-    above = [
-        _from_neighbor(x, have, -hop, slice(0, width))
-        for hop, width in _hops(plan.high, block)
-    ]
-    pieces = [*reversed(below), x, *above]
+    below, above = _hops(plan.low, block), _hops(plan.high, block)
+    sent = [(hop, slice(block - width, block)) for hop, width in reversed(below)]
+    sent += [(-hop, slice(0, width)) for hop, width in above]
+    received = _from_neighbors(x, have, sent)
+    pieces = [*received[: len(below)], x, *received[len(below) :]]
     extended = jnp.concatenate(pieces, dim) if len(pieces) > 1 else x
     rows = _cut(extended, plan.starts, need.length, have.axis, dim)
     return keep_rows(rows, plan.valid, have.axis, dim)
@@ -140,11 +136,19 @@ def _hops(width: int, block: int) -> list[tuple[int, int]]:
     return [(k, min(block, width - (k - 1) * block)) for k in range(1, count + 1)]
 
 
-def _from_neighbor(x: Array, have: Layout, hop: int, rows: slice) -> Array:
-    piece = lax.slice_in_dim(x, rows.start, rows.stop, axis=have.dim)
-    num = have.num_shards
-    pairs = [(s, s + hop) for s in range(num) if 0 <= s + hop < num]
-    return keep_moved(lax.ppermute(piece, have.axis, pairs))
+def _from_neighbors(
+    x: Array, have: Layout, sent: Sequence[tuple[int, slice]]
+) -> list[Array]:
+    """What each shard gets where all send these rows to the shard so many further."""
+    shards = range(have.num_shards)
+    pieces = [
+        lax.slice_in_dim(x, rows.start, rows.stop, axis=have.dim) for _, rows in sent
+    ]
+    pairs = [
+        [(s, s + hop) for s in shards if 0 <= s + hop < have.num_shards]
+        for hop, _ in sent
+    ]
+    return [keep_moved(got) for got in ppermute_each(pieces, have.axis, pairs)]
 
 
 def _cut(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.accelerator.kernels import kernels
 from benchmarks.accelerator.overlap import summary, transfers
 from benchmarks.accelerator.program import parse
 from benchmarks.accelerator.targets import TARGETS
@@ -36,3 +37,48 @@ def test_a_collective_that_blocks_hides_nothing():
     text = EXCERPT.replace("to_apply=%add, ", "to_apply=%add, " + sync)
     rows = summary(transfers(parse(text), {"domain": 2}, H100), H100)
     assert all(row["exposed_seconds"] == row["seconds"] for row in rows)
+
+
+# The halos of both directions in one launch, and a kernel beside them.
+GROUPED = """\
+HloModule jit_step, is_scheduled=true
+
+%permuted.collectives_group (a.1: bf16[1,3,64], b.1: bf16[1,2,64]) -> \
+(bf16[1,3,64], bf16[1,2,64]) {
+  %a.1 = bf16[1,3,64]{2,1,0} parameter(0)
+  %b.1 = bf16[1,2,64]{2,1,0} parameter(1)
+  %collective-permute-start.1 = (bf16[1,3,64]{2,1,0}, bf16[1,3,64]{2,1,0}) \
+collective-permute-start(%a.1), source_target_pairs={{0,1}}, \
+metadata={op_name="ppermute"}
+  %collective-permute-done.1 = bf16[1,3,64]{2,1,0} \
+collective-permute-done(%collective-permute-start.1)
+  %collective-permute-start.2 = (bf16[1,2,64]{2,1,0}, bf16[1,2,64]{2,1,0}) \
+collective-permute-start(%b.1), source_target_pairs={{1,0}}, \
+metadata={op_name="ppermute"}
+  %collective-permute-done.2 = bf16[1,2,64]{2,1,0} \
+collective-permute-done(%collective-permute-start.2)
+  ROOT %tuple.1 = (bf16[1,3,64]{2,1,0}, bf16[1,2,64]{2,1,0}) tuple(\
+%collective-permute-done.1, %collective-permute-done.2)
+}
+
+ENTRY %main (a: bf16[1,3,64], b: bf16[1,2,64]) -> bf16[1,3,64] {
+  %a = bf16[1,3,64]{2,1,0} parameter(0)
+  %b = bf16[1,2,64]{2,1,0} parameter(1)
+  %tuple-start = ((bf16[1,3,64]{2,1,0}, bf16[1,2,64]{2,1,0}), \
+(bf16[1,3,64]{2,1,0}, bf16[1,2,64]{2,1,0})) async-start(%a, %b), \
+calls=%permuted.collectives_group, frontend_attributes={_collectives_group=""}
+  %copy.1 = bf16[1,3,64]{2,1,0} copy(%a)
+  %tuple-done = (bf16[1,3,64]{2,1,0}, bf16[1,2,64]{2,1,0}) async-done(%tuple-start), \
+metadata={op_name="jit(step)/jvp(embedding)/halo/jit(permuted)"}
+  ROOT %get-tuple-element.1 = bf16[1,3,64]{2,1,0} get-tuple-element(%tuple-done), \
+index=0
+}
+"""
+
+
+def test_collectives_in_one_launch_are_one_message():
+    program = parse(GROUPED)
+    (halo,) = transfers(program, {"domain": 2}, H100)
+    assert (halo.purpose, halo.kernels) == (HALO, 1)
+    assert halo.collective.sent == (3 + 2) * 64 * 2
+    assert [kernel.name for kernel in kernels(program)] == ["copy.1"]

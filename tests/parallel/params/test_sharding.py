@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from credit_jax.parallel.mesh.axes import DP_SHARD, TP, MeshAxes
+from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.params.packing import (
     PACKED,
     pack,
@@ -54,6 +54,26 @@ def axes(**degrees):
 )
 def test_specs(param_spec, degrees, expected):
     assert ShardingRules().spec(param_spec, axes(**degrees)) == expected
+
+
+@pytest.mark.parametrize(
+    ("param_spec", "degrees", "expected"),
+    [
+        (QKV, {"dp": 2}, P(DP_SHARD, None, None, None)),
+        (QKV, {"domain": 2}, P(DOMAIN, None, None, None)),
+        (QKV, {"dp": 2, "domain": 4}, P((DP_SHARD, DOMAIN), None, None, None)),
+        (QKV, {"dp": 2, "domain": 3}, P(DP_SHARD, DOMAIN, None, None)),
+        (UP.stack(3), {"tp": 2, "domain": 4}, P(None, DOMAIN, TP)),
+        (CONV, {"dp": 2, "domain": 3}, P(None, None, DP_SHARD, DOMAIN)),
+        (CONV, {"domain": 8}, P(None, None, None, None)),
+        (BIAS, {"domain": 2}, P(None)),
+    ],
+)
+def test_specs_over_domain(param_spec, degrees, expected):
+    rules, mesh = ShardingRules(over_domain=True), axes(**degrees)
+    assert rules.spec(param_spec, mesh) == expected
+    without = ShardingRules().shard_dim(param_spec, mesh)
+    assert rules.shard_dim(param_spec, mesh) == without, "blocks see what they saw"
 
 
 def test_rules_can_keep_parameters_whole():
