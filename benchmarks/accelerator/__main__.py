@@ -140,7 +140,13 @@ def _problems(programs: list[dict[str, Any]], older: list[dict[str, Any]]) -> li
     lines = []
     for program in programs:
         same = [other for other in older if same_job(program, other)]
-        lines += grown(program, same[0]) if same else []
+        if same:
+            lines += grown(program, same[0])
+        else:
+            lines.append(
+                f"{program['title']}: the older report has no such program to compare "
+                f"with; it has {', '.join(o.get('title', '?') for o in older)}"
+            )
     return lines
 
 

@@ -65,6 +65,10 @@ def test_a_program_that_grew_fails(run, tmp_path, capsys):
     printed = capsys.readouterr().err
     assert "bytes grew from" in printed
     assert "kernels grew" not in printed
+    program["title"] = "domain2, remat full"
+    assert run("--against", _written(older, report))[0] == 1
+    expected = "domain2, remat none: the older report has no such program to compare"
+    assert expected in capsys.readouterr().err
 
 
 def _written(path, report):
