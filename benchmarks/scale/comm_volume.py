@@ -21,7 +21,7 @@ from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP, MeshAxes
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.rows.reshard import HALO
-from credit_jax.parallel.scopes import NORM
+from credit_jax.parallel.scopes import NORM, PARAMETERS
 
 DEFAULT_MESHES = (
     "ddp8",
@@ -127,8 +127,11 @@ def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
     if collective.kind in ("all-gather", "reduce-scatter"):
         if axes == (DP_SHARD,):
             return FSDP
-        if axes == (DOMAIN,):
-            return SUMS if f"/{NORM}/" in collective.name else FSDP
+        # XLA joins gathers of parameters with others; parameters are most of it.
+        if axes == (DOMAIN,) and PARAMETERS in collective.name:
+            return FSDP
+        if axes == (DOMAIN,) and f"/{NORM}/" in collective.name:
+            return SUMS
     if collective.kind in ("collective-permute", "all-to-all") and axes == (DOMAIN,):
         return HALO if HALO in collective.name else EXCHANGE
     raise ValueError(f"a {collective.kind} over {axes}: {collective.name}")

@@ -30,6 +30,8 @@ def test_a_purpose_for_everything_that_moves():
     assert of("all-reduce", (0, 2)) == TENSOR
     assert of("all-reduce", (0, 1)) == SUMS
     assert of("all-gather", (0, 1), "jit(step)/decoder/norm/all_gather") == SUMS
+    parameters = "jit(step)/(jvp(decoder)/norm/all_gather:jvp(parameters)/all_gather)"
+    assert of("all-gather", (0, 1), parameters) == FSDP
     assert of("collective-permute", (0, 1), "jit(step)/halo/ppermute") == HALO
     assert of("all-to-all", (0, 1), "jit(step)/windows/all_to_all") == EXCHANGE
     with pytest.raises(ValueError, match="all-gather over"):
