@@ -1,6 +1,6 @@
 """Step time on many accelerators, derived from programs compiled for one kind.
 
-    python -m benchmarks.scale [--report FILE] [--launch 2] [--remat full]
+    python -m benchmarks.scale [--report FILE] [--launch 2] [--remat none]
 
 Within a node, kernels and what waits for transfers are those of the programs that
 `benchmarks.accelerator` compiled for its meshes; across nodes, time is arithmetic on
@@ -186,7 +186,7 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     report = REPORTS / "accelerator_025deg.json"
     add("--report", type=Path, default=report, help="of benchmarks.accelerator")
     add("--launch", choices=("1", "2", "5"), default="2", help="us of a kernel")
-    add("--remat", default="full", help="activation checkpointing")
+    add("--remat", default="none", help="activation checkpointing")
     add_out_option(parser)
     return parser.parse_args(arguments)
 

@@ -72,9 +72,11 @@ DEVICES = {
         "configs/wxformer_025deg.yaml",
         18.5114e12,
         (
-            CompiledStep("full", 1, 1, 5627, 0.04519, 0.0),
-            CompiledStep("none", 1, 1, 5600, 0.04975, 0.0),
-            CompiledStep("full", 1, 8, 6000, 0.01076, 0.002026),
+            CompiledStep("none", 1, 1, 2571, 0.03517, 0),
+            CompiledStep("full", 1, 1, 3062, 0.04392, 0),
+            CompiledStep("selective", 1, 1, 2702, 0.03761, 0),
+            CompiledStep("none", 1, 8, 2803, 0.00646, 0.00211815),
+            CompiledStep("none", 2, 4, 2933, 0.00991, 0.00465564),
         ),
     )
 }
