@@ -75,7 +75,7 @@ def _watch_files(moment: str, happened: Callable[[], None]) -> None:
             return
         path = str(args[0])
         if event == "shutil.rmtree":
-            removing.checkpoint = os.path.dirname(path).endswith("/checkpoints")
+            removing.checkpoint = "/checkpoints/" in path
         writes = event != "open" or "w" in str(args[1])
         found = {
             # Within `shutil.rmtree` names are relative to an open folder.
