@@ -161,8 +161,13 @@ class Matrix:
             seed: of meshes, moments and processes.
         """
         self.train_undisturbed()
-        while len(self.kills) < num_kills:
+        while len(self.kills) < num_kills or self._is_within_run:
             self._kill_run(len(self.runs), num_kills, seed)
+
+    @property
+    def _is_within_run(self) -> bool:
+        """Whether the last kill was of a run that has not ended."""
+        return bool(self.kills) and self.kills[-1].run == len(self.runs)
 
     def train_undisturbed(self) -> None:
         """Trains the run that all others are compared with, unless that is done.

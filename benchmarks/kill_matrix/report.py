@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,9 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         "runs": matrix.runs,
         "faults": matrix.faults,
     }
+    # No path of the machine.
+    data = json.loads(json.dumps(data).replace(str(matrix.folder), "FOLDER"))
+    problems = data["problems"]
     sections = [
         head,
         "## Kills",
@@ -51,7 +55,7 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
         "## Runs",
         _runs(matrix.runs),
         "## Other faults",
-        _faults(matrix.faults),
+        _faults(data["faults"]),
         "## Problems",
         "\n".join(f"- {line}" for line in problems) or "None.",
     ]
@@ -104,7 +108,7 @@ def _faults(faults: Sequence[Mapping[str, Any]]) -> Table:
         [
             fault["name"],
             " ".join(map(str, fault["codes"])),
-            _short(fault["error"]) or "none",
+            fault["error"].replace("|", "\\|") or "none",
             f"{fault['seconds']:.0f}",
             "; ".join(fault["problems"]) or "bitwise",
         ]
@@ -112,11 +116,3 @@ def _faults(faults: Sequence[Mapping[str, Any]]) -> Table:
     ]
     header = ["fault", "exit codes", "error or note", "seconds", "after a resume"]
     return Table("Faults", header, rows)
-
-
-def _short(text: str) -> str:
-    """A message without the folder of this machine."""
-    words = (
-        w if not w.startswith("/") else f".../{Path(w).name}" for w in text.split()
-    )
-    return " ".join(words).replace("|", "\\|")
