@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit_jax.data.sources.hdf5_array import Hdf5Array
 from credit_jax.data.sources.reader import Reader
 from credit_jax.io import retry
 from credit_jax.io.open_files import OpenFiles
@@ -71,30 +72,44 @@ def test_what_is_tried_again(error: Exception, transient: bool) -> None:
             retried(failing(1, error), "a.nc")
 
 
-def test_fields_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = str(tmp_path / "a.nc")
-    xr.Dataset({"t": ("y", np.arange(4.0))}).to_netcdf(path, engine="h5netcdf")
-    opened, values = xr.open_dataset, xr.Variable.isel
+@pytest.mark.parametrize(
+    ("encoding", "reader", "method"),
+    [({}, Hdf5Array, "__getitem__"), ({"scale_factor": 0.5}, xr.Variable, "isel")],
+    ids=["by h5py", "by xarray"],
+)
+def test_fields_of_a_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encoding: dict[str, float],
+    reader: type,
+    method: str,
+) -> None:
+    path, values = str(tmp_path / "a.nc"), xr.Dataset({"t": ("y", np.arange(4.0))})
+    values.to_netcdf(path, engine="h5netcdf", encoding={"t": encoding})
+    opened, read = xr.open_dataset, getattr(reader, method)
     fails = failing(2, STALE), failing(2, STALE)
+    reads: list[object] = []
 
     def open_later(*args: object, **options: object) -> xr.Dataset:
         fails[0]()
         return opened(*args, **options)  # type: ignore[arg-type]
 
-    def read_later(self: xr.Variable, *args: object) -> xr.Variable:
+    def read_later(self: object, *args: object) -> object:
+        reads.append(args)
         fails[1]()
-        return values(self, *args)  # type: ignore[arg-type]
+        return read(self, *args)
 
     monkeypatch.setattr(xr, "open_dataset", open_later)
     file = Reader("time", None).open(path)
-    monkeypatch.setattr(xr.Variable, "isel", read_later)
+    monkeypatch.setattr(reader, method, read_later)
     found = file.values("t", {"y": slice(1, 3)}, None)
     np.testing.assert_array_equal(found, [1.0, 2.0])
+    assert len(reads) == 3, "two attempts that fail, and one that does not"
 
-    def never(self: xr.Variable, *args: object) -> None:
+    def never(self: object, *args: object) -> None:
         raise STALE
 
-    monkeypatch.setattr(xr.Variable, "isel", never)
+    monkeypatch.setattr(reader, method, never)
     message = r"a.nc: variable 't': cannot be read, 4 attempts"
     with pytest.raises(OSError, match=message):
         file.values("t", {}, None)

@@ -110,7 +110,11 @@ def _joined(arrays: Tree) -> np.ndarray:
 
 
 def assert_equals_credit_in_float64(
-    credit: Any, block: dict[str, Any], name: str, noise: Noise | None = None
+    credit: Any,
+    block: dict[str, Any],
+    name: str,
+    implementation: str = "cpu",
+    noise: Noise | None = None,
 ) -> tuple[Tree, Tree]:
     """Where rounding is out of the way, every single gradient must agree.
 
@@ -122,7 +126,7 @@ def assert_equals_credit_in_float64(
     case = credit.credit_case(block, seed=3, dtype=torch.float64)
     with jax.enable_x64(True):
         y, value, by_input, gradients = run_with_credits_weights(
-            block, case, noise=noise
+            block, case, implementation, noise
         )
     assert y.dtype == np.float64, f"the forward ran in {y.dtype}"
     assert y.shape == case.y.shape, f"{y.shape}, CREDIT gives {case.y.shape}"

@@ -89,7 +89,7 @@ def test_plain_definitions_equal_credit(credit: Any) -> None:
 def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
     block = CASES["correlated"]
     with same_noise(drawn(block, np.float64)) as noise:
-        assert_equals_credit_in_float64(credit, block, "correlated", noise)
+        assert_equals_credit_in_float64(credit, block, "correlated", noise=noise)
 
 
 def test_what_is_trained_is_what_credit_trains(credit: Any) -> None:

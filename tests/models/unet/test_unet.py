@@ -19,10 +19,11 @@ from tests.models.unet.cases import BASE, CASES, DOWNSCALING, SMALL
 from tests.support.credit_modules import credit_attribute
 
 BLOCKS = {**CASES, "downscaling": DOWNSCALING}
-# Rounding flips the sign of some of the many units of the deep one, which its gradient
-# jumps at: in float32 CREDIT's is 1e-4 from its own in float64. It is compared there,
-# "groups", too, and "odd" by the plain definitions.
-FLOAT32 = ["tendency", "downscaling"]
+# Rounding flips the sign of some of the many units of the deep ones, which a gradient
+# jumps at, and four networks in a row amplify it: how far float32 is from CREDIT's then
+# depends on the CPU (9e-4 and 1.3e-5 were seen). Those are compared in float64.
+FLOAT32 = ["downscaling"]
+FLOAT64 = ["two frames", "groups", "tendency"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not see the last")
 
@@ -34,10 +35,10 @@ def test_equals_credit(credit: Any, name: str) -> None:
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
     """What accelerators run; the other tests run the implementations of CPU."""
-    assert_equals_credit(credit, CASES["odd"], "odd, plain", "xla")
+    assert_equals_credit_in_float64(credit, CASES["odd"], "odd, plain", "xla")
 
 
-@pytest.mark.parametrize("name", ["two frames", "groups"])
+@pytest.mark.parametrize("name", FLOAT64)
 def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None:
     assert_equals_credit_in_float64(credit, CASES[name], name)
 
