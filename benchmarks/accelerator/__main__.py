@@ -108,14 +108,14 @@ def _sections(
         f"{target.device}",
         _INTRO.format(target=target, samples=options.samples),
         tables.totals(programs, credit, target),
-        f"## Where the time is\n\nBy part of the model, of {tables.title(first)}; the "
+        f"## Where the time is\n\nBy part of the model, of {first['title']}; the "
         "innermost named scope counts, so that the norms of all parts are in norm.",
         tables.works("part", first["parts"], target),
         tables.works("phase", first["phases"], target),
         tables.works("kind", first["kinds"], target),
         "Milliseconds of every part in all programs:",
         tables.parts_of_all(programs, target),
-        f"The kernels that take longest, of {tables.title(first)}:",
+        f"The kernels that take longest, of {first['title']}:",
         tables.longest(first),
     ]
     if "float8" in first:

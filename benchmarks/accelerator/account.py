@@ -86,7 +86,7 @@ def grown(program: dict[str, Any], older: dict[str, Any]) -> list[str]:
         before, now = older[name], program[name]
         if now > (1 + GROWTH) * before:
             lines.append(
-                f"{program['mesh']}, remat {program['remat']}: {name} grew from "
+                f"{program['title']}: {name} grew from "
                 f"{before:,} to {now:,}, {now / before - 1:.1%}; at most {GROWTH:.0%} "
                 "is allowed. Find the part that grew in the tables; if it has to be, "
                 "commit the new report"

@@ -11,11 +11,6 @@ from benchmarks.report import Table
 Account = dict[str, Any]
 
 
-def title(program: Account) -> str:
-    """Mesh and policy of a program."""
-    return program["title"]
-
-
 def totals(
     programs: Sequence[Account], credit: Account | None, target: Target
 ) -> Table:
@@ -33,7 +28,7 @@ def totals(
     ]
     rows = [
         [
-            title(program),
+            program["title"],
             *_counts(program, target, program["useful_flops"]),
             f"{program['memory']['peak'] / 1e9:.1f}",
         ]
@@ -84,7 +79,9 @@ def parts_of_all(programs: Sequence[Account], target: Target) -> Table:
             seconds = work["seconds"] + work["kernels"] * target.launch if work else 0.0
             cells.append(f"{1e3 * seconds:.2f}" if work else "")
         rows.append([name, *cells])
-    return Table("ms by part", ["part", *map(title, programs)], rows)
+    return Table(
+        "ms by part", ["part", *(program["title"] for program in programs)], rows
+    )
 
 
 def collectives(programs: Sequence[Account]) -> Table:
@@ -102,7 +99,7 @@ def collectives(programs: Sequence[Account]) -> Table:
     ]
     rows = [
         [
-            title(program),
+            program["title"],
             row["kind"],
             row["purpose"],
             f"{row['number']:,}",

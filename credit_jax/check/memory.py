@@ -5,7 +5,7 @@ sizes of the stages: what the backward pass of each layer needs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_jax.config.config import Config
@@ -128,7 +128,7 @@ def _gathered(
     for path, param_spec in param_specs.items():
         one = param_spec.unstack()
         name = "/".join(path.split("/")[:3])
-        whole = local_size(one, axes)
+        whole = local_size(one, axes, replace(rules, over_domain=False))
         if rules.shard_dim(one, axes) is not None:
             whole *= axes.num_shard
         groups[name] = groups.get(name, 0) + whole

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import xarray as xr
 
-from tests.data.world import NUM_LAT, NUM_LON, raw_config, save
+from tests.data.world import NUM_LAT, NUM_LON, raw_config, save, write_world
 
 # Twice as many rows as the region, every 3 hours; the region has every 6.
 ROWS, COLUMNS, LEVELS = 2 * NUM_LAT, NUM_LON, (1.0, 2.0)
@@ -93,3 +94,12 @@ def region_config(folder: Path, **changes: Any) -> dict[str, Any]:
     raw["data"]["source"]["AROUND"] = {**AROUND, "variables": variables}
     raw["data"]["time_encoding"] = {"x_extra": ["input", "target", "AROUND"]}
     return raw
+
+
+@pytest.fixture(scope="module")
+def region(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of the region and of what is around it."""
+    folder = tmp_path_factory.mktemp("region")
+    write_world(folder)
+    write_outside(folder)
+    return folder

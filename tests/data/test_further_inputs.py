@@ -13,18 +13,11 @@ from credit_jax.config import ConfigError
 from credit_jax.data import build_loader
 from credit_jax.data.further_inputs import encode_times
 from credit_jax.plan import plan_run
-from tests.data.region import WRF, region_config, write_outside
-from tests.data.world import parsed, set_key, write_world
+from tests.data.region import WRF, region, region_config
+from tests.data.world import parsed, set_key
 from tests.support.credit_modules import credit_attribute
 
-
-@pytest.fixture(scope="module")
-def region(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of the region and of what is around it."""
-    folder = tmp_path_factory.mktemp("region")
-    write_world(folder)
-    write_outside(folder)
-    return folder
+__all__ = ["region"]
 
 
 def _credit_dataset(folder: Path, history_len: int, history_outside: int) -> Any:

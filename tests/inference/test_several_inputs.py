@@ -26,11 +26,13 @@ from credit_jax.training.loggers import read_log
 from credit_jax.training.run import train
 from credit_jax.training.run_weights import open_weights
 from credit_jax.training.setup import prepare
-from tests.data.region import WRF, region_config, write_outside
-from tests.data.world import NUM_LAT, NUM_LON, write_world
-from tests.inference.tiny_run import BATCH, forecast, read
+from tests.data.region import WRF, region, region_config
+from tests.data.world import NUM_LAT, NUM_LON
+from tests.inference.tiny_run import BATCH, assert_same_runs, forecast, read
 from tests.support import assert_close
 from tests.training.tiny import write_yaml
+
+__all__ = ["region"]
 
 # U and T on two levels, and SP.
 NUM_PROGNOSTIC = 5
@@ -71,15 +73,6 @@ SETTINGS: dict[str, Any] = {
     "trainer__train_batch_size": 2,
     "trainer__learning_rate": 1e-2,
 }
-
-
-@pytest.fixture(scope="module")
-def region(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of the region and of what is around it."""
-    folder = tmp_path_factory.mktemp("region")
-    write_world(folder)
-    write_outside(folder)
-    return folder
 
 
 def _config(region: Path, folder: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -125,16 +118,7 @@ def test_a_run_and_its_forecasts_are_the_same_on_a_mesh(
     region: Path, folder: Path, name: str
 ) -> None:
     meshes = "1", "tp 2 x domain 2"
-    (log, store), (others, other) = (_run(region, folder, name, m) for m in meshes)
-    for key in ("train_loss", "valid_loss"):
-        assert_close(others[key], log[key], 1e-5, key)
-    for variable in store.data_vars:
-        ours, theirs = store[variable].values, other[variable].values
-        # Diagnostic variables have no values at the start.
-        there = np.isfinite(ours)
-        assert there.any()
-        assert (np.isfinite(theirs) == there).all()
-        assert_close(theirs[there], ours[there], 1e-4, f"forecast of {variable}")
+    assert_same_runs(*(_run(region, folder, name, mesh) for mesh in meshes))
 
 
 @pytest.mark.slow

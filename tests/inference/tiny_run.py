@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import xarray as xr
 
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.forecast import main
 from credit_jax.models.registry import build
+from tests.support import assert_close
 from tests.training.tiny import tiny_config, write_yaml
 
 # Start dates of the data set, whose times go to 2000-01-10.
@@ -52,3 +54,19 @@ def read(out: Path) -> xr.Dataset:
     """The store, as a user opens it."""
     with xr.open_dataset(out / "forecast.zarr") as store:
         return store.load()
+
+
+def assert_same_runs(
+    one: tuple[dict[str, Any], xr.Dataset], other: tuple[dict[str, Any], xr.Dataset]
+) -> None:
+    """The last row of the log and the forecasts of two runs agree."""
+    (log, store), (other_log, other_store) = one, other
+    for key in ("train_loss", "valid_loss"):
+        assert_close(other_log[key], log[key], 1e-5, key)
+    for name in store.data_vars:
+        ours, theirs = store[name].values, other_store[name].values
+        # Diagnostic variables have no values at the start.
+        there = np.isfinite(ours)
+        assert there.any()
+        assert (np.isfinite(theirs) == there).all()
+        assert_close(theirs[there], ours[there], 1e-4, f"forecast of {name}")
