@@ -9,7 +9,7 @@ from benchmarks.scale.__main__ import main
 from credit_jax.models.registry import build
 
 
-def _program(mesh, step, waits, remat="full"):
+def _program(mesh, step, waits, remat="none"):
     steps = {"1": step / 2, "2": step, "5": 2 * step}
     return {"mesh": mesh, "remat": remat, "steps": steps, "exposed_seconds": waits}
 
