@@ -1,14 +1,14 @@
 """Errors of credit_jax against CREDIT, and of CREDIT against itself.
 
-    python -m benchmarks.accuracy [--short] [--models wxformer crossformer | --others]
+    python -m benchmarks.accuracy [--short | --others [--keep]] [--models wxformer ...]
         [--meshes 1 dp2 domain3 ...] [--steps 100] [--rollout 10]
 
 The reference is CREDIT's own trainer on one process with one thread, in float32. Every
 other run has its weights and its global batches: CREDIT with two threads, with fsdp2
 and with domain=2 on two processes, under bfloat16 autocast; credit_jax on each mesh,
 and in bfloat16. Writes reports/accuracy.md, .json and .png, with --short accuracy-short
-instead; exits with status 1 if float32 is not within tolerance. benchmarks/README.md
-explains the report.
+instead; exits with status 1 if float32 is not within tolerance. With --keep the rows of
+other models stay as they are in the report. benchmarks/README.md explains the report.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,11 +36,12 @@ from benchmarks.accuracy.credit_run import (
     watched,
     write_data,
 )
+from benchmarks.accuracy.earlier import kept, made
 from benchmarks.accuracy.errors import TOLERANCES, errors_of
 from benchmarks.accuracy.mesh_run import MeshRun, run_mesh
 from benchmarks.accuracy.network_run import network_run
 from benchmarks.accuracy.plot import plot
-from benchmarks.accuracy.report import Line, rich_table, sections
+from benchmarks.accuracy.report import OURS, Line, rich_table, sections
 from benchmarks.meshes import num_devices
 from benchmarks.recipe import recipe
 from benchmarks.report import add_out_option, write_report
@@ -231,7 +233,7 @@ def _our_lines(
         policy = default_mp_policy() if dtype == "bfloat16" else None
         run = run_mesh(config, case, mesh, precision=policy, rollout=options.rollout)
         console.print(f"  {run.seconds:.0f} s, compilation included")
-        name = f"credit_jax, {where}" + (", bfloat16" if policy else "")
+        name = f"{OURS}, {where}" + (", bfloat16" if policy else "")
         yield _our_line(model, name, dtype, run, config, case, serial)
 
 
@@ -255,19 +257,38 @@ def _our_line(
 def _write(
     options: Any, lines: list[Line], jobs: dict[str, Any], console: Console
 ) -> None:
-    names = ("meshes", "bfloat16_meshes", "steps", "batch", "rollout", "optimize")
-    written = {name: getattr(options, name) for name in names}
+    config, name = _config(options), _name(options)
+    now = made(recipe(config))
+    lines = [replace(line, made=now) for line in lines]
+    if options.keep:
+        earlier, jobs_of_earlier = kept(_json(options), options.models, config)
+        order = list(ROWS)
+        lines = sorted(earlier + lines, key=lambda line: order.index(line.model))
+        jobs = jobs_of_earlier | jobs
     data = {
-        "recipe": recipe({**written, "jobs": jobs}),
+        "recipe": recipe({**config, "jobs": jobs}),
         "tolerances": dict(TOLERANCES),
         "runs": [line.as_json() for line in lines],
     }
-    name = "accuracy-short" if options.short else "accuracy"
-    name = "accuracy-others" if options.others else name
     text = sections(lines, options, picture=f"{name}.png")
     path = write_report(name, text, data, options.out)
     plot(lines, path.with_suffix(".png"))
     console.print(f"report: {path}")
+
+
+def _config(options: Any) -> dict[str, Any]:
+    """What the rows of a report depend on, beside their jobs."""
+    names = ("meshes", "bfloat16_meshes", "steps", "batch", "rollout", "optimize")
+    return {name: getattr(options, name) for name in names}
+
+
+def _name(options: Any) -> str:
+    name = "accuracy-short" if options.short else "accuracy"
+    return "accuracy-others" if options.others else name
+
+
+def _json(options: Any) -> Path:
+    return options.out / f"{_name(options)}.json"
 
 
 def _parse(arguments: Sequence[str] | None) -> Any:
@@ -276,6 +297,7 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     add("--short", action="store_true", help=f"{SHORT_STEPS} steps on 3 meshes")
     add("--models", nargs="+", choices=list(ROWS), help=f"default {' '.join(RELEASED)}")
     add("--others", action="store_true", help="the other models, short")
+    add("--keep", action="store_true", help="rows of further models in the report stay")
     add("--meshes", nargs="+", metavar="MESH", help=f"default {' '.join(MESHES)}")
     add("--bfloat16-meshes", nargs="+", metavar="MESH", default=["1"])
     add("--steps", type=int, help=f"of training, default {STEPS}")
@@ -291,6 +313,11 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     options.models = options.models or (others if options.others else list(RELEASED))
     options.meshes = options.meshes or list(SHORT_MESHES if options.short else MESHES)
     options.steps = options.steps or (SHORT_STEPS if options.short else STEPS)
+    if options.keep:
+        try:
+            kept(_json(options), options.models, _config(options))
+        except ValueError as error:
+            parser.error(str(error))
     if options.rollout < 1:
         parser.error(f"--rollout must be at least 1, got {options.rollout}")
     return options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,6 +52,11 @@ class Errors:
     arrays: dict[str, float]
     loss: list[float]
     rollout: list[float]
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Errors:
+        """The errors of which `as_json` is among `found`."""
+        return cls(**{field.name: found[field.name] for field in fields(cls)})
 
     def worst(self) -> dict[str, float]:
         """The largest error of each kind that has a tolerance; perhaps no rollout."""

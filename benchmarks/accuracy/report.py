@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from benchmarks.accuracy.errors import TOLERANCES, Errors
 from benchmarks.report import Table
 from benchmarks.small_models import SEVERAL, WIDE
 
+# With which the names of our runs begin.
+OURS = "credit_jax"
 REFERENCE = "CREDIT on one process, one thread, float32"
 # A folder in an error text, which is meaningless on another machine.
 _FOLDER = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
@@ -56,6 +58,7 @@ class Line:
         errors: against `REFERENCE` (of the same grid), or the error that ended the run.
         ours: whether it is credit_jax.
         seconds: wall time, if measured.
+        made: date and commit of the run, as in its recipe.
     """
 
     model: str
@@ -64,6 +67,15 @@ class Line:
     errors: Errors | str
     ours: bool = False
     seconds: float | None = None
+    made: str = ""
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any], made: str) -> Line:
+        """The line of which `as_json` is the row; `made` counts where it has none."""
+        errors = row["error"] if "error" in row else Errors.from_json(row)
+        known = {key: row[key] for key in ("model", "name", "dtype", "seconds")}
+        ours = row["name"].startswith(OURS)
+        return cls(**known, errors=errors, ours=ours, made=row.get("made") or made)
 
     def above(self) -> dict[str, float]:
         """Errors of credit_jax in float32 that are above their tolerance."""
@@ -78,6 +90,7 @@ class Line:
             "name": self.name,
             "dtype": self.dtype,
             "seconds": self.seconds,
+            "made": self.made,
         }
         if isinstance(self.errors, str):
             return {**out, "error": without_folders(self.errors)}
@@ -127,10 +140,14 @@ def sections(lines: Sequence[Line], options: Any, *, picture: str) -> list[str |
         options: of the command line.
         picture: file name of the plot, beside the report.
     """
-    parts: list[str | Table] = ["# Accuracy beside CREDIT", _introduction(options)]
-    for model in dict.fromkeys(line.model for line in lines):
+    models = tuple(dict.fromkeys(line.model for line in lines))
+    first = _introduction(options, models)
+    parts: list[str | Table] = ["# Accuracy beside CREDIT", first]
+    for model in models:
         some = [line for line in lines if line.model == model]
         parts += [f"## {model}", Table(model, HEADER, [cells(line) for line in some])]
+        made = dict.fromkeys(line.made for line in some)
+        parts.append(f"Made {', and '.join(made)}.")
         parts += _bfloat16_verdict(some)
     failed = [line for line in lines if line.above()]
     limits = ", ".join(f"{name} {limit:.0e}" for name, limit in TOLERANCES.items())
@@ -143,7 +160,7 @@ def sections(lines: Sequence[Line], options: Any, *, picture: str) -> list[str |
     return parts
 
 
-def _introduction(options: Any) -> str:
+def _introduction(options: Any, models: Sequence[str]) -> str:
     return (
         f"Relative L2 error of every run against {REFERENCE}: CREDIT's own trainer "
         "(AdamW, clipping, warm-up, spectral norm with one power iteration a step, "
@@ -159,8 +176,8 @@ def _introduction(options: Any) -> str:
         "the error is that of the prognostic state. CREDIT's lines say how far it is "
         "from itself; with bfloat16 it runs under `torch.autocast` on the CPU, which "
         "its trainer does on CUDA alone, and credit_jax with `default_mp_policy()`."
-        + (_WIDE if set(WIDE) & set(options.models) else "")
-        + (_SEVERAL if set(SEVERAL) & set(options.models) else "")
+        + (_WIDE if set(WIDE) & set(models) else "")
+        + (_SEVERAL if set(SEVERAL) & set(models) else "")
     )
 
 
