@@ -48,7 +48,11 @@ def block() -> nnx.Module:
 
 @cache
 def lowered(
-    rows: int, degrees: tuple[tuple[str, int], ...], ulysses: int | None, drops: bool
+    rows: int,
+    degrees: tuple[tuple[str, int], ...],
+    ulysses: int | None,
+    drops: bool,
+    implementation: str = "xla",
 ) -> Any:
     """A block, its weights and its input on a mesh: (program, arguments)."""
     sizes = dict(degrees)
@@ -95,7 +99,8 @@ def lowered(
     params = {path: np.asarray(w, np.float64) for path, w in params.items()}
     x = draw((BATCH, rows, COLUMNS, CHANNELS)).astype(np.float64)
     x = np.pad(x, ((0, 0), (0, -rows % axes.num_domain), (0, 0), (0, 0)))
-    return jax.jit(sharded).lower(params, x, KEY), (params, x, KEY)
+    with use_implementation(implementation):
+        return jax.jit(sharded).lower(params, x, KEY), (params, x, KEY)
 
 
 @cache
@@ -105,10 +110,16 @@ def compiled(*case: Any) -> Any:
 
 
 def run(
-    rows: int, degrees: dict[str, int], ulysses: int | None = None, *, drops: bool
+    rows: int,
+    degrees: dict[str, int],
+    ulysses: int | None = None,
+    *,
+    drops: bool,
+    implementation: str = "xla",
 ) -> Any:
+    case = (rows, tuple(degrees.items()), ulysses, drops, implementation)
     with jax.enable_x64(True):
-        program, args = compiled(rows, tuple(degrees.items()), ulysses, drops)
+        program, args = compiled(*case)
         out, grads = jax.device_get(program(*args))
     return out[:, :rows], grads
 
@@ -123,6 +134,7 @@ def run(
             (18, {"domain": 4}, 4, False),
             (18, {"domain": 8}, 4, True),
             (18, {"dp_replicate": 2, "domain": 4}, 2, True),
+            (24, {"domain": 8}, 2, True),
         ],
         but=[(12, {"domain": 2, "tp": 2}, 2, True)],
     ),
@@ -131,15 +143,13 @@ def run(
 def test_equals_whole_windows(
     rows: int, degrees: dict[str, int], ulysses: int, drops: bool
 ) -> None:
-    """Every number to its last bits, dropout included.
-
-    Nothing is computed otherwise; XLA on CPU rounds what is left of whole vector
-    registers otherwise, and fields of other shapes leave others.
-    """
+    """Forward bitwise, gradients to their last bits, dropout included."""
     out, grads = run(rows, degrees, ulysses, drops=drops)
     expected, expected_grads = run(rows, degrees, drops=drops)
     what = f"{rows} rows on {degrees}, groups of {ulysses}"
-    assert_close(out, expected, 1e-15, f"{what}: forward")
+    different = int((out != expected).sum())
+    print(f"{what}: {different} of {out.size} differ")
+    assert different == 0
     largest = max(np.linalg.norm(g) for g in expected_grads.values())
     for path in ("short_attention", "long_attention"):
         # A number added to all logits: its gradient is zero but for rounding.
@@ -151,27 +161,17 @@ def test_equals_whole_windows(
     assert_close(*both, 1e-15, f"{what}: gradient of all weights")
 
 
-@pytest.mark.parametrize(
-    ("rows", "degrees", "ulysses"),
-    mark_slow(
-        [
-            (12, {"domain": 2, "tp": 2}, 2),
-            (24, {"domain": 4}, 2),
-            (24, {"domain": 4}, 4),
-        ],
-        but=[(12, {"domain": 2, "tp": 2}, 2)],
-    ),
-    ids=str,
-)
-def test_forward_is_bitwise_that_of_whole_windows(
-    rows: int, degrees: dict[str, int], ulysses: int
-) -> None:
-    """Where both ways give every shard whole vector registers of tokens."""
-    out, _ = run(rows, degrees, ulysses, drops=True)
-    expected, _ = run(rows, degrees, drops=True)
-    different = int((out != expected).sum())
-    print(f"{rows} rows on {degrees}, groups of {ulysses}: {different} differ")
-    assert different == 0
+@pytest.mark.slow
+def test_kernels_of_cpus() -> None:
+    """Their LayerNorm takes means by a product with a vector.
+
+    XLA on CPU sums the rows that are left of whole vector registers in another order,
+    and other numbers of rows leave others.
+    """
+    case = (18, {"domain": 8})
+    out, _ = run(*case, 4, drops=True, implementation="cpu")
+    expected, _ = run(*case, drops=True, implementation="cpu")
+    assert_close(out, expected, 1e-15, "kernels of CPUs: forward")
 
 
 def test_two_exchanges_an_attention() -> None:
@@ -184,7 +184,7 @@ def test_two_exchanges_an_attention() -> None:
     with jax.enable_x64(True):
         text = lowered(12, (("domain", 4),), 4, True)[0].as_text()
         degrees = (("domain", 2), ("tp", 2))
-        optimized = compiled(12, degrees, 2, True)[0].as_text()
+        optimized = compiled(12, degrees, 2, True, "xla")[0].as_text()
     assert text.count("stablehlo.all_to_all") == 8
     assert text.count("stablehlo.collective_permute") == 0
     assert len(re.findall(r" all-to-all(?:-start)?\(", optimized)) == 8
