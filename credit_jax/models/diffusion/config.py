@@ -26,7 +26,8 @@ class DiffusionConfig(StrictModel):
         image_size: (lat, lon) of the grid; one number for both.
         timesteps: of the process, T.
         sampling_timesteps: network evaluations of a sample: DDIM if there are fewer
-            than T, else DDPM, as with null.
+            than T, else DDPM, as with null. With 0 a sample is the noise itself, as in
+            CREDIT, one of whose example configs has it.
         objective: what the network predicts: the noise, the target, or v.
         beta_schedule: "sigmoid", "linear" or "cosine".
         schedule_fn_kwargs: arguments of the schedule.
@@ -66,6 +67,16 @@ class DiffusionConfig(StrictModel):
     condition: bool = True
     clip_denoised: bool = True
 
+    def without_effect(self) -> dict[str, str]:
+        """A sampler without steps; see `StrictModel.without_effect`."""
+        if self.sampling_timesteps != 0:
+            return {}
+        why = (
+            "with 0 a sample is the noise itself, as in CREDIT, and the network has no "
+            "part in validation and forecasts; give 1 to timesteps, or null for all"
+        )
+        return {"sampling_timesteps": why}
+
     def problems(self, height: int, width: int) -> list[str]:
         """Errors of the process of a model on a grid, one line each."""
         found = []
@@ -80,11 +91,10 @@ class DiffusionConfig(StrictModel):
                 "there is nothing to forecast from, and CREDIT's samplers fail"
             )
         steps = self.sampling_timesteps
-        if steps is not None and not 1 <= steps <= self.timesteps:
-            zero = ": with 0 CREDIT returns the noise itself" if steps == 0 else ""
+        if steps is not None and not 0 <= steps <= self.timesteps:
             found.append(
                 f"model.diffusion.sampling_timesteps is {steps}; expected 1 to "
-                f"timesteps = {self.timesteps}, or null for all of them{zero}"
+                f"timesteps = {self.timesteps}, or null for all of them"
             )
         if self.beta_schedule == "linear" and self.timesteps < FEWEST_LINEAR:
             found.append(
@@ -118,11 +128,12 @@ class DiffusionConfig(StrictModel):
             for name, value in self.schedule_fn_kwargs.items()
             if name != "clamp_min"
         }
+        samples = self.sampling_timesteps
         return Process(
             output,
             betas=tuple(SCHEDULES[self.beta_schedule](self.timesteps, **arguments)),
             objective=self.objective,
-            num_samples=self.sampling_timesteps or self.timesteps,
+            num_samples=self.timesteps if samples is None else samples,
             log_uniform=self.noise_type == "log-uniform",
             eta=self.ddim_sampling_eta,
             offset=self.offset_noise_strength,

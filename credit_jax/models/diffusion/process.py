@@ -59,7 +59,7 @@ class Process:
         output: of a target.
         betas: variance that each of T steps adds, float64.
         objective: "pred_noise", "pred_x0" or "pred_v".
-        num_samples: network evaluations of a sample, at most T.
+        num_samples: network evaluations of a sample, 0 to T.
         log_uniform: whether noise is scaled by a random factor at each point.
         eta: noise that DDIM adds.
         offset: strength of noise in training that is equal at all points.
@@ -125,6 +125,8 @@ class Process:
     def sample(self, network: Network, batch: int, context: Context) -> Sample:
         """Samples from noise, by `lax.scan` over the steps of the sampler.
 
+        Without steps they are the noise.
+
         Draws "start", and "step" at every step that adds noise, with a key that is
         folded with the number of the step.
 
@@ -136,6 +138,8 @@ class Process:
         dtype = context.precision.wide
         start = self._noise("start", batch, context).astype(dtype)
         start = pvary(start, context.axes.batch)
+        if not self.num_samples:
+            return start
         if self.num_samples < self.num_steps:
             step, tables = self._ddim, self._ddim_tables
         else:

@@ -35,13 +35,7 @@ from credit_jax.parallel.rows.layout import Field
 
 
 def _full_attention(value: Any) -> Any:
-    """False is the default, as in CREDIT; a string is none of the choices."""
-    if isinstance(value, str):
-        raise ValueError(
-            f"got the string {value!r}, which CREDIT takes for true (attention between "
-            "all points on every level); expected null (on the last level), true, or a "
-            "list of one true or false a level"
-        )
+    """What is empty or false is the default, as in CREDIT."""
     return value or None
 
 
@@ -68,7 +62,8 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
         dropout: rate in training.
         attn_dim_head, attn_heads: of the attention of each level; one number for all.
         full_attn: whether every point attends to every other one, for each level; None
-            is on the last.
+            is on the last. Text is true on every level, as in CREDIT, the text "None"
+            of its example config, too: YAML has no None.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -104,7 +99,7 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
     attn_dim_head: PositiveInt | tuple[PositiveInt, ...] = 32
     attn_heads: PositiveInt | tuple[PositiveInt, ...] = 4
     full_attn: Annotated[
-        bool | tuple[bool, ...] | None, BeforeValidator(_full_attention)
+        bool | tuple[bool, ...] | str | None, BeforeValidator(_full_attention)
     ] = None
 
     @property
@@ -128,8 +123,14 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
         ]
 
     def without_effect(self) -> dict[str, str]:
-        """An active `post_conf`, and further entries of `dim`."""
+        """An active `post_conf`, further entries of `dim`, what `full_attn` says."""
         found = super().without_effect()
+        if isinstance(self.full_attn, str):
+            found["full_attn"] = (
+                f"got the string {self.full_attn!r}, which counts as true, as in CREDIT:"
+                " attention between all points on every level, in every program and "
+                "every checkpoint; for attention on the last level alone write null"
+            )
         if (
             len(self.dim) > 1
             and self.dim[1:] != type(self).model_fields["dim"].default[1:]

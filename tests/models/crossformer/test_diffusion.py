@@ -91,7 +91,7 @@ WRONG = {
         "patch_width are 2 and 2; expected 1",
     ),
     "grid": (_with(image_size=[32, 30]), r"expected the grid of the model, \[30, 30\]"),
-    "no steps": (_with(sampling_timesteps=0), "with 0 CREDIT returns the noise itself"),
+    "negative": (_with(sampling_timesteps=-1), "expected 1 to timesteps = 50"),
     "many steps": (_with(sampling_timesteps=51), "expected 1 to timesteps = 50"),
     "linear": (_with(beta_schedule="linear", timesteps=20), "expected at least 21"),
     "condition": (_with(condition=False), "condition is false; expected true"),

@@ -174,6 +174,7 @@ def test_offset_noise_is_equal_at_all_points() -> None:
         {"timesteps": 50, "sampling_timesteps": 7},
         {"timesteps": 50, "sampling_timesteps": 20, "ddim_sampling_eta": 0.7},
         {"timesteps": 1000, "sampling_timesteps": 1, "noise_type": "log-uniform"},
+        {"timesteps": 50, "sampling_timesteps": 0},
     ],
 )
 def test_samplers_are_credit_s(

@@ -110,6 +110,21 @@ DIFFUSION_CASES: dict[str, dict[str, Any]] = {
             "clip_denoised": False,
         },
     },
+    # text for the kind of attention, which is full on every level, and no sampler steps:
+    # keys of CREDIT's unet_diffusion_6hr_CAM.yml
+    "text": {
+        **_DENOISER,
+        "image_height": 10,
+        "image_width": 12,
+        "dim_mults": [1, 2],
+        "full_attn": "None",
+        "diffusion": {
+            "image_size": [10, 12],
+            "timesteps": 30,
+            "sampling_timesteps": 0,
+            "beta_schedule": "linear",
+        },
+    },
     # another first width, attention of every level its own (CREDIT takes no lists),
     # DDPM of v
     "own levels": {

@@ -12,7 +12,11 @@ from tests.models.parity import credits_defaults
 from tests.models.unet.cases import DIFFUSION_CASES as CASES
 from tests.state_dict.round_trip import assert_round_trip
 
-pytestmark = pytest.mark.reference
+pytestmark = [
+    pytest.mark.reference,
+    # Of the case "text"; a test below expects it.
+    pytest.mark.filterwarnings("ignore:.*model.full_attn .got the string"),
+]
 
 
 def _credits(block: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +88,7 @@ WRONG = {
     "levels": ({"dim_mults": [1] * 5}, "24 . 4 padding = 28; expected a multiple of"),
     "time": ({"dim": [7]}, r"dim\[0\] is 7; expected an even number"),
     "heads": ({"attn_heads": [1, 2]}, "attn_heads has 2 entries; expected one for"),
-    "a string": ({"full_attn": "None"}, "the string 'None', which CREDIT takes for"),
+    "levels of attention": ({"full_attn": [True]}, "full_attn has 1 entries"),
     "features": ({"learned_sinusoidal_cond": True}, "process refuses it"),
     "dropout": ({"dropout": 1.0}, "expected 0 <= dropout < 1"),
     "no channels": (
@@ -108,3 +112,8 @@ def test_keys_that_only_credit_accepts_are_named_in_a_warning() -> None:
         parse_model({**CASES["padded"], "depth": [2, 2]})
     with pytest.warns(UserWarning, match="model.dim .only its first entry counts"):
         parse_model({**CASES["padded"], "dim": [8, 3]})
+    with pytest.warns(UserWarning, match="full_attn .got the string 'None', which"):
+        parse_model({**CASES["padded"], "full_attn": "None"})
+    empty = {**CASES["padded"]["diffusion"], "sampling_timesteps": 0}
+    with pytest.warns(UserWarning, match="sampling_timesteps .with 0 a sample is the"):
+        parse_model({**CASES["padded"], "diffusion": empty})
