@@ -71,6 +71,7 @@ class CheckReport:
             "notes": [*self.notes],
             "ignored": [{"key": k, "reason": why} for k, why in self.ignored.items()],
             "channels": None if self.schema is None else _channels(self),
+            "further_inputs": None if plan is None else _further(plan),
             "data": None if self.data is None else _data(self.data),
             "model": None if plan is None else _model(plan),
             "mesh": None if plan is None else _mesh(plan),
@@ -196,13 +197,25 @@ def _problem(line: str, report: CheckReport) -> dict[str, str | None]:
     return {"where": where, "message": message or fix, "fix": fix if message else None}
 
 
+def _further(plan: RunPlan) -> dict[str, Any]:
+    """Inputs of the model beside x: channels of fields, times of vectors."""
+    data = plan.config.data
+    fields = {
+        name: [*_each_channel(schema.input, _level_values(data))]
+        for name, schema in plan.further_schemas.items()
+    }
+    return fields | {name: [*which] for name, which in data.time_encoding.items()}
+
+
+def _level_values(data: DataConfig) -> dict[str, Sequence[float] | None]:
+    """Source -> its levels; None if only its files say them."""
+    return {name: source.level_values for name, source in data.source.items()}
+
+
 def _channels(report: CheckReport) -> dict[str, list[dict[str, Any]]]:
     schema = report.schema
     assert schema is not None, "asked for by the caller"
-    values = {}
-    if report.data is not None:
-        sources = report.data.source.items()
-        values = {name: source.level_values for name, source in sources}
+    values = {} if report.data is None else _level_values(report.data)
     return {
         "input": [*_each_channel(schema.input, values)],
         "target": [*_each_channel(schema.target, values)],

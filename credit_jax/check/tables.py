@@ -7,12 +7,13 @@ from rich.table import Table
 
 from credit_jax.check.memory import estimate_memory, local_points
 from credit_jax.config import Config
-from credit_jax.config.data import num_samples
+from credit_jax.config.data import DataConfig, num_samples
 from credit_jax.data import ChannelSchema
 from credit_jax.models.common.geometry import Geometry
 from credit_jax.models.model_def import ModelDef, parameter_count
 from credit_jax.parallel.mesh.axes import DP_REPLICATE, DP_SHARD, MeshAxes
 from credit_jax.plan import RunPlan
+from credit_jax.plan.further_inputs import num_encoded
 
 GIB = 2**30
 MIB = 2**20
@@ -22,6 +23,10 @@ def plan_tables(plan: RunPlan) -> Iterator[Table]:
     """All tables of a plan, as far as it could be put together."""
     model, axes = plan.model, plan.model.axes
     yield channel_table(plan.schema)
+    for name, schema in plan.further_schemas.items():
+        yield channel_table(schema, f"Channels of {name}")
+    if plan.config.data.time_encoding:
+        yield time_table(plan.config.data)
     if axes is not None:
         yield mesh_table(plan, axes)
     geometry = model.config.geometry()
@@ -41,9 +46,17 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def channel_table(schema: ChannelSchema) -> Table:
+def time_table(data: DataConfig) -> Table:
+    """Which times the vectors beside x encode."""
+    table = _table("Encoded times", "input", "of", "numbers")
+    for name, which in data.time_encoding.items():
+        table.add_row(name, ", ".join(which), str(num_encoded(data, name)))
+    return table
+
+
+def channel_table(schema: ChannelSchema, title: str = "Channels") -> Table:
     """Which variables are which channels of the input and the output."""
-    table = _table("Channels", "variable", "type", "levels", "input", "output")
+    table = _table(title, "variable", "type", "levels", "input", "output")
     inputs, targets = schema.input_slices(), schema.target_slices()
     groups = {group.var_key: group for group in (*schema.input, *schema.target)}
     for key, group in groups.items():
@@ -56,7 +69,7 @@ def channel_table(schema: ChannelSchema) -> Table:
         )
     table.add_section()
     counts = schema.num_input_channels, schema.num_target_channels
-    table.add_row("all", "", "", *map(str, counts))
+    table.add_row("all", "", "", *(str(n) if n else "" for n in counts))
     return table
 
 

@@ -241,6 +241,18 @@ def _loss(config: Config) -> str:
     return str(written.get("training_loss") or written.get("type") or "unknown")
 
 
+def _inputs(contents: Contents) -> str:
+    """The channels of x, and what the model takes beside it."""
+    found = [", ".join(contents.schema.names["input"])]
+    further = contents.data.further
+    if further is not None:
+        for name, schema in further.schemas.items():
+            found.append(f"{name}: {', '.join(schema.names['input'])}")
+        for name, which in further.data.time_encoding.items():
+            found.append(f"{name}: times of {', '.join(which)}")
+    return "; ".join(found)
+
+
 def _facts(
     contents: Contents, weights: RunWeights, name: str, license: str, places: list[str]
 ) -> CardFacts:
@@ -260,7 +272,7 @@ def _facts(
         grid=f"{shape}, latitudes {latitude.flat[0]:g} to {latitude.flat[-1]:g}",
         timestep=str(config.data.timestep),
         frames=model_def.frames,
-        inputs=", ".join(contents.schema.names["input"]),
+        inputs=_inputs(contents),
         outputs=", ".join(contents.schema.names["target"]),
         dates=", ".join(f"{first} to {last}" for first, last in config.data.ranges),
         training=f"loss {_loss(config)}, seed {config.seed}",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from credit_jax.config.data import INPUT_TIMES, TARGET_TIME, DataConfig
 from credit_jax.config.sources import MAIN_INPUT
+from credit_jax.data.channels import ChannelSchema, num_levels
 from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.models.common.array_specs import FieldSpec, VectorSpec
 
@@ -28,6 +29,7 @@ def further_problems(
         further: opened; None compares what is known without files.
         where: dotted path of the section.
     """
+    schemas = further_schemas(data, further)
     specs = {name: spec for name, spec in model.inputs.items() if name != MAIN_INPUT}
     made = (*data.further_inputs, *data.time_encoding)
     lost = [name for name in made if name not in specs]
@@ -40,8 +42,38 @@ def further_problems(
         if isinstance(spec, VectorSpec):
             found += _vector_problems(data, name, spec, where, model.type)
         else:
-            found += _field_problems(data, name, spec, where, model.type, further)
+            found += _frame_problems(data, name, spec, where, model.type)
+            found += _channel_problems(data, name, spec, schemas)
+            found += _grid_problems(name, spec, further)
     return found
+
+
+def further_schemas(
+    data: DataConfig, further: FurtherInputs | None = None
+) -> dict[str, ChannelSchema]:
+    """Input of the model -> channels of its fields.
+
+    Args:
+        data: the section.
+        further: opened; None takes what is known without files, which is nothing of an
+            input whose levels only the files say.
+    """
+    if further is not None:
+        return {**further.schemas}
+    levels = num_levels(data, 0)
+    return {
+        name: ChannelSchema.from_config(data, levels, name)
+        for name in data.further_inputs
+        if all(levels[source] for source in _deep_sources(data, name))
+    }
+
+
+def _deep_sources(data: DataConfig, name: str) -> Iterator[str]:
+    """The sources of an input that have fields on levels."""
+    for source, own in data.sources_of(name).items():
+        forcing = own.variables.dynamic_forcing
+        if forcing is not None and forcing.vars_3D:
+            yield source
 
 
 def _vector_problems(
@@ -55,13 +87,20 @@ def _vector_problems(
             f"{{{name}: [...]}} to the times that it encodes, of {known}"
         )
         return
-    counts = [_num_times(data, which) for which in data.time_encoding[name]]
-    if sum(counts) * NUMBERS_OF_A_TIME != spec.size:
+    numbers = num_encoded(data, name)
+    if numbers != spec.size:
+        times = numbers // NUMBERS_OF_A_TIME
         yield (
-            f"{where}.time_encoding.{name} encodes {sum(counts)} times, "
+            f"{where}.time_encoding.{name} encodes {times} times, "
             f"{NUMBERS_OF_A_TIME} numbers each, but the model takes {spec.size}; "
             "change time_encode_dim, or the times"
         )
+
+
+def num_encoded(data: DataConfig, name: str) -> int:
+    """Size of an input that encodes times."""
+    counts = (_num_times(data, which) for which in data.time_encoding[name])
+    return sum(counts) * NUMBERS_OF_A_TIME
 
 
 def _num_times(data: DataConfig, which: str) -> int:
@@ -72,13 +111,8 @@ def _num_times(data: DataConfig, which: str) -> int:
     return data.source[which].history_len or data.history_len
 
 
-def _field_problems(
-    data: DataConfig,
-    name: str,
-    spec: FieldSpec,
-    where: str,
-    model: str,
-    further: FurtherInputs | None,
+def _frame_problems(
+    data: DataConfig, name: str, spec: FieldSpec, where: str, model: str
 ) -> Iterator[str]:
     sources = data.sources_of(name)
     if not sources:
@@ -86,7 +120,6 @@ def _field_problems(
             f"model.type {model} takes fields {name} beside x: give the source that "
             f"has them the key input: {name} ({where}.source.NAME.input)"
         )
-        return
     for source, own in sources.items():
         frames = own.history_len or data.history_len
         if frames != spec.frames:
@@ -94,15 +127,30 @@ def _field_problems(
                 f"{where}.source.{source}.history_len: {frames} differs from the "
                 f"{spec.frames} frames of {name} in the model; make them equal"
             )
-    if further is None:
+
+
+def _channel_problems(
+    data: DataConfig,
+    name: str,
+    spec: FieldSpec,
+    schemas: Mapping[str, ChannelSchema],
+) -> Iterator[str]:
+    if name not in schemas:
         return
-    channels = further.schemas[name].num_input_channels
+    channels = schemas[name].num_input_channels
     if channels != spec.channels:
         yield (
             f"model: {name} has {spec.channels} channels, but its sources "
-            f"{', '.join(sources)} have {channels}; change the model's channels, or "
-            "the variables"
+            f"{', '.join(data.sources_of(name))} have {channels}; change the model's "
+            "channels, or the variables"
         )
+
+
+def _grid_problems(
+    name: str, spec: FieldSpec, further: FurtherInputs | None
+) -> Iterator[str]:
+    if further is None or name not in further.schemas:
+        return
     for grid in further.grids(name):
         if grid.shape != (spec.height, spec.width):
             yield (

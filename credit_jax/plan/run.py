@@ -17,6 +17,7 @@ from credit_jax.parallel.params.precision import Float8, Precision, default_mp_p
 from credit_jax.plan.channels import fit_problems, schema_of
 from credit_jax.plan.files import find_missing
 from credit_jax.plan.findings import Findings, unique
+from credit_jax.plan.further_inputs import further_schemas
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.objective import Latitudes, Objective, plan_objective
 from credit_jax.plan.process import process_findings
@@ -52,6 +53,16 @@ class RunPlan:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     open_files: OpenFiles | None = None
+
+    @property
+    def further_schemas(self) -> dict[str, ChannelSchema]:
+        """Input of the model beside x -> channels of its fields, as far as known."""
+        loader = self.loaders.get("train")
+        opened = None if loader is None else loader.dataset.further
+        found = further_schemas(self.config.data, opened)
+        if self.pipeline is None:
+            return found
+        return {name: own.after(self.pipeline) for name, own in found.items()}
 
     def check(self) -> None:
         """Raises a `ConfigError` with all problems, if there are any."""

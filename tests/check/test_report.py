@@ -22,6 +22,7 @@ KEYS = {
     "notes": list,
     "ignored": list,
     "channels": dict,
+    "further_inputs": dict,
     "data": dict,
     "model": dict,
     "mesh": dict,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ import torch
 import xarray as xr
 from rich.console import Console
 
+from credit_jax import package
 from credit_jax.check.__main__ import main as check
 from credit_jax.commands import OK
 from credit_jax.config import build_config
 from credit_jax.data import build_loader
+from credit_jax.forecast import main as forecast_main
 from credit_jax.models.registry import build
 from credit_jax.plan import plan_run
 from credit_jax.state_dict.convert import to_state_dict
@@ -162,10 +166,67 @@ def _scale(path: Path) -> np.ndarray:
         return file["U"].values[[0, 2]].astype("f4")
 
 
-def test_check_accepts_them_without_files(
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wrf", "dscale"])
+def test_a_package_has_all_but_the_fields_of_every_input(
+    region: Path, folder: Path, tmp_path: Path, name: str
+) -> None:
+    """Its forecasts are those of the run, bit for bit."""
+    _, ours = _run(region, folder, name, "1")
+    run = folder / f"{name}-1"
+    made = tmp_path / "made"
+    own = ["--config", str(run / "model.yml"), "--checkpoint", str(run / "run")]
+    assert package.main([*own, "--out", str(made)]) == OK
+    card = (made / "README.md").read_text()
+    assert "x_extra: times of input, target" in card
+    assert ("x_outside: Z (2 levels), MSL" in card) == (name == "wrf")
+    of_source = {"ERA5": ("w", "prognostic", "dynamic_forcing")}
+    if name == "wrf":
+        of_source["AROUND"] = ("o", "dynamic_forcing")
+    places: dict[str, Any] = {
+        source: {
+            "variables": {kind: {"path": f"{region / stem}_%Y.nc"} for kind in kinds}
+        }
+        for source, (stem, *kinds) in of_source.items()
+    }
+    data = write_yaml(tmp_path / "data.yml", {"source": places})
+    options = ["--package", str(made), "--data", data, "--cache", "none"]
+    options += ["--init-time", "1999-12-30T00", "--length", "18h"]
+    assert forecast_main([*options, "--out", str(tmp_path / "out")]) == OK
+    theirs = read(tmp_path / "out")
+    start = np.datetime64("1999-12-30T00")
+    for key in theirs.data_vars:
+        np.testing.assert_array_equal(
+            theirs[key].sel(time=start).values,
+            ours[key].sel(time=start).values,
+            err_msg=str(key),
+        )
+
+
+def test_check_shows_their_inputs_without_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("wrf", "dscale"):
         raw = _config(tmp_path, tmp_path, name)
         config = write_yaml(tmp_path / f"{name}.yml", raw)
-        assert check(["--config", config, "--no-data"]) == OK, capsys.readouterr().out
+        assert check(["--config", config, "--no-data"]) == OK
+        printed = capsys.readouterr().out
+        assert "Encoded times" in printed
+        assert ("Channels of x_outside" in printed) == (name == "wrf")
+        assert check(["--config", config, "--no-data", "--json"]) == OK
+        further = json.loads(capsys.readouterr().out)["further_inputs"]
+        assert further["x_extra"][:2] == ["input", "target"]
+        outside = [own["variable"] for own in further.get("x_outside", ())]
+        assert outside == (["Z", "Z", "MSL"] if name == "wrf" else [])
+
+
+def test_check_counts_the_channels_of_every_input_without_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = _config(tmp_path, tmp_path, "wrf")
+    raw["model"] = copy.deepcopy(raw["model"])
+    raw["model"]["param_outside"]["surface_channels"] = 2
+    config = write_yaml(tmp_path / "wrf.yml", raw)
+    assert check(["--config", config, "--no-data", "--json"]) != OK
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert "x_outside has 4 channels, but its sources AROUND have 3" in str(problem)

@@ -127,9 +127,9 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
         found = super().without_effect()
         if isinstance(self.full_attn, str):
             found["full_attn"] = (
-                f"got the string {self.full_attn!r}, which counts as true, as in CREDIT:"
-                " attention between all points on every level, in every program and "
-                "every checkpoint; for attention on the last level alone write null"
+                f"got the string {self.full_attn!r}, which is true, as in CREDIT: "
+                "attention between all points on every level; for attention on the "
+                "last level alone write null"
             )
         if (
             len(self.dim) > 1

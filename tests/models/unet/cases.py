@@ -110,8 +110,8 @@ DIFFUSION_CASES: dict[str, dict[str, Any]] = {
             "clip_denoised": False,
         },
     },
-    # text for the kind of attention, which is full on every level, and no sampler steps:
-    # keys of CREDIT's unet_diffusion_6hr_CAM.yml
+    # keys of CREDIT's unet_diffusion_6hr_CAM.yml: text for the kind of attention, which
+    # is full on every level, and no sampler steps
     "text": {
         **_DENOISER,
         "image_height": 10,
