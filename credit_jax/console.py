@@ -24,7 +24,9 @@ MODULES: Mapping[str, Entry] = MappingProxyType(
         "submit": Entry(
             "credit_jax.submit.__main__", "training as jobs of PBS or SLURM", "", "cpu"
         ),
-        "forecast": Entry("credit_jax.forecast", "forecasts of a model, to files"),
+        "forecast": Entry(
+            "credit_jax.forecast.__main__", "forecasts of a model, to files"
+        ),
         "package": Entry(
             "credit_jax.package", "a trained model as a folder to hand on", "", "cpu"
         ),

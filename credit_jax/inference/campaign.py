@@ -7,11 +7,11 @@ memory depends neither on the length nor on the number of the forecasts.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,111 +19,20 @@ import numpy as np
 
 from credit_jax.inference.archive import Archive
 from credit_jax.inference.autoregression import ForecastStep
+from credit_jax.inference.delivery import Delivery, TaskProgress, Tasks
 from credit_jax.inference.online_scores import GroupScores, OnlineScores
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.perturbation import PreparedPerturbation
 from credit_jax.inference.reading import FirstStep, ForecastReader
 from credit_jax.inference.schedule import Task
 from credit_jax.inference.sharing import Share, added_up, wait_for_all
-from credit_jax.inference.stores import Job, NoStore, Store, TaskWriter
+from credit_jax.inference.stores import NoStore, Store
+from credit_jax.inference.summary import DeviceClock, Summary, Times
 from credit_jax.io.workers import ReadAhead, Workers
 from credit_jax.nn.noise import Noise
 
 # Steps whose input is read in advance, and steps on the devices.
 NUM_AHEAD, NUM_IN_FLIGHT = 3, 2
-
-
-class NonFiniteForecastError(RuntimeError):
-    """A forecast has values that are NaN or infinite."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """How long a campaign took, in seconds.
-
-    Attributes:
-        unroll: steps on the devices, the first one, which is compiled, left out.
-        read: initial states and forcing, beside the other two.
-        write: copies to the host, and files.
-        total: from the end of the first step to the end.
-    """
-
-    unroll: float
-    read: float
-    write: float
-    total: float
-
-    @property
-    def idle(self) -> float:
-        """Share of the total in which the devices had nothing to do."""
-        return max(0.0, 1 - self.unroll / self.total) if self.total > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a campaign did.
-
-    Attributes:
-        num_forecasts: that were made.
-        num_done: that were there already.
-        missing: values that were not finite, by variable.
-        times: see `Times`.
-        stopped: what ended it before the last group; None if it came to its end.
-    """
-
-    num_forecasts: int
-    num_done: int
-    missing: dict[str, int]
-    times: Times
-    stopped: str | None = None
-
-
-@dataclass
-class _Progress:
-    """Writes the record of a forecast when its last file is written."""
-
-    archive: Archive
-    task: Task
-    writer: TaskWriter
-    missing: Counter = field(default_factory=Counter)
-    _open: int = 1
-    _lock: Any = field(default_factory=threading.Lock)
-
-    def job(self, write: Job) -> Job:
-        """A job that counts."""
-        with self._lock:
-            self._open += 1
-
-        def run() -> None:
-            write()
-            self.close()
-
-        return run
-
-    def close(self) -> None:
-        """A part of the forecast is written."""
-        with self._lock:
-            self._open -= 1
-            last = self._open == 0
-        if last:
-            self.archive.mark(self.task, dict(self.missing))
-
-
-@dataclass
-class _DeviceClock:
-    """Adds up when the devices were busy; steps run one after the other."""
-
-    busy: float = 0.0
-    first_end: float = 0.0
-    last_end: float = 0.0
-
-    def wait(self, dispatched: float, result: Any) -> None:
-        """Waits for a step that was started at some time."""
-        jax.block_until_ready(result)
-        now = time.perf_counter()
-        if self.first_end:
-            self.busy += now - max(dispatched, self.last_end)
-        self.first_end, self.last_end = self.first_end or now, now
 
 
 @dataclass(frozen=True)
@@ -182,208 +91,222 @@ class Campaign:
             self.store.create()
         wait_for_all("the store")
         todo = [g for g in self.groups if not all(map(self.archive.done, g))]
-        missing_of = [sum(not self.archive.done(task) for task in g) for g in todo]
-        num_missing = sum(missing_of)
+        missing = [sum(not self.archive.done(task) for task in g) for g in todo]
         # From here on forecasts are marked as done, which others must not see before.
         wait_for_all("groups of forecasts")
-        pending = self.max_pending or 2 * self.num_writers
-        mesh = self.step.model.mesh
-        share = Share(mesh, self.size)
-        full = [[*g, *[g[-1]] * (self.size - len(g))] for g in todo]
-        mine = [[g[place] for place in share.positions] for g in full]
-        stream = self.reader.stream(mine, self.num_steps, mesh, share.ranks)
-        reader = ReadAhead(stream, NUM_AHEAD)
-        references = None
-        if self.scores is not None:
-            references = ReadAhead(self.scores.stream(full), NUM_AHEAD)
-        prepared = self.reader.perturb
-        devices = Workers(1, NUM_IN_FLIGHT, "devices")
-        host = Workers(1, NUM_IN_FLIGHT, "host")
-        files = Workers(self.num_writers, pending, "write")
-        clock, made = _DeviceClock(), list[_Progress]()
-        workers = (devices, host, files)
-        stopped = None
-        try:
-            for number, (group, filled) in enumerate(zip(todo, full, strict=True)):
-                stopped = self.stop() if number else None
-                if stopped:
-                    missing_of = missing_of[:number]
-                    break
-                if isinstance(prepared, PreparedPerturbation):
-                    prepared.prepare(filled, mine[number])
-                tasks = [
-                    self._progress(group[place])
-                    if place < len(group) and place in share.written
-                    else None
-                    for place in share.positions
-                ]
-                scored = None
-                if self.scores is not None and references is not None:
-                    scored = GroupScores(self.scores, references, group)
-                self._forecast(
-                    tasks,
-                    reader,
-                    devices,
-                    host,
-                    files,
-                    clock,
-                    scored,
-                    share,
-                    self._noise_of(group),
-                )
-                made += [task for task in tasks if task is not None]
-                self.progress(sum(missing_of[: number + 1]))
-            for own in workers:
-                own.close()
-        except BaseException:
-            for own in workers:
-                own.cancel()
-            raise
-        finally:
-            if isinstance(prepared, PreparedPerturbation):
-                prepared.close()
-            reader.close()
-            if references is not None:
-                references.close()
-        write = host.seconds + files.seconds
-        total = time.perf_counter() - clock.first_end if clock.first_end else 0.0
-        times = Times(clock.busy, reader.seconds, write, total)
-        missing = sum((task.missing for task in made), Counter())
-        names = [variable.name for variable in self.outputs.variables]
-        found, count = added_up(missing, names), sum(missing_of)
-        there = sum(map(len, self.groups)) - num_missing
-        return Summary(count, there, found, times, stopped)
+        with _Threads.of(self, Share(self.step.model.mesh, self.size), todo) as threads:
+            made, stopped = self._make(todo, missing, threads)
+        there = sum(map(len, self.groups)) - sum(missing)
+        done = sum(missing[: len(made)])
+        return Summary(done, there, self._not_finite(made), threads.times, stopped)
 
-    def _noise_of(self, group: Sequence[Task]) -> Noise | None:
+    def _make(
+        self, todo: Sequence[Sequence[Task]], missing: list[int], threads: _Threads
+    ) -> tuple[list[Tasks], str | None]:
+        """Runs group after group; returns those that ran, and what ended them."""
+        made: list[Tasks] = []
+        for number, group in enumerate(todo):
+            if number and (stopped := self.stop()):
+                return made, stopped
+            threads.prepare(number)
+            own = _Group(self, threads, group)
+            own.run()
+            made.append(own.tasks)
+            self.progress(sum(missing[: number + 1]))
+        return made, None
+
+    def _not_finite(self, made: Sequence[Tasks]) -> dict[str, int]:
+        """Values that were not finite in the forecasts of all processes."""
+        own = [task.missing for tasks in made for task in tasks if task is not None]
+        names = [variable.name for variable in self.outputs.variables]
+        return added_up(sum(own, Counter()), names)
+
+    def noise_of(self, group: Sequence[Task]) -> Noise | None:
         """The noise of a group, whose forecasts are told apart by their places."""
         if self.noise is None:
             return None
         return self.noise.fold_in(group[0].start).fold_in(group[0].member)
 
-    def _progress(self, task: Task) -> _Progress | None:
+    def task_progress(self, task: Task) -> TaskProgress | None:
         """None for a forecast that is done."""
         if self.archive.done(task):
             return None
-        return _Progress(self.archive, task, self.store.writer(task))
+        return TaskProgress(self.archive, task, self.store.writer(task))
 
-    def _forecast(
-        self,
-        tasks: Sequence[_Progress | None],
-        reader: ReadAhead,
-        devices: Workers,
-        host: Workers,
-        files: Workers,
-        clock: _DeviceClock,
-        scored: GroupScores | None,
-        share: Share,
-        noise: Noise | None,
+
+@dataclass(frozen=True)
+class _Threads:
+    """What runs beside the thread that starts the steps.
+
+    Leaving the context waits for all of it, or drops what is left after an error.
+
+    Attributes:
+        share: samples of this process.
+        full: groups, filled up with copies.
+        mine: tasks of this process in each group.
+        prepared: perturbations that need the model; else None.
+        reader: input of the steps, in order.
+        references: what the scores compare with, in order; None without scores.
+        devices: waits for steps, to time them.
+        host: takes results to the host, in order.
+        files: writes.
+        delivery: hands results to `files`.
+        clock: of the devices.
+    """
+
+    share: Share
+    full: Sequence[Sequence[Task]]
+    mine: Sequence[Sequence[Task]]
+    prepared: PreparedPerturbation | None
+    reader: ReadAhead
+    references: ReadAhead | None
+    devices: Workers
+    host: Workers
+    files: Workers
+    delivery: Delivery
+    clock: DeviceClock = field(default_factory=DeviceClock)
+
+    @classmethod
+    def of(
+        cls, campaign: Campaign, share: Share, todo: Sequence[Sequence[Task]]
+    ) -> _Threads:
+        """Starts to read what the groups need."""
+        reader, scores = campaign.reader, campaign.scores
+        full = [[*g, *[g[-1]] * (campaign.size - len(g))] for g in todo]
+        mine = [[g[place] for place in share.positions] for g in full]
+        stream = reader.stream(mine, campaign.num_steps, share.mesh, share.ranks)
+        pending = campaign.max_pending or 2 * campaign.num_writers
+        files = Workers(campaign.num_writers, pending, "write")
+        perturb = reader.perturb
+        return cls(
+            share,
+            full,
+            mine,
+            perturb if isinstance(perturb, PreparedPerturbation) else None,
+            ReadAhead(stream, NUM_AHEAD),
+            None if scores is None else ReadAhead(scores.stream(full), NUM_AHEAD),
+            Workers(1, NUM_IN_FLIGHT, "devices"),
+            Workers(1, NUM_IN_FLIGHT, "host"),
+            files,
+            Delivery(files, reader.schedule, campaign.fill_nan),
+        )
+
+    def prepare(self, number: int) -> None:
+        """Makes the perturbations of a group that need the model."""
+        if self.prepared is not None:
+            self.prepared.prepare(self.full[number], self.mine[number])
+
+    @property
+    def times(self) -> Times:
+        """How long everything took."""
+        write = self.host.seconds + self.files.seconds
+        return Times(self.clock.busy, self.reader.seconds, write, self.clock.total)
+
+    def __enter__(self) -> _Threads:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        workers = self.devices, self.host, self.files
+        try:
+            for own in workers if kind is None else ():
+                own.close()
+        finally:
+            for own in workers:
+                own.cancel()
+            if self.prepared is not None:
+                self.prepared.close()
+            self.reader.close()
+            if self.references is not None:
+                self.references.close()
+
+
+class _Group:
+    """Forecasts that run side by side.
+
+    Args:
+        campaign: they belong to.
+        threads: of the campaign.
+        group: the tasks, not filled up.
+    """
+
+    def __init__(
+        self, campaign: Campaign, threads: _Threads, group: Sequence[Task]
     ) -> None:
-        """Runs a group of forecasts and hands over what is written and scored."""
-        first: FirstStep = next(reader)
-        state, constants = self.step.start(first.arrays)
-        if self.store.first_step == 0:
+        share, scores = threads.share, campaign.scores
+        self.campaign, self.threads = campaign, threads
+        self.noise = campaign.noise_of(group)
+        self.scored: GroupScores | None = None
+        if scores is not None and threads.references is not None:
+            self.scored = GroupScores(scores, threads.references, group)
+        self.tasks: Tasks = [
+            campaign.task_progress(group[place])
+            if place < len(group) and place in share.written
+            else None
+            for place in share.positions
+        ]
+
+    def run(self) -> None:
+        """Starts all steps, and hands over what is written and scored."""
+        campaign, threads = self.campaign, self.threads
+        first: FirstStep = next(threads.reader)
+        state, constants = campaign.step.start(first.arrays)
+        if campaign.store.first_step == 0:
             fields = self._initial(first.fields)
-            host.submit(lambda: self._deliver(tasks, 0, fields, files))
+            threads.host.submit(
+                partial(threads.delivery.deliver, self.tasks, 0, fields)
+            )
         forcing: Any = {}
-        for step in range(1, self.num_steps + 1):
-            if step < self.num_steps:
-                forcing = next(reader)
+        for step in range(1, campaign.num_steps + 1):
+            if step < campaign.num_steps:
+                forcing = next(threads.reader)
             start = time.perf_counter()
-            own = None if noise is None else noise.fold_in(step)
-            state, found = self.step(self.weights, state, constants, forcing, own)
-            sums = None
-            if scored is not None and step in self.written:
-                sums = scored.start(found)
-                host.submit(
-                    lambda step=step, sums=sums: self._score(
-                        tasks, scored, step, sums, share
-                    )
-                )
-            both = found, sums
-            devices.submit(lambda start=start, both=both: clock.wait(start, both))
-            if step in self.written and not isinstance(self.store, NoStore):
-                whole = share.with_whole_rows(found)
-                host.submit(
-                    lambda step=step, whole=whole: self._deliver(
-                        tasks, step, self._cropped(share.on_host(whole)), files
-                    )
-                )
-        if scored is not None:
-            host.submit(scored.save)
-        host.submit(lambda: self._finish(tasks, files))
+            noise = None if self.noise is None else self.noise.fold_in(step)
+            state, found = campaign.step(
+                campaign.weights, state, constants, forcing, noise
+            )
+            self._hand_over(step, found, start)
+        if self.scored is not None:
+            threads.host.submit(self.scored.save)
+        threads.host.submit(partial(threads.delivery.finish, self.tasks))
 
-    def _score(
-        self,
-        tasks: Sequence[_Progress | None],
-        scored: GroupScores,
-        step: int,
-        sums: Any,
-        share: Share,
-    ) -> None:
+    def _hand_over(self, step: int, found: Any, start: float) -> None:
+        """Scores and writes a step that was started at some time."""
+        threads, written = self.threads, step in self.campaign.written
+        sums = None
+        if self.scored is not None and written:
+            sums = self.scored.start(found)
+            threads.host.submit(partial(self._score, step, sums))
+        threads.devices.submit(partial(threads.clock.wait, start, (found, sums)))
+        if written and not isinstance(self.campaign.store, NoStore):
+            whole = threads.share.with_whole_rows(found)
+            threads.host.submit(partial(self._deliver, step, whole))
+
+    def _deliver(self, step: int, whole: Any) -> None:
+        """Takes the fields of a step to the host, and to the writers."""
+        rows = len(self.campaign.outputs.latitude)
+        found = self.threads.share.on_host(whole)
+        # Without padding rows: (batch, level, lat, lon).
+        fields = {key: x[:, :, 0, :rows] for key, x in found.items()}
+        self.threads.delivery.deliver(self.tasks, step, fields)
+
+    def _score(self, step: int, sums: Any) -> None:
         """Takes the sums of a step; without fields, they tell what is not finite."""
-        counts = scored.take(sums)
-        if not isinstance(self.store, NoStore):
-            return
-        for task, place in zip(tasks, share.positions, strict=True):
-            if task is None:
-                continue
-            for name, count in counts[place].items():
-                self._report(name, count, step, task)
+        assert self.scored is not None
+        counts = self.scored.take(sums)
+        if isinstance(self.campaign.store, NoStore):
+            # A copy that fills up the group has no count, and no task.
+            own = [
+                {} if task is None else counts[place]
+                for task, place in zip(
+                    self.tasks, self.threads.share.positions, strict=True
+                )
+            ]
+            self.threads.delivery.count(self.tasks, step, own)
 
     def _initial(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The variables of the initial state, (batch, level, lat, lon)."""
         return {
             key: fields[key] if levels is None else fields[key][:, list(levels)]
-            for key, levels in self.outputs.wanted.items()
+            for key, levels in self.campaign.outputs.wanted.items()
             if key in fields
         }
-
-    def _cropped(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Without padding rows: (batch, level, lat, lon)."""
-        rows = len(self.outputs.latitude)
-        return {key: x[:, :, 0, :rows] for key, x in found.items()}
-
-    def _deliver(
-        self,
-        tasks: Sequence[_Progress | None],
-        step: int,
-        fields: Mapping[str, np.ndarray],
-        files: Workers,
-    ) -> None:
-        """Hands a step of every forecast to its writer."""
-        for index, task in enumerate(tasks):
-            if task is None:
-                continue
-            own = {key: array[index] for key, array in fields.items()}
-            own = {key: self._finite(key, x, step, task) for key, x in own.items()}
-            for job in task.writer.add(step, own):
-                files.submit(task.job(job))
-
-    def _finite(
-        self, key: str, array: np.ndarray, step: int, task: _Progress
-    ) -> np.ndarray:
-        """The array with missing values as NaN; they are counted, or an error."""
-        bad = ~np.isfinite(array)
-        if not bad.any():
-            return array
-        self._report(key.split("/")[-1], int(bad.sum()), step, task)
-        return np.where(bad, np.float32(np.nan), array)
-
-    def _report(self, name: str, count: int, step: int, task: _Progress) -> None:
-        """Counts values that are not finite, or raises."""
-        if not self.fill_nan:
-            schedule = self.reader.schedule
-            raise NonFiniteForecastError(
-                f"{name} has {count} values that are NaN or infinite at step {step} "
-                f"(lead {schedule.lead(step)}) of the forecast from "
-                f"{str(schedule.starts[task.task.start])[:16]}, member "
-                f"{task.task.member}; --nan fill writes them as missing"
-            )
-        task.missing[name] += count
-
-    def _finish(self, tasks: Sequence[_Progress | None], files: Workers) -> None:
-        for task in tasks:
-            if task is not None:
-                for job in task.writer.finish():
-                    files.submit(task.job(job))
-                task.close()

@@ -24,7 +24,7 @@ import sys
 from credit_jax.models import registry
 from tests.training.tiny import Tiny, TinyConfig
 registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
-from credit_jax.forecast import main
+from credit_jax.forecast.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -6,7 +6,7 @@ import xarray as xr
 import yaml
 
 from credit_jax import package
-from credit_jax.forecast import main
+from credit_jax.forecast.__main__ import main
 from tests.inference.credit_forecast import credit_rollout, raw_config, write_run
 from tests.inference.layouts import assert_same_layout
 from tests.reference.dataset import NUM_LAT, NUM_LON

@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 
 from credit_jax.evaluation.scores import read_scores
-from credit_jax.forecast import main
+from credit_jax.forecast.__main__ import main
 from credit_jax.score import main as score
 from tests.inference.credit_forecast import credit_rollout, raw_config, write_run
 from tests.inference.layouts import assert_same_layout

@@ -35,7 +35,7 @@ def test_two_processes_forecast_as_one(config, tmp_path, name):
     scores = tmp_path / "scores of one", tmp_path / "scores of two"
     assert forecast(config, one, *given, "--score", str(scores[0])) == OK
     texts = on_two_processes(
-        "credit_jax.forecast",
+        "credit_jax.forecast.__main__",
         *("--config", config, "--out", str(two), *given, "--score", str(scores[1])),
     )
     assert "forecasts are in" in texts[0]

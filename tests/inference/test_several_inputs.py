@@ -21,7 +21,7 @@ from credit_jax.check.__main__ import main as check
 from credit_jax.commands import OK
 from credit_jax.config import build_config
 from credit_jax.data import build_loader
-from credit_jax.forecast import main as forecast_main
+from credit_jax.forecast.__main__ import main as forecast_main
 from credit_jax.models.registry import build
 from credit_jax.plan import plan_run
 from credit_jax.state_dict.convert import to_state_dict

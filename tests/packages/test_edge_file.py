@@ -12,7 +12,7 @@ import yaml
 
 from credit_jax import package
 from credit_jax.commands import OK
-from credit_jax.forecast import main as forecast
+from credit_jax.forecast.__main__ import main as forecast
 from tests.data.world import NUM_LAT, NUM_LON
 from tests.inference.tiny_run import make_run, read
 from tests.models.graph.edges import write_edges

@@ -1,0 +1,216 @@
+"""Forecasts of a trained model: `python -m credit_jax.forecast --config FILE`.
+
+Reads the `inference:` section of CREDIT's gen2 YAML, rolls the model out on any mesh,
+and writes CREDIT's NetCDF files or one Zarr store that WeatherBench reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+import jax
+
+from credit_jax.commands import (
+    DIVERGED,
+    FAILED,
+    OK,
+    CommandError,
+    join_processes,
+    print_line,
+    run_module,
+    stop_time,
+    warnings_as_notes,
+)
+from credit_jax.config import load_config
+from credit_jax.config.parallelism import parse_parallelism
+from credit_jax.evaluation.attributes import attributes_of
+from credit_jax.forecast.options import (
+    add_arguments,
+    folder_of,
+    overrides,
+    parse_shard,
+)
+from credit_jax.forecast.places import places_of, scores_of
+from credit_jax.forecast.text import footer, header
+from credit_jax.inference import Forecaster
+from credit_jax.inference.archive import Archive
+from credit_jax.inference.campaign import Campaign
+from credit_jax.inference.delivery import NonFiniteForecastError
+from credit_jax.inference.members import perturbed_reader
+from credit_jax.inference.online_scores import OnlineScores
+from credit_jax.inference.plan import ForecastPlan, plan_forecast
+from credit_jax.inference.sharing import wait_for_all
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.nn.noise import Noise
+from credit_jax.packages.package import Package, open_package
+from credit_jax.parallel.compiler import compile_sooner, use_cache
+from credit_jax.parallel.mesh.devices import forward_devices
+from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.score import report
+from credit_jax.training.run_weights import RunWeights, open_weights
+from credit_jax.training.signals import StopRequests
+
+# Options of the command, see `credit_jax.commands.Command`.
+__all__ = ["EXAMPLE", "HELP", "add_arguments", "main", "run"]
+HELP = "Forecast from the start dates of the inference section, or of the command line."
+EXAMPLE = "--config RUN/model.yml --init-time 2001-06-01T00 --length 5d --format zarr"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line `python -m credit_jax.forecast`; returns the exit code."""
+    return run_module(__name__, argv, prog="python -m credit_jax.forecast")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans, forecasts, writes.
+
+    Returns:
+        0 when all forecasts are made, `RESUME` where a signal or `--stop-after` ended
+        them before the last ones.
+
+    Raises:
+        CommandError: with exit code 1 if writing fails, 3 for values that are not
+            finite.
+        ValueError, OSError: the forecasts cannot start.
+    """
+    stop_at = stop_time(args)
+    compile_sooner()
+    package = _package(args)
+    with warnings_as_notes():
+        config = (
+            load_config(args.config, args.set)
+            if package is None
+            else package.config(args.set, args.data)
+        )
+    with warnings_as_notes():
+        inference = config.inference
+    use_cache(args.cache)
+    join_processes(args)
+    parallelism = parse_parallelism(args.parallelism)
+    if args.format == "none" and args.score is None:
+        raise ValueError("--format none writes no forecasts; it needs --score DIR")
+    alone = args.score if args.format == "none" else None
+    folder = folder_of(inference, args.out or alone)
+    devices = forward_devices(parallelism, args.devices)
+    plan = plan_forecast(
+        config,
+        parallelism,
+        num_devices=len(devices),
+        init_times=args.init_time,
+        num_steps=args.steps,
+        length=args.length,
+        overrides=overrides(args),
+    )
+    for note in plan.notes if jax.process_index() == 0 else ():
+        print_line(f"note: {note}", "yellow")
+    model = plan.model.build(devices, mp_policy=default_mp_policy(args.precision))
+    outputs = plan.outputs(model)
+    checkpoint: RunWeights | Package
+    if package is None:
+        source = args.checkpoint or config.save_loc
+        names, verify = plan.schema.names, args.verify
+        checkpoint = open_weights(source, args.step, args.weights, names, verify=verify)
+    else:
+        package.check_data(plan.schema, outputs.latitude, outputs.longitude)
+        checkpoint = package
+    size = args.batch * model.axes.num_data
+    groups = plan.schedule.groups(size, parse_shard(args.shard))
+    scores = scores_of(args, plan, model, outputs, size, folder)
+    store, archive = places_of(args, plan, folder, outputs, checkpoint)
+    tasks = [task for group in groups for task in group]
+    archive.check(tasks, resume=args.resume)
+    wait_for_all("the folder of the forecasts")
+    weights = Forecaster(model, *checkpoint.restore(model)).weights
+    first = jax.process_index() == 0
+    for line in header(args.package or args.config, plan, model, checkpoint):
+        if first:
+            print_line(line)
+    try:
+        step = plan.step(model, outputs)
+        with StopRequests(stop_at) as requests:
+            summary = Campaign(
+                step,
+                weights,
+                perturbed_reader(plan, step, weights, outputs),
+                store,
+                archive,
+                outputs,
+                groups,
+                size,
+                plan.schedule.num_steps,
+                plan.schedule.written,
+                num_writers=args.writers,
+                max_pending=plan.inference.output.max_pending,
+                fill_nan=args.nan == "fill",
+                progress=_shown(len(tasks)),
+                scores=scores,
+                noise=_noise(plan, model),
+                stop=requests.of_any_process,
+            ).run()
+    except NonFiniteForecastError as error:
+        raise CommandError(str(error), DIVERGED) from error
+    except OSError as error:
+        raise CommandError(f"--out: {folder}: {error}", FAILED) from error
+    for line in footer(summary, folder) if first else ():
+        print_line(line)
+    if scores is not None and first:
+        _report(scores, archive, args.score)
+    return OK if summary.stopped is None else RESUME
+
+
+def _noise(plan: ForecastPlan, model: ParallelModel) -> Noise | None:
+    """The noise of a model that draws noise, from the config's seed."""
+    if not model.model_def.draws_noise:
+        return None
+    return Noise(jax.random.key(plan.config.seed))
+
+
+def _package(args: argparse.Namespace) -> Package | None:
+    """The model package of the command line; None for a run.
+
+    Raises:
+        ValueError: both or neither are named, or a package is refused.
+    """
+    of_run = ("config", "checkpoint", "step", "weights")
+    given = [f"--{name}" for name in of_run if getattr(args, name) is not None]
+    if args.package is None:
+        if args.config is None:
+            raise ValueError("--config FILE or --package DIR is needed")
+        if args.data is not None:
+            raise ValueError("--data belongs to --package; a config has its data")
+        return None
+    if given:
+        raise ValueError(
+            f"--package has its config and weights; leave out {', '.join(given)}"
+        )
+    return open_package(args.package)
+
+
+def _shown(total: int) -> Callable[[int], None]:
+    """Prints the number of forecasts, in the first process."""
+
+    def show(done: int) -> None:
+        if jax.process_index() == 0:
+            print_line(f"{done} of {total} forecasts")
+
+    return show
+
+
+def _report(scores: OnlineScores, archive: Archive, folder: str) -> None:
+    """Writes the scores of the start dates that are done, and prints them."""
+    provenance = {k: v for k, v in archive.provenance.items() if k != "config"}
+    attributes = attributes_of(str(archive.folder), scores.comparison, provenance)
+    found = scores.scores(attributes)
+    if found is None:
+        return
+    done, total = found.attrs["num_start_dates"], len(archive.schedule.starts)
+    if done < total:
+        print_line(f"note: scores of {done} of {total} start dates so far", "yellow")
+    report(found, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

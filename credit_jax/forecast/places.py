@@ -1,0 +1,108 @@
+"""Where forecasts and their scores are written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from credit_jax.commands import print_line
+from credit_jax.config.load import dump_config
+from credit_jax.evaluation.opening import in_order
+from credit_jax.evaluation.regions import choose_regions
+from credit_jax.inference.archive import Archive, software
+from credit_jax.inference.netcdf import NetcdfStore
+from credit_jax.inference.online_scores import OnlineScores, online_scores
+from credit_jax.inference.outputs import Outputs
+from credit_jax.inference.plan import ForecastPlan
+from credit_jax.inference.stores import NoStore, Store
+from credit_jax.inference.zarr_store import ZarrStore
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.packages.package import Package
+from credit_jax.score import score_options
+from credit_jax.training.run_weights import RunWeights
+
+_SCORE_OPTIONS = ("truth", "climatology", "regions", "variables")
+
+
+def scores_of(
+    args: argparse.Namespace,
+    plan: ForecastPlan,
+    model: ParallelModel,
+    outputs: Outputs,
+    size: int,
+    folder: Path,
+) -> OnlineScores | None:
+    """The scores that the command line asks for.
+
+    Raises:
+        ValueError: options of scores without --score, or what is missing for them.
+    """
+    if args.score is None:
+        given = [name for name in _SCORE_OPTIONS if getattr(args, name)]
+        if given:
+            raise ValueError(f"--{given[0]} belongs to --score DIR")
+        return None
+    scores = online_scores(
+        score_options(args, plan.config),
+        choose_regions(in_order(args.regions)),
+        plan.schedule,
+        model,
+        outputs,
+        size,
+        folder,
+    )
+    for note in scores.comparison.notes if jax.process_index() == 0 else ():
+        print_line(f"note: {note}", "yellow")
+    return scores
+
+
+def places_of(
+    args: argparse.Namespace,
+    plan: ForecastPlan,
+    folder: Path,
+    outputs: Outputs,
+    checkpoint: RunWeights | Package,
+) -> tuple[Store, Archive]:
+    """The store and its record."""
+    schedule, config = plan.schedule, plan.inference.output
+    form = args.format or config.format
+    identity = {
+        **plan.sections(),
+        "format": f"zarr {args.zarr_format}" if form == "zarr" else form,
+        "checkpoint": checkpoint.digest,
+        "start dates": [str(time) for time in schedule.starts],
+        "steps": schedule.num_steps,
+        "members": schedule.num_members,
+        "perturbation": plan.inference.perturbation.model_dump(mode="json"),
+        "output": config.model_dump(mode="json"),
+        "precision": args.precision,
+        "weights": "average" if checkpoint.average else "last",
+    }
+    if args.score is not None:
+        identity["scores"] = {name: getattr(args, name) for name in _SCORE_OPTIONS}
+    provenance = {
+        "config": dump_config(plan.config),
+        "checkpoint": str(checkpoint.path),
+        "checkpoint_step": checkpoint.step,
+        "checkpoint_digest": checkpoint.digest,
+        **software(),
+    }
+    archive = Archive(folder, schedule, identity, provenance)
+    if form == "none":
+        return NoStore(), archive
+    if form == "netcdf":
+        return NetcdfStore(folder, outputs, schedule, config), archive
+    attributes = {key: _text(value) for key, value in provenance.items()}
+    return (
+        ZarrStore(folder, outputs, schedule, attributes, args.zarr_format),
+        archive,
+    )
+
+
+def _text(value: Any) -> Any:
+    """A value as attributes of files may have it."""
+    return json.dumps(value) if isinstance(value, dict) else value

@@ -1,0 +1,53 @@
+"""What `forecast` prints before and after the forecasts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from credit_jax.inference.plan import ForecastPlan
+from credit_jax.inference.summary import Summary
+from credit_jax.models.parallel_model import ParallelModel
+from credit_jax.packages.package import Package
+from credit_jax.parallel.processes.exit_code import RESUME
+from credit_jax.training.run_weights import RunWeights
+
+
+def header(
+    source: str,
+    plan: ForecastPlan,
+    model: ParallelModel,
+    checkpoint: RunWeights | Package,
+) -> list[str]:
+    """What the forecasts are, in a few lines."""
+    schedule, axes = plan.schedule, model.axes
+    dates = [str(schedule.starts[i])[:16] for i in (0, -1)]
+    weights = "moving average" if checkpoint.average else "last weights"
+    devices = model.mesh.devices.reshape(-1)
+    return [
+        f"credit_jax  forecasts of {source}, checkpoint {checkpoint.step} ({weights})",
+        f"mesh   {axes.summary} on {len(devices)} {devices[0].platform} device(s)",
+        f"dates  {len(schedule.starts)} from {dates[0]} to {dates[1]}, "
+        f"{schedule.num_members} member(s), {schedule.num_steps} steps of "
+        f"{plan.data.timestep}",
+    ]
+
+
+def footer(summary: Summary, folder: Path) -> list[str]:
+    """What was done, in a few lines."""
+    times = summary.times
+    lines = [
+        f"{summary.num_forecasts} forecasts are in {folder}"
+        + (f", {summary.num_done} were there already" if summary.num_done else ""),
+        f"unroll {times.unroll:.2f} s, read {times.read:.2f} s, "
+        f"write {times.write:.2f} s of {times.total:.2f} s; "
+        f"devices idle {100 * times.idle:.1f} %",
+    ]
+    if summary.stopped:
+        lines.append(
+            f"Stopped by {summary.stopped}; --resume makes those that are missing "
+            f"(exit code {RESUME})"
+        )
+    if summary.missing:
+        listed = ", ".join(f"{name} {n}" for name, n in summary.missing.items())
+        lines.append(f"values that are not finite, written as missing: {listed}")
+    return lines

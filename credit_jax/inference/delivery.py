@@ -1,0 +1,147 @@
+"""The way from the results of a step, on the host, to the files of its forecasts."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from credit_jax.inference.archive import Archive
+from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.inference.stores import Job, TaskWriter
+from credit_jax.io.workers import Workers
+
+
+class NonFiniteForecastError(RuntimeError):
+    """A forecast has values that are NaN or infinite."""
+
+
+@dataclass
+class TaskProgress:
+    """Writes the record of a forecast when its last file is written.
+
+    Attributes:
+        archive: has the record.
+        task: the forecast.
+        writer: writes it.
+        missing: values that were not finite, by variable.
+    """
+
+    archive: Archive
+    task: Task
+    writer: TaskWriter
+    missing: Counter = field(default_factory=Counter)
+    _open: int = 1
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def job(self, write: Job) -> Job:
+        """A job that counts."""
+        with self._lock:
+            self._open += 1
+
+        def run() -> None:
+            write()
+            self.close()
+
+        return run
+
+    def close(self) -> None:
+        """A part of the forecast is written."""
+        with self._lock:
+            self._open -= 1
+            last = self._open == 0
+        if last:
+            self.archive.mark(self.task, dict(self.missing))
+
+
+# Forecasts side by side; None for one that is done, or that another process writes.
+Tasks = Sequence[TaskProgress | None]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Hands the results of forecasts to their writers.
+
+    Attributes:
+        files: threads that write.
+        schedule: tells steps and start dates apart in errors.
+        fill_nan: whether values that are not finite are written as missing and counted;
+            else they are an error.
+    """
+
+    files: Workers
+    schedule: Schedule
+    fill_nan: bool
+
+    def deliver(
+        self, tasks: Tasks, step: int, fields: Mapping[str, np.ndarray]
+    ) -> None:
+        """Hands a step of every forecast to its writer.
+
+        Args:
+            tasks: forecasts side by side.
+            step: 0 is the initial state.
+            fields: key -> (batch, level, lat, lon).
+
+        Raises:
+            NonFiniteForecastError: values are not finite, and are not to be filled.
+        """
+        for index, task in enumerate(tasks):
+            if task is None:
+                continue
+            own = {key: array[index] for key, array in fields.items()}
+            own = {key: self._finite(key, x, step, task) for key, x in own.items()}
+            for job in task.writer.add(step, own):
+                self.files.submit(task.job(job))
+
+    def count(
+        self, tasks: Tasks, step: int, counts: Sequence[Mapping[str, int]]
+    ) -> None:
+        """Notes what is not finite in forecasts whose fields stay on the devices.
+
+        Args:
+            tasks: forecasts side by side.
+            step: of the forecasts.
+            counts: values that are not finite in each of them, by variable.
+
+        Raises:
+            NonFiniteForecastError: there are some, and they are not to be filled.
+        """
+        for task, own in zip(tasks, counts, strict=True):
+            if task is None:
+                continue
+            for name, count in own.items():
+                self._report(name, count, step, task)
+
+    def finish(self, tasks: Tasks) -> None:
+        """Writes what is left after the last step, then the record of each forecast."""
+        for task in tasks:
+            if task is not None:
+                for job in task.writer.finish():
+                    self.files.submit(task.job(job))
+                task.close()
+
+    def _finite(
+        self, key: str, array: np.ndarray, step: int, task: TaskProgress
+    ) -> np.ndarray:
+        """The array with missing values as NaN; they are counted, or an error."""
+        bad = ~np.isfinite(array)
+        if not bad.any():
+            return array
+        self._report(key.split("/")[-1], int(bad.sum()), step, task)
+        return np.where(bad, np.float32(np.nan), array)
+
+    def _report(self, name: str, count: int, step: int, task: TaskProgress) -> None:
+        """Counts values that are not finite, or raises."""
+        if not self.fill_nan:
+            raise NonFiniteForecastError(
+                f"{name} has {count} values that are NaN or infinite at step {step} "
+                f"(lead {self.schedule.lead(step)}) of the forecast from "
+                f"{str(self.schedule.starts[task.task.start])[:16]}, member "
+                f"{task.task.member}; --nan fill writes them as missing"
+            )
+        task.missing[name] += count
