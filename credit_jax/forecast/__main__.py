@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import jax
 
@@ -23,7 +24,7 @@ from credit_jax.commands import (
     stop_time,
     warnings_as_notes,
 )
-from credit_jax.config import load_config
+from credit_jax.config import Config, load_config
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.forecast.options import (
@@ -42,6 +43,7 @@ from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.online_scores import OnlineScores
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.sharing import wait_for_all
+from credit_jax.inference.summary import Summary
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
 from credit_jax.packages.package import Package, open_package
@@ -79,6 +81,54 @@ def run(args: argparse.Namespace) -> int:
     stop_at = stop_time(args)
     compile_sooner()
     package = _package(args)
+    config = _config(args, package)
+    use_cache(args.cache)
+    join_processes(args)
+    folder = _folder(args, config)
+    plan, model = _planned(args, config)
+    outputs = plan.outputs(model)
+    checkpoint = package or _of_run(args, plan)
+    if package is not None:
+        package.check_data(plan.schema, outputs.latitude, outputs.longitude)
+    size = args.batch * model.axes.num_data
+    groups = plan.schedule.groups(size, parse_shard(args.shard))
+    scores = scores_of(args, plan, model, outputs, size, folder)
+    store, archive = places_of(args, plan, folder, outputs, checkpoint)
+    tasks = [task for group in groups for task in group]
+    archive.check(tasks, resume=args.resume)
+    wait_for_all("the folder of the forecasts")
+    weights = Forecaster(model, *checkpoint.restore(model)).weights
+    _print(header(args.package or args.config, plan, model, checkpoint))
+    step = plan.step(model, outputs)
+    with StopRequests(stop_at) as requests:
+        campaign = Campaign(
+            step,
+            weights,
+            perturbed_reader(plan, step, weights, outputs),
+            store,
+            archive,
+            outputs,
+            groups,
+            size,
+            plan.schedule.num_steps,
+            plan.schedule.written,
+            num_writers=args.writers,
+            max_pending=plan.inference.output.max_pending,
+            fill_nan=args.nan == "fill",
+            progress=lambda done: _print([f"{done} of {len(tasks)} forecasts"]),
+            scores=scores,
+            noise=_noise(plan, model),
+            stop=requests.of_any_process,
+        )
+        summary = _made(campaign, folder)
+    _print(footer(summary, folder))
+    if scores is not None and jax.process_index() == 0:
+        _report(scores, archive, args.score)
+    return OK if summary.stopped is None else RESUME
+
+
+def _config(args: argparse.Namespace, package: Package | None) -> Config:
+    """The config of the run or of the package; its sections are checked."""
     with warnings_as_notes():
         config = (
             load_config(args.config, args.set)
@@ -86,14 +136,24 @@ def run(args: argparse.Namespace) -> int:
             else package.config(args.set, args.data)
         )
     with warnings_as_notes():
-        inference = config.inference
-    use_cache(args.cache)
-    join_processes(args)
-    parallelism = parse_parallelism(args.parallelism)
-    if args.format == "none" and args.score is None:
+        _ = config.inference
+    return config
+
+
+def _folder(args: argparse.Namespace, config: Config) -> Path:
+    """The folder of the forecasts; of scores alone where nothing else is written."""
+    if args.format != "none":
+        return folder_of(config.inference, args.out)
+    if args.score is None:
         raise ValueError("--format none writes no forecasts; it needs --score DIR")
-    alone = args.score if args.format == "none" else None
-    folder = folder_of(inference, args.out or alone)
+    return folder_of(config.inference, args.out or args.score)
+
+
+def _planned(
+    args: argparse.Namespace, config: Config
+) -> tuple[ForecastPlan, ParallelModel]:
+    """What is to be forecast, and the model on its mesh; prints the notes."""
+    parallelism = parse_parallelism(args.parallelism)
     devices = forward_devices(parallelism, args.devices)
     plan = plan_forecast(
         config,
@@ -104,61 +164,35 @@ def run(args: argparse.Namespace) -> int:
         length=args.length,
         overrides=overrides(args),
     )
-    for note in plan.notes if jax.process_index() == 0 else ():
-        print_line(f"note: {note}", "yellow")
-    model = plan.model.build(devices, mp_policy=default_mp_policy(args.precision))
-    outputs = plan.outputs(model)
-    checkpoint: RunWeights | Package
-    if package is None:
-        source = args.checkpoint or config.save_loc
-        names, verify = plan.schema.names, args.verify
-        checkpoint = open_weights(source, args.step, args.weights, names, verify=verify)
-    else:
-        package.check_data(plan.schema, outputs.latitude, outputs.longitude)
-        checkpoint = package
-    size = args.batch * model.axes.num_data
-    groups = plan.schedule.groups(size, parse_shard(args.shard))
-    scores = scores_of(args, plan, model, outputs, size, folder)
-    store, archive = places_of(args, plan, folder, outputs, checkpoint)
-    tasks = [task for group in groups for task in group]
-    archive.check(tasks, resume=args.resume)
-    wait_for_all("the folder of the forecasts")
-    weights = Forecaster(model, *checkpoint.restore(model)).weights
-    first = jax.process_index() == 0
-    for line in header(args.package or args.config, plan, model, checkpoint):
-        if first:
-            print_line(line)
+    _print([f"note: {note}" for note in plan.notes], "yellow")
+    mp_policy = default_mp_policy(args.precision)
+    return plan, plan.model.build(devices, mp_policy=mp_policy)
+
+
+def _of_run(args: argparse.Namespace, plan: ForecastPlan) -> RunWeights:
+    """The weights of a checkpoint of the run."""
+    source, names = args.checkpoint or plan.config.save_loc, plan.schema.names
+    return open_weights(source, args.step, args.weights, names, verify=args.verify)
+
+
+def _made(campaign: Campaign, folder: Path) -> Summary:
+    """Runs the campaign.
+
+    Raises:
+        CommandError: writing fails, or values are not finite.
+    """
     try:
-        step = plan.step(model, outputs)
-        with StopRequests(stop_at) as requests:
-            summary = Campaign(
-                step,
-                weights,
-                perturbed_reader(plan, step, weights, outputs),
-                store,
-                archive,
-                outputs,
-                groups,
-                size,
-                plan.schedule.num_steps,
-                plan.schedule.written,
-                num_writers=args.writers,
-                max_pending=plan.inference.output.max_pending,
-                fill_nan=args.nan == "fill",
-                progress=_shown(len(tasks)),
-                scores=scores,
-                noise=_noise(plan, model),
-                stop=requests.of_any_process,
-            ).run()
+        return campaign.run()
     except NonFiniteForecastError as error:
         raise CommandError(str(error), DIVERGED) from error
     except OSError as error:
         raise CommandError(f"--out: {folder}: {error}", FAILED) from error
-    for line in footer(summary, folder) if first else ():
-        print_line(line)
-    if scores is not None and first:
-        _report(scores, archive, args.score)
-    return OK if summary.stopped is None else RESUME
+
+
+def _print(lines: Iterable[str], style: str = "") -> None:
+    """Prints lines, in the first process."""
+    for line in lines if jax.process_index() == 0 else ():
+        print_line(line, style)
 
 
 def _noise(plan: ForecastPlan, model: ParallelModel) -> Noise | None:
@@ -187,16 +221,6 @@ def _package(args: argparse.Namespace) -> Package | None:
             f"--package has its config and weights; leave out {', '.join(given)}"
         )
     return open_package(args.package)
-
-
-def _shown(total: int) -> Callable[[int], None]:
-    """Prints the number of forecasts, in the first process."""
-
-    def show(done: int) -> None:
-        if jax.process_index() == 0:
-            print_line(f"{done} of {total} forecasts")
-
-    return show
 
 
 def _report(scores: OnlineScores, archive: Archive, folder: str) -> None:
