@@ -1,6 +1,7 @@
 # make train   sets up .venv, then trains the demo on dp 2 x tp 2 x domain 2 simulated devices
 # make test    sets up .venv with the PyTorch reference, then runs every check, the quick ones first,
-#              and all tests but the slow ones
+#              and all tests but the slow ones; with TESTS= the slow ones, too, of which many share
+#              with the others what CREDIT and one device give
 # make slow    the slow tests: whole runs of benchmarks and beside CREDIT's trainer
 # make quick   style, spelling, layers, and the tests that mirror what changed since the last commit;
 #              FILES="credit_jax/ops/conv.py ..." names other files, ARGS="-k name -x" goes to pytest
@@ -26,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
   JAX_COMPILATION_CACHE_MAX_SIZE=20000000000 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=1
 
-.PHONY: train test slow quick lint docs accuracy accelerator clean
+.PHONY: environment train test slow quick lint docs accuracy accelerator clean
 .PHONY: check-style check-spelling check-layers check-types check-docs check-tests
 .DEFAULT_GOAL := test
 
@@ -83,10 +84,11 @@ check-types:
 check-docs:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+TESTS ?= -m "not slow"
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check-tests:
-	CI=true $(CACHE) $(PYTEST) -m "not slow"
+	CI=true $(CACHE) $(PYTEST) $(TESTS)
 
 # Each mark stands for a finished installation; a change of what is asked for makes it anew.
 REQUIRED := pyproject.toml constraints.txt tools/environment.sh
@@ -94,6 +96,8 @@ REQUIRED := pyproject.toml constraints.txt tools/environment.sh
 .venv/.train: $(REQUIRED)
 	tools/environment.sh train
 	@touch $@
+
+environment: .venv/.test
 
 .venv/.test: $(REQUIRED) $(wildcard tests/reference/requirements*.txt)
 	tools/environment.sh test

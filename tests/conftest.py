@@ -37,9 +37,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_configure(config):
-    """With CI=true in the environment a skipped test fails."""
+    """The plugins of these tests; with CI=true a skipped test fails."""
     if os.environ.get("CI", "").lower() in ("true", "1"):
         config.pluginmanager.import_plugin("tests.skips_fail")
+    for name in ("longest_first", "bounded_memory"):
+        config.pluginmanager.import_plugin(f"tests.{name}")
 
 
 @pytest.fixture

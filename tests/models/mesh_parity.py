@@ -164,10 +164,7 @@ def run(
 @cache
 def _weights(name: str, dtype: str) -> Any:
     """Random weights, the same for every mesh; none at its initial zero or one."""
-    model_def = build(BLOCKS[name])
-    params, model_state = jax.jit(
-        lambda key: (model_def.init(key), model_def.init_model_state(key))
-    )(jax.random.key(0))
+    params, model_state = _initial(name)
     rng = np.random.default_rng(1)
     spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
     params = {p: np.asarray(w) + spread[p] for p, w in params.items()}
@@ -178,6 +175,17 @@ def _weights(name: str, dtype: str) -> Any:
         return np.asarray(array, array.dtype if whole else wide)
 
     return jax.tree.map(widened, (params, model_state))
+
+
+@cache
+def _initial(name: str) -> Any:
+    """Initial parameters and state, made by one program for all dtypes."""
+    model_def = build(BLOCKS[name])
+    with jax.enable_x64(False):
+        make = jax.jit(
+            lambda key: (model_def.init(key), model_def.init_model_state(key))
+        )
+        return jax.device_get(make(jax.random.key(0)))
 
 
 @cache

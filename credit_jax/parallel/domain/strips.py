@@ -128,33 +128,33 @@ def _short_strips(blocks: Layout, windows: Windows) -> tuple[np.ndarray, Layout]
 def _long_strips(blocks: Layout, windows: Windows, owner: np.ndarray) -> Layout:
     """Their layout by groups, given the shard of each strip by short windows."""
     order, number = windows.long_of_strips()
-    held = np.zeros((int(number.max()) + 1, blocks.num_shards), int)
-    np.add.at(held, (number, owner), 1)
-    even = len(held) / blocks.num_shards
+    strip_counts = np.zeros((int(number.max()) + 1, blocks.num_shards), int)
+    np.add.at(strip_counts, (number, owner), 1)
+    even = len(strip_counts) / blocks.num_shards
     spare = NEARLY_EVEN if windows.columns_meet else 1.0
     room = max(math.ceil(even), math.floor(spare * even))
-    return _in_order(blocks, windows, _deal(held, room)[number], order)
+    return _in_order(blocks, windows, _deal(strip_counts, room)[number], order)
 
 
-def _deal(held: np.ndarray, room: int) -> np.ndarray:
+def _deal(strip_counts: np.ndarray, room: int) -> np.ndarray:
     """A shard for each group, one of those that hold most of it while there is room.
 
     Groups that the same shards hold are dealt out evenly among them, those with the
     fewest such shards first.
 
     Args:
-        held: (groups, shards) how many strips of a group each shard has.
+        strip_counts: (groups, shards) how many strips of a group each shard has.
         room: most groups of a shard.
     """
     kinds: dict[tuple[int, ...], list[int]] = {}
-    for group, counts in enumerate(held.tolist()):
+    for group, counts in enumerate(strip_counts.tolist()):
         kinds.setdefault(tuple(counts), []).append(group)
 
     def choices(counts: Sequence[int]) -> int:
         return counts.count(max(counts))
 
-    load = [0] * held.shape[1]
-    shard_of = np.zeros(len(held), int)
+    load = [0] * strip_counts.shape[1]
+    shard_of = np.zeros(len(strip_counts), int)
     for counts, groups in sorted(kinds.items(), key=lambda kind: choices(kind[0])):
         for group in groups:
             free = [shard for shard, groups in enumerate(load) if groups < room]
@@ -168,6 +168,10 @@ def _in_order(
     blocks: Layout, windows: Windows, owner: np.ndarray, order: np.ndarray
 ) -> Layout:
     """The strips of each shard in a global order."""
-    held = [order[owner[order] == shard] for shard in range(blocks.num_shards)]
+    strips_per_shard = [
+        order[owner[order] == shard] for shard in range(blocks.num_shards)
+    ]
     strips = windows.columns // windows.strip
-    return blocks.with_strips([s.tolist() for s in held], windows.rows, strips)
+    return blocks.with_strips(
+        [s.tolist() for s in strips_per_shard], windows.rows, strips
+    )

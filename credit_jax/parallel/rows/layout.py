@@ -97,8 +97,8 @@ class Layout:
             size: number of global rows.
             strips: of a row.
         """
-        held = _padded(strips_per_shard)
-        return Layout(held, size, self.axis, self.dim, strips)
+        rows = _padded(strips_per_shard)
+        return Layout(rows, size, self.axis, self.dim, strips)
 
     def in_strips(self, strips: int) -> Layout:
         """The same points in the same order, with every row cut into strips."""
@@ -167,7 +167,7 @@ def _padded(rows_per_shard: Iterable[Sequence[int]]) -> Rows:
 @lru_cache(4096)
 def _cut_rows(layout: Layout, strips: int) -> Layout:
     assert layout.strips == 1, f"a layout in {layout.strips} strips has no {strips}"
-    held = (
+    strips_per_shard = (
         [
             row * strips + strip if row >= 0 else PADDING
             for row in rows
@@ -175,7 +175,7 @@ def _cut_rows(layout: Layout, strips: int) -> Layout:
         ]
         for rows in layout.rows
     )
-    return layout.with_strips(held, layout.size, strips)
+    return layout.with_strips(strips_per_shard, layout.size, strips)
 
 
 def block_rows(size: int, num_shards: int, length: int | None = None) -> Rows:

@@ -1,0 +1,31 @@
+"""Programs are dropped above a limit of memory."""
+
+import jax
+import pytest
+
+from tests import bounded_memory
+
+
+def test_programs_are_dropped_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, drops = [0.0], []
+    monkeypatch.setattr(bounded_memory, "resident", lambda: used[0])
+    monkeypatch.setattr(bounded_memory, "_after_last_time", 0.0)
+    monkeypatch.setattr(jax, "clear_caches", lambda: drops.append(used[0]))
+    for used[0] in (4e9, 5.5e9, 6e9, 6.6e9, 5.2e9):
+        bounded_memory.drop_programs()
+    assert drops == [5.5e9, 6.6e9]
+
+
+def test_memory_of_programs_goes_back_to_the_system() -> None:
+    """Of what was freed between objects that stay, too."""
+    blocks = [b"x" * (100_000 + number) for number in range(2000)]
+    before = bounded_memory.resident()
+    kept = blocks[::20]
+    del blocks
+    bounded_memory.return_freed_memory()
+    assert len(kept) == 100
+    assert bounded_memory.resident() < before - 1e8
+
+
+def test_memory_in_use_is_told() -> None:
+    assert bounded_memory.resident() > 1e8
