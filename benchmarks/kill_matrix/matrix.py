@@ -256,7 +256,10 @@ class Matrix:
             if codes == [0] * count:
                 return None
             problems.append(f"ended with {codes} before anything was killed")
-        time.sleep(0.0 if stop else chosen.uniform(0, 0.1))
+        if stop:
+            started.wait_until_stopped(0, _END_SECONDS)
+        else:
+            time.sleep(chosen.uniform(0, 0.1))
         for number in killed:
             started.signal(number, signal.SIGKILL)
         if stop and 0 not in killed:

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,16 @@ class Started:
         process = self.processes[number]
         if process.exitcode is None and process.pid is not None:
             os.kill(process.pid, sent)
+
+    def wait_until_stopped(self, number: int, seconds: float) -> None:
+        """Waits until a process has stopped or ended; a SIGCONT before that is lost."""
+        status = Path(f"/proc/{self.processes[number].pid}/stat")
+        deadline = time.monotonic() + seconds
+        while self.code(number, 0) is None and time.monotonic() < deadline:
+            # "PID (NAME) STATE ...", and a name may have brackets, too.
+            if status.read_text().rpartition(")")[2].split()[0] == "T":
+                return
+            time.sleep(0.001)
 
     def code(self, number: int, seconds: float) -> int | None:
         """The exit code of a process, negative for a signal; None if it goes on."""
