@@ -36,6 +36,9 @@ DIVERGED = 3  # a loss or a forecast that is not finite
 # 75, `parallel.processes.exit_code.RESUME`: not done, to be resumed
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
+# Coroutines of Orbax, several of which fail at once.
+_READS = ("_read_array_index_and_device_put",)
+
 # What a shell completes, by the name of a value in --help.
 COMPLETED = {"FILE": shtab.FILE, "NPY": shtab.FILE, "DIR": shtab.DIRECTORY}
 
@@ -248,8 +251,11 @@ def _quiet(*, debug: bool) -> Iterator[None]:
     before = sys.unraisablehook
 
     def report(found: sys.UnraisableHookArgs) -> None:
-        # Callbacks of TensorStore to a save that has failed and ended.
-        if debug or str(found.exc_value) != "Event loop is closed":
+        # Callbacks of TensorStore to a save that has failed and ended, and its other
+        # reads where one has failed.
+        name = getattr(found.object, "__qualname__", "")
+        ended = str(found.exc_value) == "Event loop is closed" or name in _READS
+        if debug or not ended:
             before(found)
 
     sys.unraisablehook = report

@@ -29,7 +29,7 @@ def plan_tables(plan: RunPlan) -> Iterator[Table]:
         yield time_table(plan.config.data)
     if axes is not None:
         yield mesh_table(plan, axes)
-    geometry = model.config.geometry()
+    geometry = None if model.config is None else model.config.geometry()
     if geometry is not None:
         yield geometry_table(geometry, axes or MeshAxes())
     if model.model_def is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
 LOSS_SCALE, LOSS = "loss_scale", "loss"
 ITEMS = (WEIGHTS, EMA, OPTIMIZER, LOSS_SCALE, LOSS)
 DIGESTS = "digests.json"
+# What reading damaged files raises, beside the bare `Exception` of Orbax.
+_OF_BAD_FILES = (ValueError, LookupError, TypeError, AttributeError)
 # Orbax's own file of times; the last one is that of the renaming.
 _WRITTEN_LATER = "_CHECKPOINT_METADATA"
 
@@ -339,7 +341,8 @@ class CheckpointStore:
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or it lacks an item.
-            ValueError: it was written for another model or optimizer.
+            ValueError: it was written for another model or optimizer, or its files
+                are damaged.
         """
         manager = self._manager_with(step)
         if damage := self.damage(step):
@@ -354,7 +357,8 @@ class CheckpointStore:
             name: ocp.args.StandardRestore(as_nested_dict(restore_targets(tree)))
             for name, tree in targets.items()
         }
-        found = manager.restore(step, args=ocp.args.Composite(**args))
+        with _unreadable(self.path(step)):
+            found = manager.restore(step, args=ocp.args.Composite(**args))
         return {
             name: with_random_keys(from_nested_dict(found[name], tree), tree)
             for name, tree in targets.items()
@@ -396,9 +400,10 @@ class CheckpointStore:
             )
         for name in (name for name in ITEMS if name in targets):
             tree = targets[name]
-            stored = ocp.StandardCheckpointHandler().metadata(
-                epath.Path(self.path(step) / name)
-            )
+            path = self.path(step)
+            with _unreadable(path):
+                handler = ocp.StandardCheckpointHandler()
+                stored = handler.metadata(epath.Path(path / name))
             problems = differences(stored.tree, restore_targets(tree))
             if problems:
                 raise ValueError(
@@ -407,6 +412,21 @@ class CheckpointStore:
                     + "\nUse the model section that it was trained with (model.yml), "
                     "or another save_loc."
                 )
+
+
+@contextmanager
+def _unreadable(path: Path) -> Iterator[None]:
+    """Makes an error of the user of what Orbax and TensorStore raise for bad files."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception and not isinstance(error, _OF_BAD_FILES):
+            raise
+        raise ValueError(
+            f"checkpoint {path} cannot be read: {str(error).partition('. See full')[0]}"
+            "; its files are damaged or incomplete, use another one: of a copy or an "
+            "earlier step"
+        ) from error
 
 
 def _write_replicas_once() -> None:

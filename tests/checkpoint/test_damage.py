@@ -12,6 +12,7 @@ import pytest
 from credit_jax.checkpoint import CheckpointStore, Progress
 from credit_jax.checkpoint.__main__ import main
 from credit_jax.checkpoint.store import DIGESTS
+from credit_jax.io.digests import record_files, write_records
 from credit_jax.training.start import required_step
 
 TREE = {"params": {"head/bias": jnp.arange(8.0)}}
@@ -102,6 +103,22 @@ def test_without_digests_or_verification_nothing_is_known(folder: Path) -> None:
     careless = CheckpointStore(folder, verify=False)
     assert careless.damage(2) == []
     careless.close()
+
+
+@pytest.mark.parametrize("name", ["d/*", "_METADATA"])
+def test_what_cannot_be_decoded_is_one_error(folder: Path, name: str) -> None:
+    """With digests that fit: the files were damaged before those were made."""
+    item = folder / "checkpoints" / "3" / "weights"
+    for path in item.rglob(name):
+        path.write_bytes(bytes(path.stat().st_size))
+    digests = item.parent / DIGESTS
+    digests.unlink()
+    write_records(digests, record_files(digests.parent))
+    store = CheckpointStore(folder)
+    match = r"checkpoint .*/3 cannot be read: (?s:.*)damaged or incomplete"
+    with pytest.raises(ValueError, match=match):
+        restored(store, 3)
+    store.close()
 
 
 def test_verify_prints_each_checkpoint(folder: Path, capsys: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import random
+import resource
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
+from credit_jax.check.__main__ import main
 from credit_jax.check.report import check_config
-from credit_jax.config import ConfigError
+from credit_jax.commands import OK, USER_ERROR
 from tests.support.processes import run_program
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +28,10 @@ CONFIGS = sorted((ROOT / "configs").glob("*.y*ml"))
 VALUES: list[Any] = [
     None, True, -1, 0, 3, 10**9, 10**30, 1e-300, 1e308, float("nan"), float("inf"), "",
     "none", "0", "1e3", "2000-02-30", "../../etc", "näme \u202e", "x" * 5000, [], [[]],
-    [1, 2], [None], ["a"], {}, {"a": 1}, {"type": "mse"},
+    "[/x] [red]", [1, 2], [None], ["a"], {}, {"a": 1}, {"type": "mse"},
 ]  # fmt: skip
 SECONDS = 20.0
+GIGABYTES = 4.0
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -57,21 +63,40 @@ def mutated(config: dict[str, Any], chosen: random.Random) -> dict[str, Any]:
     return config
 
 
-def check(path: Path, config: Any) -> str:
-    """What came of a config: "ok", "refused", or an error that must not be."""
+def check(path: Path, config: Any, *options: str) -> str:
+    """What `check` says of a config: "ok", "refused", or what must not be."""
     path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
+    seen = io.StringIO()
     began = time.process_time()
     try:
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(seen),
+            contextlib.redirect_stderr(seen),
+        ):
             warnings.simplefilter("ignore")
-            report = check_config(str(path))
-    except (ConfigError, OSError):
-        return "refused"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+            code = main(["--config", str(path), *options])
+    except Exception:
+        return traceback.format_exc()[-3000:]
+    text = seen.getvalue()
+    if "Traceback" in text or (code == USER_ERROR) != ("error: " in text):
+        return f"exit code {code}: {text[-2000:]}"
     if time.process_time() - began > SECONDS:
         return f"took {time.process_time() - began:.0f} s"
-    return "refused" if report.problems else "ok"
+    return "ok" if code == OK else "refused"
+
+
+def try_seeds(path: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
+    """(seed, name of the config, what came of it)."""
+    for seed in seeds:
+        chosen = random.Random(seed)
+        source = chosen.choice(CONFIGS)
+        config = yaml.safe_load(source.read_text())
+        options = [o for o in ("--json", "--no-data") if chosen.random() < 0.5]
+        yield seed, source.stem, check(path, mutated(config, chosen), *options)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    if peak > GIGABYTES:
+        yield seeds.stop, "all", f"{peak:.1f} GiB of memory"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +113,8 @@ FOUND: dict[str, dict[str, Any]] = {
     "metrics that are a text": {"metrics": {"args": {"metrics": "rmse"}}},
     "metrics that are a number": {"metrics": 3},
     "a section that is a list": {"trainer": [1]},
+    "a model without a type": {"model": {"type": None}},
+    "a model with a wrong size": {"model": {"frames": "x"}},
     "more steps than fit into memory": {"data": {"forecast_len": 10**9}},
     "more rows than fit into memory": {"model": {"image_height": 10**30}},
     "more columns than fit into memory": {"model": {"image_width": 10**9}},
@@ -113,9 +140,8 @@ def test_a_cyclic_alias(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for seed in range(int(sys.argv[2]), int(sys.argv[3])):
-        chosen = random.Random(seed)
-        config = yaml.safe_load(chosen.choice(CONFIGS).read_text())
-        result = check(Path(sys.argv[1]), mutated(config, chosen))
+    for seed, name, result in try_seeds(
+        Path(sys.argv[1]), range(int(sys.argv[2]), int(sys.argv[3]))
+    ):
         if result not in ("ok", "refused"):
-            sys.exit(f"seed {seed}: {result}")
+            sys.exit(f"seed {seed}, {name}: {result}")

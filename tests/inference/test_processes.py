@@ -1,4 +1,4 @@
-"""Forecasts of two real processes equal those of one bitwise."""
+"""Forecasts of several real processes equal those of one bitwise."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import xarray as xr
 from credit_jax.commands import OK
 from credit_jax.evaluation.scores import read_scores
 from tests.inference.tiny_run import forecast, read
-from tests.support.processes import on_two_processes
+from tests.support.processes import on_processes
 
 # Start dates in two groups, the second filled up; lagged members run the model, too.
 MEMBERS = (
@@ -17,8 +17,16 @@ MEMBERS = (
     *("--members", "2", "--set", "inference.perturbation.type=lagged"),
 )
 CASES = {
-    "each its own members": ("data=ddp", 2, ("--batch", "2", *MEMBERS)),
-    "one globe": ("data=none,tensor=2,domain=2", 4, ("--format", "netcdf")),
+    "each its own members": ("data=ddp", 2, 2, ("--batch", "2", *MEMBERS)),
+    "one globe": ("data=none,tensor=2,domain=2", 4, 2, ("--format", "netcdf")),
+    "members, each on two": (
+        *("data=ddp,domain=2", 4, 4),
+        ("--batch", "2", *MEMBERS),
+    ),
+    "one globe on four": (
+        *("data=none,tensor=2,domain=2", 4, 4),
+        ("--format", "netcdf"),
+    ),
 }
 
 
@@ -27,19 +35,26 @@ def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_processes_forecast_as_one(config, tmp_path, name):
-    parallelism, devices, options = CASES[name]
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if case[2] > 2 else [])
+        for name, case in CASES.items()
+    ],
+)
+def test_processes_forecast_as_one(config, tmp_path, name):
+    parallelism, devices, count, options = CASES[name]
     given = ("--parallelism", parallelism, "--devices", str(devices), *options)
-    one, two = tmp_path / "one", tmp_path / "two"
-    scores = tmp_path / "scores of one", tmp_path / "scores of two"
+    one, two = tmp_path / "one", tmp_path / "several"
+    scores = tmp_path / "scores of one", tmp_path / "scores of several"
     assert forecast(config, one, *given, "--score", str(scores[0])) == OK
-    texts = on_two_processes(
+    texts = on_processes(
+        count,
         "credit_jax.forecast.__main__",
         *("--config", config, "--out", str(two), *given, "--score", str(scores[1])),
     )
     assert "forecasts are in" in texts[0]
-    assert "forecasts" not in texts[1], "process 0 alone speaks of the run"
+    assert all("forecasts" not in text for text in texts[1:]), "process 0 alone speaks"
     assert files(one) == files(two)
     if "netcdf" in options:
         for path in sorted(one.rglob("*.nc")):

@@ -8,21 +8,40 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import shutil
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
+from credit_jax.commands import OK
 from credit_jax.io.digests import record_of
 from credit_jax.models import registry
+from credit_jax.package import main
 from credit_jax.packages.manifest import MANIFEST
 from credit_jax.packages.package import open_package
+from tests.data.world import write_world
+from tests.inference.tiny_run import make_run
 from tests.support.mutations import changed_bytes, changed_json
 from tests.training.tiny import Tiny, TinyConfig
 
 SECONDS = 20.0
+GIGABYTES = 4.0
+
+
+def write_package(folder: Path) -> Path:
+    """A package of a run of the tiny model."""
+    registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
+    folder.mkdir()
+    write_world(folder)
+    config = Path(make_run(folder, folder / "tiny"))
+    options = ["--config", config, "--checkpoint", config.parent / "run"]
+    out = folder / "package"
+    assert main([*map(str, options), "--out", str(out)]) == OK
+    return out
 
 
 def change(package: Path, chosen: random.Random) -> None:
@@ -72,14 +91,23 @@ def try_seed(seed: int, package: Path, folder: Path) -> str:
     return result if after == before else "files were written"
 
 
+def try_seeds(
+    package: Path, folder: Path, seeds: range
+) -> Iterator[tuple[int, str, str]]:
+    """(seed, kind, what came of it), with copies below a folder."""
+    registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
+    for seed in seeds:
+        yield seed, "package", try_seed(seed, package, folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    if peak > GIGABYTES:
+        yield seeds.stop, "all", f"{peak:.1f} GiB of memory"
+
+
 def run(argv: list[str]) -> int:
     """The program; prints how many were read and refused."""
     package, folder = Path(argv[0]), Path(argv[1])
-    first, stop = int(argv[2]), int(argv[3])
-    registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
     counts = {"read": 0, "refused": 0}
-    for seed in range(first, stop):
-        result = try_seed(seed, package, folder)
+    for seed, _, result in try_seeds(package, folder, range(*map(int, argv[2:]))):
         if result not in counts:
             print(f"seed {seed}: {result}")
             return 1

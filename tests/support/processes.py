@@ -1,4 +1,4 @@
-"""Commands in two real processes on this machine.
+"""Commands in several real processes on this machine.
 
 python -c "from tests.support.processes import main; main(MODULE, OPTIONS ...)"
 """
@@ -25,14 +25,18 @@ def main(module: str, *options: str) -> None:
     sys.exit(importlib.import_module(module).main(options))
 
 
-def start_two_processes(module: str, *options: str) -> list[subprocess.Popen[str]]:
-    """Starts a command in two processes that find each other.
+def start_processes(
+    count: int, module: str, *options: str
+) -> list[subprocess.Popen[str]]:
+    """Starts a command in processes that find each other.
 
     Args:
+        count: how many processes.
         module: of the command, such as "credit_jax.train".
         options: of it.
     """
-    by_hand = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2"]
+    coordinator = f"127.0.0.1:{free_port()}"
+    by_hand = ["--coordinator", coordinator, "--processes", str(count)]
     environ = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
     return [
         subprocess.Popen(
@@ -46,23 +50,23 @@ def start_two_processes(module: str, *options: str) -> list[subprocess.Popen[str
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for number in (0, 1)
+        for number in range(count)
     ]
 
 
-def on_two_processes(module: str, *options: str) -> list[str]:
-    """Runs a command in two processes to its end, which must be a good one.
+def on_processes(count: int, module: str, *options: str) -> list[str]:
+    """Runs a command in processes to its end, which must be a good one.
 
     Args:
-        module, options: as for `start_two_processes`.
+        count, module, options: as for `start_processes`.
 
     Returns:
         What each process printed.
     """
-    processes = start_two_processes(module, *options)
+    processes = start_processes(count, module, *options)
     texts = [process.communicate(timeout=300)[0] for process in processes]
     codes = [process.returncode for process in processes]
-    assert codes == [0, 0], "\n".join(text[-3000:] for text in texts)
+    assert codes == [0] * count, "\n".join(text[-3000:] for text in texts)
     return texts
 
 

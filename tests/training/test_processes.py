@@ -22,7 +22,7 @@ from credit_jax.train import main
 from credit_jax.training.restore import RunStore, open_run
 from tests.data.world import MODEL
 from tests.support import make_mesh
-from tests.support.processes import on_two_processes, start_two_processes
+from tests.support.processes import on_processes, start_processes
 from tests.training.tiny import Tiny, TinyConfig, tiny_config, write_yaml
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -69,8 +69,8 @@ def weights(folder: Path) -> np.ndarray:
 def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["--config", config(world, one, MESHES[name]), "--cache", "none"]) == 0
-    texts = on_two_processes(
-        "credit_jax.train", "--config", config(world, two, MESHES[name])
+    texts = on_processes(
+        2, "credit_jax.train", "--config", config(world, two, MESHES[name])
     )
     for number, text in enumerate(texts):
         assert f"process {number} of 2 on " in text
@@ -89,6 +89,25 @@ def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> N
     assert len(CheckpointStore(two / "run").steps()) > 1
 
 
+@pytest.mark.slow
+def test_one_two_and_four_processes_train_alike(world: Path, tmp_path: Path) -> None:
+    """Each of the axes lies within a process or across several, by their number."""
+    parallelism = {"data": "fsdp2", "tensor": 2, "domain": 2}
+    folders = {count: tmp_path / str(count) for count in (1, 2, 4)}
+    for count, folder in folders.items():
+        path = config(world, folder, parallelism)
+        options = ("--config", path, "--set", "trainer.num_devices=8")
+        on_processes(count, "credit_jax.train", *options)
+    (expected,), whole = rows(folders[1]), weights(folders[1])
+    for count in (2, 4):
+        (found,) = rows(folders[count])
+        times = ("seconds", "percent", "per_second", "wait", "compile", "goodput")
+        same = [key for key in expected if not any(word in key for word in times)]
+        assert {"train_loss", "valid_loss", "valid_rmse"} <= {*same}
+        assert {k: found[k] for k in same} == {k: expected[k] for k in same}, count
+        np.testing.assert_array_equal(weights(folders[count]), whole, str(count))
+
+
 @pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> None:
     """By SIGKILL, in training, while the other one needs it for every update."""
@@ -100,7 +119,7 @@ def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> 
         trainer__epochs=100_000,
     )
     config = write_yaml(tmp_path / "config.yml", mapping)
-    processes = start_two_processes("credit_jax.train", "--config", config)
+    processes = start_processes(2, "credit_jax.train", "--config", config)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "run" / "checkpoints").glob("*/digests.json")):
         assert time.monotonic() < deadline

@@ -6,6 +6,7 @@ run, to the folder `target` in the format `name` and returns the path to convert
 
 import shutil
 from collections import OrderedDict
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -181,3 +182,23 @@ BARE = {
     "safetensors": _safetensors,
     "safetensors in shards": _safetensors_shards,
 }
+
+
+def with_convolutions(state: dict[str, Any]) -> dict[str, Any]:
+    """A state dict of NextGen WXFormer as the version with convolutions wrote it."""
+    old: dict[str, Any] = {}
+    for key, value in state.items():
+        stem, _, leaf = key.rpartition(".")
+        if stem.endswith(".to_q"):
+            stem = stem.removesuffix(".to_q")
+            parts = [state[f"{stem}.to_{name}.{leaf}"] for name in "qkv"]
+            fused = parts[0] if leaf == "weight_v" else torch.cat(parts)
+            is_kernel = leaf in ("weight", "weight_orig")
+            old[f"{stem}.to_qkv.{leaf}"] = (
+                fused[:, :, None, None] if is_kernel else fused
+            )
+        elif not stem.endswith((".to_k", ".to_v")):
+            pointwise = stem.endswith((".to_out", ".layers.1", ".layers.4"))
+            is_kernel = leaf in ("weight", "weight_orig") and ".dpb." not in stem
+            old[key] = value[:, :, None, None] if pointwise and is_kernel else value
+    return old

@@ -1,8 +1,10 @@
-"""Seeded mutations of checkpoints and packages through `convert`.
+"""Seeded mutations of checkpoints through `convert`, and of runs through `restore`.
 
 A program: `python -m tests.bridge.checkpoint.fuzz FOLDER FIRST STOP` tries the seeds
 from FIRST to STOP and ends with 1 at the first whose end is neither a conversion nor
-one error.
+one error. Checkpoints come in each format that CREDIT writes, of the older layout of
+NextGen WXFormer and with a config of generation 1, too; half of the runs that were
+changed have digests of what they hold now.
 """
 
 from __future__ import annotations
@@ -22,15 +24,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 import yaml
 
+from credit_jax import ParallelDims, restore
+from credit_jax.checkpoint.store import DIGESTS
+from credit_jax.io.digests import record_files, write_records
 from credit_jax.models.registry import build
 from credit_jax.state_dict.convert import key_plan_for
 from credit_torch_bridge.__main__ import main
+from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.checkpoint.untrusted import Creates
+from tests.models.crossformer.cases import NEXTGEN_CASES
 from tests.reference.training import GEN2_CONFIG
 from tests.support.mutations import changed_bytes, changed_json
 
@@ -42,42 +50,84 @@ CONVERTED, REFUSED = 0, 2
 BOMB = 512 * 2**20
 
 
-def whole_state() -> dict[str, torch.Tensor]:
-    """A state dict that fits the model of the config."""
-    model = yaml.safe_load(GEN2_CONFIG.read_text())["model"]
+# Of torch.save; their content can be changed, not only their bytes.
+SAVED = ("zip", "legacy", "nextgen", "gen1")
+KINDS = ("zip", *SAVED, "safetensors", "distributed", "run", "run")
+
+
+def model_of(kind: str) -> dict[str, Any]:
+    """The model of a kind of source."""
+    if kind == "nextgen":
+        return NEXTGEN_CASES["levels"]
+    return yaml.safe_load(GEN2_CONFIG.read_text())["model"]
+
+
+def whole_state(kind: str) -> dict[str, torch.Tensor]:
+    """A state dict that fits the model of a kind."""
     generator = torch.Generator().manual_seed(0)
-    return {
+    state = {
         entry.key: torch.randn(
             entry.arrangement.torch_shape(entry.shape), generator=generator
         )
-        for entry in key_plan_for(build(model)).entries
+        for entry in key_plan_for(build(model_of(kind))).entries
     }
+    return with_convolutions(state) if kind == "nextgen" else state
+
+
+def write_config(kind: str, path: Path) -> None:
+    """The YAML of a kind of source."""
+    if kind == "gen1":
+        trainer = {"type": "era5", "mode": "ddp"}
+        config = {"trainer": trainer, "data": {}, "save_loc": "."}
+    else:
+        config = yaml.safe_load(GEN2_CONFIG.read_text())
+    path.write_text(yaml.safe_dump(config | {"model": model_of(kind)}))
 
 
 def write_sources(folder: Path) -> None:
-    """One whole checkpoint of each format, and a run and a package made of it."""
-    state = whole_state()
-    training = {"model_state_dict": state, "epoch": 0}
-    (folder / "zip").mkdir(parents=True)
-    torch.save(training, folder / "zip" / "checkpoint.pt")
-    (folder / "legacy").mkdir()
-    path = folder / "legacy" / "checkpoint.pt"
-    torch.save(training, path, _use_new_zipfile_serialization=False)
+    """One whole checkpoint of each kind, and a run made of one.
+
+    `KIND.yml` beside each is its config.
+    """
+    folder.mkdir(parents=True)
+    for kind in dict.fromkeys(KINDS):
+        write_config(kind, folder / f"{kind}.yml")
+    for kind in SAVED:
+        (folder / kind).mkdir()
+        content = {"model_state_dict": whole_state(kind), "epoch": 0}
+        path = folder / kind / "checkpoint.pt"
+        torch.save(content, path, _use_new_zipfile_serialization=kind != "legacy")
     (folder / "safetensors").mkdir()
+    state = whole_state("safetensors")
     safetensors.torch.save_file(state, folder / "safetensors" / "model.safetensors")
-    dcp.save(training, checkpoint_id=folder / "distributed", no_dist=True)
-    given = "--checkpoint", folder / "zip" / "checkpoint.pt", "--out", folder / "run"
-    code, text = convert("jax", *given)
-    assert code == CONVERTED, text
+    content = {"model_state_dict": state, "epoch": 0}
+    dcp.save(content, checkpoint_id=folder / "distributed", no_dist=True)
+    for kind in dict.fromkeys(KINDS):
+        out = folder / ("run" if kind == "zip" else f"{kind}_converted")
+        if kind != "run":
+            code, text = convert(kind, folder / f"{kind}.yml", folder / kind, out)
+            assert code == CONVERTED, text
 
 
-def convert(to: str, *given: Any) -> tuple[int, str]:
-    """`convert`, and what it printed."""
+def convert(kind: str, config: Path, source: Path, out: Path) -> tuple[int, str]:
+    """`convert` of a kind of source, and what it printed."""
     seen = io.StringIO()
-    arguments = ["convert", "--to", to, "--config", GEN2_CONFIG, *given]
+    words = ["--to", "torch" if kind == "run" else "jax", "--config", config]
+    words += ["--checkpoint", source, "--out", out]
+    words += ["--weights-only"] if kind == "gen1" else []
     with contextlib.redirect_stdout(seen), contextlib.redirect_stderr(seen):
-        code = main([str(argument) for argument in arguments])
+        code = main(["convert", *map(str, words)])
     return code, seen.getvalue()
+
+
+def restored(folder: Path) -> tuple[int, str]:
+    """`restore` of a run on one device, as an exit code and its error."""
+    mesh = ParallelDims(world_size=1).build_mesh(jax.devices()[:1])
+    try:
+        restore(folder, mesh)
+    except (ValueError, OSError) as error:
+        return REFUSED, f"error: {type(error).__name__}"
+    return CONVERTED, ""
 
 
 # ------------------------------------------------------------------------- mutations
@@ -164,7 +214,8 @@ def change_content(
 ) -> None:
     """Another content of a file of torch.save, links, names that lead out, a bomb."""
     path = folder / "checkpoint.pt"
-    how = chosen.choice(["content"] * 30 + ["link", "folder", "names", "bomb"])
+    of_zips = ["names", "bomb"] if zipfile.is_zipfile(path) else []
+    how = chosen.choice(["content"] * 30 + ["link", "folder", *of_zips])
     if how == "content":
         new = bool(chosen.getrandbits(1))
         content = changed_content(state, chosen, mark)
@@ -185,68 +236,76 @@ def change_content(
         write_bomb(path)
 
 
-def change_index(folder: Path, chosen: random.Random) -> None:
-    """Another value in a JSON file of a run."""
-    files = sorted(folder.rglob("*.json"))
-    files += sorted(path for path in folder.rglob("_*METADATA") if path.is_file())
-    path = chosen.choice(files)
-    path.write_text(changed_json(path.read_text(), chosen))
+def change_run(folder: Path, chosen: random.Random) -> None:
+    """Changes a file of a run, and mostly the digests with it."""
+    if chosen.random() < 0.5:
+        files = sorted(folder.rglob("*.json"))
+        files += sorted(path for path in folder.rglob("_*METADATA") if path.is_file())
+        path = chosen.choice(files)
+        path.write_text(changed_json(path.read_text(), chosen))
+    else:
+        change_bytes(folder, chosen)
+    if chosen.random() < 0.5:
+        for path in folder.rglob(DIGESTS):
+            path.unlink()
+            write_records(path, record_files(path.parent))
 
 
 # ------------------------------------------------------------------------- the trial
 
 
-def try_seed(
-    seed: int, sources: Path, folder: Path, state: dict[str, torch.Tensor]
-) -> str:
-    """What came of a seed: "converted", "refused", or what must not be."""
+def try_seed(seed: int, sources: Path, folder: Path) -> tuple[str, str]:
+    """(kind, what came of it): "converted", "refused", or what must not be."""
     chosen = random.Random(seed)
     work, out, mark = folder / "work", folder / "out", folder / "mark"
     for path in (work, out):
         shutil.rmtree(path, ignore_errors=True)
-    kind = chosen.choice(["zip", "zip", "legacy", "safetensors", "distributed", "run"])
+    kind = chosen.choice(KINDS)
     shutil.copytree(sources / kind, work)
-    if kind == "zip" and chosen.random() < 0.6:
-        change_content(work, chosen, state, mark)
-    elif kind == "run" and chosen.random() < 0.5:
-        change_index(work, chosen)
+    if kind in SAVED and chosen.random() < 0.6:
+        change_content(work, chosen, whole_state(kind), mark)
+    elif kind == "run":
+        change_run(work, chosen)
     else:
         change_bytes(work, chosen)
+    restores = kind == "run" and chosen.random() < 0.5
+    name = "run, restored" if restores else kind
     before = sorted(path.name for path in folder.iterdir())
     began = time.process_time()
-    to = "torch" if kind == "run" else "jax"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            code, text = convert(to, "--checkpoint", work, "--out", out)
+            if restores:
+                code, text = restored(work)
+            else:
+                code, text = convert(kind, sources / f"{kind}.yml", work, out)
     except Exception:
-        return f"{kind}: {traceback.format_exc()[-3000:]}"
+        return name, traceback.format_exc()[-3000:]
     seconds = time.process_time() - began
     after = sorted(path.name for path in folder.iterdir())
     if code == CONVERTED:
-        after.remove(out.name)
+        after = [found for found in after if found != out.name]
     elif code != REFUSED or text.count("error: ") != 1 or "Traceback" in text:
-        return f"{kind}: exit code {code}: {text[-2000:]}"
+        return name, f"exit code {code}: {text[-2000:]}"
     if after != before:
-        return f"{kind}: left behind: {sorted(set(after) ^ set(before))}"
+        return name, f"left behind: {sorted(set(after) ^ set(before))}"
     if seconds > SECONDS:
-        return f"{kind}: took {seconds:.0f} s"
-    return "converted" if code == CONVERTED else "refused"
+        return name, f"took {seconds:.0f} s"
+    return name, "converted" if code == CONVERTED else "refused"
 
 
-def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str]]:
-    """(seed, what came of it), with checkpoints below a folder."""
+def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
+    """(seed, kind, what came of it), with checkpoints below a folder."""
     warnings.simplefilter("ignore")
     sources = folder / "sources"
     write_sources(sources)
-    state = whole_state()
     place = folder / "place"
     place.mkdir()
     for seed in seeds:
-        yield seed, try_seed(seed, sources, place, state)
+        yield seed, *try_seed(seed, sources, place)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     if peak > GIGABYTES:
-        yield seeds.stop, f"{peak:.1f} GiB of memory"
+        yield seeds.stop, "all", f"{peak:.1f} GiB of memory"
 
 
 def run(argv: list[str]) -> int:
@@ -254,9 +313,9 @@ def run(argv: list[str]) -> int:
     folder, first, stop = Path(argv[0]), int(argv[1]), int(argv[2])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     counts = {"converted": 0, "refused": 0}
-    for seed, result in try_seeds(folder, range(first, stop)):
+    for seed, kind, result in try_seeds(folder, range(first, stop)):
         if result not in counts:
-            print(f"seed {seed}: {result}")
+            print(f"seed {seed}, {kind}: {result}")
             return 1
         counts[result] += 1
     print(counts)

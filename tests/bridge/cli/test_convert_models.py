@@ -12,6 +12,7 @@ import yaml
 
 from credit_jax.models.registry import build
 from credit_jax.predict import main as predict
+from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.cli.runs import CONFIG
 from tests.models.crossformer.cases import (
     CAMULATOR_CASES,
@@ -202,26 +203,6 @@ def test_a_run_of_generation_1_gives_weights(
     assert code == 0, text
     ours = torch.load(tmp_path / "back" / "checkpoint.pt", weights_only=True)
     assert_same(ours["model_state_dict"], theirs["model_state_dict"])
-
-
-def with_convolutions(state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict of NextGen WXFormer as the version with convolutions wrote it."""
-    old: dict[str, Any] = {}
-    for key, value in state.items():
-        stem, _, leaf = key.rpartition(".")
-        if stem.endswith(".to_q"):
-            stem = stem.removesuffix(".to_q")
-            parts = [state[f"{stem}.to_{name}.{leaf}"] for name in "qkv"]
-            fused = parts[0] if leaf == "weight_v" else torch.cat(parts)
-            is_kernel = leaf in ("weight", "weight_orig")
-            old[f"{stem}.to_qkv.{leaf}"] = (
-                fused[:, :, None, None] if is_kernel else fused
-            )
-        elif not stem.endswith((".to_k", ".to_v")):
-            pointwise = stem.endswith((".to_out", ".layers.1", ".layers.4"))
-            is_kernel = leaf in ("weight", "weight_orig") and ".dpb." not in stem
-            old[key] = value[:, :, None, None] if pointwise and is_kernel else value
-    return old
 
 
 @pytest.mark.parametrize("name", NEXTGEN_CASES)
