@@ -378,7 +378,8 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 def join_processes(args: argparse.Namespace) -> None:
     """Joins the other processes of a run, if there are any.
 
-    To be called before JAX is used. Each process prints one line.
+    To be called before JAX is used. Each process prints one line when its devices are
+    known (`parallel.processes.connect.announce`).
 
     Raises:
         ValueError: options or variables of a launcher do not fit together.
@@ -392,7 +393,6 @@ def join_processes(args: argparse.Namespace) -> None:
             launch,
             timeout=args.connect_timeout,
             heartbeat=args.heartbeat_timeout,
-            say=print_line,
         )
     elif args.distributed:
         raise ValueError(

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tallies = _try_all(Path(name), args)
     rows = [row for subject, own in tallies.items() for row in own.rows(subject)]
     problems = [line for own in tallies.values() for line in own.problems]
-    header = ["subject", "read", "refused by one error", "problems"]
+    header = ["subject", "read", "refused", "problems"]
     head = (
         "# Changed files\n\n"
         f"{args.configs} configs through `check`, {args.checkpoints} checkpoints and "

@@ -29,14 +29,27 @@ def plan_tables(plan: RunPlan) -> Iterator[Table]:
         yield time_table(plan.config.data)
     if axes is not None:
         yield mesh_table(plan, axes)
-    geometry = None if model.config is None else model.config.geometry()
-    if geometry is not None:
-        yield geometry_table(geometry, axes or MeshAxes())
+    if (table := _geometry(plan)) is not None:
+        yield table
     if model.model_def is None:
         return
     yield parameter_table(model.model_def)
     if axes is not None:
         yield memory_table(plan.config, model.model_def, axes)
+
+
+def _geometry(plan: RunPlan) -> Table | None:
+    """The table of a model that has a geometry; problems may leave it without."""
+    config = plan.model.config
+    try:
+        geometry = None if config is None else config.geometry()
+        axes = plan.model.axes or MeshAxes()
+        return None if geometry is None else geometry_table(geometry, axes)
+    except (IndexError, ZeroDivisionError):
+        # Stages that are not listed, or that have no rows: the problems say so.
+        if not plan.problems:
+            raise
+        return None
 
 
 def _table(title: str, *columns: str) -> Table:

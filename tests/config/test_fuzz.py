@@ -115,6 +115,8 @@ FOUND: dict[str, dict[str, Any]] = {
     "a section that is a list": {"trainer": [1]},
     "a model without a type": {"model": {"type": None}},
     "a model with a wrong size": {"model": {"frames": "x"}},
+    "kernels of one stage": {"model": {"cross_embed_kernel_sizes": [[4]]}},
+    "stages without rows": {"model": {"image_height": 3}},
     "more steps than fit into memory": {"data": {"forecast_len": 10**9}},
     "more rows than fit into memory": {"model": {"image_height": 10**30}},
     "more columns than fit into memory": {"model": {"image_width": 10**9}},

@@ -72,8 +72,10 @@ def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> N
     texts = on_processes(
         2, "credit_jax.train", "--config", config(world, two, MESHES[name])
     )
+    own = {"domain": "1 device", "tensor and fsdp": "2 devices"}[name]
     for number, text in enumerate(texts):
         assert f"process {number} of 2 on " in text
+        assert f", {own}, started by the command line, coordinator 127." in text
     assert "simulated CPU devices" in texts[0]
     assert "epoch" not in texts[1], "process 0 alone speaks of the run"
     assert "Scores: " in texts[0]

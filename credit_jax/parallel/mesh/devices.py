@@ -11,7 +11,7 @@ from credit_jax.config.messages import divisors
 from credit_jax.parallel.mesh.axes import DOMAIN, ORDER
 from credit_jax.parallel.mesh.credit import Parallelism, normalize_parallelism
 from credit_jax.parallel.mesh.device_mesh import all_devices
-from credit_jax.parallel.processes.connect import num_processes
+from credit_jax.parallel.processes.connect import announce, num_processes
 
 _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -73,7 +73,8 @@ def ensure_devices(wanted: int | Parallelism) -> None:
     """Makes sure that there are enough devices, before JAX is used for the first time.
 
     A CPU-only machine simulates the devices, and one line is printed. The processes of
-    a run simulate equal parts of them. A machine with accelerators must have them.
+    a run simulate equal parts of them, and each prints a line about itself. A machine
+    with accelerators must have them.
 
     Args:
         wanted: number of devices of all processes, or a parallelism section (see
@@ -92,6 +93,7 @@ def ensure_devices(wanted: int | Parallelism) -> None:
         )
     late = not _simulate(math.ceil(needs / processes))
     devices = jax.devices()
+    announce()
     platform = devices[0].platform
     if len(devices) >= needs:
         first = jax.process_index() == 0

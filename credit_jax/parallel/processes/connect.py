@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import jax
@@ -16,6 +15,7 @@ from credit_jax.parallel.processes.watch import watch_others
 
 _PAUSE, _LONGEST = 0.2, 5.0  # seconds between attempts, and of one
 _GO, _LINE = b"+", 64
+_unannounced: list[Launch] = []
 _LATER = 30  # seconds after which JAX ends a process that the watch did not
 
 
@@ -28,19 +28,17 @@ def connect(
     *,
     timeout: float = 600,
     heartbeat: float = 100,
-    say: Callable[[str], None] = print,
 ) -> None:
     """Joins the processes of a run; before JAX is used for the first time.
 
     They meet first without JAX, whose runtime ends a process that waits in vain with a
-    traceback of its own.
+    traceback of its own. `announce` says so when the devices are known.
 
     Args:
         launch: of `find_launch` or `launch_by_hand`.
         timeout: seconds to wait for the others.
         heartbeat: seconds of silence after which a process is lost, and all end
             (`credit_jax.parallel.processes.watch`).
-        say: is given one line about this process.
 
     Raises:
         ProcessesMissingError: others did not come within the time; says which.
@@ -65,15 +63,31 @@ def connect(
             initialization_timeout=max(30, round(rest)),
             heartbeat_timeout_seconds=round(heartbeat) + _LATER,
         )
-    say(described(launch))
+    _unannounced.append(launch)
 
 
-def described(launch: Launch) -> str:
-    """One line: which process this is, where, and of what."""
+def announce() -> None:
+    """Prints one line about this process, if it has joined a run and said nothing.
+
+    To be called when JAX may be used: the line has the number of its devices.
+    """
+    while _unannounced:
+        line = described(_unannounced.pop(), jax.local_device_count())
+        print(line, flush=True)
+
+
+def described(launch: Launch, num_devices: int) -> str:
+    """One line: which process this is, where, with what, and of what.
+
+    Args:
+        launch: of the process.
+        num_devices: its own.
+    """
     where = f", coordinator {launch.coordinator}" if launch.coordinator else ""
+    devices = f"{num_devices} device{'' if num_devices == 1 else 's'}"
     return (
         f"process {launch.process} of {launch.num_processes} on "
-        f"{socket.gethostname()}, started by {launch.launcher}{where}"
+        f"{socket.gethostname()}, {devices}, started by {launch.launcher}{where}"
     )
 
 

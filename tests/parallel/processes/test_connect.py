@@ -70,7 +70,8 @@ def test_a_port_in_use() -> None:
 
 
 def test_a_line_for_each_process() -> None:
-    line = described(launch(3, 8, 61440))
+    line = described(launch(3, 8, 61440), 4)
     assert line.startswith("process 3 of 8 on ")
+    assert ", 4 devices, started by " in line
     assert line.endswith("coordinator 127.0.0.1:61440")
     assert num_processes() == 1
