@@ -7,6 +7,8 @@
             weights/            {"params": {path: array}, and the collections of
                                 `nn.model_state`: "spectral_norm", "batch_stats"}
             ema/                {path: array}; only with `trainer.use_ema`
+            ema_batch_stats/    the average of "batch_stats", float32; only beside ema,
+                                of models with batch norms
             optimizer/          {"opt_state": {"adam": {"count", "mu", "nu"}},
                                 "micro_step", "update_step", "key"}
             loss_scale/         {"scale", "good_updates"}; only in float16
@@ -25,6 +27,7 @@ start. A checkpoint converted from elsewhere needs `weights` and `progress` only
 from credit_jax.checkpoint.progress import PlateauState, Progress
 from credit_jax.checkpoint.store import (
     EMA,
+    EMA_STATS,
     LOSS,
     LOSS_SCALE,
     OPTIMIZER,
@@ -35,6 +38,7 @@ from credit_jax.checkpoint.store import (
 
 __all__ = [
     "EMA",
+    "EMA_STATS",
     "LOSS",
     "LOSS_SCALE",
     "OPTIMIZER",

@@ -32,8 +32,8 @@ from credit_jax.io.write_errors import write_errors
 
 FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
-LOSS_SCALE, LOSS = "loss_scale", "loss"
-ITEMS = (WEIGHTS, EMA, OPTIMIZER, LOSS_SCALE, LOSS)
+LOSS_SCALE, LOSS, EMA_STATS = "loss_scale", "loss", "ema_batch_stats"
+ITEMS = (WEIGHTS, EMA, EMA_STATS, OPTIMIZER, LOSS_SCALE, LOSS)
 DIGESTS = "digests.json"
 # What reading damaged files raises, beside the bare `Exception` of Orbax.
 _OF_BAD_FILES = (ValueError, LookupError, TypeError, AttributeError)

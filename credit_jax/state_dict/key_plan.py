@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from credit_jax.nn.model_state import COLLECTIONS
+from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS
 from credit_jax.state_dict.arrangement import Arrangement
 from credit_jax.state_dict.key_table import Ignore
 from credit_jax.state_dict.problems import Shape, compare_shapes, raise_problems
@@ -90,6 +90,16 @@ class KeyPlan:
     def parameters(self) -> KeyPlan:
         """The entries of parameters alone, for averages."""
         entries = tuple(entry for entry in self.entries if entry.collection == PARAMS)
+        return replace(self, entries=entries, constants={})
+
+    @property
+    def averaged_statistics(self) -> KeyPlan:
+        """The entries of batch norms, for averages, in which counts are numbers."""
+        entries = tuple(
+            replace(entry, arrangement=Arrangement(entry.arrangement.pattern))
+            for entry in self.entries
+            if entry.collection == BATCH_STATS
+        )
         return replace(self, entries=entries, constants={})
 
     @property

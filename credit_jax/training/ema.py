@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
+
+from credit_jax.nn.model_state import BATCH_STATS
 
 
 def effective_decay(num_updates: Int[Array, ""], decay: float) -> Float[Array, ""]:
@@ -27,15 +31,33 @@ def update_ema(
     """`decay_s * ema + (1 - decay_s) * params`, elementwise on local shards, float32.
 
     Args:
-        ema: the average so far; initially a copy of the parameters.
-        params: the parameters after the update.
+        ema: the average so far; initially a copy of the parameters, or of the running
+            statistics of batch norms.
+        params: what is averaged, after the update.
         num_updates: optimizer updates done, the present one included.
         decay: see `effective_decay`.
 
-    The model's state (spectral norm vectors, batch statistics) is not averaged:
-    validation uses the averaged parameters with the current state, as CREDIT does.
+    Vectors of spectral norm are not averaged, as in CREDIT: a mean of unit vectors is
+    none.
     """
     keep = effective_decay(num_updates, decay)
     return jax.tree.map(
         lambda e, p: keep * e + (1.0 - keep) * p.astype(e.dtype), ema, params
     )
+
+
+def wide_statistics(model_state: Any) -> Any:
+    """The statistics of batch norms as an average begins with them: all float32.
+
+    Counts of batches are averaged like numbers, as in CREDIT; nothing reads them.
+    """
+    return jax.tree.map(lambda x: x.astype("float32"), model_state[BATCH_STATS])
+
+
+def with_averaged_statistics(model_state: Any, averaged: Any) -> Any:
+    """A model's state with the average of its batch norms; None changes nothing."""
+    if averaged is None:
+        return model_state
+    own = model_state[BATCH_STATS]
+    taken = jax.tree.map(lambda x, mean: mean.astype(x.dtype), own, averaged)
+    return {**model_state, BATCH_STATS: taken}

@@ -158,7 +158,9 @@ class HeldOut:
                 shutil.rmtree(earlier, ignore_errors=True)
         wait_for_all("earlier forecasts are removed")
         kept = self._archive(folder)
-        forecaster = Forecaster(model, state.evaluation_params, state.model_state)
+        forecaster = Forecaster(
+            model, state.evaluation_params, state.evaluation_model_state
+        )
         config = self.setup.config
         store = ZarrStore(folder, self.outputs, kept.schedule, software())
         try:

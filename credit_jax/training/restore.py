@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 
 from credit_jax.checkpoint import (
     EMA,
+    EMA_STATS,
     LOSS,
     LOSS_SCALE,
     OPTIMIZER,
@@ -26,13 +27,16 @@ from credit_jax.checkpoint.progress import channel_differences
 from credit_jax.config.load import read_model_section
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
-from credit_jax.nn.model_state import COLLECTIONS, ModelState
+from credit_jax.nn.model_state import BATCH_STATS, COLLECTIONS, ModelState
 from credit_jax.parallel.params.spec import ParamSpec
+from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.loss_state import LossState
 from credit_jax.training.state import TrainState, shardings
 from credit_jax.training.unpacking import pack_tree, unpack_tree, unpacked_targets
 
+# Items that a checkpoint of another run may lack.
+_OPTIONAL = frozenset({EMA, EMA_STATS, LOSS_SCALE, LOSS})
 _OPTIMIZER_FIELDS = ("opt_state", "micro_step", "update_step", "key")
 
 
@@ -63,6 +67,8 @@ class RunStore:
         }
         if state.ema is not None:
             items[EMA] = state.ema
+        if state.ema_stats:
+            items[EMA_STATS] = state.ema_stats
         if state.loss_scale is not None:
             items[LOSS_SCALE] = dict(vars(state.loss_scale))
         if state.loss_state is not None:
@@ -78,7 +84,7 @@ class RunStore:
             resume: whether the optimizer is restored, too.
         """
         wanted = self.items_of(state)
-        for optional in (EMA, LOSS_SCALE, LOSS):
+        for optional in _OPTIONAL:
             wanted.pop(optional, None)
         if not resume:
             del wanted[OPTIMIZER]
@@ -137,7 +143,7 @@ class RunStore:
             targets.pop(LOSS, None)
         if not position:
             targets.pop(LOSS_SCALE, None)
-        for optional in {EMA, LOSS_SCALE, LOSS}.difference(stored):
+        for optional in _OPTIONAL.difference(stored):
             targets.pop(optional, None)
         found = self.checkpoints.restore(step, targets)
         fields = self._fields(state, found)
@@ -167,12 +173,16 @@ class RunStore:
         like = {WEIGHTS: {"params": params, **model_state}}
         if average:
             like[EMA] = params
+        if average and EMA_STATS in self.checkpoints.item_names(step):
+            stats = model_state[BATCH_STATS]
+            like[EMA_STATS] = jax.tree.map(lambda x: x.update(dtype="float32"), stats)
         targets = unpacked_targets(like, self.param_specs)
         found = self.checkpoints.restore(step, targets)
         packed = pack_tree(found, like, self.param_specs)
         weights = packed[WEIGHTS]
         params = packed[EMA] if average else weights["params"]
-        return params, {name: weights[name] for name in COLLECTIONS}
+        model_state = {name: weights[name] for name in COLLECTIONS}
+        return params, with_averaged_statistics(model_state, packed.get(EMA_STATS))
 
     def _fields(self, state: TrainState, found: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a state from the items of a checkpoint, packed."""
@@ -186,6 +196,7 @@ class RunStore:
             # An average that begins in this run begins with the restored weights.
             copied = jax.tree.map(jnp.copy, weights["params"])
             fields["ema"] = found.get(EMA, copied)
+            fields["ema_stats"] = found.get(EMA_STATS, wide_statistics(weights))
         like = {name: getattr(state, name) for name in fields}
         fields = pack_tree(fields, like, self.param_specs)
         if LOSS_SCALE in found:

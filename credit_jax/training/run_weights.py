@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from credit_jax.checkpoint import EMA, WEIGHTS, CheckpointStore
+from credit_jax.checkpoint import EMA, EMA_STATS, WEIGHTS, CheckpointStore
 from credit_jax.io.digests import digest_of
 from credit_jax.models.model_def import ModelDef, Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import COLLECTIONS, ModelState
+from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.restore import RunStore, open_run
 
 
@@ -65,9 +66,12 @@ class RunWeights:
         targets: dict[str, Any] = {WEIGHTS: {"params": params, **state}}
         if self.average:
             targets[EMA] = params
+        if self.average and EMA_STATS in self.run.item_names(self.step):
+            targets[EMA_STATS] = wide_statistics(state)
         found = self.run.restore(self.step, targets)
         weights = found[EMA] if self.average else found[WEIGHTS]["params"]
         state = {name: found[WEIGHTS][name] for name in COLLECTIONS}
+        state = with_averaged_statistics(state, found.get(EMA_STATS))
         return jax.tree.map(np.asarray, (weights, state))
 
     @cached_property

@@ -13,9 +13,10 @@ from jaxtyping import Array
 
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.model_state import ModelState
+from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.packing import packed_param_specs
+from credit_jax.training.ema import wide_statistics, with_averaged_statistics
 from credit_jax.training.loss_scale import LossScale
 from credit_jax.training.loss_state import LossState
 from credit_jax.training.optimizer_state import optimizer_state_specs
@@ -36,6 +37,7 @@ class TrainState:
         model_state: of spectral norm and batch norms (`nn.model_state`).
         opt_state: of the optimizer, like the params that are not frozen.
         ema: averaged parameters, like params, or None.
+        ema_stats: averaged running statistics of batch norms, float32, or None.
         loss_scale: of float16, see `training.loss_scale`, or None.
         loss_state: trained parameters of the loss, see `training.loss_state`, or None.
         key: of dropout; each micro-batch folds its number into it.
@@ -47,6 +49,7 @@ class TrainState:
     model_state: Any
     opt_state: Any
     ema: Any
+    ema_stats: Any
     loss_scale: Any
     loss_state: Any
     key: Any
@@ -55,6 +58,11 @@ class TrainState:
     def evaluation_params(self) -> Any:
         """The parameters for validation and forecasts: the average if there is one."""
         return self.params if self.ema is None else self.ema
+
+    @property
+    def evaluation_model_state(self) -> Any:
+        """The state of the model for them, with averaged running statistics."""
+        return with_averaged_statistics(self.model_state, self.ema_stats)
 
 
 def state_specs(
@@ -89,6 +97,7 @@ def state_specs(
         model_state=model.model_state_specs,
         opt_state=opt_state,
         ema=params if ema else None,
+        ema_stats=model.model_state_specs[BATCH_STATS] if ema else None,
         loss_scale=LossScale(whole, whole) if scaled else None,
         loss_state=jax.tree.map(lambda leaf: whole, loss_state),
         key=whole,
@@ -170,6 +179,7 @@ def state_of(
         model_state=model_state,
         opt_state=optimizer.init(trained),
         ema=jax.tree.map(jnp.copy, params) if ema else None,
+        ema_stats=wide_statistics(model_state) if ema else None,
         loss_scale=LossScale.fresh() if scaled else None,
         loss_state=loss_state,
         key=key,

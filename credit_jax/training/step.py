@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from credit_jax.losses import Loss
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
-from credit_jax.nn.model_state import ModelState
+from credit_jax.nn.model_state import BATCH_STATS, ModelState
 from credit_jax.nn.noise import Noise
 from credit_jax.parallel.params.frozen import split_frozen
 from credit_jax.parallel.params.fsdp import pvary_params
@@ -139,11 +139,13 @@ def make_train_step(
             info |= {"loss_scale": loss_scale.scale, "skipped": ~finite}
             loss_scale = loss_scale.after(finite)
         update_step = state.update_step + 1
-        ema = state.ema
+        ema, ema_stats = state.ema, state.ema_stats
         if ema is not None and ema_decay is not None:
             averaged = {path: ema[path] for path in trained}
             new_ema = update_ema(averaged, moved, update_step, ema_decay)
             ema = {**ema, **new_ema}
+            stats = model_state[BATCH_STATS]
+            ema_stats = update_ema(ema_stats, stats, update_step, ema_decay)
         new = TrainState(
             micro_step=micro_step,
             update_step=update_step,
@@ -151,6 +153,7 @@ def make_train_step(
             model_state=model_state,
             opt_state=opt_state,
             ema=ema,
+            ema_stats=ema_stats,
             loss_scale=loss_scale,
             loss_state=loss_state,
             key=state.key,

@@ -43,7 +43,7 @@ def validate(
         return {}
     total = num_batches(loader, trainer.valid_batches_per_epoch)
     display.start(f"validation {epoch + 1}/{last}", total=total)
-    weights = steps.fuse(state.evaluation_params, state.model_state)
+    weights = steps.fuse(state.evaluation_params, state.evaluation_model_state)
     found: dict[str, list[float]] = {}
     for index, batch in enumerate(itertools.islice(loader.epoch(epoch), total)):
         noise = Noise(jax.random.key(index))

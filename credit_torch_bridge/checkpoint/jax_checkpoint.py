@@ -34,6 +34,8 @@ class JaxCheckpoint:
         model_state: of spectral norm and batch norms (`nn.model_state`).
         moments: of the optimizer, or None.
         ema: averaged parameters by path, or None.
+        ema_stats: averaged statistics of batch norms, float32, by path and name, or
+            None.
         micro_step: micro-batches seen, as the schedule counts them.
         update_step: updates that the average has seen.
         progress: epoch and best result.
@@ -47,6 +49,7 @@ class JaxCheckpoint:
     model_state: HostModelState
     moments: Moments | None = None
     ema: Arrays | None = None
+    ema_stats: Mapping[str, Arrays] | None = None
     micro_step: int = 0
     update_step: int = 0
     progress: Progress = field(default_factory=Progress)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from credit_jax.nn.model_state import BATCH_STATS
 from credit_jax.state_dict.convert import idle_keys
 from credit_jax.state_dict.key_plan import Allocate, Arrays
 from credit_jax.training.schedules import kind_of
@@ -68,6 +69,9 @@ def to_torch_files(
     files = {CHECKPOINT: content}
     if checkpoint.ema is not None:
         averaged = plan.parameters.write(checkpoint.ema, {}, allocate)
+        if checkpoint.ema_stats:
+            stats = {BATCH_STATS: dict(checkpoint.ema_stats)}
+            averaged |= plan.averaged_statistics.write({}, stats, allocate)
         average = {
             "shadow": _tensors(_shadow(averaged, state)),
             "decay": run_config.trainer.ema_decay,
@@ -80,8 +84,8 @@ def to_torch_files(
 def _shadow(averaged: Arrays, state: Arrays) -> Arrays:
     """The average of every key of a state dict that CREDIT averages, in its order.
 
-    Those are all but the vectors of spectral norm. Of what is no parameter (running
-    statistics, tables of a process) the values themselves are taken, in float32.
+    Those are all but the vectors of spectral norm. Of what has no average here (tables
+    of a process) the values themselves are taken, in float32.
     """
     stems = [key.removesuffix("orig") for key in state if key.endswith("_orig")]
     vectors = {f"{stem}{end}" for stem in stems for end in "uv"}

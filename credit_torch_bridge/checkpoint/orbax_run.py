@@ -14,10 +14,18 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from credit_jax.checkpoint import EMA, LOSS_SCALE, OPTIMIZER, WEIGHTS, CheckpointStore
+from credit_jax.checkpoint import (
+    EMA,
+    EMA_STATS,
+    LOSS_SCALE,
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointStore,
+)
 from credit_jax.models.model_def import ModelDef
 from credit_jax.nn.model_state import COLLECTIONS
 from credit_jax.state_dict.key_plan import Allocate
+from credit_jax.training.ema import wide_statistics
 from credit_jax.training.optimizer import ADAM
 from credit_torch_bridge.checkpoint.jax_checkpoint import JaxCheckpoint, Moments
 from credit_torch_bridge.checkpoint.orbax_streaming import one_by_one, read_item
@@ -65,6 +73,8 @@ def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
     items: dict[str, PyTree] = {WEIGHTS: weights}
     if checkpoint.ema is not None:
         items[EMA] = checkpoint.ema
+    if checkpoint.ema_stats:
+        items[EMA_STATS] = checkpoint.ema_stats
     if checkpoint.moments is not None:
         moments = checkpoint.moments
         state = {"count": _int(moments.count), "mu": moments.mu, "nu": moments.nu}
@@ -133,6 +143,7 @@ def read_run(
         found[WEIGHTS]["params"],
         {name: found[WEIGHTS][name] for name in COLLECTIONS},
         ema=found.get(EMA),
+        ema_stats=found.get(EMA_STATS),
         micro_step=chosen,
         progress=progress,
     )
@@ -180,6 +191,7 @@ def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
     targets: dict[str, PyTree] = {
         WEIGHTS: {"params": params, **model_state},
         EMA: params,
+        EMA_STATS: wide_statistics(model_state),
         OPTIMIZER: optimizer,
         LOSS_SCALE: {"scale": np.zeros((), np.float32), "good_updates": count},
     }

@@ -248,15 +248,13 @@ def _average_of(model: Mapping[str, Any], path: Path, epoch: int | None) -> Aver
     """The nested dict of an EMA file.
 
     Averaged vectors of spectral norm, in files from before May 2026, are not unit
-    vectors and are left out, as CREDIT does. Averaged statistics of batch norms are
-    left out, too: validation here uses the statistics of training.
+    vectors and are left out, as CREDIT does.
     """
     shadow = as_tensors(model[_SHADOW], f"{path}: the average")
     kept = {
         key: value
         for key, value in shadow.items()
         if not (key.endswith(("_u", "_v")) and f"{key[:-2]}_orig" in shadow)
-        and not key.endswith(_STATISTICS)
     }
     decay, step = model.get("decay", 0.9999), model.get("step", 0)
     if not (isinstance(decay, float | int) and isinstance(step, int) and step >= 0):
@@ -300,8 +298,9 @@ def _average_as_model(found: TorchCheckpoint, load: Load) -> TorchCheckpoint:
         )
     if needs:
         model = _open_file(live, load).model
-        state = ("_u", "_v", *_STATISTICS)
-        vectors = {k: v for k, v in model.items() if k.endswith(state)}
+        lacking = {k: v for k, v in model.items() if k not in shadow}
+        vectors = {k: v for k, v in model.items() if k.endswith(("_u", "_v"))}
+        vectors |= {k: v for k, v in lacking.items() if k.endswith(_STATISTICS)}
     return replace(
         found,
         format="average, with the vectors of the checkpoint beside it",

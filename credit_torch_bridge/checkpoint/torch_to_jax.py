@@ -82,10 +82,12 @@ def to_jax_checkpoint(
     """`from_torch` of an open checkpoint; `allocate` makes the arrays."""
     checkpoint, is_older = upgraded(run_config, checkpoint)
     params, model_state = read_model(run_config, checkpoint, allocate)
+    average, averaged_statistics = _read_average(run_config.plan, checkpoint, allocate)
     jax_checkpoint = JaxCheckpoint(
         params,
         model_state,
-        ema=_read_average(run_config.plan, checkpoint, allocate),
+        ema=average,
+        ema_stats=averaged_statistics,
         notes=checkpoint.notes + _notes(run_config),
     )
     epoch = -1 if checkpoint.epoch is None else checkpoint.epoch
@@ -178,18 +180,22 @@ def _spectral_hint(plan: KeyPlan, given: Mapping[str, torch.Tensor]) -> str:
 
 def _read_average(
     plan: KeyPlan, checkpoint: TorchCheckpoint, allocate: Allocate
-) -> Arrays | None:
+) -> tuple[Arrays | None, Mapping[str, Arrays] | None]:
+    """The average of the parameters, and that of the statistics of batch norms."""
     if checkpoint.average is None:
-        return None
+        return None, None
     shadow = checkpoint.average.shadow
-    # CREDIT averages other arrays, too, which change nothing here.
-    others = {*plan.constants}
-    others |= {e.key for e in plan.entries if e.collection == BATCH_STATS}
-    names = [r for r in plan.current_names(shadow) if r.name not in others]
+    # CREDIT averages constants of a process, too.
+    names = [r for r in plan.current_names(shadow) if r.name not in plan.constants]
     state = as_arrays({r.name: shadow[r.given] for r in names})
     raise_non_finite(state, "the average")
+    statistics = plan.averaged_statistics
+    own = {key: state.pop(key) for key in statistics.keys if key in state}
     try:
-        return plan.parameters.read(state, allocate)[0]
+        params = plan.parameters.read(state, allocate)[0]
+        if not own:
+            return params, None
+        return params, statistics.read(own, allocate)[1][BATCH_STATS]
     except ValueError as error:
         raise ValueError(f"the average: {error}") from None
 

@@ -24,6 +24,7 @@ from credit_jax.parallel.params.packing import PACKED, unpack
 from credit_jax.parallel.placement import place_batch
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.restore import RunStore
+from credit_jax.training.run_weights import open_weights
 from credit_jax.training.state import (
     TrainState,
     init_state,
@@ -185,6 +186,34 @@ def test_a_checkpoint_keeps_a_frozen_parameter(tmp_path: Path) -> None:
     assert np.array_equal(checkpoint.params[FROZEN], frozen)
     assert checkpoint.moments is not None
     assert checkpoint.moments.mu.keys() == TOY.trainable.keys()
+
+
+def test_an_average_has_its_own_running_statistics(tmp_path: Path) -> None:
+    """The same on a mesh; forecasts of the average take them, those of the last not."""
+    optimizer = adamw(weight_decay=0.1)
+    meshes = "one", "dp2_tp2_domain2"
+    one, split = (_train(mesh, optimizer, 1)[0] for mesh in meshes)
+    live, averaged = _flat(one.model_state[BATCH_STATS]), _flat(one.ema_stats)
+    assert_trees_close(_flat(split.ema_stats), averaged, 1e-5, "average on a mesh")
+    assert all(not np.array_equal(live[key], averaged[key]) for key in live)
+    checkpoints = CheckpointStore(tmp_path)
+    store = RunStore(checkpoints, TOY.param_specs)
+    store.save(4, jax.tree.map(jnp.asarray, one), Progress())
+    checkpoints.wait()
+    other = _model("dp2_tp2_domain2")
+    last = store.restore_model(4, other)[1][BATCH_STATS]
+    assert_trees_close(_flat(last), live, 0, "last statistics")
+    forecast = store.restore_model(4, other, average=True)[1][BATCH_STATS]
+    on_host = open_weights(tmp_path, 4, "average").on_host(TOY)[1][BATCH_STATS]
+    for taken in (_flat(forecast), _flat(on_host)):
+        for key, value in averaged.items():
+            wanted = np.trunc(value) if key.endswith("count") else value
+            assert np.array_equal(taken[key], wanted), key
+    fresh = init_state(other, optimizer, jax.random.key(9), ema=True)
+    back = store.restore_all(4, fresh).ema_stats
+    assert_trees_close(_flat(back), averaged, 0, "restored")
+    converted = read_run(tmp_path, TOY).ema_stats
+    assert_trees_close(_flat(converted), averaged, 0, "in the bridge")
 
 
 def test_a_matrix_iterates_once_per_call() -> None:

@@ -3,7 +3,13 @@
 import jax.numpy as jnp
 import numpy as np
 
-from credit_jax.training.ema import effective_decay, update_ema
+from credit_jax.nn.model_state import BATCH_STATS
+from credit_jax.training.ema import (
+    effective_decay,
+    update_ema,
+    wide_statistics,
+    with_averaged_statistics,
+)
 from tests.support import assert_close
 
 
@@ -22,6 +28,36 @@ def test_equals_credit(credit, rng):
         ours = update_ema(ours, {"weight": jnp.asarray(weight)}, jnp.int32(s), 0.4)
         shadow = tracker.shadow["weight"].numpy()
         assert_close(ours["weight"], shadow, 1e-6, f"average after {s} updates")
+
+
+def test_running_statistics_are_averaged_as_credit_averages_them(credit, rng):
+    """All of the state dict but vectors; a forward pass then takes the averages."""
+    import torch
+    from credit.trainers.base_trainer import EMATracker
+
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3)).train()
+
+    def live():
+        own = {k: v.numpy().copy() for k, v in model.state_dict().items()}
+        names = {"mean": "running_mean", "variance": "running_var"}
+        stats = {ours: own[f"0.{theirs}"] for ours, theirs in names.items()}
+        count = own["0.num_batches_tracked"].astype(np.int32)
+        norm = {name: jnp.asarray(x) for name, x in {**stats, "count": count}.items()}
+        return {BATCH_STATS: {"norm": norm}}
+
+    tracker, ours = EMATracker(model, decay=0.4), wide_statistics(live())
+    for s in range(1, 5):
+        model(torch.tensor(rng.normal(size=(2, 3, 4, 4)) + s, dtype=torch.float32))
+        tracker.update(model)
+        ours = update_ema(ours, live()[BATCH_STATS], jnp.int32(s), 0.4)
+    before = live()
+    tracker.swap(model)
+    after = with_averaged_statistics(before, ours)[BATCH_STATS]["norm"]
+    swapped = live()[BATCH_STATS]["norm"]
+    assert not np.allclose(swapped["mean"], before[BATCH_STATS]["norm"]["mean"])
+    for name, value in swapped.items():
+        assert after[name].dtype == value.dtype
+        assert_close(after[name], value, 1e-6, name)
 
 
 def test_decay_ramps_up_to_its_limit():

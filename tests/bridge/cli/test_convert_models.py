@@ -142,6 +142,11 @@ def test_an_average_has_every_key_that_credit_averages(
     write_run(credit, block, folder)
     tracker = credit_attribute("trainers.base_trainer", "EMATracker")
     average = tracker(credit.build_credit(block, seed=3), 0.9)
+    moved = credit.build_credit(block, seed=4)
+    for key, buffer in moved.named_buffers():
+        if "running" in key or "num_batches" in key:
+            buffer.add_(3)
+    average.update(moved)
     content = {"epoch": 0, "model_state_dict": average.state_dict()}
     torch.save(content, folder / "checkpoint_ema.pt")
     config = yaml.safe_load((folder / "model.yml").read_text())
@@ -156,10 +161,12 @@ def test_an_average_has_every_key_that_credit_averages(
     path = tmp_path / "back" / "checkpoint_ema.pt"
     ours = torch.load(path, weights_only=True)["model_state_dict"]["shadow"]
     assert list(ours) == list(average.shadow)
-    named = dict(credit.build_credit(block).named_parameters())
-    assert_same(
-        {key: ours[key] for key in named}, {key: average.shadow[key] for key in named}
-    )
+    if name == "tables of a process":
+        # Its constants are those of the config.
+        named = dict(credit.build_credit(block).named_parameters())
+        kept = average.shadow
+        average.shadow = {key: ours[key] for key in kept} | {k: kept[k] for k in named}
+    assert_same(ours, average.shadow)
     assert all(ours[key].dtype == torch.float32 for key in ours)
 
 
