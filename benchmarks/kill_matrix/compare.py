@@ -13,10 +13,8 @@ import credit_jax
 from credit_jax.checkpoint.store import DIGESTS, FOLDER
 from credit_jax.io.digests import find_damage
 from credit_jax.training.loggers import LOG_NAME, read_log
+from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.records import RECORDS_NAME, read_records
-
-# Columns of the log that are times.
-_TIMES = ("data_wait_seconds", "save_seconds", "save_percent")
 
 
 def compare_runs(straight: Path, other: Path, *, tolerance: float) -> dict[str, Any]:
@@ -79,7 +77,8 @@ def left_files(run: Path) -> list[str]:
 def _log_differences(straight: Path, other: Path) -> list[str]:
     rows = [read_log(run / LOG_NAME) for run in (straight, other)]
     kept = [
-        [{k: v for k, v in r.items() if k not in _TIMES} for r in log] for log in rows
+        [{k: v for k, v in r.items() if k not in TIME_COLUMNS} for r in log]
+        for log in rows
     ]
     return [] if kept[0] == kept[1] else [f"{LOG_NAME} differs"]
 

@@ -30,6 +30,10 @@ from credit_jax.training.steps import Loggers, Steps
 from credit_jax.training.validation import validate
 
 FINISHED, EARLY = "finished", "stopped early"
+# Columns of the log that depend on the clock.
+TIME_COLUMNS = frozenset(
+    {"data_wait_seconds", "save_seconds", "save_percent", "saved_minutes_ago"}
+)
 _SAVE = "save"
 
 
@@ -302,6 +306,7 @@ class TrainingLoop:
             "data_wait_seconds": self._numbers.mean_wait,
             "save_seconds": self._saves.seconds(),
             "save_percent": self._saves.percent,
+            "saved_minutes_ago": self._saves.minutes,
             **({"bad_samples": self._numbers.num_bad} if skips else {}),
         }
 

@@ -20,7 +20,7 @@ from credit_jax.training.batches import grouped
 from credit_jax.training.display import Display
 from credit_jax.training.epoch_end import is_better
 from credit_jax.training.loggers import read_log
-from credit_jax.training.loop import EARLY, FINISHED
+from credit_jax.training.loop import EARLY, FINISHED, TIME_COLUMNS
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.records import read_records
 from credit_jax.training.restore import RunStore
@@ -137,6 +137,7 @@ def test_a_whole_run(make, tmp_path, monkeypatch):
     assert (tmp_path / "channel_schema.yaml").exists()
     assert list((tmp_path / "tensorboard").iterdir())
     assert 0 < rows[-1]["save_percent"] < 100
+    assert 0 < rows[-1]["saved_minutes_ago"] < 60
     start, *records = read_records(tmp_path / "training_steps.jsonl")
     assert [r["step"] for r in records] == [*range(1, 19)]
     assert [r["loss"] for r in records] == [float(loss) for loss in losses]
@@ -219,8 +220,10 @@ def test_saves_within_an_epoch(make, tmp_path):
     expected = read_log(tmp_path / "straight" / "training_log.csv")
     assert rows[0]["save_seconds"] > 0
     assert expected[0]["save_seconds"] == 0, "the epoch's own save is of the next row"
-    for row in (*rows, *expected):
-        del row["data_wait_seconds"], row["save_seconds"], row["save_percent"]
+    rows, expected = (
+        [{k: v for k, v in row.items() if k not in TIME_COLUMNS} for row in own]
+        for own in (rows, expected)
+    )
     assert rows == expected
 
 

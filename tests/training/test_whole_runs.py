@@ -18,6 +18,7 @@ from credit_jax.config import load_config
 from credit_jax.models import registry
 from credit_jax.plan import plan_run
 from credit_jax.train import main
+from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.setup import prepare
 from tests.reference.scalers import SCALED, write_scalers
 from tests.support import assert_close
@@ -215,7 +216,7 @@ def test_learned_variances_are_saved_and_go_on(
     for found, row in zip(rows(tmp_path), expected, strict=True):
         assert {f"train_loss_var/{key}" for key in SCALED.values()} <= set(row)
         assert {f"valid_loss_var/{key}" for key in SCALED.values()} <= set(row)
-        for name in set(row) - {"data_wait_seconds", "save_seconds", "save_percent"}:
+        for name in set(row) - TIME_COLUMNS:
             assert_close(found[name], row[name], 1e-5, name)
 
 
