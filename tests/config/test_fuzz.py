@@ -6,7 +6,6 @@ import contextlib
 import copy
 import io
 import random
-import resource
 import sys
 import time
 import traceback
@@ -21,6 +20,7 @@ import yaml
 from credit_jax.check.__main__ import main
 from credit_jax.check.report import check_config
 from credit_jax.commands import OK, USER_ERROR
+from tests.support.memory import peak_gibibytes
 from tests.support.processes import run_program
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ def try_seeds(path: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
         config = yaml.safe_load(source.read_text())
         options = [o for o in ("--json", "--no-data") if chosen.random() < 0.5]
         yield seed, source.stem, check(path, mutated(config, chosen), *options)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_gibibytes()
     if peak > GIGABYTES:
         yield seeds.stop, "all", f"{peak:.1f} GiB of memory"
 

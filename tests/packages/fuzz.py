@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import shutil
 import sys
 import time
@@ -25,6 +24,7 @@ from credit_jax.packages.manifest import MANIFEST
 from credit_jax.packages.package import open_package
 from tests.data.world import write_world
 from tests.inference.tiny_run import make_run
+from tests.support.memory import peak_gibibytes
 from tests.support.mutations import changed_bytes, changed_json
 from tests.training.tiny import Tiny, TinyConfig
 
@@ -98,7 +98,7 @@ def try_seeds(
     registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
     for seed in seeds:
         yield seed, "package", try_seed(seed, package, folder)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_gibibytes()
     if peak > GIGABYTES:
         yield seeds.stop, "all", f"{peak:.1f} GiB of memory"
 

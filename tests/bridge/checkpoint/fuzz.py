@@ -13,7 +13,6 @@ import contextlib
 import io
 import os
 import random
-import resource
 import shutil
 import sys
 import time
@@ -40,6 +39,7 @@ from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.checkpoint.untrusted import Creates
 from tests.models.crossformer.cases import NEXTGEN_CASES
 from tests.reference.training import GEN2_CONFIG
+from tests.support.memory import peak_gibibytes
 from tests.support.mutations import changed_bytes, changed_json
 
 SECONDS = 20.0
@@ -303,7 +303,7 @@ def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
     place.mkdir()
     for seed in seeds:
         yield seed, *try_seed(seed, sources, place)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_gibibytes()
     if peak > GIGABYTES:
         yield seeds.stop, "all", f"{peak:.1f} GiB of memory"
 
