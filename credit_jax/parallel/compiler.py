@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -140,6 +141,20 @@ def use_cache(folder: str | None) -> None:
     path = Path(chosen).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if jax.config.values["jax_compilation_cache_max_size"] != -1:
+            _date_programs(path)
     except OSError:
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
+
+
+def _date_programs(folder: Path) -> None:
+    """Writes when a program was used last where that is missing.
+
+    A process that is killed while it writes a program, or one without a limit of the
+    cache's size, leaves it out; with a limit, JAX then writes no program any more.
+    """
+    for program in folder.glob("*-cache"):
+        used = program.with_name(program.name.removesuffix("cache") + "atime")
+        if not used.exists():
+            used.write_bytes(time.time_ns().to_bytes(8, "little"))

@@ -52,6 +52,23 @@ def test_xla_makes_shorter_code(tmp_path):
     assert 0 < sizes["sooner"] < sizes["plain"], sizes
 
 
+def test_a_cache_whose_writer_was_killed_is_written_again(tmp_path):
+    """JAX asks when a program was used last, and finds no file."""
+    (tmp_path / "killed-cache").write_bytes(b"a program")
+    settings = {
+        "JAX_COMPILATION_CACHE_MAX_SIZE": "1000000",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PLATFORMS": "cpu",
+    }
+    program = (
+        "import jax; from credit_jax.parallel.compiler import use_cache; "
+        f"use_cache({str(tmp_path)!r}); jax.jit(lambda x: x + 1)(1.0)"
+    )
+    command = [sys.executable, "-W", "error", "-c", program]
+    subprocess.run(command, env={**os.environ, **settings}, check=True)
+    assert len(list(tmp_path.glob("*-cache"))) > 1
+
+
 def machine_code(how, folder):
     """Bytes of all object files that a process dumps."""
     environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={folder}"}
