@@ -39,7 +39,6 @@ from credit_jax.inference import Forecaster
 from credit_jax.inference.archive import Archive
 from credit_jax.inference.campaign import Campaign
 from credit_jax.inference.delivery import NonFiniteForecastError
-from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.online_scores import OnlineScores
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.sharing import wait_for_all
@@ -99,19 +98,16 @@ def run(args: argparse.Namespace) -> int:
     wait_for_all("the folder of the forecasts")
     weights = Forecaster(model, *checkpoint.restore(model)).weights
     _print(header(args.package or args.config, plan, model, checkpoint))
-    step = plan.step(model, outputs)
     with StopRequests(stop_at) as requests:
-        campaign = Campaign(
-            step,
+        campaign = Campaign.of_plan(
+            plan,
+            model,
             weights,
-            perturbed_reader(plan, step, weights, outputs),
+            outputs,
             store,
             archive,
-            outputs,
             groups,
             size,
-            plan.schedule.num_steps,
-            plan.schedule.written,
             num_writers=args.writers,
             max_pending=plan.inference.output.max_pending,
             fill_nan=args.nan == "fill",

@@ -20,15 +20,18 @@ import numpy as np
 from credit_jax.inference.archive import Archive
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.delivery import Delivery, TaskProgress, Tasks
+from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.online_scores import GroupScores, OnlineScores
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.perturbation import PreparedPerturbation
+from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.reading import FirstStep, ForecastReader
 from credit_jax.inference.schedule import Task
 from credit_jax.inference.sharing import Share, added_up, wait_for_all
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.inference.summary import DeviceClock, Summary, Times
 from credit_jax.io.workers import ReadAhead, Workers
+from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
 
 # Steps whose input is read in advance, and steps on the devices.
@@ -78,6 +81,41 @@ class Campaign:
     scores: OnlineScores | None = None
     noise: Noise | None = None
     stop: Callable[[], str | None] = lambda: None
+
+    @classmethod
+    def of_plan(
+        cls,
+        plan: ForecastPlan,
+        model: ParallelModel,
+        weights: Any,
+        outputs: Outputs,
+        store: Store,
+        archive: Archive,
+        groups: Sequence[Sequence[Task]],
+        size: int,
+        **options: Any,
+    ) -> Campaign:
+        """The forecasts of a plan, with its step, perturbations and dates.
+
+        Args:
+            plan: of `plan_forecast`.
+            model: on its mesh.
+            weights, outputs, store, archive, groups, size, options: attributes.
+        """
+        step = plan.step(model, outputs)
+        return cls(
+            step,
+            weights,
+            perturbed_reader(plan, step, weights, outputs),
+            store,
+            archive,
+            outputs,
+            groups,
+            size,
+            plan.schedule.num_steps,
+            plan.schedule.written,
+            **options,
+        )
 
     def run(self) -> Summary:
         """Makes the forecasts that are not there yet.

@@ -13,7 +13,6 @@ from credit_jax.evaluation.opening import ScoreOptions
 from credit_jax.evaluation.regions import REGIONS, Region
 from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.campaign import Campaign
-from credit_jax.inference.members import perturbed_reader
 from credit_jax.inference.online_scores import online_scores
 from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.sharing import wait_for_all
@@ -82,18 +81,15 @@ def score_campaign(
     archive.check(schedule.tasks, resume=True)
     wait_for_all("the folder of scored forecasts")
     store = NoStore() if store is None else store
-    step = plan.step(model, outputs)
-    Campaign(
-        step,
+    Campaign.of_plan(
+        plan,
+        model,
         weights,
-        perturbed_reader(plan, step, weights, outputs),
+        outputs,
         store,
         archive,
-        outputs,
         schedule.groups(size),
         size,
-        schedule.num_steps,
-        schedule.written,
         num_writers=1,
         fill_nan=fill_nan,
         progress=progress,
