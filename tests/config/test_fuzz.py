@@ -20,7 +20,7 @@ import yaml
 from credit_jax.check.__main__ import main
 from credit_jax.check.report import check_config
 from credit_jax.commands import OK, USER_ERROR
-from tests.support.memory import peak_gibibytes
+from tests.support.memory import memory_problems
 from tests.support.processes import run_program
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,6 @@ VALUES: list[Any] = [
     "[/x] [red]", [1, 2], [None], ["a"], {}, {"a": 1}, {"type": "mse"},
 ]  # fmt: skip
 SECONDS = 20.0
-GIGABYTES = 4.0
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -94,9 +93,7 @@ def try_seeds(path: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
         config = yaml.safe_load(source.read_text())
         options = [o for o in ("--json", "--no-data") if chosen.random() < 0.5]
         yield seed, source.stem, check(path, mutated(config, chosen), *options)
-    peak = peak_gibibytes()
-    if peak > GIGABYTES:
-        yield seeds.stop, "all", f"{peak:.1f} GiB of memory"
+    yield from memory_problems(seeds.stop)
 
 
 @pytest.mark.parametrize(

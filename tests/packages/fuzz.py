@@ -24,12 +24,11 @@ from credit_jax.packages.manifest import MANIFEST
 from credit_jax.packages.package import open_package
 from tests.data.world import write_world
 from tests.inference.tiny_run import make_run
-from tests.support.memory import peak_gibibytes
+from tests.support.memory import memory_problems
 from tests.support.mutations import changed_bytes, changed_json
 from tests.training.tiny import Tiny, TinyConfig
 
 SECONDS = 20.0
-GIGABYTES = 4.0
 
 
 def write_package(folder: Path) -> Path:
@@ -98,9 +97,7 @@ def try_seeds(
     registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
     for seed in seeds:
         yield seed, "package", try_seed(seed, package, folder)
-    peak = peak_gibibytes()
-    if peak > GIGABYTES:
-        yield seeds.stop, "all", f"{peak:.1f} GiB of memory"
+    yield from memory_problems(seeds.stop)
 
 
 def run(argv: list[str]) -> int:

@@ -39,11 +39,10 @@ from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.checkpoint.untrusted import Creates
 from tests.models.crossformer.cases import NEXTGEN_CASES
 from tests.reference.training import GEN2_CONFIG
-from tests.support.memory import peak_gibibytes
+from tests.support.memory import memory_problems
 from tests.support.mutations import changed_bytes, changed_json
 
 SECONDS = 20.0
-GIGABYTES = 4.0
 # What `convert` may end with.
 CONVERTED, REFUSED = 0, 2
 # Bytes of zeros that a member of a zip file holds, and its file does not.
@@ -303,9 +302,7 @@ def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
     place.mkdir()
     for seed in seeds:
         yield seed, *try_seed(seed, sources, place)
-    peak = peak_gibibytes()
-    if peak > GIGABYTES:
-        yield seeds.stop, "all", f"{peak:.1f} GiB of memory"
+    yield from memory_problems(seeds.stop)
 
 
 def run(argv: list[str]) -> int:
