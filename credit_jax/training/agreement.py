@@ -9,27 +9,28 @@ from typing import Protocol, runtime_checkable
 
 import jax
 
-# A process has at most two steps more, or fewer, started than another: it starts one
-# when the one before the last has ended, in which all took part.
+# The numbers of steps that two processes have started differ by at most two: a process
+# starts a step only after the last but one has ended, and all processes take part in
+# every step.
 _LEAD = 4
 _NUMBERS = itertools.count()
 
 
 @runtime_checkable
 class KeyValues(Protocol):
-    """What the coordinator of a run keeps for its processes."""
+    """The key-value store of the coordinator of a run."""
 
     def key_value_set(self, key: str, value: str) -> None:
-        """Sets a value; an error if there is one."""
+        """Sets the value of a new key; an existing key is an error."""
         ...
 
     def key_value_try_get(self, key: str) -> str:
-        """The value; an error if there is none."""
+        """Returns the value of a key; a missing key is an error."""
         ...
 
 
 def coordinator() -> KeyValues:
-    """The store of the coordinator of this run."""
+    """Returns the key-value store of the coordinator of this run."""
     from jax._src.distributed import global_state
 
     assert global_state.client is not None, "a run of several processes has one"
@@ -38,16 +39,16 @@ def coordinator() -> KeyValues:
 
 @dataclass
 class Agreement:
-    """Carries out what any process wants at a step that all agree on.
+    """Makes all processes carry out a request of any of them before the same step.
 
-    The first process that wants something announces it, with the number of a step that
-    none has begun; each looks for announcements before a step. No collective is needed,
-    and the devices wait for nothing.
+    The first process with a request announces it, together with the number of a step
+    that no process has started; every process looks for announcements before each step.
+    No collective is needed, and the devices do not wait.
 
     Attributes:
-        number: of this agreement, counted alike in all processes.
-        num_processes: of the run.
-        connect: gives the store.
+        number: number of this agreement, the same in all processes.
+        num_processes: number of processes of the run.
+        connect: returns the key-value store.
     """
 
     number: int = field(default_factory=lambda: next(_NUMBERS))
@@ -57,12 +58,12 @@ class Agreement:
     _found: tuple[int, str] | None = None
 
     def reached(self, step: int, wanted: str | None) -> str | None:
-        """What is to be done before a step, or None.
+        """Returns the request to carry out before the next step, or None.
 
         Args:
-            step: steps that this process has started so far; every process calls this
-                before each.
-            wanted: what this process wants, if anything.
+            step: number of steps that this process has started so far. Every process
+                calls this method before each step.
+            wanted: request of this process, or None.
         """
         if self.num_processes == 1:
             return wanted

@@ -15,7 +15,7 @@ def num_batches(loader: Loader, cap: int) -> int:
 
 
 def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Micro-batches of one update each; the last group of an epoch may be smaller."""
+    """Yields the micro-batches of each update; the last group may be smaller."""
     while group := list(itertools.islice(batches, size)):
         yield group
 
@@ -23,7 +23,7 @@ def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
 def with_wait(
     groups: Iterator[list[Batch]],
 ) -> Iterator[tuple[list[Batch], float]]:
-    """Each group with the seconds that the step waited for it."""
+    """Yields each group with the seconds that the step waited for it."""
     while True:
         began = time.monotonic()
         group = next(groups, None)

@@ -67,8 +67,9 @@ class Display:
         Args:
             title: such as "epoch 1/3".
             total: batches of the phase.
-            done: batches of it trained by an earlier run.
-            left: batches of the run after this phase, for the time left.
+            done: batches of the phase that an earlier run has trained.
+            left: batches of the run after this phase, for the estimate of the remaining
+                time.
             waiting: what is shown until the first batch is finished.
         """
         self._title, self._total, self._done, self._left = title, total, done, left

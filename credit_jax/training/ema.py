@@ -37,8 +37,8 @@ def update_ema(
         num_updates: optimizer updates done, the present one included.
         decay: see `effective_decay`.
 
-    Vectors of spectral norm are not averaged, as in CREDIT: a mean of unit vectors is
-    none.
+    Spectral-norm vectors are not averaged, as in CREDIT: the mean of unit vectors is
+    not a unit vector.
     """
     keep = effective_decay(num_updates, decay)
     return jax.tree.map(
@@ -47,15 +47,16 @@ def update_ema(
 
 
 def wide_statistics(model_state: Any) -> Any:
-    """The statistics of batch norms as an average begins with them: all float32.
+    """Returns the batch-norm statistics in float32, the initial value of their average.
 
-    Counts of batches are averaged like numbers, as in CREDIT; nothing reads them.
+    Counts of batches are averaged like the other statistics, as in CREDIT; nothing
+    reads them.
     """
     return jax.tree.map(lambda x: x.astype("float32"), model_state[BATCH_STATS])
 
 
 def with_averaged_statistics(model_state: Any, averaged: Any) -> Any:
-    """A model's state with the average of its batch norms; None changes nothing."""
+    """Returns the model state with averaged batch-norm statistics, if given."""
     if averaged is None:
         return model_state
     own = model_state[BATCH_STATS]

@@ -1,4 +1,4 @@
-"""What is added up over the training batches of an epoch, for its row in the log."""
+"""Sums over the training batches of an epoch, for its row in the log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from credit_jax.training.loggers import Row, logged_metrics
 
 @dataclass
 class EpochNumbers:
-    """Losses and what else is measured, times and bad samples.
+    """Losses, further measured values, waiting times, and the number of bad samples.
 
     Attributes:
         losses: of each micro-batch.
-        sums: of what else is measured, by name, over the micro-batches.
+        sums: further measured values by name, summed over the micro-batches.
         waits: seconds that each update of this process waited for data.
-        num_bad: samples that others stand for.
+        num_bad: bad samples that were replaced by others.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -32,7 +32,7 @@ class EpochNumbers:
 
     @staticmethod
     def of(progress: Progress) -> EpochNumbers:
-        """Those of a position within an epoch, which a run goes on from."""
+        """Restores the numbers from a position within an epoch, where a run resumes."""
         return EpochNumbers(list(progress.epoch_losses), dict(progress.epoch_sums))
 
     def add(self, losses: np.ndarray, measured: Mapping[str, Any]) -> None:

@@ -36,18 +36,18 @@ from credit_jax.nn.noise import Noise
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
 
-# Beyond it, evenly spaced start dates are taken.
+# With more start dates than this, evenly spaced ones are taken.
 MAX_STARTS = 60
-# Of the forecasts that end the training of the demo; of others, one step.
+# Length of the forecasts at the end of a demo run; other runs forecast one step.
 DEMO_LENGTH = "5d"
 
 
 def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
-    """Start dates whose forecasts can be compared to the end, and their length.
+    """Returns start dates with truth at every lead time, and the number of steps.
 
     Args:
         dataset: of the held-out period.
-        num_steps: wanted steps; fewer are taken where the period is shorter.
+        num_steps: requested steps; fewer are taken if the period is shorter.
     """
     targets = [dataset.target_time(i) for i in range(len(dataset))]
     known = {*dataset.starts.tolist(), *np.array(targets, "datetime64[ns]").tolist()}
@@ -64,7 +64,7 @@ def held_out_starts(dataset: Dataset, num_steps: int) -> tuple[np.ndarray, int]:
 
 
 def plan_held_out(setup: Setup) -> ForecastPlan:
-    """The plan of the forecasts.
+    """Plans the forecasts from held-out start dates.
 
     Raises:
         ConfigError: the transforms of the training cannot forecast.
@@ -88,7 +88,7 @@ def plan_held_out(setup: Setup) -> ForecastPlan:
 
 
 def _postblocks(config: Config) -> PostblocksConfig:
-    """Those of the training, which names the fields of predictions first of all."""
+    """The postblocks of the training, preceded by `reconstruct` unless it is there."""
     section = config.postblocks
     kinds = [
         (block.type, block.args.get("in_key", "y_pred"))
@@ -102,7 +102,7 @@ def _postblocks(config: Config) -> PostblocksConfig:
 
 @dataclass(frozen=True)
 class LastForecast:
-    """Where a campaign writes: the forecast of the last start date is kept.
+    """A store of a campaign that keeps only the forecast of its last start date.
 
     Attributes:
         store: of that forecast.
@@ -144,8 +144,8 @@ class HeldOut:
 
         Args:
             state: with the weights.
-            folder: of that forecast, as `credit-jax forecast` writes it; what is there
-                is removed.
+            folder: of that forecast, as `credit-jax forecast` writes it; existing
+                contents are removed.
 
         Raises:
             ValueError: the forecasts cannot be compared with the truth.

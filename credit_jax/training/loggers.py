@@ -75,7 +75,7 @@ class CsvLog:
 
 
 def read_log(path: str | Path) -> list[Row]:
-    """The rows of a `training_log.csv`, CREDIT's or ours, without empty cells."""
+    """The rows of a `training_log.csv` of CREDIT or credit_jax, without empty cells."""
     with Path(path).open(newline="") as file:
         rows: list[Row] = [
             {key: _number(value) for key, value in row.items() if value}

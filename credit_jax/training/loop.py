@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run came to its end; else it is to be resumed."""
+        """Whether the run is complete; if not, it can be resumed."""
         return self.reason in (FINISHED, EARLY)
 
 
@@ -170,7 +170,7 @@ class TrainingLoop:
         return self._num_started + 1
 
     def _wish(self, requests: StopRequests) -> str | None:
-        """What this process wants all to do: stop, save, or neither."""
+        """The request of this process to all processes: stop, save, or None."""
         return requests.caught or (_SAVE if self._saves.due_by_clock else None)
 
     def _save_within_epoch(self) -> None:
@@ -246,13 +246,13 @@ class TrainingLoop:
         )
 
     def _report_bad(self, *batches: Batch) -> None:
-        """Prints and counts the samples that others stand for."""
+        """Prints and counts the bad samples that were replaced by others."""
         for line in itertools.chain(*(batch.replaced for batch in batches)):
             self.loggers.display.message(f"bad sample: {line}")
             self._numbers.num_bad += 1
 
     def _scaling(self, info: dict[str, Any], *, skipped: bool) -> dict[str, float]:
-        """What is displayed of float16's loss scaling."""
+        """Numbers of float16 loss scaling to display."""
         if "loss_scale" not in info:
             return {}
         scale = float(info["loss_scale"])
@@ -325,7 +325,7 @@ class TrainingLoop:
         return EARLY
 
     def _save(self) -> None:
-        # A run that is killed goes on from here, and keeps the records until here.
+        # A killed run resumes from this checkpoint and keeps the records up to it.
         if self.loggers.records:
             self.loggers.records.flush()
         with self._saves.saving():

@@ -1,7 +1,7 @@
-"""The parameters of a loss that are trained beside those of the model.
+"""Parameters of a loss that are trained together with those of the model.
 
-Such as the logarithms of variances of the loss `base` with `var_weighting: learnable`.
-They are whole on every device.
+The loss `base` with `var_weighting: learnable`, for example, has the logarithms of
+variances. The parameters are replicated on every device.
 """
 
 from __future__ import annotations

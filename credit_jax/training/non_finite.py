@@ -33,7 +33,7 @@ def check_finite(
         group: its micro-batches.
         micro_step: micro-batches seen before it.
         progress: position before it.
-        checkpoints: of the run, for the error.
+        checkpoints: of the run; the error names the newest one.
 
     Raises:
         NonFiniteLossError: naming step and samples, and the newest checkpoint.

@@ -1,6 +1,6 @@
 """AdamW with CREDIT's settings, from optax's parts, on shards inside `shard_map`.
 
-AdamW is elementwise, so that every device updates its shards. Only clipping needs the
+AdamW is elementwise, so every device updates its own shards. Only clipping needs the
 whole gradient; its norm counts every shard once. The learning rate is a function of the
 micro-batches seen, not of the updates, and is an argument of the update.
 """
@@ -28,7 +28,9 @@ ADAM = "adam"
 
 
 def build_optimizer(trainer: TrainerConfig) -> optax.GradientTransformationExtraArgs:
-    """Clipping by the global norm, then AdamW (betas 0.9, 0.95; all parameters decay).
+    """Builds the optimizer of the model: clipping by the global norm, then AdamW.
+
+    The betas are 0.9 and 0.95, and all parameters decay.
 
     Args:
         trainer: `weight_decay` and `grad_max_norm` (0: no clipping; "dynamic": clips to

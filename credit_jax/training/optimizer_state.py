@@ -32,7 +32,7 @@ def optimizer_state_specs(
         mesh: that of `specs`.
 
     Raises:
-        ValueError: a leaf can be neither, such as Adafactor's sums over rows.
+        ValueError: a leaf fits neither case, such as Adafactor's sums over rows.
     """
     local = {
         path: jax.ShapeDtypeStruct(

@@ -22,18 +22,18 @@ class Profile:
         self._running = False
 
     def before(self, update: int) -> bool:
-        """Begins the trace if it is time.
+        """Whether the trace begins or ends before an update.
 
         Args:
-            update: the one that starts next.
+            update: number of the update that starts next.
 
         Returns:
-            Whether a trace begins or ends here, which waits for the updates before.
+            True if the caller must wait for the pending updates and then call `switch`.
         """
         return update == self._first or (self._running and update == self._last + 1)
 
     def switch(self, update: int) -> None:
-        """Begins or ends the trace; nothing runs on the devices."""
+        """Begins or ends the trace, to be called while nothing runs on the devices."""
         if update == self._first and not self._running:
             jax.profiler.start_trace(str(self._folder))
             self._running = True
@@ -41,7 +41,7 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Ends the trace where it runs."""
+        """Ends the trace if it is running."""
         if self._running:
             jax.profiler.stop_trace()
             self._running = False

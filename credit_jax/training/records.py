@@ -21,8 +21,8 @@ from credit_jax.io.write_errors import write_errors
 RECORDS_NAME = "training_steps.jsonl"
 _FLUSH_SECONDS = 1.0
 
-# Dense products in bfloat16 (float16 on V100), operations a second of one device as JAX
-# counts them; data sheets of NVIDIA, cloud.google.com/tpu/docs.
+# Peak FLOP/s of dense bfloat16 matmuls (float16 on V100) on one device, as JAX counts
+# devices; from data sheets of NVIDIA and cloud.google.com/tpu/docs.
 PEAKS = {
     "NVIDIA H200": 989e12,
     "NVIDIA H100 PCIe": 756e12,
@@ -41,7 +41,7 @@ Record = dict[str, Any]
 
 
 def peak_of(device_kind: str) -> float | None:
-    """Operations a second of a device by its `device_kind`; None if it is not known.
+    """Returns the peak FLOP/s of a device by its `device_kind`; None if unknown.
 
     >>> peak_of("NVIDIA A100-SXM4-40GB")
     312000000000000.0
@@ -52,29 +52,30 @@ def peak_of(device_kind: str) -> float | None:
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where else the records of a run go."""
+    """A further destination of the records of a run, such as TensorBoard."""
 
     def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes the finite numbers of a record."""
+        """Receives the finite numbers of a record."""
         ...
 
     def write_epoch(self, row: Mapping[str, float]) -> None:
-        """Takes the row of an epoch of `training_log.csv`."""
+        """Receives the row of an epoch of `training_log.csv`."""
         ...
 
     def close(self) -> None:
-        """Ends the run there."""
+        """Finishes the run and closes the destination."""
         ...
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an update does.
+    """The work of a micro-batch, for throughput and model FLOP utilization.
 
     Attributes:
-        samples: of a micro-batch, of all processes.
-        flops: operations of a micro-batch, nothing recomputed; called once.
-        devices: of the run.
+        samples: samples of a micro-batch, over all processes.
+        flops: returns the floating-point operations of a micro-batch, without
+            recomputation; called once.
+        devices: all devices of the run.
     """
 
     samples: int
@@ -84,15 +85,15 @@ class Work:
 
 @dataclass
 class StepRecords:
-    """Writes the records, and adds up what lies between them.
+    """Writes one record for every `every` updates.
 
     Attributes:
         path: the file.
-        work: of an update.
-        every: updates of a record.
-        sinks: where else they go.
-        clock: seconds that only grow.
-        wall: seconds since 1970.
+        work: of a micro-batch.
+        every: updates per record.
+        sinks: further destinations of the records.
+        clock: monotonic time in seconds.
+        wall: time in seconds since 1970.
     """
 
     path: Path
@@ -107,12 +108,12 @@ class StepRecords:
     _flops: float | None = None
 
     def open(self, step: int | None) -> None:
-        """Begins the file, or takes up that of the run that goes on.
+        """Opens a new file, or continues that of the run that is resumed.
 
         Records of updates after the checkpoint are dropped: they are trained again.
 
         Args:
-            step: of the checkpoint that the run goes on from; None begins anew.
+            step: of the checkpoint that the run resumes from; None begins a new file.
         """
         kept = [] if step is None else list(_kept(self.path, step))
         start = {"event": "start", "time": self.wall(), "step": step or 0}
@@ -130,20 +131,21 @@ class StepRecords:
         return self._first_start
 
     def resume_clock(self) -> None:
-        """What lay since the last update, such as a validation, is no part of one."""
+        """Restarts the clock, so that a validation does not count for an update."""
         self._ended_at = self.clock()
 
     def updated(
         self, *, step: int, epoch: int, batch: int, count: int, **values: float
     ) -> None:
-        """An update has ended; writes a record if it is time.
+        """Adds an update that has ended; writes a record after every `every` updates.
 
         Args:
             step: micro-batches seen.
-            epoch, batch: position, from 0.
+            epoch: number of the epoch, from 0.
+            batch: batches of the epoch that have ended.
             count: micro-batches of the update.
             values: "loss", "grad_norm", "learning_rate", "data_wait_seconds",
-                "save_seconds" since the update before, and what else is known.
+                "save_seconds" since the last update, and further numbers.
         """
         now = self.clock()
         seconds, self._ended_at = now - self._ended_at, now
@@ -158,7 +160,7 @@ class StepRecords:
         self._warm = True
 
     def flush(self) -> None:
-        """Hands what is written to the system; to be called before a checkpoint."""
+        """Flushes the file; to be called before a checkpoint is saved."""
         with write_errors(self.path):
             self._file.flush()
         self._flushed = self.clock()
@@ -203,7 +205,7 @@ class StepRecords:
         return found
 
     def _goodput(self) -> float:
-        """Clocks of machines may be set back: the part is at most all."""
+        """Productive fraction of the time since the start; the wall clock may jump."""
         total = self.wall() - self._first_start
         return min(1.0, self._productive / total) if total > 0 else 0.0
 
@@ -238,7 +240,7 @@ def _kept(path: Path, step: int) -> Iterator[Record]:
 
 
 def _memory(devices: Sequence[Any]) -> Record:
-    """The most memory used so far, of a device of this process and of its host."""
+    """Peak memory so far: of this process, and the largest of its devices."""
     # Kilobytes on Linux, bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     found: Record = {

@@ -1,4 +1,4 @@
-"""What a run ends with: a forecast, scores, the page of scores, maps."""
+"""The report at the end of a run: a forecast, scores, the page of scores, maps."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ MAX_MAPS = 3
 def report_scores(
     setup: Setup, folder: Path, outcome: Outcome, display: Display
 ) -> None:
-    """Forecasts with the best weights from held-out start dates, scores them.
+    """Makes and scores forecasts from held-out start dates with the best weights.
 
     Writes the forecast of the last start date, the scores, their page and a map, and
-    prints the errors and where all that is. What cannot be forecast is said and left
-    out.
+    prints the errors and the paths. If forecasts or scores are not possible, it prints
+    the reason instead.
 
     Args:
         setup: of the run.
@@ -72,7 +72,7 @@ def report_scores(
     display.message(
         f"Forecast: {folder / FORECAST_FOLDER}, map: {folder / FIGURE_NAME}"
     )
-    # Opening them is a matter of all processes.
+    # A `CheckpointStore` must be opened by all processes; this is only the first.
     checkpoints = folder.resolve() / CHECKPOINTS
     display.message(f"Checkpoints: {checkpoints}, log: {log}")
 
@@ -102,7 +102,7 @@ def _maps(held_out: HeldOut, folder: Path) -> list[tuple[str, bytes]]:
     files = open_forecasts(str(folder / FORECAST_FOLDER), known)
     last, made = len(files.leads) - 1, []
     names = [own.name for own in held_out.outputs.variables]
-    # Of one step one map is enough.
+    # A forecast of one step needs only one map.
     for name in _chosen(names) if last else names[:1]:
         levels = files.grid.variables[name].levels
         middle = None if levels is None else float(levels[(len(levels) - 1) // 2])

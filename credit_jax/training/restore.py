@@ -76,12 +76,15 @@ class RunStore:
         return unpack_tree(items, self.param_specs)
 
     def check_fits(self, step: int, state: TrainState, *, resume: bool) -> None:
-        """Raises the errors of restoring without reading arrays.
+        """Checks that a checkpoint can be restored, without reading arrays.
 
         Args:
             step: which checkpoint.
             state: shapes of a fresh state (`jax.eval_shape`).
             resume: whether the optimizer is restored, too.
+
+        Raises:
+            ValueError: see `CheckpointStore.check_fits` and `check_channels`.
         """
         wanted = self.items_of(state)
         for optional in _OPTIONAL:
@@ -94,8 +97,8 @@ class RunStore:
     def check_channels(self, step: int) -> None:
         """Compares the channels of a checkpoint with those of this run.
 
-        Channels in another order have arrays of the same shapes: nothing else would
-        see it.
+        Channels in another order have arrays of the same shapes, so no other check
+        detects them.
 
         Raises:
             ValueError: there are other variables, or they are in another order.
@@ -206,7 +209,7 @@ class RunStore:
         return fields
 
     def _count(self, step: int, name: str, state: TrainState) -> jax.Array:
-        """A count beside the state of the optimizer, placed like that of `state`."""
+        """A count stored with the optimizer, with the sharding of that of `state`."""
         count = self.checkpoints.read_array(step, OPTIMIZER, name)
         return jax.device_put(count, getattr(state, name).sharding)
 
@@ -227,7 +230,7 @@ def weight_targets(model: ParallelModel) -> tuple[Any, Any]:
 def place_weights(
     model: ParallelModel, params: Mapping[str, Any], model_state: Mapping[str, Any]
 ) -> tuple[Weights, ModelState]:
-    """Whole arrays of the host on the mesh of a model.
+    """Puts whole host arrays on the mesh of a model.
 
     Args:
         model: on its mesh.
@@ -250,8 +253,7 @@ def restore(
     """The model of a run on a mesh, with the weights of one of its checkpoints.
 
     Args:
-        folder: of a run, also of one that was converted; its model.yml says which
-            model it is.
+        folder: of a trained or converted run; its model.yml describes the model.
         mesh: may be another one than that which wrote the checkpoint.
         step: which checkpoint; None takes the newest.
         average: the moving average of the weights instead of the last ones.
@@ -271,14 +273,14 @@ def restore(
 
 
 def open_run(folder: str | Path, *, verify: bool = True) -> tuple[CheckpointStore, int]:
-    """The checkpoints of a run, and which is the newest that is whole.
+    """Returns the checkpoints of a run and the step of the newest undamaged one.
 
     Args:
         folder: of the run, or of its checkpoints.
         verify: compare files with their digests before they are read.
 
     Raises:
-        FileNotFoundError: there are none.
+        FileNotFoundError: there are no checkpoints.
         ValueError: all are damaged.
     """
     path = Path(folder)

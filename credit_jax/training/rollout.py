@@ -1,10 +1,10 @@
 """A forecast of one or several steps within a training or an evaluation step.
 
-One turn for each step: the model, the transforms after it, the loss if it counts, and
-the input of the next step. With the gradient "truncated", as CREDIT has it, what is fed
-back is constant: the gradient of each loss goes through its own step, and the gradients
-add up. With "full" it goes through all steps; only what is fed back is kept in memory,
-and each step is computed again in the backward pass.
+Each step runs the model, the transforms after it, the loss if the step counts, and
+makes the input of the next step. With the gradient "truncated", as in CREDIT, the
+fields fed back are constants: the gradient of each loss goes through its own step, and
+the gradients are added. With "full" it goes through all steps; only the fields fed back
+are kept in memory, and each step is recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class ForecastLoss:
         rollout: the forecast.
         loss: of the fields after a step.
         params: weights of the training state, whose matrices spectral norm iterates on.
-        frozen: those that are not trained, ready for the forward pass.
-        scale: of every loss before the gradient, value -> value.
-        measure: further numbers of a step for the log; None has none.
-        metrics: numbers of the fields after the last step for the log; None has none.
+        frozen: weights that are not trained, ready for the forward pass.
+        scale: scales every loss before differentiation, value -> value.
+        measure: returns further numbers of a step for the log; None for none.
+        metrics: returns numbers of the fields after the last step for the log; None for
+            none.
     """
 
     model: ParallelModel
@@ -65,10 +66,10 @@ class ForecastLoss:
     def gradient(
         self, trained: Trained, model_state: ModelState, batch: Batch, key: Array
     ) -> tuple[Trained, ModelState, dict[str, Scalar]]:
-        """Gradient, the state after the forecast, and numbers for the log.
+        """Returns the gradient, the model state after the forecast, and numbers to log.
 
-        Those are sums over the steps that count: "loss", its parts, and what is
-        measured; and the metrics of the last step.
+        The numbers are "loss", its parts and the results of `measure`, summed over the
+        steps that count, and the metrics of the last step.
 
         Args:
             trained: weights that are trained, ready for the forward pass, and
@@ -143,9 +144,10 @@ class ForecastLoss:
         key: Array,
         trained: Trained,
     ) -> tuple[Scalar, tuple[ModelState, Batch, dict[str, Scalar], dict[str, Scalar]]]:
-        """The loss of one step times the factor, and what comes after the step.
+        """Returns the scaled loss of one step, and auxiliary values.
 
-        That is the state, what is fed back, the numbers to add up, and the metrics.
+        The latter are the model state, the fed-back fields, numbers to sum, and
+        metrics.
         """
         index, target, forcing = inputs
         weights, loss_parameters = trained
@@ -169,7 +171,7 @@ class ForecastLoss:
         if noised is None:
             tree = rollout.after(batch, fields, target, prediction, context)
         else:
-            # The output is no state of the atmosphere, which transforms could change.
+            # The output is not an atmospheric state; transforms do not apply to it.
             tree = {**fields, "y_pred": prediction, "y": noised.target}
         weighted = context
         if noised is not None:
@@ -242,7 +244,7 @@ def evaluate_forecast(
 
 
 def _turns(turn: Callable[..., Any], carry: Any, inputs: Any) -> Any:
-    """`lax.scan`; a single turn is no loop."""
+    """`lax.scan`, but without a loop for a single step."""
     if len(jax.tree.leaves(inputs)[0]) > 1:
         return lax.scan(turn, carry, inputs)
     carry, output = turn(carry, jax.tree.map(lambda leaf: leaf[0], inputs))

@@ -46,6 +46,11 @@ def train(
         verify: compare its files with their digests first.
         stop_at: time limit, by `time.monotonic`; None for none.
         profile: first and last update to trace, counted from 1; None for none.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint to continue from.
+        ValueError: all checkpoints are damaged, or they do not fit the run.
+        NonFiniteLossError: the loss or the gradient is NaN or infinite.
     """
     trainer = setup.config.trainer
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,11 +92,11 @@ def train(
     try:
         outcome = loop.run(start)
     except BaseException as error:
-        # The others never come to where a store that closes waits for them, unless all
-        # have this error.
+        # Closing a store waits for all processes. The others do not reach that point,
+        # unless all raise this error.
         alone = jax.process_count() > 1 and not isinstance(error, NonFiniteLossError)
         for part in (loggers,) if alone else (store, loggers):
-            # What could not be written before cannot be written now.
+            # A write that failed before fails again.
             with suppress(WriteError):
                 part.close()
         raise
@@ -146,7 +151,7 @@ def _sinks(
 
 
 def _work(setup: Setup) -> Work:
-    """What a micro-batch costs: a forward pass is a third of a gradient."""
+    """The work of a micro-batch; a forward pass costs a third of a gradient."""
     config, trainer = setup.config, setup.config.trainer
     ranks = 1 if config.shares_batches else setup.model.axes.num_data
     samples = trainer.train_batch_size * ranks

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint of a run: which they are, and on a mesh or the host."""
+"""The weights of a checkpoint of a run, on a mesh or on the host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunWeights:
         """The weights on the mesh of a model.
 
         Raises:
-            ValueError: they are those of another model, or of other channels.
+            ValueError: they belong to another model, or to other channels.
         """
         store = RunStore(self.run, model.model_def.param_specs, self.channels)
         return store.restore_model(self.step, model, average=self.average)
@@ -98,7 +98,8 @@ def open_weights(
         verify: compare files with their digests before they are read.
 
     Raises:
-        FileNotFoundError: there is none, or it has no moving average.
+        FileNotFoundError: there is no checkpoint, or it has no moving average.
+        ValueError: all checkpoints are damaged.
     """
     store, newest = open_run(folder, verify=verify)
     step = newest if step is None else step

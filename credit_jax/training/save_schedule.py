@@ -1,4 +1,4 @@
-"""When a run is saved within an epoch, and what that costs."""
+"""Schedule of the saves within an epoch, and the time that saving takes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SaveSchedule:
-    """Saves by the number of updates and by the clock.
+    """Decides when to save, by the number of updates and by the clock.
 
     Attributes:
         every_steps: updates between saves; None for none.
         every_minutes: minutes between saves; 0 for none.
-        leads: whether this process looks at the clock: one of a run does.
-        clock: seconds that only grow.
+        leads: whether this process checks the clock; exactly one process of a run does.
+        clock: monotonic time in seconds.
     """
 
     every_steps: int | None = None
@@ -43,19 +43,19 @@ class SaveSchedule:
 
     @property
     def due_by_clock(self) -> bool:
-        """Whether enough time has passed; known to the process that leads."""
+        """Whether enough time has passed; False in processes that do not lead."""
         if not self.leads or not self.every_minutes or not self._updates:
             return False
         return self.minutes >= self.every_minutes
 
     @property
     def minutes(self) -> float:
-        """Since the last save, or the start."""
+        """Minutes since the last save, or since the start."""
         return (self.clock() - self._saved_at) / 60
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around a save: begins anew, and adds up how long training stood still."""
+        """Wraps a save: restarts the schedule, and adds up the time of saving."""
         began = self.clock()
         yield
         self._updates, self._saved_at = 0, self.clock()
@@ -63,15 +63,15 @@ class SaveSchedule:
 
     @property
     def total_seconds(self) -> float:
-        """For which training stood still since the start."""
+        """Seconds that training was blocked by saving since the start."""
         return self._total
 
     @property
     def percent(self) -> float:
-        """Of the time since the start for which training stood still."""
+        """Percentage of the time since the start that saving has blocked training."""
         return 100 * self._total / max(self.clock() - self._began_at, 1e-9)
 
     def seconds(self) -> float:
-        """For which training stood still since this was last asked."""
+        """Seconds that training was blocked by saving since the last call."""
         found, self._asked = self._total - self._asked, self._total
         return found

@@ -1,6 +1,6 @@
 """Learning-rate schedules: `optax.Schedule`s of the number of micro-batches seen.
 
-The schedule `plateau` is a function of a metric, and has a module of its own.
+The schedule `plateau` depends on a metric and is in its own module.
 
 CREDIT steps its per-batch schedulers after every micro-batch, whether or not the
 optimizer stepped, and its per-epoch ones at the end of an epoch. Index 0 is the first
@@ -8,7 +8,7 @@ micro-batch. All arithmetic is float32.
 
 Constants, warm-ups and their joining are optax's. Its cosine is not used: near the end
 `1 + cos(pi t / T)` cancels in float32, an error of 1e-3 of the rate in the last 500th
-of a run; `sin^2` of what remains does not.
+of a run; `sin^2` of the remaining phase does not.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def build_schedule(trainer: TrainerConfig, *, batches_per_epoch: int) -> optax.S
         is reduced.
 
     Raises:
-        ValueError: unknown scheduler or setting.
+        ValueError: the scheduler is unknown, or its settings are invalid.
     """
     base = trainer.learning_rate
     if keeps_rate(trainer):

@@ -106,7 +106,7 @@ class Setup:
 
     @cached_property
     def loss_optimizer(self) -> optax.GradientTransformation | None:
-        """Of the parameters of the loss; None if it has none."""
+        """The optimizer of the parameters of the loss; None if it has none."""
         learns = self.config.loss.learns
         return build_loss_optimizer(self.config.trainer) if learns else None
 
@@ -181,7 +181,7 @@ class Setup:
 
     @cached_property
     def _rows(self) -> LocalRows | None:
-        """The rows of the loaders' batches; None where these have all rows."""
+        """The rows of the loaders' batches; None if these have all rows."""
         if self.train_loader.rows is None:
             return None
         return rows_of(self.mesh, self.model_def.image_height)
@@ -206,9 +206,9 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
 
     Raises:
         ConfigError: the plan has problems.
-        ValueError: XLA does not know an option of `trainer.compiler`; this process has
-            no part in the mesh; processes share samples, of which each would skip bad
-            ones by itself.
+        ValueError: XLA does not know an option of `trainer.compiler`; the mesh has no
+            device of this process; or `data.on_bad_sample` is "skip" and several
+            processes share samples.
     """
     plan.check()
     check_options(plan.config.trainer.compiler.options)

@@ -17,7 +17,7 @@ class WandbSink:
     """A run of Weights & Biases; a resumed run goes on in the same one."""
 
     def __init__(self, config: Config, folder: Path, first_start: float) -> None:
-        """Begins or resumes the run; WANDB_PROJECT and the like are wandb's own.
+        """Begins or resumes the run; wandb reads WANDB_PROJECT and the like itself.
 
         Args:
             config: of the run.
@@ -50,7 +50,7 @@ class MlflowSink:
     """A run of MLflow; its id is in the folder, so that a resumed run goes on in it."""
 
     def __init__(self, folder: Path, *, resumes: bool) -> None:
-        """Begins or resumes the run; MLFLOW_TRACKING_URI and the like are MLflow's own.
+        """Begins or resumes the run; MLflow itself reads MLFLOW_TRACKING_URI etc.
 
         Args:
             folder: of the run; its name is that of the run.
@@ -79,7 +79,7 @@ class MlflowSink:
 
 
 def required(name: str) -> Any:
-    """An optional package that the config asks for.
+    """Imports an optional package that the config needs.
 
     Raises:
         ConfigError: it is not installed.

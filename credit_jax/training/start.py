@@ -1,4 +1,4 @@
-"""The beginning of a run: fresh weights, or what a checkpoint and the config say."""
+"""The start of a run: fresh weights, or parts of a checkpoint chosen by the config."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Start:
 def start_of_run(
     trainer: TrainerConfig, store: RunStore, state: TrainState, *, resume: bool
 ) -> Start:
-    """Fresh weights, or what `--resume` and CREDIT's `load_*` keys ask for.
+    """Returns fresh weights, or the parts of a checkpoint that the options request.
 
-    `--resume` continues at the position of the newest checkpoint. `load_weights` alone
-    takes its weights and their average, with a fresh optimizer and schedule. Together
-    with `load_optimizer` it takes the optimizer, too, and with any of `load_optimizer`,
-    `load_scaler` and `load_scheduler` the positions of schedule and loss scaling,
-    unless the first epoch is 0. The epoch is `start_epoch`, or that of the checkpoint
-    with `reload_epoch`.
+    The options are `--resume` and CREDIT's `load_*` keys. `--resume` continues at the
+    position of the newest checkpoint. `load_weights` alone takes its weights and their
+    average, with a fresh optimizer and schedule. Together with `load_optimizer` it
+    takes the optimizer, too, and with any of `load_optimizer`, `load_scaler` and
+    `load_scheduler` the positions of schedule and loss scaling, unless the first epoch
+    is 0. The epoch is `start_epoch`, or that of the checkpoint with `reload_epoch`.
 
     A constant rate, and that of `plateau`, comes with the optimizer, except with
     `update_learning_rate`.
@@ -109,12 +109,12 @@ def _with_rate(
 
 
 def asked_by(*, resume: bool) -> str:
-    """The option that asks for a checkpoint, for errors."""
+    """The option that requires a checkpoint, for error messages."""
     return "--resume" if resume else "trainer.load_weights: true"
 
 
 def required_step(store: CheckpointStore, why: str) -> int:
-    """The newest checkpoint that is whole.
+    """Returns the step of the newest undamaged checkpoint.
 
     Raises:
         FileNotFoundError: there is none.

@@ -31,7 +31,7 @@ class TrainState:
 
     Attributes:
         micro_step: micro-batches seen, int32; the index of per-batch schedules.
-        update_step: optimizer updates done, int32.
+        update_step: optimizer updates, int32, including those skipped in float16.
         params: parameters before spectral norm, by path; the small ones are packed into
             one vector (`parallel.params.packing`).
         model_state: of spectral norm and batch norms (`nn.model_state`).
@@ -61,7 +61,7 @@ class TrainState:
 
     @property
     def evaluation_model_state(self) -> Any:
-        """The state of the model for them, with averaged running statistics."""
+        """The model state for validation and forecasts, statistics averaged if any."""
         return with_averaged_statistics(self.model_state, self.ema_stats)
 
 
@@ -187,5 +187,5 @@ def state_of(
 
 
 def place_state(state: TrainState, specs: TrainState, mesh: Mesh) -> TrainState:
-    """A state of whole host arrays, split over `mesh`; for weights from elsewhere."""
+    """Splits a state of whole host arrays over `mesh`."""
     return jax.tree.map(jax.device_put, state, shardings(specs, mesh))

@@ -1,8 +1,8 @@
 """Training and evaluation steps: one `shard_map` around a whole step.
 
 Both are functions of global arrays, jitted without options: a user may call them, or
-compose them with `jax.jit`, `lax.scan` and the like. Our own loop compiles them with
-`parallel.compiler.compile_program`, and donates the state.
+compose them with `jax.jit`, `lax.scan` and the like. The training loop compiles them
+with `parallel.compiler.compile_program`, and donates the state.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     """The training step: one optimizer update from k micro-batches.
 
-    Spectral norm makes one power iteration a forward pass. Gradients add up locally;
-    the transpose of casting the parameters to vary over dp and domain sums them once.
-    Frozen parameters stay as they are; the optimizer does not see them.
-    In float16 an update whose gradient overflowed is left out (`training.loss_scale`).
+    Spectral norm makes one power iteration per forward pass. Gradients are summed
+    locally; the transpose of casting the parameters to vary over dp and domain sums
+    them once. Frozen parameters stay as they are; the optimizer does not see them. In
+    float16 an update whose gradient overflows is skipped (`training.loss_scale`).
 
     Args:
         model: on its mesh.
@@ -87,8 +87,12 @@ def make_train_step(
         learning_rate=None) -> (state, info)`; `learning_rate` replaces that of the
         schedule; info has "loss" (k,), the sum over the steps that count, "grad_norm",
         with a schedule "learning_rate", in float16 "loss_scale" and "skipped", and in
-        "measured" the parts of the loss and what `measure` gives, by name (k,), summed
-        over these steps, and what `metrics` gives of the last one.
+        "measured" by name (k,) the parts of the loss and the results of `measure`,
+        summed over these steps, and those of `metrics` for the last step.
+
+    Raises:
+        ValueError: the state of the optimizer is not elementwise, or the loss has
+            parameters and no `loss_optimizer`.
     """
     update = optax.with_extra_args_support(optimizer).update
     specs = state_specs(
@@ -219,7 +223,7 @@ def make_eval_step(
 def _batch_specs(
     model: ParallelModel, names: tuple[str, ...], *, stacked: bool = False
 ) -> dict[str, PartitionSpec]:
-    """Specs of a batch; what is no input and no target is a tree of fields."""
+    """PartitionSpecs of a batch; trees of further fields are split like "y"."""
     known = model.batch_specs(stacked=stacked)
     return {name: known.get(name, known["y"]) for name in names}
 

@@ -1,4 +1,4 @@
-"""What the loop of a run is given: compiled functions, and where it writes."""
+"""Arguments of the training loop: compiled functions, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Loggers:
         store: checkpoints of the model.
         display: progress on the console.
         log: the CSV file; None in all processes but the first.
-        records: of steps, and all that they go to; None as for `log`.
+        records: of steps, and their further destinations; None as for `log`.
         profile: trace of some updates; None for none.
     """
 

@@ -84,7 +84,7 @@ def _unpack(node: Mapping[str, Any], param_specs: ParamSpecs) -> dict[str, Any]:
 def _map_packed(
     change: Callable[..., Any], param_specs: ParamSpecs, tree: PyTree, *rest: PyTree
 ) -> PyTree:
-    """`change` of each mapping with a packed vector; other leaves of the last tree."""
+    """Applies `change` to mappings with a packed vector; the last tree has the rest."""
     size = sum(param_specs[path].size for path in packed_paths(param_specs))
 
     def is_packed(node: Any) -> bool:

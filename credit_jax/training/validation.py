@@ -36,8 +36,8 @@ def validate(
         loader: validation batches.
         state: whose averaged or last parameters are evaluated.
         display: shows the progress.
-        epoch, last: numbers of this epoch and of the end of the run.
-        seen: is called with each batch.
+        epoch, last: number of this epoch, from 0, and number of epochs of the run.
+        seen: called with each batch.
     """
     if loader is None or steps.evaluate is None:
         return {}
