@@ -11,13 +11,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PlateauState:
-    """What the schedule `plateau` has seen.
+    """The state of the schedule `plateau`, as of torch's ReduceLROnPlateau.
 
     Attributes:
         epochs: metrics seen.
         best: the best of them; None before the first.
-        bad_epochs: epochs since then, or since the rate was reduced.
-        cooldown: epochs to come in which none counts as bad.
+        bad_epochs: epochs since the best one, or since the rate was reduced.
+        cooldown: number of coming epochs that do not count as bad.
     """
 
     epochs: int = 0
@@ -34,17 +34,17 @@ class Progress:
         epoch: the epoch to continue with.
         batches: micro-batches of that epoch already trained on.
         epoch_losses: their training losses, for the epoch's mean in the log.
-        epoch_sums: sums over them of what else is measured, by name.
+        epoch_sums: sums over them of the further measured values, by name.
         best_metric: best value of `trainer.training_metric`; None before the first.
         best_epoch: epoch that gave it.
         best_step: checkpoint that holds it; None if none is kept.
         first_rate_at: micro-batch that trains at the schedule's first rate, as the
-            first one of a run resumed by CREDIT does; None for our own runs.
-        learning_rate: of the next update, where it is no function of the micro-batches
-            (a constant one, and that of `plateau`); None otherwise.
+            first one of a run resumed by CREDIT does; None for runs of credit_jax.
+        learning_rate: of the next update, if it is not a function of the micro-batches
+            (constant or `plateau`); None otherwise.
         plateau: the state of the schedule `plateau`; None for others.
         channels: names of the variables of "input" and "target", in channel order;
-            None where the checkpoint does not say, such as one from PyTorch.
+            None if the checkpoint does not record them, such as one from PyTorch.
     """
 
     epoch: int = 0
@@ -60,12 +60,12 @@ class Progress:
     channels: Mapping[str, tuple[str, ...]] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Returns the fields as JSON values."""
         return dataclasses.asdict(self) | {"epoch_losses": list(self.epoch_losses)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
-        """The inverse of `to_json`; keys of later versions are left out."""
+        """The inverse of `to_json`; unknown keys are ignored."""
         known = {field.name for field in dataclasses.fields(cls)}
         kept = {key: value for key, value in values.items() if key in known}
         kept["epoch_losses"] = tuple(map(float, kept.get("epoch_losses", ())))

@@ -35,24 +35,24 @@ WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
 LOSS_SCALE, LOSS, EMA_STATS = "loss_scale", "loss", "ema_batch_stats"
 ITEMS = (WEIGHTS, EMA, EMA_STATS, OPTIMIZER, LOSS_SCALE, LOSS)
 DIGESTS = "digests.json"
-# What reading damaged files raises, beside the bare `Exception` of Orbax.
+# Raised when damaged files are read, besides the bare `Exception` of Orbax.
 _OF_BAD_FILES = (ValueError, LookupError, TypeError, AttributeError)
-# Orbax's own file of times; the last one is that of the renaming.
+# Orbax's file of timestamps, which is changed again when a checkpoint is renamed.
 _WRITTEN_LATER = "_CHECKPOINT_METADATA"
 
 
-# Newest checkpoints from within an epoch that are kept.
+# Number of newest checkpoints from within an epoch that are kept.
 NUM_TEMPORARY = 2
 # Old checkpoints are renamed into this folder before their files are removed, so that
-# none is ever half there.
+# none is ever incomplete.
 _REMOVED = "removed"
-_PAUSE = 0.01  # seconds between looks at a save that goes on
+_PAUSE = 0.01  # seconds between polls of a save in progress
 
 
 class _Preservation:
     """Orbax's policy of which checkpoints to keep: the newest, the best, or all.
 
-    Those from within an epoch are temporary, and count for themselves.
+    Checkpoints from within an epoch are temporary and are counted separately.
     """
 
     def __init__(self, num_latest: int, keep_all: bool) -> None:
@@ -75,10 +75,10 @@ class _Preservation:
 
 
 class _Manager(ocp.CheckpointManager):
-    """Orbax's manager, which says at once that this process could not write.
+    """Orbax's manager, but a failed write of this process raises at once.
 
-    Its own threads wait for those of the other processes before they hand on an error,
-    and these wait for the write that failed.
+    Orbax's threads wait for those of the other processes before they report an error,
+    and those wait for the failed write.
     """
 
     failure: BaseException | None = None
@@ -101,11 +101,11 @@ class _Manager(ocp.CheckpointManager):
 
 
 class CheckpointStore:
-    """Reads and writes the checkpoints below `save_loc`; layout: see the package.
+    """Reads and writes the checkpoints below `save_loc` (`credit_jax.checkpoint`).
 
     A checkpoint is written under a temporary name and renamed when it is complete.
-    Older ones are removed only then, and renamed before that, so that a run killed
-    while it saves or removes loses nothing and leaves none that is half there.
+    Only then are older ones removed, after they are renamed. A run killed while it
+    saves or removes therefore loses nothing and leaves no incomplete checkpoint.
     """
 
     def __init__(
@@ -118,17 +118,17 @@ class CheckpointStore:
         verify: bool = True,
         clean: bool = False,
     ) -> None:
-        """Opens the folder if it exists; the first save makes it.
+        """Opens the folder if it exists; the first save creates it.
 
         Args:
             save_loc: folder of the run.
-            num_latest: newest checkpoints to keep, at least one. Besides, the newest
-                two are kept of those from within an epoch.
+            num_latest: newest checkpoints to keep, at least one; in addition, the
+                newest two from within an epoch.
             keep_all: keep every checkpoint from the end of an epoch.
             keep_best: keep the one that `Progress.best_step` names.
             verify: compare files with their digests before they are read.
-            clean: remove what a run that was killed left unfinished; only where no
-                other run may be saving in the folder.
+            clean: remove unfinished files of a killed run; only if no other run can be
+                saving in the folder.
         """
         self._clean = clean
         self.folder = Path(save_loc).resolve() / FOLDER
@@ -167,10 +167,9 @@ class CheckpointStore:
 
     @cached_property
     def _temporary(self) -> set[int]:
-        """The checkpoints from within an epoch; only a store that saves asks for them.
+        """The checkpoints from within an epoch, and unreadable ones.
 
-        All that are there are read once. Those that cannot be read are not kept for
-        longer than these.
+        Existing ones are read once, and only by a store that saves.
         """
         found = {step: self._readable_progress(step) for step in self.steps()}
         return {step for step, own in found.items() if own is None or own.batches}
@@ -185,10 +184,10 @@ class CheckpointStore:
         return steps[-1] if steps else None
 
     def damage(self, step: int) -> list[str]:
-        """What was changed in the files of a checkpoint since it was written.
+        """Lists the files of a checkpoint that have changed since it was written.
 
-        They are read once, by the first process. A checkpoint without digests, such as
-        that of a run that was killed within a second of it, has none that is known.
+        They are read once, by the first process; other processes get an empty list. So
+        does a checkpoint without digests, or a store with `verify=False`.
 
         Returns:
             One line for each file.
@@ -199,9 +198,9 @@ class CheckpointStore:
         return self._damage[step]
 
     def newest_whole_step(self) -> int | None:
-        """The newest checkpoint whose files are those that were written, or None.
+        """The newest checkpoint without known damage, or None.
 
-        All processes of a run call it.
+        A collective: all processes of a run must call it.
         """
         for step in reversed(self.steps()):
             whole = np.asarray(not self.damage(step))
@@ -214,7 +213,7 @@ class CheckpointStore:
         return None
 
     def damaged(self) -> list[str]:
-        """The lines of `damage` of the checkpoints that were looked at."""
+        """The lines of `damage` of the checkpoints that were checked so far."""
         return [line for lines in self._damage.values() for line in lines]
 
     def best_step(self) -> int | None:
@@ -234,7 +233,7 @@ class CheckpointStore:
 
         Args:
             step: micro-batches seen, which names it.
-            items: trees of arrays by item name (`ITEMS`); contents: see the package.
+            items: trees of arrays by item name (`ITEMS`), see `credit_jax.checkpoint`.
             progress: position of the run.
 
         Raises:
@@ -295,7 +294,7 @@ class CheckpointStore:
                 (self.folder / _REMOVED).rmdir()
 
     def _empty_removed(self) -> None:
-        """Removes the files of old checkpoints, beside the training."""
+        """Removes the files of old checkpoints in a background thread."""
         if self._emptying:
             self._emptying.join()
         folder = self.folder / _REMOVED
@@ -316,7 +315,7 @@ class CheckpointStore:
         return Progress.from_json(manager.restore(step, args=args)[PROGRESS])
 
     def _readable_progress(self, step: int) -> Progress | None:
-        """`progress`, or None where a file of it is damaged."""
+        """`progress`, or None if a file of it is damaged."""
         try:
             return self.progress(step)
         except (OSError, ValueError, KeyError, TypeError):
@@ -390,7 +389,12 @@ class CheckpointStore:
         return self._manager
 
     def check_fits(self, step: int, targets: Mapping[str, PyTree]) -> None:
-        """Raises the errors of `restore` without reading arrays."""
+        """Checks that items of a checkpoint fit `targets`, without reading arrays.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint, or it lacks an item.
+            ValueError: names or shapes of arrays differ, or files are unreadable.
+        """
         have = self.item_names(step)
         lacking = [name for name in targets if name not in have]
         if lacking:
@@ -416,7 +420,7 @@ class CheckpointStore:
 
 @contextmanager
 def _unreadable(path: Path) -> Iterator[None]:
-    """Makes an error of the user of what Orbax and TensorStore raise for bad files."""
+    """Turns what Orbax and TensorStore raise for damaged files into a ValueError."""
     try:
         yield
     except Exception as error:
@@ -432,8 +436,8 @@ def _unreadable(path: Path) -> Iterator[None]:
 def _write_replicas_once() -> None:
     """Makes Orbax write a replicated array from its first replica.
 
-    By default each replica writes a slice of the array, cut by a program of its own
-    that XLA compiles at the first save: 600 of them for the demo on 8 devices.
+    By default each replica writes a slice of the array, cut by a separate program that
+    XLA compiles at the first save: 600 of them for the demo on 8 devices.
     """
     ocp.type_handlers.register_type_handler(
         jax.Array,
@@ -443,7 +447,7 @@ def _write_replicas_once() -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Removes what is in a folder."""
+    """Removes the contents of a folder."""
     for path in folder.iterdir():
         shutil.rmtree(path, ignore_errors=True)
 
