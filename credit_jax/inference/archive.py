@@ -1,4 +1,4 @@
-"""The record of the forecasts in a folder: what they are of, and which are done."""
+"""The record of the forecasts in a folder: their identity, and which are done."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PACKAGES = ("credit-jax", "jax", "numpy", "xarray", "zarr")
 
 @dataclass(frozen=True)
 class Archive:
-    """The record in a folder.
+    """The record of the forecasts in a folder.
 
     Attributes:
         folder: of the forecasts.
         schedule: of the forecasts.
-        identity: what decides on their values, by name.
+        identity: everything that determines their values, by name.
         provenance: where they come from.
     """
 
@@ -39,11 +39,11 @@ class Archive:
 
         Args:
             tasks: to be written.
-            resume: whether forecasts that are done are left as they are.
+            resume: whether forecasts that are done are kept.
 
         Raises:
-            ValueError: the folder holds forecasts of something else, or some of these
-                tasks, and is not to be resumed.
+            ValueError: the folder contains forecasts with another identity, or, unless
+                `resume`, some of these tasks.
         """
         path = self.folder / RECORD
         if not path.exists():
@@ -68,7 +68,7 @@ class Archive:
             )
 
     def create(self) -> None:
-        """Writes the record, unless it is there."""
+        """Writes the record, unless it exists."""
         path = self.folder / RECORD
         if path.exists():
             return
@@ -77,11 +77,11 @@ class Archive:
             partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     def done(self, task: Task) -> bool:
-        """Whether all of a forecast is written."""
+        """Whether a forecast is completely written."""
         return self._marker(task).exists()
 
     def mark(self, task: Task, missing: Mapping[str, int]) -> None:
-        """Records that all of a forecast is written.
+        """Records that a forecast is completely written.
 
         Args:
             task: the forecast.
@@ -96,16 +96,16 @@ class Archive:
 
 
 def marker_name(start: str, member: int) -> str:
-    """Name of the file that says that a forecast is done."""
+    """Name of the file that marks a forecast as done."""
     return f"{start[:16].replace(':', '')}_{member:03d}.json"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a folder says of its forecasts.
+    """The contents of the record of a folder.
 
     Attributes:
-        config: of the model, as it was written; None if the folder does not say.
+        config: the config of the forecasts as nested mappings; None if not recorded.
         provenance: where the forecasts come from.
         unfinished: forecasts that are not done.
         total: all forecasts.

@@ -1,7 +1,7 @@
-"""Forecasts of several steps on a mesh: one compiled step, whose state stays there.
+"""Forecasts of several steps: one compiled step, whose state stays on the mesh.
 
-What is fed back, forced and kept is that of multi-step training (`transforms.rollout`);
-values are not clamped.
+Feedback, forcing and constants are those of multi-step training (`transforms.rollout`),
+but values are not clamped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.placement import batch_spec
 from credit_jax.transforms import FORCING, FieldTree, Rollout
 
-# Entries of the carried state; whatever else is given stays through a forecast.
+# Entries of the carried state; all others are constant during a forecast.
 _CARRIED = ("x", "x_physical")
 Outputs = dict[str, Float[Array, "batch level time rows lon"]]
 
@@ -46,7 +46,7 @@ class ForecastStep:
     outputs: Mapping[str, tuple[int, ...] | None] | None = None
 
     def start(self, first: FieldTree) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The state before the first step, and what stays, from a placed batch.
+        """Splits a placed batch into the state before the first step and constants.
 
         Args:
             first: "x", "static", "x_physical" and "ic_raw" if transforms need them, and
@@ -64,15 +64,15 @@ class ForecastStep:
         forcing: FieldTree,
         noise: Noise | None = None,
     ) -> tuple[dict[str, Any], Outputs]:
-        """One step; the memory of `state` is taken.
+        """Runs one step; the buffers of `state` are donated.
 
         Args:
             weights: of `Forecaster.weights`.
             state: of `start`, or of the step before.
             constants: of `start`.
-            forcing: what the next step is given: "forcing", the dynamic forcing at the
-                end of this step, and the further inputs of the model; any after the
-                last one.
+            forcing: inputs of the next step: "forcing", the dynamic forcing at the end
+                of this step, and the further inputs of the model; any values at the
+                last step.
             noise: of models that draw noise.
 
         Returns:
@@ -82,15 +82,16 @@ class ForecastStep:
         return self._compiled(*weights, state, constants, forcing, noise)
 
     def shapes(self, first: FieldTree, forcing: FieldTree) -> dict[str, int]:
-        """Key -> levels of every field that a step makes, in the order of their making.
+        """Key -> number of levels of every field that a step makes, in their order.
 
         Nothing is compiled.
 
         Args:
-            first, forcing: see `start` and `step`; arrays or their shapes.
+            first, forcing: see `start` and `__call__`; arrays or their shapes.
 
         Raises:
-            ValueError: the transforms make no named fields, or cannot go on from them.
+            ValueError: the transforms make no named fields, or cannot make the next
+                input from them.
         """
         state, constants = self.start(first)
         weights = jax.eval_shape(self.model.init, jax.random.key(0))

@@ -1,8 +1,8 @@
-"""Many forecasts: reading, computing and writing beside each other.
+"""Many forecasts, with reading, computing and writing in parallel.
 
-One thread reads ahead, this one starts steps on the devices, one takes their results to
-the host, and some write files. The number of steps in flight is limited, so that the
-memory depends neither on the length nor on the number of the forecasts.
+One thread reads ahead, the calling one starts steps on the devices, one copies their
+results to the host, and some write files. The number of steps in flight is limited, so
+that the memory depends neither on the length nor on the number of the forecasts.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ class Campaign:
     Attributes:
         step: the compiled step.
         weights: of the model, after spectral norm.
-        reader: of what the steps are given.
+        reader: of initial states and forcing.
         store: where they are written.
-        archive: which are done.
-        outputs: what is written of them.
-        groups: tasks that run side by side.
-        size: of a group, of all processes; smaller ones are filled up with copies.
+        archive: records which are done.
+        outputs: the variables that are written.
+        groups: tasks that run together in one batch.
+        size: samples of a group over all processes; smaller groups are padded with
+            copies.
         num_steps: of a forecast.
         written: steps that are written.
         num_writers: threads that write files.
         max_pending: files that may wait to be written.
         fill_nan: whether values that are not finite are written as missing and counted;
-            else they are an error.
+            otherwise they are an error.
         progress: called with the number of forecasts after each group.
-        scores: of the forecasts, computed beside them; None computes none.
-        noise: of models that draw noise, another one at each step.
-        stop: asked before each group but the first, by all processes together: what
-            ends the campaign there, or None.
+        scores: of the forecasts, computed with them; None computes none.
+        noise: of models that draw noise; each step folds in its number.
+        stop: called before each group but the first, by all processes together; returns
+            the reason to stop there, or None.
     """
 
     step: ForecastStep
@@ -118,7 +119,7 @@ class Campaign:
         )
 
     def run(self) -> Summary:
-        """Makes the forecasts that are not there yet.
+        """Makes the forecasts that are not done yet.
 
         Raises:
             NonFiniteForecastError: values are not finite, and are not to be filled.
@@ -130,7 +131,7 @@ class Campaign:
         wait_for_all("the store")
         todo = [g for g in self.groups if not all(map(self.archive.done, g))]
         missing = [sum(not self.archive.done(task) for task in g) for g in todo]
-        # From here on forecasts are marked as done, which others must not see before.
+        # Forecasts are marked as done only after all processes have chosen the groups.
         wait_for_all("groups of forecasts")
         with _Threads.of(self, Share(self.step.model.mesh, self.size), todo) as threads:
             made, stopped = self._make(todo, missing, threads)
@@ -141,7 +142,7 @@ class Campaign:
     def _make(
         self, todo: Sequence[Sequence[Task]], missing: list[int], threads: _Threads
     ) -> tuple[list[Tasks], str | None]:
-        """Runs group after group; returns those that ran, and what ended them."""
+        """Runs group after group; returns those that ran, and why it stopped early."""
         made: list[Tasks] = []
         for number, group in enumerate(todo):
             if number and (stopped := self.stop()):
@@ -160,13 +161,13 @@ class Campaign:
         return added_up(sum(own, Counter()), names)
 
     def noise_of(self, group: Sequence[Task]) -> Noise | None:
-        """The noise of a group, whose forecasts are told apart by their places."""
+        """The noise of a group; its forecasts differ by their position in the batch."""
         if self.noise is None:
             return None
         return self.noise.fold_in(group[0].start).fold_in(group[0].member)
 
     def task_progress(self, task: Task) -> TaskProgress | None:
-        """None for a forecast that is done."""
+        """Progress of a forecast; None if it is done."""
         if self.archive.done(task):
             return None
         return TaskProgress(self.archive, task, self.store.writer(task))
@@ -174,21 +175,21 @@ class Campaign:
 
 @dataclass(frozen=True)
 class _Threads:
-    """What runs beside the thread that starts the steps.
+    """The threads besides the one that starts the steps.
 
-    Leaving the context waits for all of it, or drops what is left after an error.
+    Leaving the context waits for all of them, or cancels pending work after an error.
 
     Attributes:
         share: samples of this process.
-        full: groups, filled up with copies.
+        full: groups, padded with copies.
         mine: tasks of this process in each group.
-        prepared: perturbations that need the model; else None.
+        prepared: perturbations that need the model, or None.
         reader: input of the steps, in order.
-        references: what the scores compare with, in order; None without scores.
+        references: reference fields of the scores, in order; None without scores.
         devices: waits for steps, to time them.
-        host: takes results to the host, in order.
-        files: writes.
-        delivery: hands results to `files`.
+        host: copies results to the host, in order.
+        files: writes files.
+        delivery: passes results to `files`.
         clock: of the devices.
     """
 
@@ -208,7 +209,7 @@ class _Threads:
     def of(
         cls, campaign: Campaign, share: Share, todo: Sequence[Sequence[Task]]
     ) -> _Threads:
-        """Starts to read what the groups need."""
+        """Starts the threads, which begin to read the input of the groups."""
         reader, scores = campaign.reader, campaign.scores
         full = [[*g, *[g[-1]] * (campaign.size - len(g))] for g in todo]
         mine = [[g[place] for place in share.positions] for g in full]
@@ -230,13 +231,13 @@ class _Threads:
         )
 
     def prepare(self, number: int) -> None:
-        """Makes the perturbations of a group that need the model."""
+        """Computes the perturbations of a group, if they need the model."""
         if self.prepared is not None:
             self.prepared.prepare(self.full[number], self.mine[number])
 
     @property
     def times(self) -> Times:
-        """How long everything took."""
+        """Durations of the parts of the campaign."""
         write = self.host.seconds + self.files.seconds
         return Times(self.clock.busy, self.reader.seconds, write, self.clock.total)
 
@@ -259,12 +260,12 @@ class _Threads:
 
 
 class _Group:
-    """Forecasts that run side by side.
+    """Forecasts that run together in one batch.
 
     Args:
-        campaign: they belong to.
+        campaign: the campaign they belong to.
         threads: of the campaign.
-        group: the tasks, not filled up.
+        group: the tasks, without padding.
     """
 
     def __init__(
@@ -284,7 +285,7 @@ class _Group:
         ]
 
     def run(self) -> None:
-        """Starts all steps, and hands over what is written and scored."""
+        """Starts all steps, and submits their results to be written and scored."""
         campaign, threads = self.campaign, self.threads
         first: FirstStep = next(threads.reader)
         state, constants = campaign.step.start(first.arrays)
@@ -308,7 +309,7 @@ class _Group:
         threads.host.submit(partial(threads.delivery.finish, self.tasks))
 
     def _hand_over(self, step: int, found: Any, start: float) -> None:
-        """Scores and writes a step that was started at some time."""
+        """Submits a step, started at time `start`, to be scored and written."""
         threads, written = self.threads, step in self.campaign.written
         sums = None
         if self.scored is not None and written:
@@ -320,7 +321,7 @@ class _Group:
             threads.host.submit(partial(self._deliver, step, whole))
 
     def _deliver(self, step: int, whole: Any) -> None:
-        """Takes the fields of a step to the host, and to the writers."""
+        """Copies the fields of a step to the host, and passes them to the writers."""
         rows = len(self.campaign.outputs.latitude)
         found = self.threads.share.on_host(whole)
         # Without padding rows: (batch, level, lat, lon).
@@ -328,11 +329,11 @@ class _Group:
         self.threads.delivery.deliver(self.tasks, step, fields)
 
     def _score(self, step: int, sums: Any) -> None:
-        """Takes the sums of a step; without fields, they tell what is not finite."""
+        """Copies the sums of a step; without a store also counts non-finite values."""
         assert self.scored is not None
         counts = self.scored.take(sums)
         if isinstance(self.campaign.store, NoStore):
-            # A copy that fills up the group has no count, and no task.
+            # A copy that pads the group has no count, and no task.
             own = [
                 {} if task is None else counts[place]
                 for task, place in zip(

@@ -1,4 +1,4 @@
-"""The way from the results of a step, on the host, to the files of its forecasts."""
+"""Passes the results of a step, on the host, to the files of its forecasts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class NonFiniteForecastError(RuntimeError):
 
 @dataclass
 class TaskProgress:
-    """Writes the record of a forecast when its last file is written.
+    """Marks a forecast as done when its last file is written.
 
     Attributes:
-        archive: has the record.
+        archive: the record of forecasts.
         task: the forecast.
-        writer: writes it.
+        writer: writes the forecast.
         missing: values that were not finite, by variable.
     """
 
@@ -39,7 +39,7 @@ class TaskProgress:
     _lock: Any = field(default_factory=threading.Lock)
 
     def job(self, write: Job) -> Job:
-        """A job that counts."""
+        """Wraps a job that writes a part of the forecast, and counts it."""
         with self._lock:
             self._open += 1
 
@@ -50,7 +50,7 @@ class TaskProgress:
         return run
 
     def close(self) -> None:
-        """A part of the forecast is written."""
+        """Counts a part as written; after the last one the forecast is done."""
         with self._lock:
             self._open -= 1
             last = self._open == 0
@@ -58,19 +58,19 @@ class TaskProgress:
             self.archive.mark(self.task, dict(self.missing))
 
 
-# Forecasts side by side; None for one that is done, or that another process writes.
+# Forecasts of a batch; None for one that is done or that another process writes.
 Tasks = Sequence[TaskProgress | None]
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Hands the results of forecasts to their writers.
+    """Passes the results of forecasts to their writers.
 
     Attributes:
         files: threads that write.
-        schedule: tells steps and start dates apart in errors.
+        schedule: start dates and lead times, for error messages.
         fill_nan: whether values that are not finite are written as missing and counted;
-            else they are an error.
+            otherwise they are an error.
     """
 
     files: Workers
@@ -80,15 +80,15 @@ class Delivery:
     def deliver(
         self, tasks: Tasks, step: int, fields: Mapping[str, np.ndarray]
     ) -> None:
-        """Hands a step of every forecast to its writer.
+        """Passes a step of every forecast to its writer.
 
         Args:
-            tasks: forecasts side by side.
+            tasks: forecasts of the batch.
             step: 0 is the initial state.
             fields: key -> (batch, level, lat, lon).
 
         Raises:
-            NonFiniteForecastError: values are not finite, and are not to be filled.
+            NonFiniteForecastError: values are not finite, and `fill_nan` is False.
         """
         for index, task in enumerate(tasks):
             if task is None:
@@ -101,7 +101,7 @@ class Delivery:
     def count(
         self, tasks: Tasks, step: int, counts: Sequence[Mapping[str, int]]
     ) -> None:
-        """Notes what is not finite in forecasts whose fields stay on the devices.
+        """Counts non-finite values of forecasts whose fields stay on the devices.
 
         Args:
             tasks: forecasts side by side.
@@ -109,7 +109,7 @@ class Delivery:
             counts: values that are not finite in each of them, by variable.
 
         Raises:
-            NonFiniteForecastError: there are some, and they are not to be filled.
+            NonFiniteForecastError: there are some, and `fill_nan` is False.
         """
         for task, own in zip(tasks, counts, strict=True):
             if task is None:
@@ -118,7 +118,7 @@ class Delivery:
                 self._report(name, count, step, task)
 
     def finish(self, tasks: Tasks) -> None:
-        """Writes what is left after the last step, then the record of each forecast."""
+        """Writes what remains after the last step, then marks forecasts as done."""
         for task in tasks:
             if task is not None:
                 for job in task.writer.finish():

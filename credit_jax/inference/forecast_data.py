@@ -1,4 +1,4 @@
-"""What forecasts read: initial states, and the forcing of every step."""
+"""Input data of forecasts: initial states, and the forcing of every step."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ DIAGNOSTIC, FORCING = "diagnostic", "dynamic_forcing"
 class ForecastData:
     """The sources of a data section, opened for forecasts; fields are read on access.
 
-    Nothing is read that is predicted at later times, and no diagnostic variable.
+    Later values of predicted variables are not read, nor are diagnostic variables.
 
     Attributes:
         sources: name -> opened source.
-        clocks: name -> which times of that source belong to a time of the forecast.
+        clocks: name -> maps a time of the forecast to times of that source.
         schema: the channels of the data as they are read.
         timestep: of the model.
         calendar: of the start dates.
-        further: what the model takes beside x; None is nothing.
+        further: inputs of the model besides x; None for none.
     """
 
     sources: Mapping[str, Source]
@@ -70,11 +70,11 @@ class ForecastData:
         }
 
     def time(self, start: np.datetime64, step: int) -> np.datetime64:
-        """The time some steps after a date."""
+        """The time `step` steps after a date."""
         return shift_all(np.array([start]), step * self.timestep, self.calendar)[0]
 
     def problems(self, starts: np.ndarray, num_steps: int) -> list[str]:
-        """What forecasts need and the data lack, one line each.
+        """Lists what the forecasts need and the data lack, one line each.
 
         Args:
             starts: (start,) dates.

@@ -1,4 +1,4 @@
-"""One forward pass for many inputs: fixed weights, evaluation mode, any mesh."""
+"""Forward passes with fixed weights, in evaluation mode, on any mesh."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Forecaster:
         x: Float[np.ndarray, "batch channel time lat lon"] | Mapping[str, np.ndarray],
         noise: Noise | None = None,
     ) -> Float[np.ndarray, "batch channel_out time_out lat lon"]:
-        """Prediction of a whole batch, float32, whole in every process.
+        """Predicts a whole batch; every process returns the whole prediction, float32.
 
         Args:
             x: the same in every process; the data-parallel degree divides the batch. Of
@@ -59,14 +59,14 @@ class Forecaster:
         inputs: Mapping[str, Array],
         noise: Noise | None = None,
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Prediction of arrays on the mesh (of `place`); rows stay padded."""
+        """Predicts from arrays on the mesh (of `place`); rows stay padded."""
         return self._apply(*self.weights, dict(inputs), noise)
 
     def place(
         self,
         x: Float[np.ndarray, "batch channel time lat lon"] | Mapping[str, np.ndarray],
     ) -> dict[str, Array]:
-        """A whole batch on the mesh: samples split over dp, rows over domain, padded.
+        """Puts a batch on the mesh: samples split over dp, rows padded and over domain.
 
         Args:
             x: see `__call__`.
@@ -101,7 +101,7 @@ class Forecaster:
 
 
 def to_host(array: jax.Array) -> Float[np.ndarray, ...]:
-    """The whole array in this process, float32."""
+    """Returns the whole array in every process, float32; a collective of processes."""
     if array.is_fully_addressable:
         return np.asarray(array, np.float32)
     from jax.experimental import multihost_utils

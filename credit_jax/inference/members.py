@@ -29,7 +29,7 @@ def perturbed_reader(
     """The reader of a plan with the perturbations of its members.
 
     Args:
-        plan: says which.
+        plan: selects the perturbation and the members.
         step: of the forecasts.
         weights: of the model.
         outputs: has the coordinates of the grid.

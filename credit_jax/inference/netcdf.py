@@ -1,7 +1,7 @@
 """CREDIT's NetCDF files of forecasts.
 
-`FOLDER/YYYYMMDD_HHMMZ/` of each start date holds one file a step
-(`YYYY-MM-DD_THHMMZ.nc`, of the valid time), or a day, month or year of valid times
+The folder `FOLDER/YYYYMMDD_HHMMZ/` of each start date contains one file per step
+(`YYYY-MM-DD_THHMMZ.nc`, of the valid time), or per day, month or year of valid times
 (`YYYY-MM-DD.nc`, `YYYY-MM.nc`, `YYYY.nc`), or `full.nc`. Members of an ensemble have
 folders `member_NNN` in it. The initial state is not written.
 
@@ -50,11 +50,11 @@ class NetcdfStore:
     first_step: int = 1
 
     def create(self) -> None:
-        """Makes the folder."""
+        """Creates the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def writer(self, task: Task) -> NetcdfWriter:
-        """Writes one forecast."""
+        """Returns a writer of one forecast."""
         return NetcdfWriter(self, task)
 
     def path(self, task: Task, time: np.datetime64) -> Path:
@@ -91,10 +91,10 @@ class NetcdfStore:
 
 @dataclass
 class NetcdfWriter:
-    """Collects the steps of one forecast to files.
+    """Collects the steps of one forecast into files.
 
     Attributes:
-        store: where they are.
+        store: of these files.
         task: the forecast.
     """
 
@@ -104,7 +104,7 @@ class NetcdfWriter:
     _steps: list[Fields] = field(default_factory=list)
 
     def add(self, step: int, fields: Fields) -> Iterator[Job]:
-        """Takes a step, in order; the files that are complete are written by jobs."""
+        """Adds a step, in order; yields jobs that write the files that are complete."""
         time = self.store.schedule.valid_time(self.task.start, step)
         if self._times and self.store.period(time) != self.store.period(self._times[0]):
             yield from self.finish()
@@ -114,7 +114,7 @@ class NetcdfWriter:
             yield from self.finish()
 
     def finish(self) -> Iterator[Job]:
-        """The job of the steps that are left."""
+        """Yields the job that writes the remaining steps."""
         if self._times:
             times, steps = self._times, self._steps
             self._times, self._steps = [], []
@@ -127,7 +127,7 @@ def to_dataset(
     steps: list[Fields],
     member: int | None = None,
 ) -> xr.Dataset:
-    """Steps of a forecast in CREDIT's layout, with attributes and time encoding.
+    """Returns steps of a forecast in CREDIT's layout, with attributes and encoding.
 
     Args:
         outputs: the variables.

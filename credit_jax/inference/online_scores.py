@@ -1,8 +1,8 @@
-"""Scores of forecasts while they are made: no field goes to the host for them.
+"""Scores of forecasts, computed on the devices while the forecasts are made.
 
-The area sums of each start date are a file beside the record of the campaign; scores
-follow from all of them in the order of the dates, so that they depend neither on how a
-campaign was shared out nor on where it was interrupted.
+The area sums of each start date are saved in a file next to the record of the campaign.
+Scores are computed from all files in the order of the dates, so that they depend
+neither on how a campaign was split into jobs nor on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class OnlineScores:
     """The scores of a campaign.
 
     Attributes:
-        measure: the sums of the forecasts that run side by side.
-        comparison: with what they are compared.
+        measure: computes the sums of the forecasts of a batch.
+        comparison: reference fields of the scores.
         layout: of the scores.
         schedule: of the forecasts.
         folder: of the sums of each start date.
@@ -51,7 +51,7 @@ class OnlineScores:
     folder: Path
 
     def stream(self, groups: Sequence[Sequence[Task]]) -> Iterator[Any]:
-        """What every written step of some groups is compared with, on the mesh."""
+        """Yields the reference fields of each written step of groups, on the mesh."""
         members = self.schedule.num_members
         for tasks in groups:
             starts = [task.start for task in tasks[::members]]
@@ -70,12 +70,12 @@ class OnlineScores:
     def save(
         self, tasks: Sequence[Task], steps: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
-        """Writes the sums of the start dates of some tasks, unless they are there.
+        """Writes the sums of the start dates of some tasks, unless they exist.
 
-        Of several processes, which all have them, the first one writes.
+        All processes have the sums; the first one writes them.
 
         Args:
-            tasks: those of a group, not filled up.
+            tasks: those of a group, without padding.
             steps: area sums of the group at each written step.
         """
         members = self.schedule.num_members
@@ -102,10 +102,10 @@ class OnlineScores:
         return None if total is None else self.layout.scores(total, attributes)
 
     def non_finite(self, sums: dict[str, np.ndarray]) -> list[dict[str, int]]:
-        """Takes the numbers of values that are not finite out of area sums.
+        """Removes the counts of non-finite values from area sums and returns them.
 
         Returns:
-            For each forecast of the group, in order, by variable.
+            Counts by variable, for each forecast of the group in order.
         """
         counts = sums.pop(NON_FINITE)
         names = [channel.variable for channel in self.layout.channels]
@@ -129,8 +129,8 @@ class GroupScores:
 
     Attributes:
         scores: of the campaign.
-        references: what every written step is compared with, in order.
-        tasks: of the group, not filled up.
+        references: reference fields of every written step, in order.
+        tasks: of the group, without padding.
     """
 
     scores: OnlineScores
@@ -143,7 +143,7 @@ class GroupScores:
         return self.scores.measure(found, next(self.references))
 
     def take(self, sums: Any) -> list[dict[str, int]]:
-        """Takes sums to the host; returns what is not finite in each forecast."""
+        """Copies sums to the host; returns counts of non-finite values per forecast."""
         own = self.scores.measure.to_host(sums)
         counts = self.scores.non_finite(own)
         self._steps.append(own)
@@ -163,19 +163,19 @@ def online_scores(
     size: int,
     folder: Path,
 ) -> OnlineScores:
-    """The scores of a campaign; fields are read for climatology alone.
+    """Prepares the scores of a campaign; only fields for the climatology are read.
 
     Args:
-        options: with what the forecasts are compared.
+        options: truth, climatology and variables of the comparison.
         regions: of the scores.
         schedule: of the forecasts.
         model: on its mesh.
         outputs: the variables that a step returns.
-        size: forecasts side by side on the mesh.
+        size: forecasts of a batch on the mesh.
         folder: of the campaign.
 
     Raises:
-        FileNotFoundError, ValueError: what is missing.
+        FileNotFoundError, ValueError: data for the comparison are missing.
     """
     variables = {}
     for variable in outputs.variables:

@@ -1,4 +1,4 @@
-"""What is written of a forecast: variables, levels, coordinates, CF attributes."""
+"""The contents of forecast files: variables, levels, coordinates, CF attributes."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class OutputVariable:
 
     @property
     def name(self) -> str:
-        """Its name in files."""
+        """The name of the variable in files."""
         return self.key.split("/")[-1]
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """The variables of the files, and where their values are.
+    """The variables of the files, and the coordinates of their values.
 
     Attributes:
         variables: in the order in which they are written.
@@ -77,7 +77,8 @@ class Outputs:
         return {variable.key: variable.chosen for variable in self.variables}
 
     def levels(self) -> dict[str, np.ndarray]:
-        """Every level coordinate: all levels, in the order of the longest variable."""
+        """Values of each level coordinate, ordered as in the variable with most levels.
+        """
         found: dict[str, np.ndarray] = {}
         deep = [(v.level_dim, v.levels) for v in self.variables if v.levels is not None]
         for dim, levels in sorted(deep, key=lambda pair: -len(pair[1])):
@@ -93,12 +94,12 @@ def choose_outputs(
     levels: Mapping[str, Sequence[float] | None],
     pipeline: Pipeline,
 ) -> tuple[OutputVariable, ...]:
-    """The variables that are written.
+    """Chooses the variables that are written.
 
     Args:
         config: the `inference.output` section.
-        shapes: key -> levels of every field that a step makes, in order.
-        levels: source -> its levels as the config has them, or None.
+        shapes: key -> number of levels of every field that a step makes, in order.
+        levels: source -> its levels as listed in the config, or None.
         pipeline: names the pressure levels of fields that postblocks interpolate.
 
     Raises:
@@ -137,8 +138,8 @@ def _levels_of(
 ) -> tuple[str, np.ndarray]:
     """Name and values of the level coordinate of a field.
 
-    Differs from CREDIT: fields on pressure levels have a coordinate of their own;
-    CREDIT fails where their number is not that of `data.source.*.levels`.
+    Differs from CREDIT: fields on pressure levels have a separate coordinate; CREDIT
+    fails if their number differs from that of `data.source.*.levels`.
     """
     own = levels.get(key.split("/")[0])
     if own is not None and len(own) == count:
@@ -154,7 +155,7 @@ def _levels_of(
 def _positions(
     wanted: Sequence[float] | None, values: np.ndarray, where: str
 ) -> tuple[int, ...] | None:
-    """Where the chosen levels are, in the order of the field."""
+    """Positions of the chosen levels, in the order of the field."""
     if wanted is None:
         return None
     lost = sorted(set(wanted) - set(values.tolist()))
@@ -200,12 +201,12 @@ def find_attributes(path: str) -> Path:
     """The file of CF attributes.
 
     Args:
-        path: a YAML file; a bare name is one of the package's.
+        path: a YAML file; a bare file name is one shipped with the package.
 
     Raises:
         ValueError: there is no such file.
 
-    Differs from CREDIT: a file that is not there is an error instead of a warning.
+    Differs from CREDIT: a missing file is an error instead of a warning.
     """
     found = Path(os.path.expandvars(path))
     if found.parent == Path("."):
@@ -223,7 +224,7 @@ def find_attributes(path: str) -> Path:
 
 
 def as_dates(labels: np.ndarray, calendar: str) -> list[Any]:
-    """Labels as xarray takes them: Timestamps, or dates of cftime."""
+    """Labels as pandas Timestamps, or cftime dates in other calendars."""
     stamps: list[Any] = [pd.Timestamp(label) for label in labels]
     if calendar == STANDARD:
         return stamps

@@ -1,8 +1,8 @@
 """Initial perturbations of ensemble members: noise, bred vectors, lagged starts.
 
-Member 0 is not perturbed. The perturbation of any other one depends on the seed, its
-start date and its number alone: it is the same whichever members run beside it, on
-whatever mesh, and when it is run again. Amplitudes are in units of the standard
+Member 0 is not perturbed. The perturbation of any other member depends only on the
+seed, its start date and its number: it does not depend on the mesh or on the other
+members of the batch, and is reproducible. Amplitudes are in units of the standard
 deviation of the variable over the globe, at each level of the initial state.
 """
 
@@ -29,10 +29,11 @@ Draw = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Amplitude:
-    """How much a variable is perturbed.
+    """The amplitude of the perturbation of each variable.
 
     Attributes:
-        std: a number, or one for each variable by short name; the others stay.
+        std: a number, or one for each variable by short name; other variables are not
+            perturbed.
         latitude: (lat,) or (y, x) degrees, for means over the globe.
     """
 
@@ -69,7 +70,7 @@ class NoisePerturbation:
     """Adds noise to initial states: (fields, tasks) -> fields.
 
     Attributes:
-        draw: standard normal numbers.
+        draw: draws standard normal numbers.
         amplitude: of each variable.
         keys: (start, member, 2) uint32, of `member_keys`.
     """
@@ -79,7 +80,7 @@ class NoisePerturbation:
     keys: np.ndarray
 
     def __call__(self, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
-        """The newest time of every field with noise; earlier times stay.
+        """Adds noise to the newest time of every field; earlier times are unchanged.
 
         Args:
             fields: {source: {key: (batch, level, time, lat, lon)}}, physical units.
@@ -95,7 +96,7 @@ class NoisePerturbation:
         return add(fields, tasks, noise)
 
     def generator(self, task: Task, key: str) -> np.random.Generator:
-        """Random numbers of a variable of a member."""
+        """Random number generator of a variable of a member."""
         high, low = (int(word) for word in self.keys[task.start, task.member])
         words = [high << 32 | low, zlib.crc32(key.encode())]
         return np.random.Generator(np.random.Philox(key=words))
@@ -106,12 +107,13 @@ def add(
     tasks: Sequence[Task],
     change: Callable[[str, Task, np.ndarray], np.ndarray | None],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Fields whose newest time has something added to it.
+    """Adds a change to the newest time of fields, which are copied.
 
     Args:
         fields: {source: {key: (batch, level, time, lat, lon)}}.
         tasks: of the batch.
-        change: (key, task, (level, lat, lon)) -> what is added; None adds nothing.
+        change: (key, task, newest field (level, lat, lon)) -> change of the same shape,
+            or None.
     """
     new: dict[str, dict[str, np.ndarray]] = {}
     for source, own in fields.items():
@@ -131,13 +133,13 @@ def add(
 
 @dataclass
 class PreparedPerturbation:
-    """Adds what another thread prepares, for perturbations that need the model.
+    """Adds perturbations that another thread computes, as they need the model.
 
-    `prepare` is called with each group of tasks before it runs; the thread that reads
+    `prepare` is called with each group of tasks before it runs; the reading thread
     waits for it.
 
     Attributes:
-        make: tasks -> key -> (batch, level, lat, lon), which is added.
+        make: tasks -> {key: (batch, level, lat, lon) to add}.
     """
 
     make: Callable[[Sequence[Task]], Mapping[str, np.ndarray]]
@@ -160,7 +162,7 @@ class PreparedPerturbation:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Lets a thread go that waits for what will not come."""
+        """Releases a waiting thread, which raises RuntimeError."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -182,8 +184,8 @@ class PreparedPerturbation:
 def member_keys(seed: int, schedule: Schedule) -> np.ndarray:
     """(start, member, 2) uint32: the key of every member of every start date.
 
-    It is that of the seed, folded with the minutes since 1970 of the start date, then
-    with the number of the member.
+    The key is that of the seed, with the minutes since 1970 of the start date and then
+    the number of the member folded in.
     """
     minutes = schedule.starts.astype("datetime64[m]").astype(np.int64)
     words = (minutes & 0xFFFFFFFF).astype(np.uint32)
@@ -198,7 +200,7 @@ def member_keys(seed: int, schedule: Schedule) -> np.ndarray:
 
 
 def gaussian(rng: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
-    """Independent numbers at every point, (level, lat, lon)."""
+    """Independent standard normal numbers, (level, lat, lon)."""
     return rng.standard_normal(shape)
 
 
@@ -209,7 +211,7 @@ def noise_perturbation(
     latitude: np.ndarray,
     longitude: np.ndarray,
 ) -> NoisePerturbation:
-    """The noise that a config asks for, "gaussian" or "spherical".
+    """Builds the noise of a config, "gaussian" or "spherical".
 
     Args:
         config: its type, amplitude and length scale.

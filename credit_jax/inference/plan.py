@@ -1,4 +1,4 @@
-"""The plan of forecasts: all their parts, and all that is wrong, before compilation."""
+"""The plan of forecasts: all their parts and all problems, before compilation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SECTIONS = ("data", "preblocks", "postblocks")
 
 @dataclass(frozen=True)
 class ForecastPlan:
-    """What the forecasts of a config are, each file opened once.
+    """The parts of the forecasts of a config; each file is opened once.
 
     Attributes:
         config: the config.
@@ -42,7 +42,7 @@ class ForecastPlan:
         data: the data section of the forecasts.
         model: the model and the degrees of its mesh.
         schedule: start dates, steps, members.
-        reader: of what the steps are given.
+        reader: of initial states and forcing.
         rollout: the transforms after a step, and how the next input is made.
         schema: channels of x and y.
         notes: information for the user, one line each.
@@ -101,18 +101,18 @@ class ForecastPlan:
         )
 
     def step(self, model: ParallelModel, outputs: Outputs) -> ForecastStep:
-        """The step that makes the variables that are written."""
+        """The step that returns the variables that are written."""
         return ForecastStep(model, self.rollout, outputs.wanted)
 
     def sections(self) -> dict[str, Any]:
-        """The sections that decide on the values of forecasts, as they are written."""
+        """The sections of the config that determine the values of forecasts."""
         raw = dump_config(self.config)
         own = raw.get("inference") or {}
         used = {name: own.get(name) or raw.get(name) for name in _SECTIONS}
         return {"model": raw["model"], "seed": self.config.seed, **used}
 
     def _levels(self) -> dict[str, Sequence[float] | None]:
-        """Source -> levels, numbers as they are written in the config."""
+        """Source -> levels, as listed in the config."""
         written = self.sections()["data"]["source"]
         return {name: source.get("levels") for name, source in written.items()}
 
@@ -130,7 +130,7 @@ def plan_forecast(
 ) -> ForecastPlan:
     """Plans forecasts.
 
-    No weight is made, nothing is compiled.
+    No weights are initialized, and nothing is compiled.
 
     Args:
         config: the config of the run.
@@ -138,11 +138,11 @@ def plan_forecast(
         num_devices: devices to plan for.
         init_times, num_steps, length: see `make_schedule`.
         overrides: keys of the `inference:` section that the command line replaces.
-        run: the plan of a training run, whose model, channels and open files are
-            taken; `parallelism` and `num_devices` are then its own.
+        run: the plan of a training run, whose model, mesh, channels and open files are
+            used; `parallelism` and `num_devices` are then ignored.
 
     Raises:
-        ConfigError: lists all that is wrong.
+        ConfigError: lists all problems.
     """
     inference = (config.inference or InferenceConfig()).model_copy(
         update=dict(overrides or {})
@@ -165,7 +165,7 @@ def plan_forecast(
         opened = found.attempt(lambda: open_forecast_data(data, starts, steps, files))
     if schedule is None or pipeline is None or opened is None or model.config is None:
         raise ConfigError(unique(found.problems), _TITLE)
-    # Start dates are counted in the calendar of the files.
+    # Start dates are in the calendar of the files.
     schedule = found.attempt(
         lambda: make_schedule(inference, data.timestep, opened.calendar, **options)
     )
@@ -215,10 +215,10 @@ def _model(
 
 
 def forecast_pipeline(config: Config, inference: InferenceConfig) -> Pipeline:
-    """The transforms of forecasts; their files are read.
+    """Builds the transforms of forecasts; their files are read.
 
     Raises:
-        OSError, ValueError: a block or one of its files is wrong.
+        OSError, ValueError: a block or one of its files is invalid.
     """
     return build_pipeline(
         inference.preblocks or config.preblocks,
@@ -241,10 +241,10 @@ def forecast_schema(
         model: validated config of the model.
         pipeline: the transforms of the forecasts.
         opened: the data of the forecasts.
-        trained: the channels of the training, where they are known.
+        trained: the channels of the training, if known.
 
     Raises:
-        ValueError: data of the forecast have other input channels than those of the
+        ValueError: the input channels of `inference.data` differ from those of the
             training.
     """
     schema = opened.schema.after(pipeline)
@@ -295,7 +295,7 @@ def forecast_rollout(
     """The transforms after a step, and how the next input is made.
 
     Raises:
-        ValueError: the transforms cannot go on from a prediction.
+        ValueError: the transforms cannot make the next input from a prediction.
     """
     channels = schema.input_slices(), schema.target_slices()
     postprocess = pipeline.postprocess(*channels)

@@ -1,4 +1,4 @@
-"""Initial states and forcing of forecasts, as the step takes them."""
+"""Reads the initial states and forcing of forecasts, as inputs of `ForecastStep`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Perturb = Callable[[FieldTree, Sequence[Task]], FieldTree]
 
 @dataclass(frozen=True)
 class FirstStep:
-    """What the first step of some forecasts is given.
+    """The input of the first step of some forecasts.
 
     Attributes:
         arrays: "x", "static", and "x_physical" and "ic_raw" if transforms need them;
@@ -47,11 +47,11 @@ class FirstStep:
 
 @dataclass(frozen=True)
 class ForecastReader:
-    """Reads what forecasts are given, on the host.
+    """Reads the input of forecasts on the host.
 
     Attributes:
         data: the files.
-        pipeline: its preblocks make x.
+        pipeline: transforms, whose preblocks make x.
         schedule: start dates of the tasks.
         schema: the channels of x.
         perturb: changes the initial states of ensemble members; None changes nothing.
@@ -66,7 +66,7 @@ class ForecastReader:
     finite: bool = True
 
     def first(self, tasks: Sequence[Task]) -> FirstStep:
-        """The initial states of some tasks, side by side on the batch dim.
+        """Reads the initial states of some tasks, stacked along the batch dim.
 
         Raises:
             ValueError: a time or a variable is missing, or a value is not finite.
@@ -80,7 +80,7 @@ class ForecastReader:
         tasks: Sequence[Task] = (),
         perturb: Perturb | None = None,
     ) -> FirstStep:
-        """The states at some dates, each perturbed as that of a task."""
+        """Reads the states at some dates, each perturbed like that of its task."""
         raw: FieldTree = {
             "input": _collate(starts, self.data.initial),
             "input_times": np.array(starts),
@@ -94,17 +94,17 @@ class ForecastReader:
             check_finite(x, None, np.array(starts), self.schema)
         entries = initial_entries(self.pipeline, raw["input"], physical)
         now = newest(physical)
-        # Copies: the step takes the memory of x_physical.
+        # Copied, as the step donates the buffer of x_physical.
         fields = {k: f[:, :, 0].copy() for own in now.values() for k, f in own.items()}
         arrays = {"x": x, "static": constant_fields(physical), **entries}
         return FirstStep({**arrays, **self._further(starts, 0)}, fields)
 
     def forcing(self, tasks: Sequence[Task], step: int) -> FieldTree:
-        """What the step after a step is given of some tasks; see `forcing_at`."""
+        """Reads the input of the step after `step` for some tasks; see `forcing_at`."""
         return self.forcing_at(self._starts(tasks), step)
 
     def forcing_at(self, starts: Sequence[np.datetime64], step: int) -> FieldTree:
-        """What the step after a step is given, of each of some dates.
+        """Reads the input of the step after `step` for forecasts from some dates.
 
         Returns:
             "forcing", the dynamic forcing at the end of the step, and the further
@@ -117,7 +117,7 @@ class ForecastReader:
     def _further(
         self, starts: Sequence[np.datetime64], step: int
     ) -> dict[str, np.ndarray]:
-        """The inputs of the model beside x in the step that begins there."""
+        """The inputs of the model besides x, for the step after `step`."""
         further = self.data.further
         if further is None:
             return {}
@@ -133,16 +133,16 @@ class ForecastReader:
         mesh: Mesh,
         ranks: Sequence[int] | None = None,
     ) -> Iterator[Any]:
-        """What every step of some groups is given, in order, placed on the mesh.
+        """Yields the input of every step of some groups, in order, placed on the mesh.
 
-        For each group a `FirstStep`, and the forcing at the end of every step but the
-        last.
+        For each group these are a `FirstStep`, then the forcing at the end of every
+        step but the last.
 
         Args:
             groups: the tasks of this process's data-parallel ranks, rank after rank.
             num_steps: of each forecast.
             mesh: of all processes.
-            ranks: those ranks; None is all.
+            ranks: these ranks; None for all.
         """
         for tasks in groups:
             first = self.first(tasks)

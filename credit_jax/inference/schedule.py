@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The forecasts, members of one start date side by side."""
+        """The forecasts; members of one start date are adjacent."""
         return tuple(
             Task(start, member)
             for start in range(len(self.starts))
@@ -80,10 +80,10 @@ class Schedule:
         return lead
 
     def groups(self, size: int, shard: tuple[int, int] = (1, 1)) -> list[list[Task]]:
-        """The tasks that run side by side.
+        """The tasks that run together in a batch.
 
-        Which tasks are together depends neither on the shard nor on what is done
-        already, so that a forecast has the same values whenever it runs.
+        The groups depend neither on the shard nor on which forecasts are done, so that
+        a forecast has the same values whenever it runs.
 
         Args:
             size: of a group; the last one may be smaller.
@@ -104,19 +104,19 @@ def make_schedule(
     num_steps: int | None = None,
     length: str | None = None,
 ) -> Schedule:
-    """The schedule of the `inference:` section, or of the command line.
+    """Builds the schedule from the `inference:` section or the command line.
 
     Args:
         inference: the section.
         timestep: of the data section.
-        calendar: in which start dates are counted.
+        calendar: of the start dates.
         init_times: replace the start dates of the section.
         num_steps: replaces the length of the section.
         length: the same as a duration.
 
     Raises:
-        ValueError: there are no start dates, or the length is no positive number of
-            steps.
+        ValueError: there are no start dates, a date is invalid, the length is below one
+            step, or no step would be written.
     """
     step = duration(timestep)
     starts = _starts(inference, calendar, init_times)

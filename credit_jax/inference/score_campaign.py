@@ -1,4 +1,4 @@
-"""Forecasts of a plan with their scores, from Python: what training ends with."""
+"""Makes and scores the forecasts of a plan, as at the end of training."""
 
 from __future__ import annotations
 
@@ -37,23 +37,24 @@ def score_campaign(
     noise: Noise | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> xr.Dataset:
-    """Forecasts from all start dates of a plan, and scores them.
+    """Makes and scores forecasts from all start dates of a plan.
 
-    Forecasts that the folder holds already are not made again.
+    Forecasts that are done in the folder are not made again.
 
     Args:
         plan: of `plan_forecast`.
         model: on its mesh.
         weights: of `Forecaster.weights`.
-        folder: of the record and of the sums; of several processes the same.
-        options: with what forecasts are compared; by default with the data section of
-            the plan, and with means of its training period.
+        folder: of the record and of the sums; the same in all processes.
+        options: truth and climatology; by default the data section of the plan, and
+            means of the training period.
         regions: of the scores.
-        batch: forecasts side by side on a device; members must be side by side.
+        batch: forecasts per data-parallel rank; all members of a start date must be in
+            one batch.
         store: where fields are written; None writes none.
-        identity: what else decides on the values, such as the step of the weights.
-        attributes: of the data set, besides those that say with what it is compared.
-        fill_nan: whether values that are not finite are missing; else an error.
+        identity: what else determines the values, such as the step of the weights.
+        attributes: further attributes of the data set.
+        fill_nan: whether values that are not finite are missing; otherwise an error.
         noise: of models that draw noise.
         progress: called with the number of forecasts after each group.
 
@@ -61,9 +62,9 @@ def score_campaign(
         The data set of `evaluation.scores`.
 
     Raises:
-        ValueError: what is missing for the scores; the folder holds forecasts with
-            another identity.
-        NonFiniteForecastError: values are not finite.
+        ValueError: data for the scores are missing, or the folder contains forecasts
+            with another identity.
+        NonFiniteForecastError: values are not finite, and `fill_nan` is False.
     """
     schedule, outputs = plan.schedule, plan.outputs(model)
     size = batch * model.axes.num_data

@@ -1,4 +1,4 @@
-"""Forecasts of several processes: which samples of a group belong to which."""
+"""Distribution of the samples of a group of forecasts over processes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from credit_jax.parallel.placement import batch_spec
 class Share:
     """The samples of each group that this process reads and writes.
 
-    A process reads the samples of the data-parallel ranks that it has devices of. Of
-    the processes that a rank is split over, the first one writes its samples.
+    A process reads the samples of the data-parallel ranks that it has devices of. If a
+    rank spans several processes, the first one writes its samples.
 
     Attributes:
         mesh: of all processes.
@@ -35,12 +35,12 @@ class Share:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The data-parallel ranks of this process, rising."""
+        """The data-parallel ranks of this process, ascending."""
         return local_dp_ranks(self.mesh)
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """Where its samples are in a group, rank after rank."""
+        """Positions of its samples in a group, rank after rank."""
         return self._positions(self.ranks)
 
     @cached_property
@@ -53,16 +53,16 @@ class Share:
         return tuple(r * each + i for r in ranks for i in range(each))
 
     def with_whole_rows(self, found: Outputs) -> Outputs:
-        """The fields, whose rows are whole on every device where processes share them.
+        """All-gathers the rows of the fields, if they span several processes.
 
-        To be called in the same order in every process.
+        A collective: every process must call it, in the same order.
         """
         if all(field.is_fully_addressable for field in found.values()):
             return found
         return self._gather(found)
 
     def on_host(self, found: Outputs) -> dict[str, np.ndarray]:
-        """The samples of this process, of `with_whole_rows`, float32."""
+        """The samples of this process in the result of `with_whole_rows`, float32."""
         return {key: _local(field) for key, field in found.items()}
 
     @cached_property
@@ -93,10 +93,10 @@ def _local(field: jax.Array) -> np.ndarray:
 
 
 def wait_for_all(what: str) -> None:
-    """Returns when every process of the run has come here.
+    """Blocks until every process of the run has called it.
 
     Args:
-        what: names the place; the same in every process.
+        what: name of the barrier; the same in every process.
     """
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
@@ -105,11 +105,11 @@ def wait_for_all(what: str) -> None:
 
 
 def added_up(counts: Mapping[str, int], names: list[str]) -> dict[str, int]:
-    """Counts of all processes together; those above 0.
+    """Sums counts over all processes; returns those above 0.
 
     Args:
         counts: of this process.
-        names: of all counts that there may be, the same in every process.
+        names: of all possible counts, the same in every process.
     """
     if jax.process_count() == 1:
         return {name: count for name, count in counts.items() if count}

@@ -1,4 +1,4 @@
-"""Noise that is smooth on the sphere, from spherical harmonics."""
+"""Smooth noise on the sphere, from spherical harmonics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float
 
-# Harmonics with less than this of the largest variance are left out.
+# Harmonics whose variance is below this fraction of the largest are left out.
 _SMALLEST = 1e-8
 
 
@@ -18,7 +18,7 @@ class SphericalNoise:
 
     The correlation of two points at an angle t is close to exp(-(t / scale)^2 / 2). It
     is a sum of spherical harmonics whose variance falls as exp(-l (l + 1) scale^2 / 2)
-    with the degree l, so that there is no seam and nothing special about the poles.
+    with the degree l, so that it has neither a seam nor a singularity at the poles.
 
     Attributes:
         latitude, longitude: (lat,) and (lon,) degrees.
@@ -32,7 +32,7 @@ class SphericalNoise:
     def draw(
         self, rng: np.random.Generator, shape: tuple[int, int, int]
     ) -> Float[np.ndarray, "level lat lon"]:
-        """Independent fields, one a level.
+        """Draws independent fields, one for each level.
 
         Args:
             rng: of the numbers.

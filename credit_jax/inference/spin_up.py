@@ -1,4 +1,4 @@
-"""Perturbations that the model itself makes: bred vectors and lagged starts."""
+"""Perturbations computed with the model: bred vectors and lagged starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SpinUp:
     reader: ForecastReader
 
     def dates(self, tasks: Sequence[Task], steps: Sequence[int]) -> list[np.datetime64]:
-        """The date some steps after the start of each task."""
+        """The date a number of steps after the start of each task."""
         schedule = self.reader.schedule
         return [
             schedule.valid_time(t.start, k) for t, k in zip(tasks, steps, strict=True)
@@ -69,24 +69,24 @@ class SpinUp:
         return found
 
     def _any_forcing(self, starts: Sequence[np.datetime64]) -> FieldTree:
-        """Forcing that the last step does not look at."""
+        """Forcing for the last step, which does not use its values."""
         mesh = self.step.model.mesh
         return place_batch(self.reader.forcing_at(starts, 0), mesh)
 
 
 @dataclass(frozen=True)
 class BredVectors:
-    """Bred vectors: differences of forecasts, grown and scaled back in cycles.
+    """Bred vectors: differences of forecasts, grown and rescaled in cycles.
 
-    `num_cycles` steps before the start date noise is added to the analysis. In each
-    cycle the model goes one step from the analysis and from the perturbed one; the
-    difference, scaled back variable by variable, is added to the next analysis.
+    Noise is added to the analysis `num_cycles` steps before the start date. Each cycle
+    runs one step from the analysis and one from the perturbed analysis; their
+    difference, rescaled variable by variable, is added to the next analysis.
 
     Attributes:
         spin_up: runs the model.
-        noise: what breeding begins with.
-        amplitude: to which differences are scaled back.
-        num_cycles: how many times.
+        noise: initial perturbation.
+        amplitude: to which differences are rescaled.
+        num_cycles: number of cycles, of one step each.
     """
 
     spin_up: SpinUp
@@ -126,11 +126,11 @@ class BredVectors:
 
 @dataclass(frozen=True)
 class LaggedStarts:
-    """Lagged starts: member m begins as the forecast from m lags before the start date.
+    """Lagged starts: member m starts from the forecast begun m lags earlier.
 
     Attributes:
         spin_up: runs the model.
-        steps: of a lag.
+        steps: number of steps of a lag.
     """
 
     spin_up: SpinUp
@@ -160,7 +160,7 @@ class LaggedStarts:
 
 
 def earliest(config: PerturbationConfig, schedule: Schedule) -> int:
-    """Steps before the start dates from which on data are read.
+    """Number of steps before the start dates at which reading of data begins.
 
     Raises:
         ValueError: the lag is no multiple of the time step.
@@ -175,7 +175,7 @@ def earliest(config: PerturbationConfig, schedule: Schedule) -> int:
 
 
 def steps_of(lag: str, schedule: Schedule) -> int:
-    """Steps of a lag."""
+    """Number of steps of a lag, a duration; ValueError unless it is whole."""
     length = duration(lag)
     if length % schedule.timestep != duration("0h"):
         raise ValueError(
@@ -201,8 +201,8 @@ def prognostic(step: ForecastStep, keys: Sequence[str]) -> ForecastStep:
 
 
 def _add_all(made: Fields, fields: FieldTree, tasks: Sequence[Task]) -> FieldTree:
-    """Fields with what is made of each sample added."""
-    # Samples may be of equal tasks, where a group is filled up: they are equal, too.
+    """Adds the change of each sample to fields."""
+    # In a padded group, samples of equal tasks are equal.
     index = {task: number for number, task in enumerate(tasks)}
     return add(
         fields, tasks, lambda key, t, _: made[key][index[t]] if key in made else None

@@ -1,4 +1,4 @@
-"""What campaigns ask of the places that forecasts are written to."""
+"""Interfaces of the destinations that campaigns write forecasts to."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class TaskWriter(Protocol):
     """Writes one forecast."""
 
     def add(self, step: int, fields: Fields) -> Iterator[Job]:
-        """Takes a step; steps come in order. Yields what is to be written."""
+        """Adds a step, in order; yields the jobs that write complete parts."""
         ...
 
     def finish(self) -> Iterator[Job]:
-        """What is left to be written after the last step."""
+        """Yields the jobs that write the remaining parts after the last step."""
         ...
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Where forecasts are written."""
+    """A destination of forecasts."""
 
     @property
     def first_step(self) -> int:
@@ -38,16 +38,16 @@ class Store(Protocol):
         ...
 
     def create(self) -> None:
-        """Makes what all forecasts share, unless it is there."""
+        """Creates the parts that all forecasts share, unless they exist."""
         ...
 
     def writer(self, task: Task) -> TaskWriter:
-        """Writes one forecast."""
+        """Returns a writer of one forecast."""
         ...
 
 
 class NoStore:
-    """Writes no fields: the forecasts are scored alone."""
+    """Writes no fields: the forecasts are only scored."""
 
     first_step = 1
 

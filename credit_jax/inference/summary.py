@@ -1,4 +1,4 @@
-"""What a campaign did, and how long it took."""
+"""Summary of a campaign: counts and durations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import jax
 
 @dataclass(frozen=True)
 class Times:
-    """How long a campaign took, in seconds.
+    """Durations of the parts of a campaign, in seconds.
 
     Attributes:
-        unroll: steps on the devices, the first one, which is compiled, left out.
-        read: initial states and forcing, beside the other two.
+        unroll: steps on the devices, except the first one, which includes compilation.
+        read: initial states and forcing, concurrent with the others.
         write: copies to the host, and files.
         total: from the end of the first step to the end.
     """
@@ -27,20 +27,20 @@ class Times:
 
     @property
     def idle(self) -> float:
-        """Share of the total in which the devices had nothing to do."""
+        """Fraction of the total in which the devices were idle."""
         return max(0.0, 1 - self.unroll / self.total) if self.total > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a campaign did.
+    """Result of a campaign.
 
     Attributes:
-        num_forecasts: that were made.
-        num_done: that were there already.
+        num_forecasts: number of forecasts made.
+        num_done: number of forecasts that were already done.
         missing: values that were not finite, by variable.
         times: see `Times`.
-        stopped: what ended it before the last group; None if it came to its end.
+        stopped: reason why it ended before the last group; None if it is complete.
     """
 
     num_forecasts: int
@@ -52,10 +52,10 @@ class Summary:
 
 @dataclass
 class DeviceClock:
-    """Adds up when the devices were busy; steps run one after the other.
+    """Adds up the time that the devices were busy; steps run one after the other.
 
     Attributes:
-        busy: seconds, those of the first step left out.
+        busy: seconds, without the first step.
     """
 
     busy: float = 0.0
@@ -63,7 +63,7 @@ class DeviceClock:
     _last_end: float = 0.0
 
     def wait(self, dispatched: float, result: Any) -> None:
-        """Waits for a step that was started at some time."""
+        """Waits for the result of a step dispatched at a time of `perf_counter`."""
         jax.block_until_ready(result)
         now = time.perf_counter()
         if self._first_end:

@@ -1,10 +1,10 @@
 """One Zarr store of all forecasts, as WeatherBench reads it.
 
 Dims are time (start), number (of ensembles), prediction_timedelta, level, latitude and
-longitude. The store is made first, without values; then every forecast writes its own
-part, one lead time after the other. A chunk is the whole globe at one lead time, all
-levels together up to MANY_LEVELS bytes, else one level; in Zarr v3 the levels of a lead
-time are one file also then (a shard).
+longitude. The store is first created without values; then every forecast writes its
+part, one lead time after the other. A chunk is the whole globe at one lead time: all
+levels if they have at most MANY_LEVELS bytes, otherwise one level. In Zarr v3 the
+levels of a lead time are always in one file (a shard).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _COORDINATES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ZarrStore:
-    """The store.
+    """A Zarr store of forecasts.
 
     Attributes:
-        folder: in which it is, as `forecast.zarr`.
+        folder: in which the store is created, as `forecast.zarr`.
         outputs: what is written.
         schedule: of the forecasts.
         attributes: of the whole store.
@@ -67,11 +67,11 @@ class ZarrStore:
 
     @property
     def path(self) -> Path:
-        """The store."""
+        """Path of the store."""
         return self.folder / STORE
 
     def create(self) -> None:
-        """Makes the store without values, unless it is there."""
+        """Creates the store without values, unless it exists."""
         if self.path.exists():
             return
         try:
@@ -99,7 +99,7 @@ class ZarrStore:
             zarr.consolidate_metadata(str(partial), zarr_format=form)
 
     def writer(self, task: Task) -> ZarrWriter:
-        """Writes one forecast."""
+        """Returns a writer of one forecast."""
         return ZarrWriter(self, task)
 
     @cached_property
@@ -164,7 +164,7 @@ class ZarrStore:
         return found
 
     def _lead_values(self) -> tuple[np.ndarray, str]:
-        """Lead times in hours, or in seconds if they are no whole hours."""
+        """Lead times in hours, or in seconds if they are not whole hours."""
         leads = [self.schedule.lead(step) for step in self.leads]
         hour: Any = pd.Timedelta("1h")
         if all(lead % hour == pd.Timedelta(0) for lead in leads):
@@ -216,7 +216,7 @@ class ZarrStore:
     def _named(
         self, dims: tuple[str, ...], attributes: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Names of dims, where each version of Zarr has them, and attributes."""
+        """Arguments for dim names and attributes, by the version of Zarr."""
         if self.zarr_format == 2:
             return {"attributes": {**attributes, "_ARRAY_DIMENSIONS": list(dims)}}
         return {"attributes": dict(attributes), "dimension_names": dims}
@@ -235,11 +235,11 @@ class ZarrWriter:
     task: Task
 
     def add(self, step: int, fields: Fields) -> Iterator[Job]:
-        """The job that writes a step."""
+        """Yields the job that writes a step."""
         yield lambda: self.store.write(self.task, step, fields)
 
     def finish(self) -> Iterator[Job]:
-        """Nothing is left."""
+        """Yields nothing: every step is written by `add`."""
         yield from ()
 
 
