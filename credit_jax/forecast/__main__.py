@@ -66,11 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plans, forecasts, writes.
+    """Makes the forecasts and writes them.
 
     Returns:
-        0 when all forecasts are made, `RESUME` where a signal or `--stop-after` ended
-        them before the last ones.
+        0 when all forecasts are made, `RESUME` if a signal or `--stop-after` ended the
+        command before the last ones.
 
     Raises:
         CommandError: with exit code 1 if writing fails, 3 for values that are not
@@ -137,7 +137,7 @@ def _config(args: argparse.Namespace, package: Package | None) -> Config:
 
 
 def _folder(args: argparse.Namespace, config: Config) -> Path:
-    """The folder of the forecasts; of scores alone where nothing else is written."""
+    """The folder of the forecasts; that of the scores if no forecasts are written."""
     if args.format != "none":
         return folder_of(config.inference, args.out)
     if args.score is None:
@@ -148,7 +148,7 @@ def _folder(args: argparse.Namespace, config: Config) -> Path:
 def _planned(
     args: argparse.Namespace, config: Config
 ) -> tuple[ForecastPlan, ParallelModel]:
-    """What is to be forecast, and the model on its mesh; prints the notes."""
+    """Plans the forecasts, builds the model on its mesh, and prints the notes."""
     parallelism = parse_parallelism(args.parallelism)
     devices = forward_devices(parallelism, args.devices)
     plan = plan_forecast(
@@ -202,7 +202,7 @@ def _package(args: argparse.Namespace) -> Package | None:
     """The model package of the command line; None for a run.
 
     Raises:
-        ValueError: both or neither are named, or a package is refused.
+        ValueError: both or neither are given, or the package is invalid.
     """
     of_run = ("config", "checkpoint", "step", "weights")
     given = [f"--{name}" for name in of_run if getattr(args, name) is not None]

@@ -1,4 +1,4 @@
-"""The options of `forecast`, and what they say."""
+"""The options of `forecast`, and functions that read them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def folder_of(inference: InferenceConfig | None, out: str | None) -> Path:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """The part and the number of parts of "I/N".
+    """Parses "I/N" into the number of the part, from 1, and the number of parts.
 
     >>> parse_shard("2/8")
     (2, 8)
@@ -112,7 +112,11 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """Keys of the inference section that the command line replaces."""
+    """Keys of the inference section that the command line replaces.
+
+    Raises:
+        ValueError: --members, --batch or --writers is below 1.
+    """
     found: dict[str, Any] = {}
     if args.members is not None:
         if args.members < 1:

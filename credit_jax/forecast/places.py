@@ -36,10 +36,10 @@ def scores_of(
     size: int,
     folder: Path,
 ) -> OnlineScores | None:
-    """The scores that the command line asks for.
+    """Returns the scores requested by `--score`, or None.
 
     Raises:
-        ValueError: options of scores without --score, or what is missing for them.
+        ValueError: an option of scores is given without --score, or data are missing.
     """
     if args.score is None:
         given = [name for name in _SCORE_OPTIONS if getattr(args, name)]
@@ -67,7 +67,7 @@ def places_of(
     outputs: Outputs,
     checkpoint: RunWeights | Package,
 ) -> tuple[Store, Archive]:
-    """The store and its record."""
+    """Returns the store that forecasts are written to, and its archive."""
     schedule, config = plan.schedule, plan.inference.output
     form = args.format or config.format
     identity = {
@@ -104,5 +104,5 @@ def places_of(
 
 
 def _text(value: Any) -> Any:
-    """A value as attributes of files may have it."""
+    """A value in a form that attributes of files can have."""
     return json.dumps(value) if isinstance(value, dict) else value

@@ -18,7 +18,7 @@ def header(
     model: ParallelModel,
     checkpoint: RunWeights | Package,
 ) -> list[str]:
-    """What the forecasts are, in a few lines."""
+    """Lines printed before the forecasts: source, mesh, start dates, length."""
     schedule, axes = plan.schedule, model.axes
     dates = [str(schedule.starts[i])[:16] for i in (0, -1)]
     weights = "moving average" if checkpoint.average else "last weights"
@@ -33,7 +33,7 @@ def header(
 
 
 def footer(summary: Summary, folder: Path) -> list[str]:
-    """What was done, in a few lines."""
+    """Lines printed after the forecasts: counts, times, missing values."""
     times = summary.times
     lines = [
         f"{summary.num_forecasts} forecasts are in {folder}"
