@@ -1,4 +1,4 @@
-"""Attributes of scores: where they come from."""
+"""Attributes of scores: their provenance."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from credit_jax.evaluation.comparison import Comparison
 def attributes_of(
     where: str, comparison: Comparison, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Where scores come from.
+    """Returns the attributes that describe the provenance of scores.
 
     Args:
-        where: the forecasts are.
-        comparison: with what they are compared.
+        where: path of the forecasts.
+        comparison: truth and climatology of the scores.
         provenance: of the forecasts.
     """
     climatology = comparison.climatology

@@ -1,4 +1,4 @@
-"""Climatological fields: of a file as WeatherBench has them, or of training data."""
+"""Climatological fields, from a file in WeatherBench's layout or from training data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from credit_jax.io.open_files import OpenFiles
 
 HOUR, DAY, MONTH = "hour", "dayofyear", "month"
 _MEAN = "_mean"
-# Times of the training period that are averaged, and the memory of their sums.
+# Limits of the times of the training period that are averaged, and of their memory.
 MAX_TIMES, MAX_BYTES = 1000, 2 * 2**30
 
 
@@ -31,12 +31,12 @@ class ClimatologyFields(Protocol):
 
     @property
     def where(self) -> str:
-        """What it is, for errors and for the record."""
+        """Description for errors and for the attributes of scores."""
         ...
 
     @property
     def variables(self) -> Mapping[str, Variable]:
-        """What there is, by name."""
+        """The available variables by name."""
         ...
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +54,7 @@ class ClimatologyFields(Protocol):
 class FileClimatology:
     """Mean fields of a file, by `hour` and `dayofyear`, by `month`, or one for all.
 
-    Variables have the names of the forecast, or these with "_mean".
+    Variables have the names of the forecast, with or without the suffix "_mean".
 
     Attributes:
         file: opened.
@@ -85,7 +85,7 @@ class FileClimatology:
         return self.file.channels(self._places(pd.Timestamp(time)), own)
 
     def _places(self, time: Any) -> dict[str, int]:
-        """Where the fields of a time are: of the last hour that there is before it."""
+        """Positions of the fields of a time, by dim: the last label at or before it."""
         dataset, found = self.file.dataset, {}
         wanted = {HOUR: time.hour, DAY: time.dayofyear, MONTH: time.month}
         for dim, value in wanted.items():
@@ -98,14 +98,14 @@ class FileClimatology:
 
 @dataclass(frozen=True, eq=False)
 class TrainingClimatology:
-    """The mean of the training period, by season, and by hour if there is memory.
+    """The mean of the training period, by season, and by hour if memory allows.
 
     Attributes:
         reference: the training data.
-        times: that are averaged.
+        times: the times that are averaged.
         by_hour: whether hours of the day are averaged separately.
         wanted: the variables of the means.
-        means: (season, hour) -> (channel, lat, lon); (-1, -1) is that of all.
+        means: (season, hour) -> (channel, lat, lon); (-1, -1) is the mean of all times.
     """
 
     reference: Reference
@@ -159,12 +159,12 @@ def training_climatology(
     max_times: int = MAX_TIMES,
     open_files: OpenFiles | None = None,
 ) -> TrainingClimatology:
-    """Averages the training period of a data section; memory holds the means alone.
+    """Averages the training period of a data section; only the sums are kept in memory.
 
     Args:
         data: the section; its dates are the period.
         choose: the variables and levels to average.
-        max_times: beyond it, evenly spaced times are taken.
+        max_times: of more times, as many evenly spaced ones are taken.
         open_files: files that are open already.
 
     Raises:

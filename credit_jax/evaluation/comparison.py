@@ -1,4 +1,4 @@
-"""Which channels of forecasts can be compared with what, and how they are read."""
+"""Matches the channels of forecasts with those of truth and climatology."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from credit_jax.evaluation.scores import CLIMATOLOGY, PERSISTENCE, TRUTH
 from credit_jax.evaluation.sums import Channel
 from credit_jax.transforms.unit_names import differ
 
-# Two levels are the same if they differ by less than this part of them.
+# Relative difference below which two levels are the same.
 _SAME_LEVEL = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The channels of the scores and where each side has them.
+    """The channels of the scores, and their positions in forecast and references.
 
     Attributes:
         channels: of the scores, in order.
         forecast: positions of the levels in the forecast, by variable.
         truth: the truth.
         in_truth: positions of the levels in the truth.
-        to_truth: its rows and columns.
+        to_truth: alignment of the rows and columns of the truth.
         climatology, in_climatology, to_climatology: the same of the climatology.
-        notes: what is left out, one line each.
+        notes: variables and levels that are left out, one line each.
     """
 
     channels: tuple[Channel, ...]
@@ -46,7 +46,7 @@ class Comparison:
     def at(
         self, time: np.datetime64
     ) -> dict[str, Float[np.ndarray, "channel lat lon"]]:
-        """Truth and climatology at a time, in the order of the forecast."""
+        """Truth and climatology at a time, on the grid of the forecast."""
         found = {TRUTH: self.to_truth(self.truth.read(time, self.in_truth))}
         if self.climatology is not None:
             fields = self.climatology.read(time, self.in_climatology)
@@ -56,7 +56,7 @@ class Comparison:
     def persistence(
         self, start: np.datetime64
     ) -> dict[str, Float[np.ndarray, "channel lat lon"]]:
-        """The truth at a start date, which persistence forecasts."""
+        """The forecast of persistence: the truth at the start date."""
         return {PERSISTENCE: self.to_truth(self.truth.read(start, self.in_truth))}
 
 
@@ -78,7 +78,7 @@ def compare(
         ValueError: there are none, or the grids or units differ.
     """
     common = [name for name in variables if name in truth.variables]
-    # Those with levels first, however the forecast lists them.
+    # Variables with levels first, whatever the order in the forecast.
     common.sort(key=lambda name: (variables[name].levels is None, name))
     wanted = [*names] or common
     lost = [name for name in wanted if name not in common]
@@ -114,7 +114,7 @@ def compare(
 def levels_in(
     channels: Sequence[Channel], other: ClimatologyFields, option: str
 ) -> dict[str, tuple[int, ...] | None]:
-    """Where the channels of the scores are in a climatology.
+    """Positions of the levels of the scores in a climatology, by variable.
 
     Raises:
         ValueError: a variable or a level is missing.
@@ -153,7 +153,7 @@ def _check_units(name: str, own: Variable, other: Variable, where: str) -> None:
 def _common_levels(
     name: str, own: Variable, other: Variable, where: str
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Positions of the common levels on both sides, in the order of the first."""
+    """Positions of the common levels in both, in the order of the first."""
     if own.levels is None and other.levels is None:
         return None, None
     if own.levels is None or other.levels is None:

@@ -1,4 +1,4 @@
-"""Forecasts that were written: a Zarr store, or CREDIT's folders of NetCDF files."""
+"""Reads forecasts from a Zarr store or from CREDIT's folders of NetCDF files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ForecastFiles(Protocol):
 
     @property
     def calendar(self) -> str:
-        """In which valid times are counted."""
+        """Calendar of the valid times."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class ForecastFiles(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ZarrForecasts:
-    """A store as WeatherBench has it.
+    """A Zarr store in WeatherBench's layout.
 
     Attributes:
         grid: the store.
@@ -136,7 +136,7 @@ class NetcdfForecasts:
         starts: see `ForecastFiles`.
         leads: see `ForecastFiles`.
         calendar: see `ForecastFiles`.
-        places: (start, member) -> valid time -> file and position in it.
+        places: (start, member) -> valid time -> file and position of the time in it.
         open_files: the files that are open.
     """
 
@@ -184,7 +184,7 @@ def valid_times(files: ForecastFiles) -> np.ndarray:
 
 
 def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFiles:
-    """Opens forecasts; no field is read.
+    """Opens forecasts without reading fields.
 
     Args:
         path: a Zarr store, a folder with `forecast.zarr`, or CREDIT's folder.
@@ -192,7 +192,7 @@ def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFi
 
     Raises:
         FileNotFoundError: there is no such path.
-        ValueError: it holds no forecasts, or parts of them are missing.
+        ValueError: it contains no forecasts, or parts of them are missing.
     """
     files = open_files or OpenFiles()
     place = Path(path)
@@ -283,7 +283,7 @@ def _times(path: Path, files: OpenFiles) -> np.ndarray:
 def _valid(
     paths: Sequence[Path], files: OpenFiles
 ) -> dict[np.datetime64, tuple[Path, int]]:
-    """Valid time -> file and position; names of single steps say it."""
+    """Valid time -> file and position; from the name of files of a single step."""
     found: dict[np.datetime64, tuple[Path, int]] = {}
     for path in paths:
         step = _STEP.fullmatch(path.stem)
@@ -303,7 +303,8 @@ def _leads(
     times = sorted(_valid(paths, files))
     if calendar == "standard":
         return np.array([time - start for time in times], "timedelta64[ns]")
-    # A step is found by going on from the start, day by day and then by the clock.
+    # In other calendars the difference of labels may exceed the lead time by a few
+    # days.
     found = []
     for time in times:
         lead = (time - start).astype("timedelta64[ns]")
@@ -318,7 +319,7 @@ def _leads(
 def _stacked(
     file: GridFile, places: Mapping[str, int], wanted: Wanted, member: str | None
 ) -> Float[np.ndarray, "member channel lat lon"]:
-    """Variables side by side, with a dim of members."""
+    """Variables concatenated along the channel dim, with a member dim."""
     fields = []
     for name, levels in wanted.items():
         if name not in file.dataset:

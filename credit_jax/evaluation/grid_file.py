@@ -1,4 +1,4 @@
-"""Fields of NetCDF files and Zarr stores, whatever the order of their dims."""
+"""Fields of NetCDF files and Zarr stores, for any order of their dims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROWS, _COLUMNS = (*LATITUDES, "y"), (*LONGITUDES, "x")
 # Name of a variable -> positions of its levels; None for one without levels.
 Wanted = Mapping[str, tuple[int, ...] | None]
 _PASCAL = ("pa", "pascal", "pascals")
-# Largest difference of two coordinates that are the same, in degrees.
+# Largest difference, in degrees, of two coordinates that count as equal.
 SAME_DEGREES = 1e-2
 
 
@@ -25,7 +25,7 @@ class Variable:
 
     Attributes:
         levels: values of its level coordinate, pressures in hPa; None at the surface.
-        units, long_name: "" if the file names none.
+        units, long_name: "" if the file has none.
     """
 
     levels: np.ndarray | None = None
@@ -40,7 +40,7 @@ class GridFile:
     Attributes:
         where: its name, for errors.
         dataset: opened; fields are read on access.
-        others: names of dims that are no level: times, members.
+        others: names of dims that are not levels: times, members.
     """
 
     where: str
@@ -69,13 +69,12 @@ class GridFile:
     def read(
         self, name: str, places: Mapping[str, int], levels: Sequence[int] | None
     ) -> Float[np.ndarray, "... lat lon"]:
-        """A field, float32: (lat, lon), or with the dims that `places` leaves.
+        """Reads a field as float32, (..., level, lat, lon); see `others` for the dots.
 
         Args:
             name: of the variable.
-            places: dim -> position; those that the variable lacks have no effect.
-            levels: positions of the levels, which come first of the remaining dims but
-                those of `others`; None for a variable without levels.
+            places: dim -> position; dims that the variable lacks are ignored.
+            levels: positions of the levels; None for all, or a variable without levels.
         """
         array = self.dataset[name]
         array = array.isel({k: v for k, v in places.items() if k in array.dims})
@@ -90,7 +89,7 @@ class GridFile:
     def channels(
         self, places: Mapping[str, int], wanted: Wanted
     ) -> Float[np.ndarray, "channel lat lon"]:
-        """All wanted levels of all wanted variables at some places."""
+        """Reads all wanted levels of all wanted variables at some positions."""
         fields = [self.read(name, places, levels) for name, levels in wanted.items()]
         return np.concatenate([x if x.ndim == 3 else x[None] for x in fields])
 
@@ -128,10 +127,10 @@ class GridFile:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """Where the points of one grid are in another one of the same size.
+    """Positions of the points of one grid in another one of the same size.
 
     Attributes:
-        rows, columns: positions; None takes all as they are.
+        rows, columns: positions; None keeps the order.
     """
 
     rows: np.ndarray | None = None
@@ -140,7 +139,7 @@ class Alignment:
     def __call__(
         self, field: Float[np.ndarray, "... lat lon"]
     ) -> Float[np.ndarray, "... lat lon"]:
-        """The field in the order of the first grid."""
+        """Reorders a field of the second grid like the first one."""
         if self.rows is not None:
             field = field[..., self.rows, :]
         return field if self.columns is None else field[..., self.columns]
@@ -157,7 +156,7 @@ def align(
     Args:
         latitude, longitude: of the forecast.
         other: those of the other grid.
-        where: what has the other grid, for the error.
+        where: description of the other grid, for the error.
 
     Raises:
         ValueError: the grids differ.

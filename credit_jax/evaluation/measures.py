@@ -1,17 +1,17 @@
 """Area sums of errors, anomalies, ranks and spectra of some forecasts.
 
-Functions of local rows, in and outside of `shard_map`. With weights `w` of the points
-of a region, an ensemble of m members `x_i`, `e` the error of their mean, `t` the truth,
-`c` the climatology, and sums over points where all of them have values:
+Functions of local rows, inside or outside of `shard_map`. With weights `w` of the
+points of a region, an ensemble of m members `x_i`, `e` the error of their mean, `t` the
+truth, `c` the climatology, and sums over points where all of them have values:
 
     squared, absolute, plain    sum w e^2, sum w |e|, sum w e
     anomaly, product, truth     sum w f^2, sum w f a, sum w a^2, f = x - c, a = t - c
     crps                        sum w (mean |x_i - t| - mean |x_i - x_j| / 2), i != j
     variance                    sum w sum_i (x_i - mean)^2 / (m - 1)
     rank                        sum w for each number of members below the truth
-    power                       sum w |F_k|^2, and twice that for waves -k and k
+    power                       sum w |F_k|^2, twice that if -k and k differ
 
-Differences from the truth are taken first: they are exact in float32.
+Differences from the truth are taken first, as they are exact in float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Weights:
 
     Attributes:
         regions: of each region, of sum 1 over all shards.
-        bands: of the rows of each band; None computes no spectra.
+        bands: of the rows of each band, of sum 1; None computes no spectra.
     """
 
     regions: Float[Array, "region rows lon"]
@@ -76,12 +76,12 @@ def area_sums(
     weights: Weights,
     axes: MeshAxes,
 ) -> AreaSums:
-    """All area sums of some forecasts at one lead time, over the rows of all shards.
+    """Returns the area sums of forecasts at one lead time, over the rows of all shards.
 
     Args:
         forecast: one or more members.
-        references: "truth", and "persistence" and "climatology" if there are any, in
-            the units of the forecast. NaN is a missing value.
+        references: "truth" and optionally "persistence" and "climatology", in the units
+            of the forecast; NaN is a missing value.
         weights: of the points.
         axes: of the mesh; `MeshAxes()` on one device.
     """
@@ -124,7 +124,7 @@ def _system(
     climatology: Fields | None,
     weights: Weights,
 ) -> AreaSums:
-    """Errors and anomalies of a system; of several members also what they have."""
+    """Errors and anomalies of a system, and ensemble measures if it has members."""
     difference = fields - truth[:, None]
     known = jnp.isfinite(difference).all(axis=1)
     difference = _zero(difference, known[:, None])
@@ -167,7 +167,7 @@ def _anomalies(name: str, anomaly: Ensemble, of_truth: Fields) -> dict[str, Fiel
 
 
 def _of_members(name: str, error: Ensemble) -> dict[str, Fields]:
-    """CRPS and variance; both are those of differences from the truth."""
+    """CRPS and variance, computed from differences from the truth."""
     count = error.shape[1]
     pairs = half_pair_sum(error[:, :, :, None])[:, :, 0] / (count * (count - 1))
     centered = error - error.mean(axis=1, keepdims=True)
@@ -180,7 +180,7 @@ def _of_members(name: str, error: Ensemble) -> dict[str, Fields]:
 def _ranks(
     error: Ensemble, known: Points, weights: Weights
 ) -> Float[Array, "start channel region rank"]:
-    """Sums of weights by rank; a truth that equals n members has n + 1 ranks alike."""
+    """Sums of weights by rank; ties with n members share it over n + 1 ranks."""
     below = (error < 0).sum(axis=1)
     equal = (error == 0).sum(axis=1)
     share = _zero(1 / (equal + 1), known)
@@ -212,9 +212,9 @@ def _band_sums(name: str, power: Array, known: Array, weights: Weights) -> AreaS
 def _power(
     fields: Float[Array, "*dims rows lon"],
 ) -> tuple[Float[Array, "*dims rows wave"], Bool[Array, "*dims rows"]]:
-    """Power by zonal wavenumber, whose sum is the mean square of a row.
+    """Power by zonal wavenumber; its sum over wavenumbers is the mean square of a row.
 
-    The mean of a row is taken off first: it may be a thousand times what varies.
+    The mean of a row is subtracted first, as it may be a thousand times the variation.
     """
     known = jnp.isfinite(fields).all(axis=-1)
     fields = _zero(fields, known[..., None])
@@ -228,9 +228,9 @@ def _power(
 
 
 def _blocks(values: Array, dim: int) -> Array:
-    """A dim in blocks of `_BLOCK`, with zeros at the end.
+    """Splits a dim into blocks of `_BLOCK`, padded with zeros at the end.
 
-    Sums of sums of few values: rounding grows with the number of values of a sum.
+    Blockwise summation reduces rounding errors, which grow with the length of a sum.
     """
     dim %= values.ndim
     size = values.shape[dim]

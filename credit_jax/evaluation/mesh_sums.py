@@ -1,4 +1,4 @@
-"""Area sums of forecasts on a mesh: one compiled program."""
+"""Area sums of forecasts on a mesh, by one compiled program."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from credit_jax.parallel.mesh.credit import local_dp_ranks
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.rows.layout import block_layout
 
-# Key -> (batch, level, 1, rows, lon), as forecasts come from a step.
+# Key -> (batch, level, 1, rows, lon), as returned by `ForecastStep`.
 Forecast = Mapping[str, Array]
-# Of the sums: values of the forecasts that are not finite.
+# Name of the counts of non-finite values among the sums.
 NON_FINITE = "non_finite"
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Where fields have their values.
+    """The grid of fields, and regions on it.
 
     Attributes:
         latitude, longitude: (lat,) and (lon,) degrees, or both (lat, lon).
         regions: over which scores are averaged.
-        bands: over which spectra are; none on curvilinear grids.
+        bands: over which spectra are averaged; none on curvilinear grids.
     """
 
     latitude: np.ndarray
@@ -51,18 +51,18 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class MeshSums:
-    """The area sums of some forecasts, which lie side by side on the batch dim.
+    """Computes the area sums of forecasts that are stacked along the batch dim.
 
-    Members of one start date are neighbors. If those of each start date are on one
-    data-parallel rank, each rank has its own start dates; else every rank gets all
-    members by an all-gather, and all ranks do the same.
+    Members of one start date are adjacent. If those of each start date are on one
+    data-parallel rank, each rank processes its own start dates; otherwise all members
+    are all-gathered, and every rank computes the same.
 
     Attributes:
         mesh: of the forecasts.
         grid: of the fields.
-        size: forecasts side by side on the whole mesh.
+        size: forecasts of a batch on the whole mesh.
         num_members: of each start date.
-        channels: key -> positions of the levels that are compared; None is all.
+        channels: key -> positions of the levels that are compared; None for all.
     """
 
     mesh: Mesh
@@ -86,16 +86,16 @@ class MeshSums:
 
     @property
     def num_starts(self) -> int:
-        """Start dates side by side."""
+        """Number of start dates of a batch."""
         return self.size // self.num_members
 
     @property
     def gathers(self) -> bool:
-        """Whether members of one start date are on several ranks."""
+        """Whether members of one start date are on several data-parallel ranks."""
         return self.size // self.axes.num_data % self.num_members != 0
 
     def place(self, references: Mapping[str, np.ndarray]) -> dict[str, Array]:
-        """References on the mesh.
+        """Puts reference fields on the mesh.
 
         Args:
             references: name -> (start, channel, lat, lon), for `num_starts` dates.
@@ -113,7 +113,7 @@ class MeshSums:
     def __call__(
         self, forecast: Forecast, references: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Area sums at one lead time, still on the devices; `to_host` takes them.
+        """Area sums at one lead time, as arrays on the devices for `to_host`.
 
         Args:
             forecast: global arrays on the mesh.
@@ -124,14 +124,14 @@ class MeshSums:
     def to_host(self, sums: Mapping[str, Array]) -> dict[str, np.ndarray]:
         """(start, channel, ...) area sums of the start dates, whole in every process.
 
-        NON_FINITE has (start, member, channel) numbers of values.
+        NON_FINITE has counts of values, (start, member, channel).
         """
         return {name: np.asarray(x)[: self.num_starts] for name, x in sums.items()}
 
     def place_forecast(
         self, members: Float[np.ndarray, "batch channel lat lon"]
     ) -> dict[str, Array]:
-        """A forecast of the host on the mesh, as one key with all channels."""
+        """Puts a host forecast on the mesh, as one key with all channels."""
         return place_batch({"all": members[:, :, None]}, self.mesh)
 
     @cached_property

@@ -1,7 +1,7 @@
-"""Scores of forecasts that were written, in bounded memory.
+"""Scores of forecasts in files, in bounded memory.
 
-In memory are all members of one forecast at a few lead times, the truth of each, and
-the truth at the start date.
+Memory holds all members of one forecast at a few lead times, the truth at each, and the
+truth at the start date.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def score_files(
     num_members: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> ScoreSums:
-    """The sums of all forecasts of a store or folder.
+    """Computes the sums of all forecasts of a store or folder.
 
     Args:
         files: the forecasts.
-        comparison: with what, and which channels.
+        comparison: channels and references.
         grid: of the forecasts.
         mesh: rows are split over its domain axis; by default one device.
-        num_members: the first ones that are taken; by default all.
+        num_members: number of first members to score; by default all.
         progress: called with the number of start dates that are done.
     """
     members = num_members or files.num_members
@@ -63,7 +63,7 @@ def score_files(
 def layout_of(
     comparison: Comparison, grid: Grid, leads: np.ndarray, num_members: int
 ) -> ScoreLayout:
-    """The dims of the scores."""
+    """Returns the layout of the dims of the scores."""
     names = [tuple(own.name for own in part) for part in (grid.regions, grid.bands)]
     return ScoreLayout(comparison.channels, leads, *names, num_members=num_members)
 
@@ -71,7 +71,7 @@ def layout_of(
 def grid_of(
     latitude: np.ndarray, longitude: np.ndarray, regions: tuple[Region, ...]
 ) -> Grid:
-    """The grid of forecasts; spectra need whole circles of latitude."""
+    """Returns the grid of forecasts; spectra need whole circles of latitude."""
     circles = latitude.ndim == 1 and _is_circle(longitude)
     return Grid(latitude, longitude, regions, BANDS if circles else ())
 
@@ -84,7 +84,7 @@ def _is_circle(longitude: np.ndarray) -> bool:
 def _read(
     files: ForecastFiles, comparison: Comparison, num_members: int
 ) -> Iterator[Any]:
-    """For each start date and lead time the forecast, and what it is compared with."""
+    """Yields the forecast and its references for each start date and lead time."""
     for number, start in enumerate(files.starts):
         persistence = comparison.persistence(start)
         for lead in range(len(files.leads)):
@@ -100,7 +100,7 @@ def _of_start(
     found, copies = [], measure.num_starts
     for _ in range(num_leads):
         forecast, references = next(reader)
-        # Every data-parallel device takes the same.
+        # Every data-parallel rank gets the same copy.
         whole = np.concatenate([forecast] * copies)
         fields = {name: np.concatenate([x] * copies) for name, x in references.items()}
         sums = measure(measure.place_forecast(whole), measure.place(fields))

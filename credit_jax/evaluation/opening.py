@@ -1,4 +1,4 @@
-"""Opens all that forecasts are compared with, and finds all that is missing first."""
+"""Opens the references of forecasts, and checks first that nothing is missing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NO_CLIMATOLOGY = "none"
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """With what forecasts are compared.
+    """The references that forecasts are compared with.
 
     Attributes:
         truth: a data section, or a path: see `open_truth`.
-        climatology: path of mean fields; "none" leaves climatology out; None makes
-            means of the training period.
-        training: the data section of that period; None if it is not known.
-        variables: that are compared; all by default.
+        climatology: path of mean fields; "none" omits climatology; None takes means of
+            the training period.
+        training: the data section of that period; None if unknown.
+        variables: names of those that are compared; all by default.
         open_files: files that are open already.
     """
 
@@ -43,16 +43,17 @@ def open_comparison(
     coordinates: tuple[np.ndarray, np.ndarray],
     times: np.ndarray,
 ) -> Comparison:
-    """What some forecasts are compared with.
+    """Opens the references of some forecasts.
 
     Args:
-        options: with what.
+        options: names the references.
         variables: of the forecasts, by name.
         coordinates: latitudes and longitudes of the forecasts.
         times: all start dates and valid times.
 
     Raises:
-        FileNotFoundError, ValueError: what is missing, or has another grid or unit.
+        FileNotFoundError, ValueError: a file, time, variable or level is missing, or
+            grids or units differ.
     """
     files = options.open_files or OpenFiles()
     truth = open_truth(options.truth, times, files)
@@ -100,7 +101,7 @@ def _with_climatology(
 
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of an option that may be repeated and may hold commas.
+    """Names of an option that may be repeated and may contain commas.
 
     >>> in_order(["T,U", "SP"])
     ('T', 'U', 'SP')

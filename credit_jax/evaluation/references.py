@@ -1,4 +1,4 @@
-"""What forecasts are compared with: the truth, from a data section or from a file."""
+"""The truth that forecasts are compared with, from a data section or from a file."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Reference(Protocol):
 
     @property
     def where(self) -> str:
-        """What it is, for errors and for the record."""
+        """Description for errors and for the attributes of scores."""
         ...
 
     @property
     def variables(self) -> Mapping[str, Variable]:
-        """What there is, by name."""
+        """The available variables by name."""
         ...
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +47,7 @@ class Reference(Protocol):
         ...
 
     def problems(self, times: np.ndarray, names: Sequence[str]) -> list[str]:
-        """What is missing at some times, one line each."""
+        """Lists what is missing at some times, one line each."""
         ...
 
     def read(
@@ -111,9 +111,9 @@ class DataReference:
     """The predicted variables of a data section.
 
     Attributes:
-        where: of the section.
+        where: description of the section, for errors.
         sources: name -> opened source.
-        clocks: name -> which time of a source belongs to a time.
+        clocks: name -> maps a time of the forecast to times of that source.
     """
 
     where: str
@@ -169,7 +169,7 @@ class DataReference:
 
     @cached_property
     def _known(self) -> dict[str, tuple[str, Variable]]:
-        """Name -> key of its fields, and what it is; the first source of a name."""
+        """Name -> key and description, from the first source that has the variable."""
         found: dict[str, tuple[str, Variable]] = {}
         for source in self.sources.values():
             units = source.units()
@@ -185,7 +185,7 @@ class DataReference:
         return found
 
     def _only(self, names: Sequence[str]) -> dict[str, Source]:
-        """The sources with some of their variables."""
+        """The sources, restricted to some variables."""
         keys = {self._known[name][0] for name in names}
         found = {}
         for name, source in self.sources.items():
@@ -211,7 +211,7 @@ class DataReference:
 def open_truth(
     given: str | DataConfig, times: np.ndarray, open_files: OpenFiles | None = None
 ) -> Reference:
-    """Opens the truth; no field is read.
+    """Opens the truth without reading fields.
 
     Args:
         given: a data section; or the path of a YAML file with one, of a NetCDF file or
@@ -220,7 +220,7 @@ def open_truth(
         open_files: files that are open already.
 
     Raises:
-        FileNotFoundError, ValueError: it cannot be opened, or has no times.
+        FileNotFoundError, ValueError: it cannot be opened, or has no time dim.
     """
     files = open_files or OpenFiles()
     if isinstance(given, DataConfig):
@@ -243,7 +243,7 @@ def open_truth(
 
 
 def open_dataset(path: str, option: str, open_files: OpenFiles) -> Any:
-    """The data set of a path that an option names."""
+    """Opens the data set of a path given by an option."""
     if "://" not in path and not Path(path).exists():
         raise FileNotFoundError(f"{option}: {path} does not exist")
     return open_files.dataset(path)

@@ -1,7 +1,7 @@
 """WeatherBench's regions, and the area weights of their points.
 
-Bounds are those of google-research/weatherbench2, scripts/evaluate.py; both ends of a
-range belong to it.
+Bounds are those of google-research/weatherbench2, scripts/evaluate.py; ranges include
+both ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-# Degrees by which a coordinate may miss a bound: coordinates are often float32.
+# Tolerance of bounds in degrees, as coordinates are often float32.
 _TOLERANCE = 1e-4
 _EVERYWHERE = ((-90.0, 90.0),)
 
@@ -24,7 +24,7 @@ class Region:
     Attributes:
         name: of the region.
         latitudes: ranges (south, north), degrees north.
-        longitudes: ranges (west, east), degrees east from 0 to 360; None is all.
+        longitudes: ranges (west, east), degrees east from 0 to 360; None for all.
     """
 
     name: str
@@ -56,7 +56,7 @@ REGIONS: tuple[Region, ...] = (
     Region("arctic", ((60, 90),)),
     Region("antarctic", ((-90, -60),)),
 )
-# Those of the energy spectra; all span the whole circle of latitude.
+# Regions of the energy spectra; all span whole circles of latitude.
 BANDS: tuple[Region, ...] = REGIONS[:5]
 
 
@@ -79,10 +79,10 @@ def choose_regions(names: Sequence[str] = ()) -> tuple[Region, ...]:
 def region_weights(
     regions: Sequence[Region], latitude: np.ndarray, longitude: np.ndarray
 ) -> Float[np.ndarray, "region lat lon"]:
-    """cos(latitude) in each region and 0 elsewhere, of sum 1; 0 for an empty region.
+    """cos(latitude) in each region, 0 elsewhere, of sum 1; all 0 for an empty region.
 
     Args:
-        regions: which.
+        regions: one for each row of the result.
         latitude, longitude: (lat,) and (lon,) degrees, or both (lat, lon).
     """
     if latitude.ndim == 1:

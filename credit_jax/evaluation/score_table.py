@@ -1,4 +1,4 @@
-"""A short table of scores, to print."""
+"""A short table of scores for the console."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MAX_LEADS = 6
 
 
 def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:
-    """RMSE over the globe of each variable, the mean square over its levels.
+    """Global RMSE of each variable, from the mean square over its levels.
 
     The forecast is green where it is below all others.
 
     Args:
         scores: the data set.
-        leads: lead times; by default some up to the last one.
+        leads: lead times, "24h"; by default up to MAX_LEADS, evenly spaced.
     """
     rmse = scores["rmse"].sel(region="global")
     squares = (rmse**2).groupby("variable").mean()

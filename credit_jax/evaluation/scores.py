@@ -1,4 +1,4 @@
-"""The scores of forecasts: what `credit-jax score` writes and pages and plots read.
+"""The data set of scores, written by `credit-jax score` and read by pages and plots.
 
 An `xarray.Dataset`, one data variable a metric:
 
@@ -13,9 +13,9 @@ The dims are `system`, `channel`, `region`, `prediction_timedelta`, in this orde
 
 Coordinates:
 
-    system               "forecast" (with members their mean), "members" (each one for
-                         itself, the mean over them), "persistence", "climatology",
-                         "truth" (has activity and energy_spectrum alone)
+    system               "forecast" (of an ensemble its mean), "members" (each member
+                         scored separately, then averaged), "persistence",
+                         "climatology", "truth" (only activity and energy_spectrum)
     channel              labels, "T500" or "t2m"; beside it `variable` (name), `level`
                          (NaN at the surface), `units` and `long_name` ("" if unknown)
     region               names of `evaluation.regions`, "global" first
@@ -64,7 +64,7 @@ class Metric:
     Attributes:
         long_name: for titles.
         dims: of its array.
-        power: of the unit of the channel that its values have; 0 is a ratio.
+        power: exponent of the channel's unit in the unit of its values; 0 is a ratio.
         best: the value of a perfect forecast; None if there is none.
     """
 
@@ -101,7 +101,7 @@ def write_scores(scores: xr.Dataset, folder: str | Path) -> tuple[Path, Path]:
 
     Args:
         scores: the data set.
-        folder: is made if it is not there.
+        folder: created if it does not exist.
 
     Returns:
         The two paths.
@@ -118,11 +118,11 @@ def write_scores(scores: xr.Dataset, folder: str | Path) -> tuple[Path, Path]:
 
 
 def read_scores(path: str | Path) -> xr.Dataset:
-    """The scores of a file, or of the folder that it is in, in memory.
+    """Reads the scores of a file, or of the folder that contains it, into memory.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file holds no scores.
+        ValueError: the file does not contain scores.
     """
     place = Path(path)
     if place.is_dir():
@@ -139,7 +139,7 @@ def check_scores(scores: xr.Dataset, where: str) -> None:
     """Checks dims and coordinates of a data set of scores.
 
     Raises:
-        ValueError: something is not as this module says.
+        ValueError: they are not those described in this module.
     """
     metrics = [str(name) for name in scores.data_vars]
     lost = [name for name in DIMS if name not in scores.coords]
@@ -159,7 +159,7 @@ def check_scores(scores: xr.Dataset, where: str) -> None:
 
 
 def to_table(scores: xr.Dataset) -> pd.DataFrame:
-    """The metrics without ranks and wavenumbers, one row a value; NaN is left out.
+    """Table of the metrics without ranks and wavenumbers, one row per finite value.
 
     Columns: metric, system, channel, variable, level, units, region, lead_hours, value.
     """

@@ -1,4 +1,4 @@
-"""Sums over start dates, and the scores that follow from them."""
+"""Sums over start dates, and the scores computed from them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Channel:
 
     @property
     def label(self) -> str:
-        """Variable and level in one word."""
+        """Variable and level, such as "T500"."""
         return self.variable + ("" if self.level is None else f"{self.level:g}")
 
 
@@ -70,7 +70,7 @@ class ScoreSums:
     def of_start(
         cls, start: np.datetime64, leads: Sequence[Mapping[str, np.ndarray]]
     ) -> ScoreSums:
-        """Those of one start date.
+        """Builds the sums of one start date.
 
         Args:
             start: the date.
@@ -81,7 +81,7 @@ class ScoreSums:
         return cls((start,), arrays)
 
     def merge(self, other: ScoreSums) -> ScoreSums:
-        """The sums of both.
+        """Adds the sums of other start dates.
 
         Raises:
             ValueError: they have a start date in common, or are of other scores.
@@ -98,7 +98,7 @@ class ScoreSums:
         return ScoreSums(self.starts + other.starts, arrays)
 
     def save(self, path: Path) -> None:
-        """Writes a file (.npz) that is there whole or not at all."""
+        """Writes an .npz file atomically."""
         starts = np.array(self.starts, "datetime64[ns]").astype(np.int64)
         with new_file(path) as partial, partial.open("wb") as file:
             content: dict[str, Any] = {_STARTS: starts, **self.arrays}
@@ -115,7 +115,7 @@ class ScoreSums:
 
 @dataclass(frozen=True, eq=False)
 class ScoreLayout:
-    """What the dims of the sums are.
+    """The dims of the sums.
 
     Attributes:
         channels: in order.
@@ -200,7 +200,7 @@ class ScoreLayout:
 
 
 def _missing(weight: np.ndarray, num_starts: int) -> np.ndarray:
-    """Share without values, (lead, channel, region); NaN in regions without points."""
+    """Fraction without values, (lead, channel, region); NaN in empty regions."""
     share = 1 - weight / num_starts
     # Weights are rounded to float32, so that their sum is not quite 1.
     share[np.abs(share) < _ROUNDING] = 0.0
@@ -223,7 +223,7 @@ def _metrics(
             found[name][system] = values
     ensemble = found["spread"]
     if ensemble:
-        # The score of a single forecast; a fair comparison with that of an ensemble.
+        # The CRPS of a deterministic forecast is its mean absolute error.
         for system in (PERSISTENCE, CLIMATOLOGY):
             if system in found["mae"]:
                 found["crps"][system] = found["mae"][system]
