@@ -1,4 +1,4 @@
-"""Animated GIFs of maps, one frame a lead time."""
+"""Animated GIFs of maps, one frame per lead time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def write_animation(
 
     Args:
         figure: of the first frame; its fields are replaced.
-        frames: title and maps of each, taken one after the other.
+        frames: title and maps of each frame, consumed one after the other.
         path: of the file, which ends with .gif.
-        frames_per_second: how fast it is.
-        dpi: pixels an inch.
+        frames_per_second: frame rate.
+        dpi: pixels per inch.
     """
     from matplotlib.animation import PillowWriter
 

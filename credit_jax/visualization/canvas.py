@@ -1,6 +1,6 @@
-"""Figures of matplotlib: their style, and how they become files, SVG text or PNG bytes.
+"""Matplotlib figures: their style, and conversion to files, SVG text or PNG bytes.
 
-Figures are made without pyplot, so that nothing is kept and any thread may draw.
+Figures are made without pyplot, which keeps global state, so any thread may draw.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "svg.fonttype": "none",
-    # The same drawing has the same ids.
+    # Makes the ids of elements reproducible.
     "svg.hashsalt": "credit_jax",
 }
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The style of all that is drawn in the block."""
+    """Context manager that sets the style of everything drawn in the block."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -46,7 +46,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure.
+    """Returns an empty figure.
 
     Args:
         width: inches.
@@ -61,15 +61,15 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: str | Path, *, dpi: int = 110) -> Path:
-    """Writes a figure; the suffix of the file is its format.
+    """Writes a figure; the suffix of the file selects the format.
 
     Args:
         figure: of `new_figure`.
         path: of the file.
-        dpi: pixels an inch, of PNG.
+        dpi: pixels per inch, for PNG.
 
     Raises:
-        ValueError: the suffix is none of SUFFIXES.
+        ValueError: the suffix is not one of SUFFIXES.
     """
     path = Path(path)
     check_suffix(path, SUFFIXES)
@@ -79,10 +79,10 @@ def save_figure(figure: Any, path: str | Path, *, dpi: int = 110) -> Path:
 
 
 def check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Checks the format of a file that is to be written.
+    """Checks the suffix of an output file.
 
     Raises:
-        ValueError: the suffix is none of these.
+        ValueError: the suffix is not one of `suffixes`.
     """
     if path.suffix not in suffixes:
         raise ValueError(
@@ -92,7 +92,7 @@ def check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
 
 
 def png_of(figure: Any, *, dpi: int = 100) -> bytes:
-    """A figure as PNG."""
+    """Returns a figure as PNG bytes."""
     file = io.BytesIO()
     with style():
         figure.savefig(file, dpi=dpi, format="png")
@@ -100,21 +100,22 @@ def png_of(figure: Any, *, dpi: int = 100) -> bytes:
 
 
 def svg_of(figure: Any, prefix: str, label: str) -> str:
-    """A figure as an `<svg>` element for an HTML page.
+    """Returns a figure as an `<svg>` element for an HTML page.
 
-    It has no background, fills the width of its surroundings and has their text color.
+    It has no background, fills the width of the enclosing element and has its text
+    color.
 
     Args:
         figure: of `new_figure`.
-        prefix: of all ids in it; another one for each figure of the page.
-        label: what it shows, for readers that do not see it.
+        prefix: of all ids in it; must be unique for each figure of the page.
+        label: description for screen readers, escaped.
     """
     file = io.StringIO()
     with style():
         figure.savefig(file, format="svg", transparent=True, metadata=_NO_METADATA)
     text = file.getvalue()
     text = text[text.index("<svg") :]
-    # Style elements would hold for the whole page.
+    # Style elements would apply to the whole page.
     text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text, flags=re.DOTALL)
     text = re.sub(r"font-family: [^;\"]+;", "", text)
     text = re.sub(r"\s*\n\s*", " ", text)

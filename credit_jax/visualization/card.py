@@ -1,4 +1,4 @@
-"""Score cards: by channel and lead time, the difference to a baseline in percent."""
+"""Score cards: difference from a baseline in percent, by channel and lead time."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ def differences(
     metric: str = "rmse",
     region: str = GLOBAL,
 ) -> Float[xr.DataArray, "channel lead"]:
-    """100 (forecast / baseline - 1), by channel and lead time; negative is better.
+    """Returns 100 (forecast / baseline - 1), in percent; negative is better.
 
     Args:
         scores: of `credit_jax.evaluation.scores`.
-        baseline: a system of these scores, or the scores of another forecast, of which
-            the channels and lead times that both have are compared.
+        baseline: a system of these scores, or the scores of another forecast; the
+            common channels and lead times are compared.
         metric: one of ERRORS.
         region: name of the region.
 
     Raises:
         ValueError: the two have no channel or no lead time in common, or the baseline
             has no values.
+        KeyError: the metric, the system or the region does not exist.
     """
     ours = scores[metric].sel(system=FORECAST, region=region, drop=True)
     if isinstance(baseline, str):
@@ -55,7 +56,7 @@ def differences(
 
 
 def card_panel(difference: Float[xr.DataArray, "channel lead"], title: str) -> Panel:
-    """The score card of `differences`, all channels and up to MAX_LEADS lead times."""
+    """Returns the score card of `differences`, with at most MAX_LEADS lead times."""
     num = difference.sizes["prediction_timedelta"]
     places = np.unique(np.linspace(0, num - 1, min(num, MAX_LEADS)).round().astype(int))
     shown = difference.isel(prediction_timedelta=places)
@@ -101,7 +102,7 @@ def _drawer(shown: xr.DataArray) -> Any:
 
 
 def percent_text(value: float) -> str:
-    """A difference as the cell of a card has it: `-12`, `+3`, `+0.4`, `>999`.
+    """Formats a difference for a cell of a card: `-12`, `+3`, `+0.4`, `>999`.
 
     >>> percent_text(-12.3), percent_text(0.44), percent_text(1e5)
     ('-12', '+0.4', '>999')

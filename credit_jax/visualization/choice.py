@@ -1,4 +1,4 @@
-"""The fields that a user asks for by name, level, lead time and date."""
+"""Finds fields by variable name, level, lead time and start date."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Choice:
         return f"{self.variable}{levels[self.level]:g}"
 
     def title(self, lead: int) -> str:
-        """What is shown, of when."""
+        """Title of a map: field, lead time, start date and valid time."""
         start = date_text(self.files.starts[self.start])
         valid = date_text(valid_time(self.files, self.start, lead))
         whose = {None: "", MEAN: "ensemble mean of ", SPREAD: "spread of "}.get(
@@ -83,7 +83,7 @@ def choose(
     init_time: str | None = None,
     member: str | None = None,
 ) -> Choice:
-    """Finds what a user asks for.
+    """Finds the field of a variable, level, start date and member.
 
     Args:
         files: the forecasts.
@@ -93,7 +93,7 @@ def choose(
         member: a number, "mean" or "spread"; None is the mean of an ensemble.
 
     Raises:
-        ValueError: it is not there; says what is.
+        ValueError: it does not exist; the error lists what exists.
     """
     names = sorted(files.grid.variables)
     if variable not in names:
@@ -130,10 +130,10 @@ def _level(name: str, levels: np.ndarray | None, wanted: float | None) -> int | 
 
 
 def find_lead(leads: np.ndarray, text: str) -> int:
-    """The number of a lead time such as "5d" or "36h".
+    """Returns the position of a lead time such as "5d" or "36h".
 
     Raises:
-        ValueError: that is no duration, or not there; says which is the nearest.
+        ValueError: the text is not a duration, or there is no such lead time.
     """
     try:
         wanted = np.timedelta64(duration(text).value, "ns")
@@ -205,11 +205,11 @@ def date_text(date: Any) -> str:
 
 @dataclass(frozen=True)
 class Truth:
-    """The true field beside a chosen one.
+    """The true field that corresponds to a chosen one.
 
     Attributes:
         at: number of a lead time -> the field, on the grid of the forecasts.
-        units: of both; empty if neither side knows them.
+        units: of both; empty if unknown.
     """
 
     at: Callable[[int], np.ndarray]
@@ -222,7 +222,7 @@ def truth_of(
     leads: Sequence[int],
     open_files: OpenFiles | None = None,
 ) -> Truth:
-    """The true field at some lead times.
+    """Opens the true field at some lead times.
 
     Args:
         choice: the field.
@@ -231,7 +231,7 @@ def truth_of(
         open_files: files that are open already.
 
     Raises:
-        FileNotFoundError, ValueError: the truth lacks it, or has another grid.
+        FileNotFoundError, ValueError: the truth lacks the field, or has another grid.
     """
     times = {lead: valid_time(choice.files, choice.start, lead) for lead in leads}
     wanted = np.array([*times.values()])

@@ -1,7 +1,7 @@
 """The coastlines of maps: Natural Earth's of 1:110 million, which is public domain.
 
-They come with the package; tools/coastline.py made the file. Distances of points to the
-coast are below 20 km or so, enough for maps of continents and of the globe.
+The package contains them in a file made by tools/coastline.py. They are accurate to
+about 20 km, enough for maps of continents and of the globe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _lines() -> list[np.ndarray]:
 
 
 def coastline(west: float = -180.0) -> list[Float[np.ndarray, "point 2"]]:
-    """All coasts with longitudes from `west` to `west + 360`, cut where they leave it.
+    """Coastlines with longitudes from `west` to `west + 360`, cut at these meridians.
 
     Args:
         west: degrees east.

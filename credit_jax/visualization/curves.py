@@ -1,4 +1,4 @@
-"""Scores against lead time, the forecast beside persistence and climatology."""
+"""Curves of scores by lead time: forecast, persistence and climatology."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from credit_jax.visualization.summary import (
     series,
 )
 
-# Colors that are told apart on white, on black, and by most who see few colors.
+# Colors distinguishable on white, on black, and with most color deficiencies.
 LOOKS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         FORECAST: {"color": "#2f7ed8", "linewidth": 2.0},
@@ -26,7 +26,7 @@ LOOKS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "spread": {"color": "#2f9e5b", "linestyle": ":"},
     }
 )
-# Of metrics without units.
+# Metrics without units.
 RATIOS = ("acc", "spread_skill_ratio", "missing")
 NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -50,12 +50,12 @@ def curve_panels(
     metric: str = "rmse",
     region: str = GLOBAL,
 ) -> list[Panel]:
-    """A panel for each channel that has the metric.
+    """Returns a panel for each channel that has the metric.
 
     Args:
         scores: of `credit_jax.evaluation.scores`.
         channels: labels of the channels.
-        metric: one of NAMES; the RMSE of an ensemble has its spread beside it.
+        metric: one of NAMES; for "rmse" of an ensemble the spread is drawn, too.
         region: name of the region.
     """
     return [

@@ -1,4 +1,4 @@
-"""Pieces of HTML: elements, tables that can be sorted, images."""
+"""HTML elements, sortable tables and images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Cell:
 
     Attributes:
         text: shown, escaped.
-        value: by which the column is sorted; NaN is at the end; None sorts by text.
+        value: sort key of the column; NaN is last; None sorts by text.
         kind: CSS class.
     """
 
@@ -43,7 +43,7 @@ class Row:
     Attributes:
         name: in the first column.
         cells: of the others.
-        data: by which the row can be filtered, by name.
+        data: values by which the row can be filtered, by name.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Row:
 
 
 def number_cell(value: float, kind: str = "") -> Cell:
-    """A cell with a number; sorted by its full value."""
+    """Returns a cell with a number, sorted by its full value."""
     return Cell(number_text(value), float(value), kind)
 
 
 def element(
     tag: str, content: str = "", attributes: Mapping[str, str] | None = None
 ) -> str:
-    """An element; its content is HTML, values of attributes are escaped.
+    """Returns an element; its content is HTML, values of attributes are escaped.
 
     >>> element("p", "a", {"title": "<"})
     '<p title="&lt;">a</p>'
@@ -71,13 +71,13 @@ def element(
 def table(
     name: str, columns: Sequence[tuple[str, bool]], rows: Iterable[Row], caption: str
 ) -> str:
-    """A table that can be sorted by any column.
+    """Returns a table that can be sorted by any column.
 
     Args:
         name: its id.
-        columns: (heading, whether it holds text) of each, that of names first.
-        rows: with a cell less than there are columns.
-        caption: for readers that do not see it.
+        columns: (heading, whether it contains text) of each, that of names first.
+        rows: with one cell fewer than there are columns.
+        caption: for screen readers.
     """
     heads = "".join(
         element("th", escape(text), _head(is_text)) for text, is_text in columns
@@ -102,13 +102,13 @@ def _row(row: Row) -> str:
 
 
 def select(name: str, label: str, choices: Sequence[str], chosen: str) -> str:
-    """A menu; with more than one choice it has one for all of them.
+    """Returns a menu; if there are several choices, with an additional choice "all".
 
     Args:
-        name: of what it filters by.
-        label: beside it.
-        choices: their values and texts.
-        chosen: the one that is chosen at first.
+        name: of the filtered values (`Row.data`).
+        label: text next to the menu.
+        choices: values, which are also the texts.
+        chosen: the initial choice.
     """
     options = "".join(
         element(
@@ -124,14 +124,14 @@ def select(name: str, label: str, choices: Sequence[str], chosen: str) -> str:
 
 
 def image(png: bytes, text: str) -> str:
-    """A picture, inside the page."""
+    """Returns a PNG embedded in the page, with a caption."""
     data = base64.b64encode(png).decode()
     shown = f'<img alt="{escape(text, quote=True)}" src="data:image/png;base64,{data}">'
     return element("figure", shown + element("figcaption", escape(text)))
 
 
 def definitions(pairs: Mapping[str, str]) -> str:
-    """A list of names and values; long values can be unfolded."""
+    """Returns a list of names and values; long values are collapsed."""
     found = []
     for name, value in pairs.items():
         shown = escape(value)

@@ -1,4 +1,4 @@
-"""How lead times, channels and numbers are written in figures and tables."""
+"""Formatting of lead times, channels and numbers in figures and tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY = np.timedelta64(1, "D")
 
 
 def lead_text(lead: Any) -> str:
-    """A lead time.
+    """Formats a lead time.
 
     >>> lead_text(np.timedelta64(30, "h"))
     '1 d 6 h'
@@ -32,14 +32,14 @@ def days_of(leads: Any) -> np.ndarray:
 
 
 def channel_units(scores: xr.Dataset, channel: str) -> str:
-    """Units of a channel; empty if they are not known."""
+    """Units of a channel; empty if unknown."""
     if "units" not in scores.coords:
         return ""
     return str(scores["units"].sel(channel=channel).item())
 
 
 def number_text(value: float, digits: int = 3) -> str:
-    """A number with so many digits; a dash for a missing one.
+    """Formats a number with `digits` significant digits; a dash if it is not finite.
 
     >>> number_text(0.0012345), number_text(53211.7), number_text(float("nan"))
     ('0.00123', '53200', '–')

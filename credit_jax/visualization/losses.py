@@ -11,7 +11,7 @@ NAMES = ("train_loss", "valid_loss")
 
 
 def loss_panel(rows: Sequence[Mapping[str, float]]) -> Panel:
-    """The losses of the training log.
+    """Returns a panel of the losses of the training log.
 
     Args:
         rows: of the log, with "epoch", "train_loss" and "valid_loss".

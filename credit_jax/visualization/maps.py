@@ -15,13 +15,13 @@ from credit_jax.visualization.projections import Projection
 from credit_jax.visualization.windows import Window, window_of
 
 SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"
-# Parts of the values at either end that may be beyond the colors.
+# Fraction of the values at either end that may be outside of the color range.
 CLIPPED = 0.001
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Where the points of a field are.
+    """Coordinates of the points of a field.
 
     Attributes:
         latitude, longitude: (lat,) and (lon,) degrees north and east, or both (y, x) on
@@ -65,16 +65,16 @@ def comparison(
     limits: tuple[float, float] | None = None,
     error_limit: float | None = None,
 ) -> list[Map]:
-    """The maps of a forecast, and with a truth those of truth, forecast and error.
+    """Returns the map of a forecast; with a truth, those of truth, forecast and error.
 
-    Truth and forecast have the same colors; those of the error are white at zero.
+    Truth and forecast have the same color range; that of the error is symmetric.
 
     Args:
         forecast: field.
         truth: field at the same time, or None.
         units: of both.
-        limits: range of the colors; None is that of the values.
-        error_limit: largest error of the colors; None is that of the values.
+        limits: color range; None is that of the values.
+        error_limit: largest error of the color range; None is that of the values.
     """
     given = [forecast] if truth is None else [truth, forecast]
     low, high = limits or limits_of(given)
@@ -91,7 +91,7 @@ def comparison(
 
 
 def limits_of(fields: Sequence[np.ndarray]) -> tuple[float, float]:
-    """The range of the colors of fields that are shown beside each other."""
+    """Returns the common color range of fields: their quantiles at CLIPPED."""
     values = np.concatenate([field[np.isfinite(field)] for field in fields])
     if not values.size:
         return 0.0, 1.0
@@ -100,13 +100,13 @@ def limits_of(fields: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def largest_of(errors: Sequence[np.ndarray]) -> float:
-    """The largest error that has a color of its own."""
+    """Returns the largest error of the color range, a quantile of absolute errors."""
     values = np.concatenate([np.abs(own[np.isfinite(own)]) for own in errors])
     return float(np.quantile(values, 1 - 2 * CLIPPED)) or 1.0 if values.size else 1.0
 
 
 class MapFigure:
-    """A figure of maps beside each other, whose fields can be replaced.
+    """A figure of maps in a row, whose fields can be replaced.
 
     Args:
         maps: of one grid.
@@ -188,7 +188,7 @@ class MapFigure:
         return image
 
     def _arranged(self, field: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Longitude, latitude and field, columns from the west of the window on."""
+        """Longitude, latitude and field, columns from the west edge of the window."""
         longitude, latitude = self._grid.longitude, self._grid.latitude
         east = np.mod(longitude - self._window.west, 360.0) + self._window.west
         if longitude.ndim == 2:
@@ -197,7 +197,7 @@ class MapFigure:
         east, field = east[order], field[:, order]
         step = np.median(np.diff(east))
         if 360.0 - (east[-1] - east[0]) < 1.5 * step:
-            # Around the globe: a column more at either end.
+            # A global grid gets one more column at either end.
             east = np.concatenate([[east[-1] - 360.0], east, [east[0] + 360.0]])
             field = np.concatenate([field[:, -1:], field, field[:, :1]], axis=1)
         return east, latitude, field

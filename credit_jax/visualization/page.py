@@ -1,4 +1,4 @@
-"""The page of scores: one HTML file that needs no other, and no network."""
+"""The page of scores: one self-contained HTML file, which needs no network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_page(
         scores: of `credit_jax.evaluation.scores`.
         path: of the HTML file.
         title: of the page.
-        maps: captions and PNG files that are shown, too.
+        maps: captions and PNG bytes of maps to show.
 
     Returns:
         The path.
@@ -102,7 +102,7 @@ def _anchor(name: str) -> str:
 
 
 def _of_what(scores: xr.Dataset) -> str:
-    """How many forecasts, how long, against what."""
+    """Number and length of the forecasts, and the truth, as a paragraph."""
     attributes: Mapping[str, Any] = scores.attrs
     last = lead_text(scores["prediction_timedelta"].values[-1])
     parts = [f"{scores.sizes['channel']} channels to {last}"]
@@ -167,7 +167,7 @@ def _cards(scores: xr.Dataset, region: str) -> str:
         title = f"RMSE of the forecast beside that of {baseline}, {region}"
         panel = card_panel(found, title)
         card = panel_svg(panel, f"card-{baseline}")
-        # As wide as its columns need; the page scrolls it.
+        # The card is as wide as its columns need; the page scrolls it.
         card = card.replace("<svg ", f'<svg width="{90 * panel.width:g}" ', 1)
         name = element("h3", escape(title))
         shown = element("div", card, {"class": "scroll card"})

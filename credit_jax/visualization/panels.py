@@ -1,4 +1,4 @@
-"""Panels: what is drawn on one pair of axes, for a figure of several or for a page."""
+"""Panels: drawings on one pair of axes, for a figure of several or for a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit_jax.visualization.canvas import new_figure, style, svg_of
 
 @dataclass(frozen=True)
 class Panel:
-    """What is drawn on one pair of axes.
+    """A drawing on one pair of axes.
 
     Attributes:
         title: above it.
@@ -31,12 +31,12 @@ class Panel:
 def panels_figure(
     panels: Sequence[Panel], *, title: str, columns: int = 4, legend: bool = True
 ) -> Any:
-    """A figure of panels, row by row.
+    """Returns a figure of panels, row by row.
 
     Args:
         panels: at least one.
         title: of the whole.
-        columns: at most so many panels are side by side.
+        columns: maximum number of panels in a row.
         legend: whether to show the labels of the first panel below the title.
     """
     columns = min(columns, len(panels))
@@ -60,7 +60,7 @@ def panels_figure(
 
 
 def panel_svg(panel: Panel, prefix: str) -> str:
-    """A panel as an `<svg>` element, without its title.
+    """Returns a panel as an `<svg>` element, without its title.
 
     Args:
         panel: to draw.

@@ -1,6 +1,6 @@
-"""Projections of maps: latitude by longitude, and those of cartopy if it is installed.
+"""Map projections: latitude by longitude, and those of cartopy if it is installed.
 
-Of cartopy nothing is used but its projections: its coastlines would be fetched.
+Only the projections of cartopy are used; its coastlines would be downloaded.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Projection:
     def axes(
         self, figure: Any, place: tuple[int, int, int], middle: tuple[float, float]
     ) -> tuple[Any, dict[str, Any]]:
-        """Axes of a map.
+        """Adds the axes of a map to a figure.
 
         Args:
-            figure: to which they are added.
+            figure: to which the axes are added.
             place: rows, columns and number, from 1.
             middle: degrees east and north of the middle of the map.
 
         Returns:
-            The axes, and what matplotlib's functions need to draw degrees on them.
+            The axes, and keyword arguments for matplotlib to draw degrees on them.
         """
         if self.is_plain:
             axis = figure.add_subplot(*place)
@@ -78,7 +78,7 @@ class Projection:
         return axis, {"transform": crs.PlateCarree()}
 
     def frame(self, axis: Any, window: Any) -> None:
-        """Shows a window, with degrees at its edges where they are straight."""
+        """Sets the extent of the axes to a window; labels degrees if it is plain."""
         if not self.is_plain:
             if window.is_globe or self.name == "orthographic":
                 axis.set_global()
@@ -111,7 +111,7 @@ def _cartopy(name: str) -> Any:
 
 
 def _degrees(value: float, sides: str) -> str:
-    """A tick label.
+    """Formats a tick label.
 
     >>> _degrees(190.0, "EW"), _degrees(-30.0, "NS"), _degrees(0.0, "NS")
     ('170°W', '30°S', '0°')

@@ -1,4 +1,4 @@
-"""Maps and animations of one field of a forecast, beside the truth if it is known."""
+"""Maps and animations of one field of a forecast, with the truth if it is known."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from credit_jax.visualization.windows import Window
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """What is shown on maps.
+    """The field to show on maps, and how.
 
     Attributes:
         choice: the field.
-        truth: the true field; None shows the forecast alone.
+        truth: the true field; None shows only the forecast.
         window: the part of the globe; None is all of the grid.
         projection: of the maps; None is latitude by longitude.
     """
@@ -45,19 +45,22 @@ class Scene:
             lead: its number.
 
         Raises:
-            ValueError: there are no values.
+            ValueError: the field has no finite values.
         """
         return self._figure(lead, *self._limits([lead]))
 
     def write_animation(
         self, path: str | Path, leads: Sequence[int], *, frames_per_second: float = 4.0
     ) -> Path:
-        """Writes a GIF of several lead times, all in the same colors.
+        """Writes a GIF of several lead times, all with the same color range.
 
         Args:
             path: of the file, which ends with .gif.
             leads: their numbers; those without any values are left out.
-            frames_per_second: how fast it is.
+            frames_per_second: frame rate.
+
+        Raises:
+            ValueError: the frame rate is not positive.
         """
         if not frames_per_second > 0:
             raise ValueError(f"--fps must be above 0, got {frames_per_second:g}")
@@ -72,7 +75,7 @@ class Scene:
 
     @property
     def grid(self) -> Grid:
-        """Where the points of the field are."""
+        """The coordinates of the field."""
         grid = self.choice.files.grid
         return Grid(grid.latitude, grid.longitude)
 
@@ -99,7 +102,7 @@ class Scene:
         return [*maps[:-1], replace(maps[-1], title=f"error, RMSE {rmse:.3g}")]
 
     def _limits(self, leads: Sequence[int]) -> tuple[tuple[float, float], float]:
-        """Colors of these lead times: range of the field, largest error."""
+        """Color ranges of these lead times: range of the field, largest error."""
         fields, errors = [], []
         for lead in leads:
             forecast, truth = self._inside(self._forecast(lead)), self._truth(lead)
@@ -143,7 +146,7 @@ class Scene:
         return latitude, longitude
 
     def _rmse(self, error: np.ndarray) -> float:
-        """Over the window, with area weights."""
+        """Area-weighted RMSE over the window."""
         weights = np.cos(np.deg2rad(self._points[0])) * self._mask
         known = np.isfinite(error)
         total = np.sum(weights * known)

@@ -1,4 +1,4 @@
-"""The tables of the page of scores, and what they say in a sentence."""
+"""The tables of the page of scores, and sentences that summarize them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from credit_jax.visualization.summary import (
     skillful_until,
 )
 
-# Columns of the forecast alone, beside its RMSE and those of the baselines.
+# Metrics shown for the forecast only; the RMSE is also shown for the baselines.
 OTHERS = (
     "mae",
     "bias",
@@ -46,7 +46,7 @@ def channels_of(scores: xr.Dataset) -> list[str]:
 
 
 def verdict(scores: xr.Dataset, region: str) -> str:
-    """Until when forecasts beat the baselines, in a sentence for each baseline."""
+    """Says until which lead time forecasts beat each baseline, in one sentence each."""
     sentences = []
     first = lead_text(scores["prediction_timedelta"].values[0])
     for baseline in BASELINES:
@@ -90,7 +90,7 @@ def _few(names: Sequence[str], limit: int = 6) -> str:
 
 
 def skill_table(scores: xr.Dataset, region: str) -> str:
-    """By channel, until when the RMSE is below that of each baseline."""
+    """Table, by channel, of the last lead time with an RMSE below each baseline's."""
     columns = [("channel", True), *((f"beats {own} until", False) for own in BASELINES)]
     columns += [("variable", True)]
     rows = []
@@ -121,11 +121,11 @@ def _text(scores: xr.Dataset, coordinate: str, channel: str) -> Cell:
 
 
 def score_table(scores: xr.Dataset, region: str) -> str:
-    """All metrics by channel, region and chosen lead time, with menus to filter it.
+    """Table of all metrics by channel, region and chosen lead time, with filter menus.
 
     Args:
         scores: of `credit_jax.evaluation.scores`.
-        region: which is shown at first.
+        region: initial choice of the menu.
     """
     leads = chosen_leads(scores)
     regions = [str(name) for name in scores["region"].values]
@@ -155,7 +155,7 @@ def score_table(scores: xr.Dataset, region: str) -> str:
 
 
 def _is_of_interest(metric: xr.DataArray) -> bool:
-    """Whether there are values; of missing ones, whether any is missing."""
+    """Whether a metric has values; for "missing", whether any value is missing."""
     if metric.name == "missing":
         return bool((metric > 0).any())
     return bool(metric.notnull().any())
@@ -200,7 +200,7 @@ def _values(
 
 
 def _better(values: Sequence[float]) -> Cell:
-    """Whether the first value is below all others that are known."""
+    """Says whether the first value is below all others that are not NaN."""
     others = [value for value in values[1:] if not np.isnan(value)]
     if np.isnan(values[0]) or not others:
         return Cell("–", None, "text")

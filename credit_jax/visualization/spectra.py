@@ -19,12 +19,12 @@ SPECTRUM, RANKS = "energy_spectrum", "rank_histogram"
 def spectrum_panels(
     scores: xr.Dataset, channels: Sequence[str], *, band: str | None = None
 ) -> list[Panel]:
-    """Spectra of the truth and of forecasts at some lead times, members for themselves.
+    """Spectra of the truth and of forecasts at some lead times.
 
     Args:
         scores: of `credit_jax.evaluation.scores`.
         channels: labels of the channels; those without spectra are left out.
-        band: of latitudes; None is the globe if it is there, else the first one.
+        band: of latitudes; None is the globe if available, otherwise the first one.
     """
     if SPECTRUM not in scores:
         return []
@@ -93,7 +93,7 @@ def _shades(count: int) -> list[Any]:
 def rank_panels(
     scores: xr.Dataset, channels: Sequence[str], *, region: str = GLOBAL
 ) -> list[Panel]:
-    """Rank histograms at some lead times; a reliable ensemble has flat ones.
+    """Rank histograms at some lead times; those of a reliable ensemble are flat.
 
     Args:
         scores: of `credit_jax.evaluation.scores`.

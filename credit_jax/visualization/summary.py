@@ -1,4 +1,4 @@
-"""What scores say in short: chosen channels and lead times, until when there is skill.
+"""Selected channels and lead times of scores, and the range of skillful forecasts.
 
 Scores are the data set of `credit_jax.evaluation.scores`.
 """
@@ -17,7 +17,7 @@ from credit_jax.visualization.labels import lead_text
 BASELINES = (PERSISTENCE, CLIMATOLOGY)
 GLOBAL = "global"
 CHOSEN_DAYS = (1, 3, 5, 7, 10)
-# Levels in hPa, or parts of all levels where there are more of another kind.
+# Pressure levels in hPa that are selected.
 CHOSEN_PRESSURES = (850.0, 500.0, 250.0)
 
 
@@ -29,7 +29,7 @@ def series(
     system: str = FORECAST,
     region: str = GLOBAL,
 ) -> xr.DataArray | None:
-    """One metric by lead time; None where there are no values."""
+    """Returns one metric by lead time; None if there are no values."""
     if metric not in scores:
         return None
     found = scores[metric]
@@ -42,7 +42,7 @@ def series(
 
 
 def chosen_leads(scores: xr.Dataset, days: Sequence[float] = CHOSEN_DAYS) -> np.ndarray:
-    """The lead times of tables: those of so many days, else the first and the last."""
+    """Selects the lead times at `days`; if none exists, the first and the last."""
     leads = scores["prediction_timedelta"].values
     wanted = [np.timedelta64(round(day * 86400), "s") for day in days]
     chosen = [lead for lead in leads if lead in wanted]
@@ -52,13 +52,13 @@ def chosen_leads(scores: xr.Dataset, days: Sequence[float] = CHOSEN_DAYS) -> np.
 
 
 def chosen_channels(scores: xr.Dataset, limit: int = 24) -> list[str]:
-    """The channels of curves: all of few, else those without level and some levels.
+    """Selects channels: all if they are few, otherwise some levels of each variable.
 
     Args:
-        scores: of which to choose.
-        limit: with more channels than this, a variable has at most three levels: those
-            next to 850, 500 and 250 hPa, or the middle and those at a quarter of
-            either end where levels are numbers of model levels.
+        scores: with these channels.
+        limit: of more channels than this, at most three levels of each variable are
+            taken: those next to 850, 500 and 250 hPa, or, for numbers of model levels,
+            those at 1/4, 1/2 and 3/4 of the levels.
     """
     channels = [str(name) for name in scores["channel"].values]
     if len(channels) <= limit:
@@ -85,13 +85,13 @@ def _three(levels: np.ndarray) -> list[int]:
 
 @dataclass(frozen=True)
 class Skillful:
-    """Until when forecasts of a channel have a smaller RMSE than a baseline.
+    """The lead times up to which a channel has a smaller RMSE than a baseline.
 
     Attributes:
-        until: the last lead time before the first one at which they have not; None if
-            that is the first of all.
-        to_the_end: whether that is the last lead time there is.
-        returns: whether they are better again after `until`.
+        until: the last lead time before the RMSE is first not smaller; None if it is
+            not smaller at the first lead time.
+        to_the_end: whether `until` is the last lead time.
+        returns: whether the RMSE is smaller again at a later lead time.
     """
 
     until: np.timedelta64 | None
@@ -100,7 +100,7 @@ class Skillful:
 
     @property
     def text(self) -> str:
-        """For a table.
+        """Text for a table.
 
         >>> Skillful(np.timedelta64(72, "h"), True).text
         '≥ 3 d'
@@ -111,7 +111,7 @@ class Skillful:
 
     @property
     def days(self) -> float:
-        """For sorting."""
+        """Sort key in days."""
         if self.until is None:
             return 0.0
         return float(self.until / np.timedelta64(1, "D")) + 0.001 * self.to_the_end
@@ -120,7 +120,7 @@ class Skillful:
 def skillful_until(
     scores: xr.Dataset, channel: str, baseline: str, *, region: str = GLOBAL
 ) -> Skillful | None:
-    """Until when a channel beats a baseline; None if that is not known."""
+    """Returns until when a channel beats a baseline; None if there are no values."""
     ours = series(scores, "rmse", channel, region=region)
     theirs = series(scores, "rmse", channel, system=baseline, region=region)
     if ours is None or theirs is None:

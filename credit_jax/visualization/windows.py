@@ -25,7 +25,7 @@ class Window:
 
     @property
     def is_globe(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether the window is the whole globe."""
         return self.east - self.west >= 360 and self.north - self.south >= 180
 
     def mask(self, latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
@@ -36,10 +36,10 @@ class Window:
 
 
 def find_window(text: str) -> Window:
-    """The window of a region of scores, such as "europe", or of `parse_window`.
+    """Returns the window of a region of scores, such as "europe", or `parse_window`.
 
     Raises:
-        ValueError: there is no such region.
+        ValueError: there is no such region, or `parse_window` fails.
     """
     regions = {region.name: region for region in REGIONS}
     if text in regions:
@@ -53,24 +53,24 @@ def find_window(text: str) -> Window:
 
 
 def _around(region: Region) -> Window:
-    """The smallest window that holds a region."""
+    """The smallest window that contains a region."""
     south = min(low for low, _ in region.latitudes)
     north = max(high for _, high in region.latitudes)
     if region.longitudes is None:
         return Window(south=south, north=north)
-    # Several ranges follow each other eastwards.
+    # Several ranges are ordered eastward.
     west, east = region.longitudes[0][0], region.longitudes[-1][1]
     return parse_window(f"{west},{east},{south},{north}")
 
 
 def parse_window(text: str) -> Window:
-    """The window of "west,east,south,north".
+    """Parses "west,east,south,north" in degrees.
 
     >>> parse_window("350,40,30,70")
     Window(west=-10.0, east=40.0, south=30.0, north=70.0)
 
     Raises:
-        ValueError: these are no four numbers, or not in this order.
+        ValueError: these are not four numbers, or latitudes are out of order or range.
     """
     try:
         west, east, south, north = map(float, text.split(","))
@@ -90,7 +90,7 @@ def parse_window(text: str) -> Window:
 
 
 def window_of(latitude: np.ndarray, longitude: np.ndarray) -> Window:
-    """The globe, or what a regional grid covers.
+    """Returns the globe, or the part of it that a regional grid covers.
 
     Args:
         latitude: of all points, degrees north.
