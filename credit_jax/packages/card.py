@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-# Scores in the card: this metric, of these systems, at the first and last lead time and
-# at those that are whole days.
+# Scores in the card: this metric of forecasts in this region, with at most so many lead
+# times and channels.
 _METRIC, _REGION = "rmse", "global"
 _MAX_LEADS, _MAX_CHANNELS = 6, 12
 _COLUMNS = ("metric", "system", "channel", "units", "region", "lead_hours", "value")
@@ -21,23 +21,23 @@ _TEMPLATE = "card.md"
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a model card says of a model.
+    """The contents of a model card.
 
     Attributes:
         name: of the model.
-        license: an identifier of SPDX, or "unknown".
+        license: an SPDX identifier, or "unknown".
         model_type: `model.type`.
-        parameters: their number.
+        parameters: number of parameters.
         weights: "moving average" or "last weights".
         step: of the checkpoint.
-        names: whose names the weights have.
-        grid: in words.
+        names: "CREDIT" or "credit_jax", whose names the weights have.
+        grid: description of the grid.
         timestep: of the model.
-        frames: input times.
+        frames: number of input times.
         inputs, outputs: variables in channel order.
         dates: of the training data.
         training: loss, optimizer, epochs.
-        data: the lines of a data section that a user fills in.
+        data: YAML lines of the data section for a user to fill in.
         version: of credit_jax.
         schema: version of the layout.
     """
@@ -70,7 +70,7 @@ def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None
         scores: scores.csv of `credit-jax score`.
 
     Raises:
-        ValueError: the file holds no scores.
+        ValueError: `scores` is not a table of scores.
     """
     table = "None were given." if scores is None else _score_table(scores)
     template = (
@@ -106,7 +106,7 @@ def _score_table(path: Path) -> str:
 
 
 def _leads(leads: Sequence[float]) -> Sequence[float]:
-    """At most some lead times, the last one among them."""
+    """At most _MAX_LEADS evenly spaced lead times, including the last one."""
     every = -(-len(leads) // _MAX_LEADS)
     return leads[::-1][::every][::-1]
 
@@ -119,10 +119,10 @@ def _markdown(rows: Iterable[Sequence[str]]) -> Iterable[str]:
 
 
 def data_lines(keys: Sequence[str]) -> str:
-    """The data section that a user fills in, indented.
+    """Returns indented YAML lines of the data section for a user to fill in.
 
     Args:
-        keys: dotted keys of the places that are missing, below the section.
+        keys: dotted keys of the missing paths, relative to the section.
     """
     tree: dict[str, Any] = {}
     for dotted in keys:

@@ -1,4 +1,4 @@
-"""`channels.json`: which channel of the model is which variable at which level."""
+"""`channels.json`: variable and level of each channel of the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_channels(
     Args:
         path: of the file.
         schema: of x and y.
-        levels: source -> values of its level coordinate, None if they are unknown.
+        levels: source -> values of its level coordinate, None if unknown.
         units: key of a variable -> its unit.
     """
     content = {
@@ -39,7 +39,7 @@ def _entries(
     levels: Mapping[str, Sequence[float] | None],
     units: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """A channel for each level of a variable; "level" is null without levels."""
+    """One entry for each level of a variable; "level" is null without levels."""
     values: Sequence[float | None] = [None]
     if "/3d/" in group.var_key:
         known = levels.get(group.source) or ()
@@ -61,7 +61,7 @@ def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
     """The channels of "input" and "output", in order.
 
     Raises:
-        ValueError: the file has another content, or a channel is there twice.
+        ValueError: the file has another format, or contains a channel twice.
     """
     found = read_json(path)
     try:

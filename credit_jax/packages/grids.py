@@ -16,7 +16,7 @@ from credit_jax.io.open_files import OpenFiles
 
 _UNITS = {"latitude": "degrees_north", "longitude": "degrees_east"}
 _CURVED = ("y", "x")
-# Largest difference of two grids that are the same, in degrees.
+# Largest difference, in degrees, of two grids that count as equal.
 _SAME_DEGREES = 1e-2
 
 
@@ -35,7 +35,7 @@ def _attributes(name: str) -> dict[str, str]:
 
 
 def check_same_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> None:
-    """Compares a grid with that of a file.
+    """Checks that a grid equals that of a file.
 
     Raises:
         ValueError: they differ.
@@ -59,18 +59,18 @@ def check_same_grid(path: Path, latitude: np.ndarray, longitude: np.ndarray) -> 
 
 
 def write_axes(path: Path, source: str) -> None:
-    """Writes the latitudes and longitudes of the file of a computed source.
+    """Copies the latitudes and longitudes that a computed source reads from a file.
 
     Args:
-        path: to write.
-        source: the file that the config names.
+        path: of the new file.
+        source: path in the config.
     """
     arrays = open_axes(source, OpenFiles())
     _save(xr.Dataset({str(own.name): own.variable for own in arrays}), path)
 
 
 def write_static(path: Path, source: Source) -> None:
-    """Writes the static variables of a source as they are in its files.
+    """Writes the static variables of a source with the values in its files.
 
     Raises:
         ValueError: the source reads no files.
@@ -82,7 +82,7 @@ def write_static(path: Path, source: Source) -> None:
         )
     found = [own for own in source.files if own[0] == "static"]
     parts = [_variable(source, name) for _, name in found]
-    # Variables of one file are read together; those of several have one grid.
+    # Static variables of all files of a source must have the same grid.
     _save(xr.merge(parts, compat="override", join="exact"), path)
 
 
@@ -95,7 +95,7 @@ def _variable(source: FileSource, name: str) -> xr.Dataset:
 
 
 def _save(dataset: xr.Dataset, path: Path) -> None:
-    """Writes values as they are in memory, whatever packed them in their files."""
+    """Writes values as they are in memory, without the encoding of their files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = dataset.drop_encoding()
     names: Iterable[Any] = plain.variables

@@ -1,4 +1,4 @@
-"""The kinds of files that a package may hold, known by name and by content."""
+"""The kinds of files that a package may contain, checked by name and by content."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _START = 8
 
 
 def kind_of(path: Path) -> str:
-    """The suffix that a file has in a package: .zarr, .nc, .json or .yaml.
+    """Returns the suffix that a file has in a package: .zarr, .nc, .json or .yaml.
 
     Args:
         path: a file, or the folder of a Zarr store.
 
     Raises:
-        ValueError: it is of no such kind; pickles, for example.
+        ValueError: it is of another kind, such as a pickle.
     """
     if path.is_dir():
         return ".zarr"
@@ -33,10 +33,10 @@ def kind_of(path: Path) -> str:
 
 
 def check_kind(path: Path) -> None:
-    """Checks that the content of a file is what its name says.
+    """Checks that the content of a file matches its suffix.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it does not.
     """
     zarr = any(part.endswith(".zarr") for part in path.parts[:-1])
     good = _is_plain_zarr(path) if zarr else _is(path, path.suffix)
@@ -66,7 +66,7 @@ def _is(path: Path, suffix: str) -> bool:
 
 
 def _is_plain_zarr(path: Path) -> bool:
-    """Whether a file of a Zarr store names no codec that unpickles."""
+    """Whether a file of a Zarr store is free of codecs that unpickle."""
     if path.name in (".zarray", ".zmetadata", "zarr.json"):
         return b"pickle" not in path.read_bytes().lower()
     return True

@@ -1,4 +1,4 @@
-"""`package.json`: the files of a package, their digests, and where they come from."""
+"""`package.json`: the files of a package, their digests and their provenance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHTS, CHANNELS, GRID = "weights.safetensors", "channels.json", "grid.nc"
 SCORES = "scores.csv"
 STATIC, FILES = "static", "files"
 REQUIRED = (CARD, CONFIG, WEIGHTS, CHANNELS, GRID)
-# Names that a file may have; those of Zarr stores have folders.
+# Allowed names of files; those of Zarr stores include folders.
 _NAMES = re.compile(
     rf"(?:{'|'.join(map(re.escape, (*REQUIRED, SCORES)))}"
     rf"|{STATIC}/[\w.+-]+\.nc|{FILES}/[\w.+-]+\.(?:nc|json|yaml)"
@@ -31,16 +31,17 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `package.json` holds.
+    """The contents of `package.json`.
 
     Attributes:
         model_type: `model.type`.
-        step: of the checkpoint that the weights are from.
-        average: whether they are the moving average.
+        step: of the checkpoint with the weights.
+        average: whether the weights are the moving average.
         checkpoint_digest: SHA-256 of the files of these weights in the checkpoint.
         names: of the weights: "CREDIT", or "credit_jax" for a model that CREDIT lacks.
         files: record of every file but `package.json`, by name.
-        provenance: versions of packages, and of the training what is not in model.yml.
+        provenance: versions of packages, and facts of the training that are not in
+            model.yml.
         schema_version: of this file and the layout of the folder.
     """
 
@@ -60,11 +61,12 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads `package.json`; no other file is touched.
+    """Reads `package.json`, and no other file.
 
     Raises:
-        FileNotFoundError: the folder is no package.
-        ValueError: it is not JSON, of a newer schema, or lacks something.
+        FileNotFoundError: the folder is not a package.
+        ValueError: it is not JSON, has a newer schema, lists a name that a package may
+            not have, or is incomplete.
     """
     path = folder / MANIFEST
     if path.is_symlink() or not path.is_file():
@@ -97,7 +99,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _check_records(path: Path, manifest: Manifest) -> None:
-    """Names that may be in a package, each with a digest and a size."""
+    """Checks that all names are allowed, and have a digest and a size."""
     for name, own in manifest.files.items():
         outside = PurePosixPath(name).is_absolute() or ".." in name.split("/")
         if outside or "\\" in name:
@@ -125,11 +127,11 @@ def _check_records(path: Path, manifest: Manifest) -> None:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Checks that a folder holds the files of its manifest, and nothing else.
+    """Checks that a folder contains the files of its manifest, and nothing else.
 
     Raises:
-        ValueError: a link, a file that is missing, unknown, of another content than its
-            digest says, or of another kind than its name says.
+        ValueError: there is a link, or a file is missing, unknown, differs from its
+            digest, or has content that does not match its suffix.
     """
     there = set(_files_below(folder)) - {MANIFEST}
     missing = sorted(set(manifest.files) - there)
@@ -157,7 +159,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Names of all files below a folder, with /.
+    """Yields the names of all files below a folder, relative to it, with /.
 
     Raises:
         ValueError: there is a link, or something that is neither file nor folder.
@@ -174,10 +176,10 @@ def _files_below(folder: Path) -> Iterator[str]:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file in which no key is there twice.
+    """Reads a JSON file without duplicate keys.
 
     Raises:
-        ValueError: it is not JSON, or has a key twice.
+        ValueError: it is not JSON, or has a duplicate key.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Opens a package: everything in it is checked before anything of it is used."""
+"""Opens packages: all files are checked before any is used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from credit_jax.packages.weights import read_weights
 from credit_jax.state_dict.key_plan import Arrays, HostModelState
 from credit_jax.training.restore import place_weights
 
-# Sections of training, which a package does not have and forecasts do not read.
+# Placeholders for sections of training, which packages lack and forecasts do not read.
 _NO_TRAINING: Mapping[str, Mapping[str, Any]] = {
     "loss": {"training_loss": "mse"},
     "trainer": {
@@ -48,18 +48,18 @@ _NO_TRAINING: Mapping[str, Mapping[str, Any]] = {
         "valid_batch_size": 1,
     },
 }
-# The path of variables that forecasts do not read.
+# Placeholder for the path of variables that forecasts do not read.
 _NOWHERE = "not in the package"
 
 
 @dataclass(frozen=True)
 class Package:
-    """A model package whose files are those that it was made of.
+    """A model package whose files are checked against their digests.
 
     Attributes:
         path: its folder.
         manifest: of the folder.
-        written: `model.yml` as it is.
+        written: contents of `model.yml`.
         channels: of "input" and "output", in order.
     """
 
@@ -70,7 +70,7 @@ class Package:
 
     @property
     def step(self) -> int:
-        """Of the checkpoint that the weights are from."""
+        """Step of the checkpoint with the weights."""
         return self.manifest.step
 
     @property
@@ -94,12 +94,12 @@ class Package:
 
         Args:
             overrides: see `load_config`.
-            data: YAML file whose keys are laid over those of the data section.
+            data: YAML file whose keys override those of the data section.
             unread: field types whose files are not opened.
 
         Raises:
-            ConfigError: a source does not say where its data are, or the config is
-                wrong.
+            ValueError: a source has no path of its data.
+            ConfigError: the config is invalid.
         """
         config = self.resolved()
         inference = config.setdefault("inference", {})
@@ -127,14 +127,14 @@ class Package:
             ) from None
 
     def resolved(self) -> dict[str, Any]:
-        """`model.yml` with the whole paths of the files of the package."""
+        """`model.yml` with absolute paths of the files of the package."""
         config = copy.deepcopy(dict(self.written))
         for reference in _inside(config):
             reference.set(str(self.path / reference.path))
         return config
 
     def restore(self, model: ParallelModel) -> tuple[Weights, ModelState]:
-        """The weights on the mesh of a model."""
+        """Puts the weights on the mesh of a model."""
         return place_weights(model, *self.weights)
 
     @cached_property
@@ -150,14 +150,14 @@ class Package:
     def check_data(
         self, schema: ChannelSchema, latitude: np.ndarray, longitude: np.ndarray
     ) -> None:
-        """Compares the data of forecasts with those that the package was made for.
+        """Checks that the data of forecasts have the channels and grid of the package.
 
         Args:
             schema: channels of x and y.
             latitude, longitude: of the grid, degrees.
 
         Raises:
-            ValueError: other channels, another order, or another grid.
+            ValueError: channels, their order, or the grid differ.
         """
         given = {"input": schema.input, "output": schema.target}
         for name, groups in given.items():
@@ -173,17 +173,17 @@ class Package:
 
 
 def is_package(folder: str | Path) -> bool:
-    """Whether a folder says that it is a package."""
+    """Whether a folder has the manifest of a package."""
     return (Path(folder) / layout.MANIFEST).is_file()
 
 
 def open_package(folder: str | Path) -> Package:
-    """Opens a package and checks every file of it; no weight is read yet.
+    """Opens a package and checks all its files; weights are read on access.
 
     Raises:
-        FileNotFoundError: the folder is no package.
+        FileNotFoundError: the folder is not a package.
         ValueError: a file is missing, unknown, changed, of another kind, a link, or
-            leads out of the folder; the schema is newer; channels are there twice.
+            outside of the folder; the schema is newer; or channels are duplicated.
     """
     path = Path(folder).absolute()
     manifest = read_manifest(path)
@@ -195,7 +195,7 @@ def open_package(folder: str | Path) -> Package:
 
 
 def _check_config(path: Path, manifest: Manifest, written: dict[str, Any]) -> None:
-    """Every path of the config is that of a file of the package."""
+    """Checks that every path of the config is that of a file of the package."""
     where = path / layout.CONFIG
     for section in ("model", "data"):
         if not isinstance(written.get(section), dict):
@@ -231,13 +231,13 @@ def _stores(manifest: Manifest) -> set[str]:
 
 
 def _inside(config: Mapping[str, Any]) -> list[Reference]:
-    """The paths of a config that are those of files of the package."""
+    """The paths of a config that refer to files of the package."""
     of_static = [own for some in static_references(config).values() for own in some]
     return [*file_references(config), *grid_references(config), *of_static]
 
 
 def _fill_places(data: dict[str, Any], kinds: Sequence[str]) -> None:
-    """Writes a path where variables that forecasts do not read have none."""
+    """Sets missing paths of variables that forecasts do not read to a placeholder."""
     for source in data["source"].values():
         variables = source.get("variables") or {}
         for kind in kinds:
@@ -246,7 +246,7 @@ def _fill_places(data: dict[str, Any], kinds: Sequence[str]) -> None:
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings, the second laid over the first."""
+    """Merges nested mappings; the second overrides the first."""
     result = dict(under)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)

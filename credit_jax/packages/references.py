@@ -1,4 +1,4 @@
-"""The files that a config names, and the config of a package, which names its own."""
+"""Paths of files in a config, and the config of a package."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ FILE_KEYS = frozenset(
         "metadata",
     }
 )
-# Keys of sources whose values are places of the user's data.
+# Keys of sources whose values are paths of the user's data.
 PLACE_KEYS = frozenset({"base_path", "latlon2d_dir", "file_catalog_path"})
 STORE_KEYS = frozenset({"store", "model_level_store"})
 GRID_KEY, PATH_KEY = "latlon_grid_path", "path"
-# Paths that CREDIT asks for and nothing reads.
+# Paths that CREDIT requires but does not read.
 _UNREAD = {"wet_mask_samudra": ("mean_path", "std_path")}
 _BLOCKS = ("preblocks", "postblocks")
 _SECTIONS = ("seed", "model", "data", *_BLOCKS)
@@ -50,8 +50,9 @@ class Reference:
     """A path in a config.
 
     Attributes:
-        keys: of the sections that it is in, and its own.
+        keys: of the enclosing sections, then that of the path.
         path: the value.
+        holder: mapping that contains the path.
     """
 
     keys: tuple[str, ...]
@@ -60,7 +61,7 @@ class Reference:
 
     @property
     def dotted(self) -> str:
-        """The keys as `--set` takes them."""
+        """The keys in the form of `--set`."""
         return ".".join(self.keys)
 
     def set(self, path: str | None) -> None:
@@ -72,13 +73,12 @@ class Reference:
 
 
 def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a config that decide on forecasts, and nothing else of it.
+    """Returns only the sections of a config that determine forecasts.
 
-    Keys that credit_jax ignores are left out; defaults of blocks that are paths are
-    written out.
+    Keys that credit_jax ignores are dropped; default paths of blocks are made explicit.
 
     Args:
-        written: as in the YAML; it is not changed.
+        written: contents of the YAML file, not modified.
     """
     whole = copy.deepcopy(dict(written))
     config = {key: whole[key] for key in _SECTIONS if whole.get(key) is not None}
@@ -93,7 +93,7 @@ def normalized(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A data section with the keys that are read."""
+    """A data section with only the keys that are read."""
     kept = {key: data[key] for key in data if key in DataConfig.model_fields}
     sources = kept.get("source") or {}
     kept["source"] = {name: _known_source(own) for name, own in sources.items()}
@@ -132,7 +132,7 @@ def _write_defaults(section: str, block: dict[str, Any]) -> None:
 
 
 def file_references(config: Mapping[str, Any]) -> list[Reference]:
-    """The paths of files that the model, the blocks and the output of a config name."""
+    """The paths of files in the model, blocks and output sections of a config."""
     found: list[Reference] = []
     for keys, section in _sections(config):
         for name in ("model", *_BLOCKS, "output"):
@@ -151,7 +151,7 @@ def _below(keys: tuple[str, ...], section: Any) -> Iterator[Reference]:
 
 
 def grid_references(config: Mapping[str, Any]) -> list[Reference]:
-    """The paths of files of latitudes and longitudes that computed sources name."""
+    """The paths of files of latitudes and longitudes of computed sources."""
     return [r for r in _source_references(config) if r.keys[-1] == GRID_KEY]
 
 
@@ -166,9 +166,9 @@ def static_references(config: Mapping[str, Any]) -> dict[str, list[Reference]]:
 
 
 def place_references(config: Mapping[str, Any]) -> list[Reference]:
-    """The places of the user's data that the sources of a config name.
+    """The paths of the user's data in the sources of a config.
 
-    Paths of static fields and of grids are not among them.
+    Paths of static fields and of grids are excluded.
     """
     return [
         reference
@@ -205,10 +205,10 @@ def _sections(
 
 
 def locate(reference: Reference) -> Path:
-    """The file that a path of a config means.
+    """Returns the file that a path of a config refers to.
 
     Raises:
-        FileNotFoundError, ValueError: there is none.
+        FileNotFoundError, ValueError: it does not exist.
     """
     if reference.keys[-1] == "metadata":
         return find_attributes(reference.path)
@@ -219,7 +219,7 @@ def locate(reference: Reference) -> Path:
 
 
 def path_fields(args: type[StrictModel]) -> set[str]:
-    """Names of the arguments of a class, also of nested ones, that look like paths."""
+    """Names of the arguments of a class and nested classes that look like paths."""
     found = set()
     for name, one in args.model_fields.items():
         if name.endswith(("_path", "_file", "_dir")) or name == "save_loc_physics":

@@ -55,7 +55,7 @@ class PackageForecaster:
     Attributes:
         package: opened.
         schema: channels of x and y.
-        reader: makes the input of the model of prognostic variables and forcing.
+        reader: makes the input of the model from prognostic variables and forcing.
         step: of the model.
         weights: on the mesh.
         latitude, longitude: of the grid, degrees.
@@ -77,18 +77,18 @@ class PackageForecaster:
 
     @property
     def history_len(self) -> int:
-        """Times of a state."""
+        """Number of times of a state."""
         return self.step.model.model_def.frames
 
     @property
     def timestep(self) -> np.timedelta64:
-        """Between two states."""
+        """Time between two states."""
         return self.reader.data.timestep.to_timedelta64()
 
     def forecast(
         self, state: State, times: np.ndarray
     ) -> Iterator[dict[str, jax.Array]]:
-        """The steps after some states, one after another, without end.
+        """Yields the steps after some states, one after another, without end.
 
         Args:
             state: key -> (batch, level, history_len, lat, lon), physical units, of
@@ -115,7 +115,7 @@ class PackageForecaster:
             try:
                 forcing = self._forcing(times, number)
             except ValueError as error:
-                # This step does not need it yet: it is for the input of the next one.
+                # Only the next step needs this forcing, so the error is raised there.
                 lacking = error
             placed = place_batch(forcing, mesh)
             carried, fields = self.step(self.weights, carried, constants, placed)
@@ -123,7 +123,7 @@ class PackageForecaster:
             yield {key: field[:, :, 0, :rows] for key, field in fields.items()}
 
     def _first(self, state: State, times: np.ndarray) -> dict[str, Any]:
-        """What the first step is given, a sample each."""
+        """The input of the first step, read sample by sample."""
         every = []
         for place, time in enumerate(times):
             own = {key: np.asarray(state[key][place]) for key in self.prognostic}
@@ -166,17 +166,17 @@ def load_forecaster(
     parallelism: str = "data=none",
     precision: str = "float32",
 ) -> PackageForecaster:
-    """Puts a package on a mesh.
+    """Builds the model of a package on a mesh.
 
     Args:
         package: opened.
-        data: YAML file that says where dynamic forcing is, if it is in files.
+        data: YAML file with the paths of dynamic forcing, if it is in files.
         overrides: texts "KEY=VALUE" that replace values of the config.
         parallelism: the mesh, as in `credit-jax forecast --parallelism`.
         precision: of the forward pass.
 
     Raises:
-        ValueError: the mesh does not fit the model, or forcing has no place.
+        ValueError: the mesh does not fit the model, or forcing has no path.
     """
     unread = (DIAGNOSTIC, _PROGNOSTIC)
     config = package.config(overrides, data, unread=unread)
@@ -205,7 +205,7 @@ def load_forecaster(
     package.check_data(schema, latitude, longitude)
     schedule = Schedule(np.array([], "datetime64[ns]"), 1, opened.timestep)
     reader = ForecastReader(given, pipeline, schedule, schema)
-    # More than one step: each makes the input of the next.
+    # With more than one step, each makes the input of the next.
     step = ForecastStep(model, forecast_rollout(pipeline, schema, 2))
     weights = Forecaster(model, *package.restore(model)).weights
     return PackageForecaster(

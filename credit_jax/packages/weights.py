@@ -1,4 +1,4 @@
-"""The weights of a package: safetensors under CREDIT's names, checked to the bit."""
+"""The weights of a package: a safetensors file with CREDIT's names."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from credit_jax.state_dict.key_plan import Arrays, HostModelState, KeyPlan
 from credit_jax.state_dict.problems import raise_problems
 
 CREDIT, OWN = "CREDIT", "credit_jax"
-# The header is JSON that lists the arrays; safetensors itself stops at this size.
+# Largest size in bytes of the JSON header, as in safetensors itself.
 _MAX_HEADER = 100_000_000
 _CHUNK = 1 << 22
 
 
 def names_of(model_def: ModelDef) -> str:
-    """Whose names the arrays of a model have: CREDIT's, if it has the model."""
+    """Returns whose names the arrays of a model have: CREDIT's, if it has the model."""
     return CREDIT if MODELS[model_def.config.type].key_table else OWN
 
 
 def write_weights(
     path: Path, model_def: ModelDef, params: Arrays, model_state: HostModelState
 ) -> None:
-    """Writes the weights of a model, bit for bit.
+    """Writes the weights of a model, bit-exact.
 
     Raises:
         ValueError: a value is not finite, or the arrays are not those of the model.
@@ -43,11 +43,12 @@ def write_weights(
 
 
 def read_weights(path: Path, model_def: ModelDef) -> tuple[Arrays, HostModelState]:
-    """The inverse of `write_weights`.
+    """Reads the weights of a model: the inverse of `write_weights`.
 
     Raises:
-        ValueError: it is no whole safetensors file, or names, shapes or dtypes are not
-            those of the model, or a value is not finite; one error lists all.
+        ValueError: the safetensors file is incomplete, names, shapes or dtypes are not
+            those of the model, or a value is not finite; the error lists all of one
+            kind.
     """
     _check_header(path)
     plan = _plan(model_def)
@@ -80,7 +81,7 @@ def _plan(model_def: ModelDef) -> KeyPlan:
 def _dtypes(
     found: Mapping[str, np.ndarray], plan: KeyPlan, model_def: ModelDef
 ) -> list[str]:
-    """Arrays that are of another dtype than the model has, one line each."""
+    """Arrays with another dtype than in the model, one line each."""
     state = jax.eval_shape(model_def.init_model_state, jax.random.key(0))
     lines = []
     for entry in plan.entries:

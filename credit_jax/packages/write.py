@@ -1,4 +1,4 @@
-"""Makes a package of a run: its weights, and all that a forecast needs but the data."""
+"""Makes a package of a run: weights, and all that forecasts need except data."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _UNSAFE = re.compile(r"[^\w.+-]")
 
 @dataclass(frozen=True)
 class Contents:
-    """What a package is made of.
+    """The contents of a package, besides the weights.
 
     Attributes:
         config: of the run.
         model_def: its model.
-        data: what forecasts read, opened.
+        data: opened input data of forecasts.
         pipeline: the transforms of forecasts.
         schema: channels of x and y.
         latitude, longitude: of the model's grid, degrees.
@@ -70,10 +70,10 @@ class Contents:
 
 
 def open_contents(config: Config) -> Contents:
-    """Opens what a package is made of; no field is read.
+    """Opens the contents of a package without reading fields.
 
     Raises:
-        OSError, ValueError: the data of the run are not there, or do not fit the model.
+        OSError, ValueError: the data of the run are missing, or do not fit the model.
     """
     inference = config.inference or InferenceConfig()
     model_def = build(config.model)
@@ -108,14 +108,15 @@ def write_package(
     Args:
         contents: of `open_contents`.
         weights: of the run.
-        out: folder to write; it must not exist, or be empty.
-        name: of the model in its card; None takes that of the folder.
+        out: folder to write; it must not exist or be empty.
+        name: of the model in its card; None takes the name of the folder.
         license: identifier of the license, for the card.
         scores: scores.csv of `credit-jax score`.
 
     Raises:
-        OSError, ValueError: a file that blocks read is missing or of no kind that a
-            package takes, the weights are not finite or not those of the model.
+        OSError, ValueError: the folder is not empty, a file that blocks read is missing
+            or of a kind that packages refuse, or the weights are not finite or not
+            those of the model.
     """
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -159,7 +160,7 @@ def _write_config(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _copy_files(config: dict[str, Any], folder: Path) -> None:
-    """Copies the files that blocks read, and points the config to the copies."""
+    """Copies the files that blocks read, and sets their paths in the config."""
     copied: dict[Path, str] = {}
     for reference in file_references(config):
         source = locate(reference).resolve()
@@ -188,7 +189,7 @@ def _copy(source: Path, target: Path) -> None:
 def _write_static_fields(
     config: dict[str, Any], contents: Contents, folder: Path
 ) -> None:
-    """Writes the static fields that forecasts read, and points the config to them."""
+    """Writes the static fields that forecasts read; sets their paths in the config."""
     forecasts = "inference" if "data" in config["inference"] else "data"
     for source, references in static_references(config).items():
         for reference in references:
@@ -201,13 +202,13 @@ def _write_static_fields(
 
 
 def _levels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Source -> its levels as they are written."""
+    """Source -> its levels as listed in the config."""
     data = config["inference"].get("data") or config["data"]
     return {name: own.get("levels") for name, own in data["source"].items()}
 
 
 def _units(contents: Contents) -> dict[str, str]:
-    """Key -> unit: of the CF attributes that forecasts are written with, else files."""
+    """Key -> unit, from the data files or else from the CF attributes of the output."""
     inference = contents.config.inference or InferenceConfig()
     attributes = read_attributes(inference.output.metadata)
     units = {
@@ -223,7 +224,7 @@ def _units(contents: Contents) -> dict[str, str]:
 
 
 def _provenance(config: Config) -> dict[str, Any]:
-    """Versions, and the training, without places of this machine."""
+    """Versions of packages, and facts of the training, without local paths."""
     found = {key: value for key, value in software().items() if key != "command"}
     return {
         "software": found,
@@ -242,7 +243,7 @@ def _loss(config: Config) -> str:
 
 
 def _inputs(contents: Contents) -> str:
-    """The channels of x, and what the model takes beside it."""
+    """Describes the channels of x, and the further inputs of the model."""
     found = [", ".join(contents.schema.names["input"])]
     further = contents.data.further
     if further is not None:
