@@ -1,1 +1,1 @@
-"""CREDIT's state dict of a model: names and layouts of its arrays, without torch."""
+"""CREDIT's state dicts: names and layouts of arrays; does not import torch."""

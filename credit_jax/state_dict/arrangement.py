@@ -1,10 +1,10 @@
-"""The layouts of an array in PyTorch and here, as an invertible pattern.
+"""The layouts of an array in PyTorch and in credit_jax, as an invertible pattern.
 
-An arrangement is a pattern as einops writes them, whose left side is PyTorch's and
-whose right side is ours. "(n h d) i 1 1 -> i n h d" says that PyTorch's first dim holds
-n (q, k and v), heads h and head dims d, and that the two trailing dims of a 1 x 1
-convolution are dropped. Every letter occurs on both sides, so that
-the pattern is its own inverse, read from right to left.
+An arrangement is an einops pattern whose left side is PyTorch's layout and whose right
+side is that of credit_jax ("ours" in this package). In "(n h d) i 1 1 -> i n h d",
+PyTorch's first dim combines n (q, k and v), heads h and head dims d, and the two
+trailing dims of a 1 x 1 convolution are dropped. Every letter occurs on both sides, so
+that the pattern is its own inverse, read from right to left.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Arrangement:
 
     Attributes:
         pattern: "PyTorch's dims -> our dims".
-        torch_out: dim of PyTorch's array that is the rows of the matrix in spectral
-            norm: 0, or 1 for transposed convolutions.
+        torch_out: dim of PyTorch's array that indexes the rows of the matrix in
+            spectral norm: 0, or 1 for transposed convolutions.
     """
 
     pattern: str
@@ -53,7 +53,7 @@ class Arrangement:
             shape: of the result; it gives the size of every letter.
 
         Raises:
-            ValueError: the array has another shape than the pattern says.
+            ValueError: the array does not have the shape `torch_shape(shape)`.
         """
         if array.shape != self.torch_shape(shape):
             raise ValueError(
@@ -65,7 +65,7 @@ class Arrangement:
         return _contiguous(split.transpose([torch.index(k) for k in self.letters]))
 
     def to_torch(self, array: np.ndarray) -> np.ndarray:
-        """Converts our array to PyTorch's layout: the inverse of `to_ours`."""
+        """Converts an array to PyTorch's layout: the inverse of `to_ours`."""
         ours = self.letters
         moved = array.transpose([ours.index(k) for k in self._torch_letters])
         return _contiguous(moved.reshape(self.torch_shape(array.shape)))
@@ -79,8 +79,8 @@ class Arrangement:
     def vectors(self) -> tuple[Arrangement, Arrangement]:
         """Arrangements of u and v, the vectors of spectral norm.
 
-        PyTorch's are flat, in the order of its own dims: u over the rows of the matrix,
-        v over the rest. Ours keep the dims of the parameter that they belong to.
+        PyTorch's vectors are flat, in the order of its dims: u over the rows of the
+        matrix, v over the rest. Ours keep the dims of their parameter.
         """
         groups = self._groups[0]
         rows = groups[self.torch_out]
@@ -110,7 +110,7 @@ class Arrangement:
         return [letter for group in self._groups[1] for letter in group]
 
 
-# A table has few patterns, a model thousands of arrays.
+# Cached, as a model has thousands of arrays with few patterns.
 @cache
 def _groups(pattern: str) -> tuple[Groups, Groups]:
     """The letters of each dim: "(n h d) i 1 -> ..." -> ((n, h, d), (i,), ()), ..."""
@@ -132,7 +132,7 @@ def _contiguous(array: np.ndarray) -> np.ndarray:
 
 SAME = Arrangement("c -> c")
 LINEAR = Arrangement("o i -> i o")
-# A 1 x 1 convolution is a matrix here.
+# A 1 x 1 convolution is a matrix in credit_jax.
 POINTWISE = Arrangement("o i 1 1 -> i o")
 CONV_2D = Arrangement("o i h w -> h w i o")
 # PyTorch's transposed convolutions have their input channels first; spectral norm still

@@ -1,4 +1,4 @@
-"""Running statistics of batch norms, which PyTorch has next to the norm's bias."""
+"""Running statistics of batch norms, which follow the norm's bias in PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from credit_jax.state_dict.problems import Shape
 
 @dataclass(frozen=True)
 class Count(Arrangement):
-    """A number of batches: int64 in PyTorch, int32 here."""
+    """A number of batches: int64 in PyTorch, int32 in credit_jax."""
 
     def to_ours(self, array: np.ndarray, shape: Shape) -> np.ndarray:
         return np.asarray(array).astype(np.int32)
@@ -58,7 +58,7 @@ def with_statistics(
 def _statistics(
     bias: KeyEntry, path: str, specs: Mapping[str, ParamSpec]
 ) -> Iterator[KeyEntry]:
-    """The entries of one norm, behind that of its bias."""
+    """The entries of the statistics of one norm, to follow that of its bias."""
     key = bias.key.removesuffix(".bias")
     for torch, leaf, arrangement in _ARRAYS:
         shape = specs[leaf].unstack().shape

@@ -1,4 +1,4 @@
-"""CREDIT's state dict of a model to our parameters and vectors, and back."""
+"""Converts CREDIT's state dict of a model to parameters and model state, and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from credit_jax.state_dict.registry import torch_model
 
 
 def key_plan_for(model_def: ModelDef) -> KeyPlan:
-    """The correspondence of CREDIT's state dict and the parameters of a model.
+    """Returns the mapping between CREDIT's state dict and the arrays of a model.
 
     Raises:
         ValueError: the model has no key table, or the table misses a parameter.
@@ -41,7 +41,7 @@ def key_plan_for(model_def: ModelDef) -> KeyPlan:
 
 
 def idle_keys(model_def: ModelDef) -> list[str]:
-    """CREDIT's keys of parameters that no output depends on."""
+    """Returns CREDIT's keys of parameters that no output depends on."""
     idle = torch_model(model_def.config.type).idle_modules(model_def.config)
     if not idle:
         return []
@@ -52,7 +52,7 @@ def idle_keys(model_def: ModelDef) -> list[str]:
 def from_state_dict(
     model_def: ModelDef, state_dict: Mapping[str, np.ndarray]
 ) -> tuple[Arrays, HostModelState]:
-    """Our parameters from a state dict of CREDIT.
+    """Converts a state dict of CREDIT to parameters and model state.
 
     Args:
         model_def: built from the same `model:` section.
@@ -61,7 +61,7 @@ def from_state_dict(
 
     Returns:
         (params, model_state): path -> array, and the collections of
-        `credit_jax.nn.model_state`. dtypes stay as they are.
+        `credit_jax.nn.model_state`. dtypes are kept.
 
     Raises:
         ValueError: missing, unexpected or mismatched keys; one report lists all.
@@ -74,7 +74,7 @@ def to_state_dict(
     params: Mapping[str, np.ndarray],
     model_state: HostModelState,
 ) -> Arrays:
-    """CREDIT's state dict from our parameters: the inverse of `from_state_dict`.
+    """Converts parameters to CREDIT's state dict: the inverse of `from_state_dict`.
 
     Raises:
         ValueError: missing, unexpected or mismatched paths; one report lists all.
@@ -83,9 +83,9 @@ def to_state_dict(
 
 
 def own_key_plan(model_def: ModelDef) -> KeyPlan:
-    """The plan of a model that CREDIT does not have: our own paths, nothing moved.
+    """Returns the plan of a model that CREDIT lacks: paths are keys, layouts are kept.
 
-    Arrays beside the parameters are named "path.leaf", as in "head/norm.mean".
+    Arrays of the model state are named "path.leaf", as in "head/norm.mean".
     """
     shapes = jax.eval_shape(model_def.init_model_state, jax.random.key(0))
     entries = [

@@ -2,8 +2,9 @@
 
 The keys of the encoder are WXFormer's except for the convolutions of its embeddings,
 which are not in a Sequential with their padding. Those of the decoder depend on
-`upsample_v_conv` and `attention_type`; our paths differ likewise, so that one table
-holds all variants. `crossformer_downscaling` has the keys of the transposed one.
+`upsample_v_conv` and `attention_type`; so do our paths, and one table covers all
+variants. `crossformer_downscaling` has the keys of the variant with transposed
+convolutions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from credit_jax.state_dict.layers import (
 )
 from credit_jax.state_dict.torch_model import TorchModel
 
-# A 1-D convolution over channels: one input and output channel, the taps.
+# A 1-D convolution over channels, with one input and one output channel.
 CHANNEL_TAPS = Arrangement("1 1 k -> k")
 
 

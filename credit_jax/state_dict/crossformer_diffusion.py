@@ -1,7 +1,7 @@
-"""CREDIT's names of `crossformer-diffusion`, as its trainer writes them.
+"""CREDIT's names of `crossformer-diffusion`, as written by its trainer.
 
-The buffers of the process, then below "model." the keys of `crossformer`, with the
-layers of the time between the patch embedding and the decoder.
+The buffers of the process, then under "model." the keys of `crossformer`, with the
+layers of the time embedding between the patch embedding and the decoder.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def _rules() -> Iterator[Rule]:
 
 
 def _block_names(config: Any) -> list[str]:
-    # Norms are parts of our blocks, and CREDIT has the nodes first: none is compared.
+    # Not compared: in credit_jax norms are parts of blocks, and CREDIT has the node dim
+    # first.
     del config
     return ["encoder, normalized", "decoder, on the grid"]
 

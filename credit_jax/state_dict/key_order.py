@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 
 class KeyOrder:
-    """Sorts keys as PyTorch does: modules in the order of a table, layers by number.
+    """Sorts keys like PyTorch: modules in the order of a table, layers by number.
 
     The parameters of a module come before those of its submodules. Under spectral norm
     PyTorch registers a parameter again, so that `weight_orig` comes after the others,
@@ -44,7 +44,7 @@ class KeyOrder:
 
 
 def _steps(key: str) -> Iterator[tuple[str, str]]:
-    """(parent, name) of each component of a key or template, indices as stars."""
+    """Yields (parent, name) of each part of a key or template, indices as stars."""
     parts = ["*" if re.fullmatch(r"\d+|\{\w+\}", p) else p for p in key.split(".")]
     for i, part in enumerate(parts):
         yield ".".join(parts[:i]), part

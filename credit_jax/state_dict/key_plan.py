@@ -1,7 +1,7 @@
-"""The correspondence of a PyTorch state dict and the arrays of a model.
+"""The mapping between a PyTorch state dict and the arrays of a model.
 
-A `KeyPlan` reads and writes a PyTorch state dict; all keys and shapes that do not fit
-are in one error. `match_keys.make_key_plan` makes it from a key table.
+A `KeyPlan` reads and writes a PyTorch state dict; one error lists all keys and shapes
+that do not fit. `match_keys.make_key_plan` makes it from a key table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from credit_jax.state_dict.problems import Shape, compare_shapes, raise_problems
 from credit_jax.state_dict.renames import RenamedKey, current_names
 from credit_jax.state_dict.torch_model import Rename
 
-# Whole arrays on the host, by path of ours or by key of PyTorch.
+# Whole arrays on the host, by our path or by PyTorch's key.
 Arrays = dict[str, np.ndarray]
 # The collections of `credit_jax.nn.model_state`, whole arrays on the host.
 HostModelState = dict[str, dict[str, dict[str, np.ndarray]]]
@@ -28,7 +28,7 @@ HostModelState = dict[str, dict[str, dict[str, np.ndarray]]]
 Allocate = Callable[..., np.ndarray]
 
 PARAMS = "params"
-# Error of constants that were computed elsewhere, relative and absolute.
+# Relative and absolute tolerance of constants that CREDIT computed.
 CONSTANT = 1e-5
 
 
@@ -67,9 +67,9 @@ class KeyPlan:
     Attributes:
         entries: one per PyTorch array, in the order of PyTorch's state dict.
         ignored: PyTorch keys that may be present and are not used.
-        renames: of keys of older versions of CREDIT.
+        renames: keys of older versions of CREDIT and their current names.
         frozen: paths of parameters that are not trained.
-        lists_frozen: whether CREDIT's optimizer counts these, too.
+        lists_frozen: whether CREDIT's optimizer includes these, too.
         constants: PyTorch arrays that the config determines, by key; they precede the
             others.
     """
@@ -88,13 +88,13 @@ class KeyPlan:
 
     @property
     def parameters(self) -> KeyPlan:
-        """The entries of parameters alone, for averages."""
+        """The plan of the parameters only, for moving averages."""
         entries = tuple(entry for entry in self.entries if entry.collection == PARAMS)
         return replace(self, entries=entries, constants={})
 
     @property
     def averaged_statistics(self) -> KeyPlan:
-        """The entries of batch norms, for averages, in which counts are numbers."""
+        """The plan of averaged batch-norm statistics, in which counts are floats."""
         entries = tuple(
             replace(entry, arrangement=Arrangement(entry.arrangement.pattern))
             for entry in self.entries
@@ -104,28 +104,28 @@ class KeyPlan:
 
     @property
     def trainable(self) -> KeyPlan:
-        """The entries of parameters that are not frozen, for moments."""
+        """The plan of the parameters that are not frozen, for moments."""
         entries = self.parameters.entries
         kept = tuple(entry for entry in entries if entry.path not in self.frozen)
         return replace(self, entries=kept)
 
     @property
     def optimized(self) -> KeyPlan:
-        """The entries of the parameters that CREDIT's optimizer lists."""
+        """The plan of the parameters in CREDIT's optimizer."""
         return self.parameters if self.lists_frozen else self.trainable
 
     def current_names(self, given: Iterable[str]) -> list[RenamedKey]:
-        """The names in the key table of the keys of a file; see `renames`."""
+        """Maps the keys of a file to names in the key table; see `renames`."""
         return current_names(given, self.keys, self.renames)
 
     def read(
         self, state: Mapping[str, Any], allocate: Allocate = np.empty
     ) -> tuple[Arrays, HostModelState]:
-        """Our parameters and model state from PyTorch's state dict.
+        """Converts PyTorch's state dict to parameters and model state.
 
         Args:
             state: arrays, or objects that numpy converts to arrays, by PyTorch's key.
-            allocate: makes the arrays.
+            allocate: creates the arrays.
 
         Returns:
             path -> array, and the collections of `credit_jax.nn.model_state`.
@@ -166,7 +166,7 @@ class KeyPlan:
         model_state: HostModelState,
         allocate: Allocate = np.empty,
     ) -> Arrays:
-        """PyTorch's state dict from our arrays: the exact inverse of `read`.
+        """Converts parameters and model state to PyTorch's state dict: inverts `read`.
 
         Raises:
             ValueError: paths or shapes do not fit; lists all of them.
@@ -196,7 +196,7 @@ class KeyPlan:
         return arrays
 
     def _other_constants(self, state: Mapping[str, Any]) -> list[str]:
-        """Constants that are not those of the state dict, one line each."""
+        """Constants that differ from those of the state dict, one line each."""
         return [
             f"{key}: the PyTorch state dict has other values than the config asks for"
             for key, array in self.constants.items()

@@ -1,4 +1,4 @@
-"""The entries of a key table: a PyTorch key, our path, and how the dims correspond."""
+"""The entries of a key table: a PyTorch key, our path, and the arrangement of dims."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STACKED = "{d}"
 
 @dataclass(frozen=True)
 class Rule:
-    """The names of one kind of parameter in PyTorch and here.
+    """The names of one kind of parameter in PyTorch and credit_jax.
 
     Attributes:
         torch: PyTorch's key with named indices, "layers.{s}.0.convs.{i}.1.weight";
@@ -36,7 +36,7 @@ class Rule:
         return STACKED in self.torch
 
     def match(self, path: str) -> dict[str, str] | None:
-        """The indices with which `ours` gives `path`, or None."""
+        """Returns the indices for which `ours` equals `path`, or None."""
         found = template_regex(self.ours).fullmatch(path)
         return found and found.groupdict()
 
@@ -47,7 +47,7 @@ class Ignore:
 
     Attributes:
         torch: the key with named indices.
-        reason: why nothing is lost; may not be empty.
+        reason: why nothing is lost; must not be empty.
     """
 
     torch: str
@@ -58,7 +58,7 @@ class Ignore:
             raise ValueError(f"ignoring {self.torch!r} needs a reason")
 
     def match(self, key: str) -> bool:
-        """Whether it matches a PyTorch key."""
+        """Whether the template matches a PyTorch key."""
         return template_regex(self.torch).fullmatch(key) is not None
 
 

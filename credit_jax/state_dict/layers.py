@@ -1,4 +1,4 @@
-"""Rules of layers that models of CREDIT share."""
+"""Key-table rules of layers that models of CREDIT share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def window_attention(torch: str, ours: str, *, linear: bool = False) -> Iterator
 
     Args:
         torch, ours: the module, and our path.
-        linear: projections are linear layers, with q, k and v apart, and not 1 x 1
+        linear: projections are linear layers, separate for q, k and v, instead of 1 x 1
             convolutions.
     """
     yield from channel_norm(f"{torch}.norm", f"{ours}/norm")
@@ -79,7 +79,7 @@ def feed_forward(torch: str, ours: str, *, linear: bool = False) -> Iterator[Rul
 def transformer_layers(
     torch: str, ours: str, *, linear: bool = False
 ) -> Iterator[Rule]:
-    """The transformer layers of a stage, numbered `{d}` in PyTorch, stacked here.
+    """The transformer layers of a stage, numbered `{d}` in PyTorch, stacked in ours.
 
     Args:
         torch, ours: the module, and our path.
@@ -119,5 +119,5 @@ def encoder_decoder_blocks(config: Any) -> list[str]:
 
 
 def unused_patch_embedding(config: Any) -> list[str]:
-    """The patch embedding, which CREDIT creates even where a patch is one point."""
+    """The patch embedding if a patch is one point: CREDIT creates but ignores it."""
     return ["cube_embedding"] if config.patch == (1, 1) else []

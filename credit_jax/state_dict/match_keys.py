@@ -88,5 +88,5 @@ def _entries(
 
 
 def _outline(template: str) -> str:
-    """A template or path with its indices replaced, equal for those that match."""
+    """A template or path with indices replaced; equal if both may match."""
     return re.sub(r"(?:\{\w+\}|\d)+", "#", template)

@@ -56,7 +56,7 @@ def _blocks(config: Any) -> list[str]:
     return [*names, *(["dec_col_attn"] if config.decoder_col_attn else [])]
 
 
-# Projections that were 1 x 1 convolutions, q, k and v one matrix.
+# Projections of the older version: 1 x 1 convolutions, with q, k and v in one.
 _FUSED = re.compile(r"(.*)\.to_qkv\.(weight|weight_orig|weight_u|weight_v)")
 _CONVOLUTION = re.compile(r".*\.(to_out|layers\.1|layers\.4)\.weight(_orig)?")
 
@@ -70,7 +70,7 @@ def _is_older(key: str, array: Any) -> bool:
 
 
 def _split(key: str, array: Any) -> dict[str, Any]:
-    """q, k and v apart; 1 x 1 kernels as matrices. v of spectral norm is of all."""
+    """Splits q, k and v, with the same `weight_v`; 1 x 1 kernels become matrices."""
     found = _FUSED.fullmatch(key)
     if found is None:
         return {key: array.reshape(array.shape[:2])}

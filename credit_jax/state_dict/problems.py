@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 def compare_shapes(
     given: Mapping[str, Shape], wanted: Mapping[str, Shape]
 ) -> list[str]:
-    """Missing, unexpected and mismatched arrays, one line each.
+    """Lists missing, unexpected and mismatched arrays, one line each.
 
     Args:
         given: shape of every given array, by name.

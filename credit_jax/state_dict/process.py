@@ -12,7 +12,7 @@ from credit_jax.state_dict.key_table import Rule
 
 
 def below_process(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """The rules of a network, for the keys of the process that it is part of."""
+    """The rules of a network with keys under "model.", as part of a process."""
     return tuple(replace(rule, torch=f"model.{rule.torch}") for rule in rules)
 
 

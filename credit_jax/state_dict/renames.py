@@ -43,11 +43,11 @@ class RenamedKey:
 def current_names(
     given: Iterable[str], wanted: Collection[str], renames: Iterable[Rename] = ()
 ) -> list[RenamedKey]:
-    """The names in the key table of the keys of a file.
+    """Maps the keys of a file to names in the key table.
 
     Wrappers are removed first. If the result is not in the table, it is tried without
     the `.conv` of domain-parallel layers and under the renames of the model. A key that
-    remains unknown is left as it is, and reported when the table is applied.
+    remains unknown is kept, and is reported when the table is applied.
 
     Args:
         given: keys of the file.
@@ -82,7 +82,7 @@ def _renamed(given: str, wanted: set[str], renames: tuple[Rename, ...]) -> Renam
 def _candidates(
     plain: str, renames: tuple[Rename, ...]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Possible current names of a key, and the changes that give them."""
+    """Yields possible current names of a key, and the changes that lead to them."""
     yield plain, ()
     domain = _apply(_DOMAIN, plain)
     starts: list[tuple[str, tuple[str, ...]]] = [(plain, ())]

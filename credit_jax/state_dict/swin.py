@@ -45,7 +45,8 @@ def _block(torch: str, ours: str) -> Iterator[Rule]:
 
 def _block_names(config: Any) -> list[str]:
     stages = [f"stages.{index}" for index in range(len(config.depths))]
-    # Ours has the position in it, CREDIT's module does not: it is not compared then.
+    # With `full_pos_embed` our output includes the position, unlike that of CREDIT's
+    # patch_embed. "pos_embed" is no module, so it is not compared.
     embedding = "pos_embed" if config.full_pos_embed else "patch_embed"
     return [embedding, *stages, "head"]
 

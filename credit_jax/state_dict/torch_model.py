@@ -27,7 +27,7 @@ class Rename:
 
 @dataclass(frozen=True)
 class RemovedLayer:
-    """Keys of a layer that CREDIT no longer has, so that they cannot be converted.
+    """Keys of a layer that current CREDIT lacks, so that they cannot be converted.
 
     Attributes:
         pattern: matches a whole key, parallel wrappers removed.
@@ -40,11 +40,11 @@ class RemovedLayer:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """How state dicts of an older version become today's, where arrays change, too.
+    """Converts state dicts of an older version whose arrays differ, too.
 
     Attributes:
         is_older: (key, array) -> whether only the older version has this entry.
-        entries: (key, array) -> the entries of today's version.
+        entries: (key, array) -> the entries of the current version.
         note: what the user must know.
     """
 
@@ -53,7 +53,7 @@ class Upgrade:
     note: str
 
     def applied(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Today's state dict; None if there is nothing older in this one."""
+        """Returns the current state dict; None if this one has no older entry."""
         if not any(self.is_older(key, array) for key, array in state.items()):
             return None
         now: dict[str, Any] = {}
@@ -74,12 +74,12 @@ class TorchModel:
             `capture_intermediates` receives, in the same order.
         idle_modules: config -> modules that no output depends on, whose parameters
             therefore never get a gradient.
-        renames: of keys of older versions of CREDIT.
-        removed: layers of older versions.
-        upgrade: of state dicts of an older version; None if renames are enough.
-        lists_frozen: whether CREDIT's optimizer counts the parameters that are not
-            trained; it leaves those without `requires_grad` out.
-        constants: config -> arrays of its state dict that the config determines.
+        renames: keys of older versions of CREDIT and their current names.
+        removed: layers of older versions that cannot be converted.
+        upgrade: converts state dicts of an older version; None if renames suffice.
+        lists_frozen: whether CREDIT's optimizer includes the parameters that are not
+            trained; it omits those without `requires_grad`.
+        constants: config -> arrays of the state dict that the config determines.
     """
 
     key_table: KeyTable

@@ -1,6 +1,6 @@
 """CREDIT's names of the parameters of `unet` and `unet_downscaling` (models/unet.py).
 
-Those of segmentation_models_pytorch's Unet below "model.".
+The names are those of segmentation_models_pytorch's Unet, under "model.".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _rules() -> Iterator[Rule]:
 
 
 def _residual_block(torch: str, ours: str, first: int = 0) -> Iterator[Rule]:
-    """Two or three convolutions, and that of a shortcut."""
+    """Two or three convolutions, and one of a shortcut."""
     for i in range(3):
         conv, norm = f"{torch}.conv{i + 1}", f"{torch}.bn{i + 1}"
         yield from _conv_norm(conv, norm, f"{ours}/branch/{i}", first)
@@ -70,7 +70,7 @@ def _blocks(config: Any) -> list[str]:
 
 
 def _idle(config: Any) -> list[str]:
-    """Layers behind a shallow encoder, and the gates of a field that nothing joins."""
+    """Layers beyond the encoder's depth, and attention of the block without a skip."""
     depth = config.architecture.encoder_depth
     last = f"model.decoder.blocks.{depth - 1}.attention1"
     return [f"model.encoder.layer{layer}" for layer in range(depth, 5)] + [last]

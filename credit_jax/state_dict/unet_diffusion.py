@@ -1,6 +1,6 @@
-"""CREDIT's names of `unet-diffusion`, as its trainer writes them.
+"""CREDIT's names of `unet-diffusion`, as written by its trainer.
 
-The buffers of the process, then the network's keys below "model.".
+The buffers of the process, then the keys of the network under "model.".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from credit_jax.state_dict.layers import weight_and_bias
 from credit_jax.state_dict.process import below_process, process_buffers
 from credit_jax.state_dict.torch_model import TorchModel
 
-# Keys and values of the memory; linear attention has its tokens last.
+# Memory keys and values; in linear attention tokens are the last dim.
 MEMORY = Arrangement("k h n d -> k n h d")
 LINEAR_MEMORY = Arrangement("k h d n -> k n h d")
 # Space to depth and a 1 x 1 convolution, as one convolution of stride 2.
@@ -80,7 +80,8 @@ def _block_names(config: Any) -> list[str]:
     names = ["init_conv"]
 
     def levels(kind: str) -> list[str]:
-        # The attention has the residual sum here, not in CREDIT: it is not compared.
+        # Our output of attention includes the residual, unlike CREDIT's. The changed
+        # name is no module, so it is not compared.
         return [
             name
             for i in range(count)

@@ -23,7 +23,8 @@ def _rules() -> Iterator[Rule]:
 
 
 def _block_names(config: Any) -> list[str]:
-    # "film" has the modulated field here, the vector in CREDIT: it is not compared.
+    # The output of "film" is the modulated field in credit_jax, but the modulating
+    # vector in CREDIT. The changed name is no module, so it is not compared.
     return [*EMBEDDINGS, "film, applied", *u_transformer_blocks(config)]
 
 

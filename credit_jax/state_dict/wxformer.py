@@ -27,7 +27,8 @@ def _rules() -> Iterator[Rule]:
     yield from pixel_shuffle_decoder()
 
 
-# A branch of the cross-scale embedding was a convolution; today it is a Sequential.
+# In older versions a branch of the cross-scale embedding is a convolution, not a
+# Sequential.
 BRANCH = Rename(re.compile(r"(.*\bconvs\.\d+)\.(?!\d+\.)([^.]+)"), r"\1.1.\2")
 _TRANSPOSED_DECODER = RemovedLayer(
     re.compile(r"up_block4\.weight(_orig)?"),
