@@ -1,7 +1,7 @@
 """Submit a run to PBS or SLURM: `python -m credit_jax.submit --config FILE`.
 
-Writes a script that can be read, from the `pbs:` or `slurm:` section of CREDIT's YAML,
-and hands it to the scheduler: once, or as a chain of jobs that resume one another.
+Writes a readable script from the `pbs:` or `slurm:` section of CREDIT's YAML and
+submits it to the scheduler: once, or as a chain of jobs that resume one another.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _job(args: argparse.Namespace) -> Job:
     run_folder = Path(os.path.expandvars(config.save_loc)).resolve()
     folder = run_folder / "jobs"
     name = f"{args.mode}_{time.strftime('%Y%m%d_%H%M%S')}"
-    # Later changes of the file are no part of the chain.
+    # Later changes of the user's file do not affect the chain.
     command = [args.mode, "--config", str(folder / f"{name}.yml")]
     for override in args.set:
         command += ["--set", override]

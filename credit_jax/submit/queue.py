@@ -1,4 +1,4 @@
-"""Hands jobs to qsub and sbatch, each after the one before."""
+"""Submits jobs by qsub or sbatch, each dependent on the one before."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PROGRAMS: dict[Scheduler, str] = {"pbs": "qsub", "slurm": "sbatch"}
 def submit_chain(scheduler: Scheduler, script: Path, num_jobs: int) -> list[str]:
     """Submits a script several times, each job after the end of the one before.
 
-    By `afterany`: the next job starts however the one before ended, also where it was
-    preempted or killed, and the script decides whether something is left to do. CREDIT
-    chains by `afterok`, which cancels the rest at the first job that was killed.
+    The dependency is `afterany`: the next job starts however the one before ended, even
+    if it was preempted or killed, and the script decides whether work is left. CREDIT
+    uses `afterok`, which cancels the rest at the first job that is killed.
 
     Args:
         scheduler: "pbs" or "slurm".
@@ -54,7 +54,7 @@ def submission(scheduler: Scheduler, script: Path, after: str | None) -> list[st
 
 
 def _job_of(scheduler: Scheduler, command: Sequence[str], before: list[str]) -> str:
-    """Submits a job; its number."""
+    """Submits a job and returns its number."""
     queued = f"; submitted before: {', '.join(before)}" if before else ""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

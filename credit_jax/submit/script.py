@@ -10,8 +10,8 @@ from pathlib import Path
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.submit.section import JobSection, Scheduler
 
-# A run ends by itself so long before the scheduler ends its job, in seconds, but not
-# more than this part of the walltime before.
+# A run stops itself before the end of the walltime: by _MARGIN seconds, or by 1 / _PART
+# of the walltime if that is less.
 _MARGIN, _PART = 600, 10
 
 
@@ -21,13 +21,13 @@ class Job:
 
     Attributes:
         scheduler: "pbs" or "slurm".
-        section: what it asks for.
+        section: resources that it requests.
         command: arguments of `python -m credit_jax`.
         folder: of the job's files: script, config, logs.
         name: of these files.
         work: folder in which the command runs.
-        python: interpreter where the section has no `conda`.
-        processes_per_node: None is one process for a job of one node, and else one for
+        python: interpreter, used if the section has no `conda`.
+        processes_per_node: None is one process for a job of one node, otherwise one for
             each GPU.
     """
 
@@ -42,14 +42,14 @@ class Job:
 
     @property
     def num_per_node(self) -> int:
-        """Processes of a node."""
+        """Number of processes per node."""
         if self.processes_per_node is not None:
             return self.processes_per_node
         return 1 if self.section.nodes == 1 else max(1, self.section.ngpus)
 
     @property
     def script(self) -> Path:
-        """Where the script is."""
+        """Path of the script."""
         return self.folder / f"{self.name}.sh"
 
     @property
@@ -115,7 +115,7 @@ def _pbs(job: Job) -> list[str]:
         "#PBS -j oe",
         "#PBS -k eod",
         f"#PBS -o {job.folder}/",
-        # A job that PBS runs again would be a second one beside the chain.
+        # A job that PBS reruns would run in addition to the chain.
         "#PBS -r n",
     ]
 
@@ -141,7 +141,7 @@ def _slurm(job: Job) -> list[str]:
 
 
 def _slurm_gpus(own: JobSection) -> dict[str, str]:
-    """Sites with constraints (Perlmutter) refuse --gres; others know nothing else."""
+    """Sites with constraints (Perlmutter) refuse --gres; others accept only that."""
     if not own.ngpus:
         return {}
     if own.constraint:
@@ -171,7 +171,7 @@ def _launched(job: Job) -> str:
         launcher = f"mpiexec -n {own.nodes * each} --ppn {each} --cpu-bind none "
     lines = [f"{launcher}{python} -m credit_jax {job.command[0]}"]
     for word in job.command[1:]:
-        # Values stand behind their option.
+        # A value follows its option on the same line.
         if word.startswith("--"):
             lines.append(word)
         else:

@@ -24,13 +24,13 @@ _WORKERS = "read by CREDIT's older scripts only"
 
 
 class JobSection(StrictModel):
-    """What a job asks the scheduler for; each number is that of a node.
+    """Resources that a job requests; `ngpus`, `ncpus` and `mem` are per node.
 
     The other names that CREDIT reads are accepted, too: `conda_env`, `account`, `gpus`,
     `cpus`, `partition`.
 
     Attributes:
-        project: the account that pays; null leaves it to the scheduler.
+        project: account to charge; null leaves it to the scheduler.
         job_name: of the job.
         walltime: hours, minutes and seconds.
         nodes: hosts of the job.
@@ -95,7 +95,7 @@ class JobSection(StrictModel):
 
     @property
     def seconds(self) -> int:
-        """Of the walltime."""
+        """The walltime in seconds."""
         hours, minutes, seconds = map(int, self.walltime.split(":"))
         return 3600 * hours + 60 * minutes + seconds
 
@@ -112,7 +112,7 @@ def clock(seconds: int) -> str:
 def job_section(
     mapping: Mapping[str, Any], scheduler: Scheduler, overrides: Mapping[str, Any]
 ) -> JobSection:
-    """The section of a config for a scheduler; SLURM takes that of PBS if it has none.
+    """Returns the section of a scheduler; SLURM takes that of PBS if it has none.
 
     Args:
         mapping: what the YAML file holds.
@@ -120,7 +120,7 @@ def job_section(
         overrides: keys of the command line.
 
     Raises:
-        ConfigError: there is none, or it is wrong.
+        ConfigError: there is none, or it is invalid.
     """
     found: Any = mapping.get(scheduler)
     name: str = scheduler
@@ -139,6 +139,6 @@ def job_section(
 
 
 def _own_names(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section with one name for each thing; where there are both, ours counts."""
+    """Renames alternative keys; a key under its main name takes precedence."""
     others = {_OTHER_NAMES[k]: v for k, v in section.items() if k in _OTHER_NAMES}
     return others | {k: v for k, v in section.items() if k not in _OTHER_NAMES}
