@@ -1,4 +1,4 @@
-"""The shell around every command line: common options, errors and exit codes.
+"""Common parts of all command lines: options, errors and exit codes.
 
 A command is a module with `HELP`, `EXAMPLE`, `add_arguments(parser)` and
 `run(args) -> exit code`. Errors of the user are one red line on stderr.
@@ -33,19 +33,19 @@ OK = 0
 FAILED = 1  # a comparison or a check that does not pass
 USER_ERROR = 2
 DIVERGED = 3  # a loss or a forecast that is not finite
-# 75, `parallel.processes.exit_code.RESUME`: not done, to be resumed
+# 75, `parallel.processes.exit_code.RESUME`: not finished, to be resumed
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 # Coroutines of Orbax, several of which fail at once.
 _READS = ("_read_array_index_and_device_put",)
 
-# What a shell completes, by the name of a value in --help.
+# Completion in a shell, by the metavar of an option.
 COMPLETED = {"FILE": shtab.FILE, "NPY": shtab.FILE, "DIR": shtab.DIRECTORY}
 
 
 @runtime_checkable
 class Command(Protocol):
-    """What a module defines to be a command.
+    """The interface of a module that is a command.
 
     Attributes:
         HELP: one sentence for `--help`.
@@ -64,21 +64,20 @@ class Command(Protocol):
 
         Raises:
             ValueError, OSError, MemoryError: an error of the user; exit code 2.
-            CommandError: with an exit code of its own.
+            CommandError: an error with another exit code.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a command is, known without importing it.
+    """Module and summary of a command, known without importing it.
 
     Attributes:
-        module: that is the command.
+        module: name of the module that is the command.
         summary: for the list of all commands.
-        extra: of this project, which installs what the module imports.
-        platforms: JAX's platforms, unless JAX_PLATFORMS names others; "" leaves the
-            choice to JAX.
+        extra: optional dependencies of this project that the module imports.
+        platforms: default of JAX_PLATFORMS; "" leaves the choice to JAX.
     """
 
     module: str
@@ -88,7 +87,7 @@ class Entry:
 
 
 class CommandError(Exception):
-    """An error that ends a command with an exit code of its own.
+    """An error that ends a command with a given exit code.
 
     Args:
         message: the line to print.
@@ -124,7 +123,7 @@ def run_group(
     """Runs one of several commands, chosen by the first argument.
 
     Only the module of the chosen command is imported.
-    `--print-completion SHELL` prints what makes a shell complete all of them.
+    `--print-completion SHELL` prints a shell-completion script for all of them.
 
     Args:
         commands: by name.
@@ -158,7 +157,7 @@ def run_group(
 def _list_commands(
     parser: argparse.ArgumentParser, commands: Mapping[str, Entry], *, options: bool
 ) -> None:
-    """Adds the commands; with options, those that can be imported have theirs."""
+    """Adds the commands; `options` also adds the options of importable ones."""
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, entry in commands.items():
         command = choices.add_parser(name, help=entry.summary)
@@ -203,7 +202,7 @@ def _parse_and_run(command: Command, argv: Sequence[str] | None, prog: str) -> i
 
 
 def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
-    """Adds what a command says of itself, its options, and `--debug`."""
+    """Sets description and example of a command; adds its options and `--debug`."""
     parser.description = command.HELP
     parser.epilog = f"example: {parser.prog} {command.EXAMPLE}"
     command.add_arguments(parser)
@@ -221,7 +220,7 @@ def _run(command: Command, args: argparse.Namespace) -> int:
         with _quiet(debug=args.debug):
             code = _run_alone(command, args)
     except Exception:
-        # In a run of several processes that one is gone may be the reason.
+        # In a run of several processes, the loss of another one may be the cause.
         if wait_for_reason():
             traceback.print_exc()
         raise
@@ -244,15 +243,15 @@ def _run_alone(command: Command, args: argparse.Namespace) -> int:
 
 @contextmanager
 def _quiet(*, debug: bool) -> Iterator[None]:
-    """Leaves out what libraries log and print of errors that they raise, too."""
+    """Silences what libraries log and print about errors that they also raise."""
     level = logging.ERROR if debug else logging.CRITICAL
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(level)
     before = sys.unraisablehook
 
     def report(found: sys.UnraisableHookArgs) -> None:
-        # Callbacks of TensorStore to a save that has failed and ended, and its other
-        # reads where one has failed.
+        # Callbacks of TensorStore after a failed save has ended, and its other reads
+        # after one of them has failed.
         name = getattr(found.object, "__qualname__", "")
         ended = str(found.exc_value) == "Event loop is closed" or name in _READS
         if debug or not ended:
@@ -271,7 +270,7 @@ def _failed(error: Exception) -> int:
 
 
 def print_line(text: str, style: str = "", *, stderr: bool = False) -> None:
-    """Prints a line as it is: no markup, no line breaks added."""
+    """Prints a line verbatim: no markup, no added line breaks."""
     console = Console(stderr=stderr)
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -292,7 +291,7 @@ def add_config_options(
 
 
 def add_mesh_options(parser: argparse.ArgumentParser) -> None:
-    """Adds `--parallelism`, `--devices` and `--precision`, of a model that predicts."""
+    """Adds `--parallelism`, `--devices` and `--precision`, for forward passes."""
     add = parser.add_argument
     add(
         "--parallelism",
@@ -309,7 +308,7 @@ def add_mesh_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verify_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--no-verify`, of commands that read checkpoints."""
+    """Adds `--no-verify`, for commands that read checkpoints."""
     parser.add_argument(
         "--no-verify",
         dest="verify",
@@ -329,10 +328,10 @@ def add_stop_option(parser: argparse.ArgumentParser) -> None:
 
 
 def stop_time(args: argparse.Namespace) -> float | None:
-    """When `--stop-after` ends a command that begins now, by `time.monotonic`.
+    """Returns the time at which `--stop-after` ends the command, or None.
 
     Raises:
-        ValueError: it is no duration.
+        ValueError: the value is not a positive duration.
     """
     if args.stop_after is None:
         return None
@@ -376,7 +375,7 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def join_processes(args: argparse.Namespace) -> None:
-    """Joins the other processes of a run, if there are any.
+    """Connects to the other processes of a run, if there are any.
 
     To be called before JAX is used. Each process prints one line when its devices are
     known (`parallel.processes.connect.announce`).
@@ -414,7 +413,7 @@ def read_config(path: str, overrides: Sequence[str] = (), **options: Any) -> Con
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Warnings of the block become yellow notes, unless it raises."""
+    """Prints the warnings of the block as yellow notes, unless it raises."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         yield

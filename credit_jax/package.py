@@ -1,7 +1,7 @@
 """A model package of a run: `python -m credit_jax.package --checkpoint RUN --out DIR`.
 
-The folder holds the weights, the config and every file that forecasts need but the
-data; `credit-jax forecast --package DIR` needs nothing else.
+The folder contains the weights, the config and every file that forecasts need, except
+the data, which `credit-jax forecast --package DIR --data FILE` names.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes a package, and opens it as a user would.
+    """Makes a package, and opens it to check it.
 
     Raises:
         ValueError, OSError: it cannot be made; nothing is written.

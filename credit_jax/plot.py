@@ -106,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
     """Draws and writes the figure.
 
     Raises:
-        ValueError, OSError: what is asked for is not there, or cannot be written.
+        ValueError, OSError: a requested field or score does not exist, or the figure
+            cannot be written.
     """
     out = Path(args.out)
     if args.forecast:
@@ -126,7 +127,7 @@ def plot_forecast(args: argparse.Namespace, out: Path) -> None:
     """Writes a map, or an animation of maps.
 
     Raises:
-        ValueError: the field is not there; says what is.
+        ValueError: the field does not exist; the error lists what exists.
     """
     if not args.variable:
         raise ValueError("--variable NAME is needed with --forecast")
@@ -154,7 +155,7 @@ def scores_figure(args: argparse.Namespace) -> Any:
     """The figure of scores.
 
     Raises:
-        ValueError: the scores do not have what is asked for; says what they have.
+        ValueError: a requested score does not exist; the error lists what exists.
     """
     scores, region = read_scores(args.scores), args.region or GLOBAL
     metric = args.metric

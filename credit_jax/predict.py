@@ -1,7 +1,7 @@
 """One forward pass: `python -m credit_jax.predict --config F --checkpoint DIR ...`.
 
-Evaluation mode: no dropout, spectral norm with the stored vectors. The input is what
-the model sees: normalized channels in its order, on its grid.
+Evaluation mode: no dropout, spectral norm with the stored vectors. The input is that of
+the model: normalized channels in its order, on its grid.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predicts and writes the prediction; after an error no output is written."""
+    """Predicts and writes the prediction; after an error no output is written.
+
+    Raises:
+        ValueError, OSError: an option, the input or the checkpoint is invalid.
+    """
     section = read_model_section(args.config)
     parallelism = parse_parallelism(args.parallelism)
     output = Path(args.output)
@@ -89,10 +93,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_inputs(path: str, model_def: ModelDef) -> dict[str, np.ndarray]:
-    """The model's inputs by name: x of a .npy file, or those of an .npz file.
+    """Reads the model's inputs by name: x of a .npy file, or those of an .npz file.
 
     Raises:
-        ValueError: it does not hold arrays of numbers that the model takes.
+        ValueError: names, shapes or dtypes are not those of the model, or values are
+            not finite.
     """
     try:
         read: Any = np.load(path, allow_pickle=False)
@@ -132,7 +137,7 @@ def _checked(x: np.ndarray, shape: tuple[int, ...], name: str, path: str) -> np.
 
 
 def write_output(path: Path, y: np.ndarray) -> None:
-    """Write a .npy file that appears whole or not at all."""
+    """Writes a .npy file atomically."""
     with new_file(path) as partial, partial.open("wb") as file:
         np.save(file, y)
 

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_score_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what `score` and `forecast --score` have in common."""
+    """Adds the options that `score` and `forecast --score` have in common."""
     add = parser.add_argument
     add(
         "--truth",
@@ -82,7 +82,7 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks, computes, writes.
+    """Computes the scores and writes them.
 
     Raises:
         ValueError, OSError: the scores cannot be computed.
@@ -159,13 +159,13 @@ def report(scores: Any, folder: str | Path) -> None:
 
 
 def _folder_of(files: ForecastFiles) -> Path:
-    """Where the record of the forecasts is, if there is one."""
+    """The folder of the record of the forecasts, if there is one."""
     place = Path(files.where)
     return place.parent if place.suffix == ".zarr" else place
 
 
 def _config(record: Record, files: ForecastFiles) -> Config | None:
-    """The config that the forecasts were made with, if they say so."""
+    """The config that the forecasts were made with, if it is recorded."""
     raw = record.config
     if raw is None and "config" in files.grid.dataset.attrs:
         raw = json.loads(files.grid.dataset.attrs["config"])

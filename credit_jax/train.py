@@ -93,15 +93,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks, trains, evaluates.
+    """Trains the model and scores its forecasts.
 
     Returns:
-        0 at the end of a run, `RESUME` where a signal or `--stop-after` ended it
-        after it had saved.
+        0 at the end of a run, `RESUME` if a signal or `--stop-after` ended it after a
+        save.
 
     Raises:
-        CommandError: with exit code 3 for a loss that is not finite, 1 where the run
-            cannot write.
+        CommandError: with exit code 3 for a loss that is not finite, 1 if writing
+            fails.
         ValueError, OSError: the run cannot start.
     """
     stop_at = stop_time(args)
@@ -140,18 +140,20 @@ def train(
 
     Args:
         config: of `load_config`.
-        num_devices: devices to use; None takes those that `trainer` asks for.
+        num_devices: devices to use; None takes as many as `trainer` asks for.
         resume: whether to go on from the newest checkpoint of `save_loc`; "if-any"
             begins where there is none.
         verify: whether to compare its files with their digests first.
         stop_at: when to save and stop, by `time.monotonic`; None for no limit.
         profile: first and last update to trace, counted from 1; None for none.
-        source: what the header of the run calls the config.
+        source: name of the config in the header of the run.
 
     Raises:
         ConfigError: the run cannot start; lists all that is wrong.
         NonFiniteLossError: the loss is not finite.
-        ValueError: another run goes on in the folder.
+        ValueError: another run uses the folder, or all checkpoints are damaged.
+        FileNotFoundError: there is no checkpoint to continue from.
+        WriteError: a log or a checkpoint cannot be written.
     """
     if num_devices is None:
         num_devices = config.trainer.num_devices
@@ -212,7 +214,7 @@ def _train_in(
 
 
 def header(source: str, setup: Setup) -> list[str]:
-    """What a run is, in a few lines."""
+    """Lines printed before a run: mesh, model, data."""
     model, schema, loader = setup.model_def, setup.schema, setup.train_loader
     devices = setup.mesh.devices.reshape(-1)
     axes = setup.model.axes
