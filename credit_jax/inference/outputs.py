@@ -77,8 +77,7 @@ class Outputs:
         return {variable.key: variable.chosen for variable in self.variables}
 
     def levels(self) -> dict[str, np.ndarray]:
-        """Values of each level coordinate, ordered as in the variable with most levels.
-        """
+        """Values of each level coordinate, ordered as in the deepest variable."""
         found: dict[str, np.ndarray] = {}
         deep = [(v.level_dim, v.levels) for v in self.variables if v.levels is not None]
         for dim, levels in sorted(deep, key=lambda pair: -len(pair[1])):
