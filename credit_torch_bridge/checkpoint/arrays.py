@@ -11,16 +11,16 @@ import torch
 
 from credit_jax.state_dict.problems import Shape, raise_problems
 
-# Elements that are checked at a time.
+# Number of elements that are checked at a time.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class LazyArray:
-    """A tensor that is converted to a float32 array when numpy reads it.
+    """A tensor that is converted to float32 when numpy reads it as an array.
 
     Attributes:
-        tensor: of 16 or 32 bits, perhaps on disk.
+        tensor: of 16 or 32 bits, possibly memory-mapped.
     """
 
     tensor: torch.Tensor
@@ -35,7 +35,7 @@ class LazyArray:
 
 
 def as_arrays(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Converts the tensors of a state dict to arrays, or to `LazyArray`s."""
+    """Wraps the tensors of a state dict as `LazyArray`s."""
     return {key: LazyArray(tensor) for key, tensor in state.items()}
 
 

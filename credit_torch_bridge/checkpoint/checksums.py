@@ -1,4 +1,4 @@
-"""CRC-32 of the members of a zip file, which torch.load does not look at."""
+"""Checks CRC-32 checksums of the members of a zip file, which torch.load ignores."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MAX_LISTED = 5
 def check_crcs(source: Path | bytes, name: str) -> None:
     """Compares the tensors of a file of torch.save with their checksums.
 
-    A file that is no zip, or a broken one, is left to torch.load. One in which no
-    checksum is right was saved without (`torch.serialization.set_crc32_options`), which
-    is a warning.
+    Files that are not valid zip files are left to torch.load. If no checksum is right,
+    the file was saved without them (`torch.serialization.set_crc32_options`), which is
+    a warning.
 
     Args:
         source: the file, or its bytes.
         name: of the file, for the error.
 
     Raises:
-        ValueError: bytes were changed; names the members.
+        ValueError: some members differ from their checksums; the error names them.
     """
     try:
         with _opened(source) as file, zipfile.ZipFile(file) as archive:
@@ -52,13 +52,13 @@ def _opened(source: Path | bytes) -> io.BufferedIOBase:
 
 
 def _is_tensor(member: zipfile.ZipInfo) -> bool:
-    """Tensors are stored as they are; nothing is unpacked here."""
+    """Whether a member is a tensor, which torch.save stores uncompressed."""
     stored = member.compress_type == zipfile.ZIP_STORED
     return stored and member.file_size > 0 and "/data/" in member.filename
 
 
 def _is_whole(source: Path | bytes, member: zipfile.ZipInfo) -> bool:
-    """Whether the bytes of a member have its checksum."""
+    """Whether the bytes of a member match its checksum."""
     with _opened(source) as file:
         file.seek(member.header_offset)
         header = file.read(30)

@@ -1,4 +1,4 @@
-"""Conversion of the checkpoints of a run, with its config and its log."""
+"""Converts the checkpoints of a run, with its config and its log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BEST, BACKUP = "best_", "backup_"
 class RunConversion:
     """A conversion of a run by `to_jax` or `to_torch`.
 
-    Both return the lines of a report. The output folder is moved into place when it is
+    Both yield the lines of a report. The output folder is moved into place when it is
     complete.
 
     Attributes:
@@ -50,7 +50,7 @@ class RunConversion:
         out: folder to write.
         weights_only: leave out optimizer, schedule and position.
         step: checkpoint of a run of credit_jax; None is the newest.
-        batches_per_epoch: of the run in credit_jax, if the config does not say it.
+        batches_per_epoch: of the run in credit_jax, if the config does not imply it.
         verify: compare files with their digests and checksums before they are read.
     """
 
@@ -111,7 +111,7 @@ class RunConversion:
     def _earlier(
         self, newest: TorchCheckpoint, converted: JaxCheckpoint, allocate: Allocate
     ) -> list[JaxCheckpoint]:
-        """The backup and the best checkpoint, if they are older, the oldest first."""
+        """The backup and the best checkpoint, if they are older, in order of age."""
         by_step: dict[int, JaxCheckpoint] = {}
         for prefix in (BACKUP, BEST):
             path = self.source / f"{prefix}{CHECKPOINT}"
@@ -150,7 +150,7 @@ class RunConversion:
         checkpoints = {"": newest}
         best = newest.progress.best_step
         if best is not None and self.step is None:
-            # The best one may be gone: only some checkpoints are kept.
+            # The best checkpoint may have been removed.
             with contextlib.suppress(FileNotFoundError):
                 is_newest = best == newest.micro_step
                 checkpoints[BEST] = (
@@ -193,7 +193,7 @@ class RunConversion:
 def _with_best_step(
     newest: JaxCheckpoint, checkpoints: Iterable[JaxCheckpoint]
 ) -> JaxCheckpoint:
-    """The newest, with the step of the checkpoint of its best epoch."""
+    """The newest checkpoint, with the step of the checkpoint of its best epoch."""
     progress = newest.progress
     for checkpoint in checkpoints:
         if checkpoint.progress.epoch - 1 == progress.best_epoch:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-# Bytes.
+# # Size in bytes from which arrays are on disk.
 MIN_ON_DISK = 1 << 20
 
 
 class DiskArray(np.ndarray):
-    """An array in a file of its own; `deepcopy`, which Orbax calls, copies nothing."""
+    """A memory-mapped array; `deepcopy`, which Orbax calls, does not copy it."""
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> DiskArray:
         return self
@@ -23,12 +23,11 @@ class DiskArray(np.ndarray):
 class DiskArrays:
     """Allocates arrays in a temporary folder, removed when the block ends.
 
-    The system writes their pages to disk when memory is short, so that a conversion
-    needs memory for the arrays that it works on, and not for those that it has
-    finished.
+    The operating system writes their pages to disk when memory is short, so a
+    conversion needs memory only for the arrays in use.
 
     Args:
-        parent: folder in which the temporary one is made.
+        parent: folder in which the temporary one is created.
     """
 
     def __init__(self, parent: Path) -> None:

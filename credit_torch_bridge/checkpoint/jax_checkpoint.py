@@ -17,7 +17,7 @@ class Moments:
     Attributes:
         mu: first moment by path.
         nu: second moment by path.
-        count: updates done.
+        count: number of updates.
     """
 
     mu: Arrays
@@ -37,11 +37,11 @@ class JaxCheckpoint:
         ema_stats: averaged statistics of batch norms, float32, by path and name, or
             None.
         micro_step: micro-batches seen, as the schedule counts them.
-        update_step: updates that the average has seen.
+        update_step: number of updates averaged.
         progress: epoch and best result.
-        loss_scale: state of torch's GradScaler; empty where it was off.
-        settings: what a resumed run of CREDIT takes from the checkpoint rather than
-            from its config: dotted key of the config -> value.
+        loss_scale: state of torch's GradScaler; empty if it was disabled.
+        settings: values that a resumed run of CREDIT takes from the checkpoint instead
+            of its config: dotted key of the config -> value.
         notes: for the user.
     """
 

@@ -1,4 +1,4 @@
-"""Converts a checkpoint of ours to the files of a PyTorch checkpoint."""
+"""Converts a checkpoint of credit_jax to the files of a PyTorch checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def to_torch(
     step: int | None = None,
     batches_per_epoch: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The files of CREDIT's checkpoint from one of ours: the inverse of `from_torch`.
+    """Converts a checkpoint of credit_jax to CREDIT's files: inverts `from_torch`.
 
     Args:
         config: CREDIT's YAML, or a mapping like it.
@@ -45,7 +45,8 @@ def to_torch(
         `checkpoint_ema.pt` if there is an average.
 
     Raises:
-        FileNotFoundError, ValueError: what is wrong; one report lists all of it.
+        FileNotFoundError, ValueError: the config or the checkpoint is missing, invalid,
+            or does not fit; the error lists all problems.
     """
     run_config = read_run_config(config)
     if not isinstance(checkpoint, JaxCheckpoint):
@@ -60,7 +61,7 @@ def to_torch_files(
     batches_per_epoch: int | None = None,
     allocate: Allocate = np.empty,
 ) -> dict[str, dict[str, Any]]:
-    """`to_torch` of a checkpoint; `allocate` makes the arrays."""
+    """`to_torch` for a checkpoint in memory; `allocate` creates the arrays."""
     plan, epoch = run_config.plan, checkpoint.progress.epoch - 1
     state = plan.write(checkpoint.params, checkpoint.model_state, allocate)
     content: dict[str, Any] = {"epoch": epoch, "model_state_dict": _tensors(state)}
@@ -82,10 +83,10 @@ def to_torch_files(
 
 
 def _shadow(averaged: Arrays, state: Arrays) -> Arrays:
-    """The average of every key of a state dict that CREDIT averages, in its order.
+    """The average of every array that CREDIT averages, in the order of its state dict.
 
-    Those are all but the vectors of spectral norm. Of what has no average here (tables
-    of a process) the values themselves are taken, in float32.
+    These are all except the vectors of spectral norm. Arrays without an average in
+    credit_jax (tables of a process) are copied in float32.
     """
     stems = [key.removesuffix("orig") for key in state if key.endswith("_orig")]
     vectors = {f"{stem}{end}" for stem in stems for end in "uv"}
@@ -130,12 +131,12 @@ def _state(
 def config_for_credit(
     run_config: RunConfig, save_loc: Path, checkpoint: JaxCheckpoint
 ) -> RunConfig:
-    """The config with which CREDIT resumes from the files.
+    """Returns the config with which CREDIT resumes from the files.
 
     It has `save_loc`, the `load_*` keys and other keys that CREDIT requires. Tensor and
     domain parallelism are off because CREDIT cannot resume them, and torch.compile
-    because it renames every parameter. With weights alone a config that is only a model
-    section, or of generation 1, stays one.
+    because it renames every parameter. If only weights are converted, a config that is
+    only a model section, or of generation 1, is kept.
     """
     resumes = checkpoint.moments is not None
     if not resumes and not _trains(run_config):

@@ -1,10 +1,10 @@
 """Converts the state of torch.optim.AdamW, keyed by number or by name.
 
-PyTorch counts the updates of each parameter; here there is one count. The counts are
-equal except for parameters that no output depends on, such as the patch embedding of
-one point, which never get a gradient: PyTorch has no state for them, or zeros. Here
-their moments are zero, and no state is written back. Frozen parameters are in PyTorch's
-group without state, and have no moments here.
+PyTorch counts the updates of each parameter; optax has one count. The counts are equal
+except for parameters that no output depends on, such as the patch embedding of one
+point, which never get a gradient: PyTorch has no state for them, or zeros. In
+credit_jax their moments are zero, and no state is written back. Frozen parameters are
+in PyTorch's group without state, and have no moments in credit_jax.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from credit_torch_bridge.checkpoint.jax_checkpoint import Moments
 from credit_torch_bridge.checkpoint.torch_files import as_tensors
 
 STEP, FIRST, SECOND = "step", "exp_avg", "exp_avg_sq"
-# From this count on AdamW's bias corrections are 1 in float32: 0.95 ** 400 is 1e-9.
+# Number of updates after which AdamW's bias corrections are 1 in float32: 0.95 ** 400
+# is 1e-9.
 CORRECTED = 400
 
 
 def read_moments(
     optimizer: Mapping[str, Any], plan: KeyPlan, allocate: Allocate = np.empty
 ) -> tuple[Moments, dict[str, Any]]:
-    """Our moments from an optimizer's state dict.
+    """Converts an optimizer's state dict to moments.
 
     Args:
         optimizer: {"state", "param_groups"}, keyed by number or by name.
@@ -89,7 +90,7 @@ def _entries(
         given = int(key) if isinstance(key, str) and key.isdigit() else key
         if given not in names:
             if len(groups) > 1:
-                # A second group holds weights of a loss; CREDIT cannot resume them.
+                # A second group has parameters of a loss; CREDIT cannot resume them.
                 continue
             raise ValueError(f"optimizer: state for {key!r}, which is no parameter")
         if not isinstance(entry, Mapping) or set(entry) != {STEP, FIRST, SECOND}:
@@ -116,7 +117,7 @@ def _names(params: list[Any], plan: KeyPlan) -> dict[Any, str]:
 
 
 def _check_settings(group: Mapping[str, Any]) -> None:
-    """Raises for settings that differ from those of `credit_jax.training.optimizer`."""
+    """Checks that settings equal those of `credit_jax.training.optimizer`."""
     betas = tuple(group.get("betas", BETAS))
     problems = []
     if betas != BETAS:
@@ -130,7 +131,7 @@ def _check_settings(group: Mapping[str, Any]) -> None:
 
 
 def _check_frozen(entries: Mapping[str, Any], frozen: Collection[str]) -> None:
-    """Frozen parameters have no moments, or moments that are zero."""
+    """Checks that frozen parameters have no moments, or moments that are zero."""
     raise_problems(
         [
             f"{key} has the moment {kind}, but the model keeps this parameter frozen"
@@ -174,15 +175,16 @@ def write_moments(
     idle: Collection[str] = (),
     allocate: Allocate = np.empty,
 ) -> dict[str, Any]:
-    """The optimizer's state dict: the inverse of `read_moments`.
+    """Builds the optimizer's state dict: the inverse of `read_moments`.
 
     Args:
         moments: by path.
         plan: of the model's parameters.
         trainer: `learning_rate`, `weight_decay`; with `parallelism.data: fsdp2` the
-            state is keyed by name, as CREDIT then reads it, else by number.
+            state is keyed by name, as CREDIT then requires, otherwise by number.
         learning_rate: of the next update.
-        idle: keys that get no gradient; if their moments are zero, they get no state.
+        idle: keys of parameters without a gradient; if their moments are zero, they get
+            no state.
         allocate: makes the arrays that are filled.
     """
     by_name = trainer.parallelism.data == "fsdp2"

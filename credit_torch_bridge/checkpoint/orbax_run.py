@@ -33,7 +33,7 @@ from credit_torch_bridge.checkpoint.run_config import CONFIG_FILE, RunConfig
 from credit_torch_bridge.config.yaml_io import dump
 
 _SCALE, _TRACKER = "scale", "_growth_tracker"
-# Further entries of torch.amp.GradScaler's state, with CREDIT's settings.
+# Constant entries of torch.amp.GradScaler's state, with CREDIT's settings.
 _SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
 
 
@@ -45,7 +45,7 @@ def write_run(
     Args:
         folder: of the run; created if needed.
         run_config: its config becomes `model.yml`.
-        checkpoints: the newest last; each has its own `micro_step`.
+        checkpoints: in order of `micro_step`, which must differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = dump(dict(run_config.raw))
@@ -66,8 +66,8 @@ def items_of(checkpoint: JaxCheckpoint, seed: int) -> dict[str, PyTree]:
 
     Args:
         checkpoint: host arrays.
-        seed: of the config; PyTorch has no key for dropout, and gets that of a fresh
-            run with this seed.
+        seed: of the config. CREDIT's checkpoints have no dropout key; it is that of a
+            fresh run with this seed.
     """
     weights = {"params": checkpoint.params, **checkpoint.model_state}
     items: dict[str, PyTree] = {WEIGHTS: weights}
@@ -195,10 +195,10 @@ def _targets(model_def: ModelDef, items: Sequence[str]) -> dict[str, PyTree]:
         OPTIMIZER: optimizer,
         LOSS_SCALE: {"scale": np.zeros((), np.float32), "good_updates": count},
     }
-    # CREDIT has no file for the trained parameters of a loss.
+    # CREDIT does not save the trained parameters of a loss.
     return {name: targets[name] for name in items if name in targets}
 
 
 def _like(shape: tuple[int, ...]) -> np.ndarray:
-    """An array of this shape, without memory of its own."""
+    """Zeros of this shape as a broadcast view, which needs no memory."""
     return np.broadcast_to(np.float32(0), shape)

@@ -1,8 +1,8 @@
-"""Writes and reads Orbax checkpoints array by array, in the memory of a few arrays.
+"""Writes and reads Orbax checkpoints array by array, to limit memory.
 
-Orbax writes and reads all arrays of a checkpoint at the same time, so that all of them
-are in memory. Here arrays on disk (`disk_arrays`) are written one after the other, and
-read in parts.
+Orbax writes and reads all arrays of a checkpoint concurrently, so that all of them are
+in memory. This module writes arrays on disk (`disk_arrays`) one after the other, and
+reads arrays in groups of limited size.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from jaxtyping import PyTree
 from credit_jax.state_dict.key_plan import Allocate
 from credit_torch_bridge.checkpoint.disk_arrays import DiskArray
 
-# Bytes that are read at a time.
+# Number of bytes that are read at a time.
 PART = 1 << 25
 
 _handlers = ocp.type_handlers
 
 
 class _OneByOne(_handlers.NumpyHandler):
-    """Writes `DiskArray`s one at a time, other arrays as Orbax does."""
+    """Orbax's handler of numpy arrays, but writes `DiskArray`s one at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _OneByOne(_handlers.NumpyHandler):
 
 @contextlib.contextmanager
 def one_by_one() -> Iterator[None]:
-    """A context in which Orbax writes `DiskArray`s one after the other."""
+    """Context manager in which Orbax writes `DiskArray`s one after the other."""
     before = _handlers.get_type_handler(np.ndarray)
     register = _handlers.register_type_handler
     register(np.ndarray, _OneByOne(), override=True)
@@ -67,7 +67,7 @@ def read_item(
 
     Args:
         folder: of the item.
-        shapes: nested dicts of host arrays or shapes, as they were saved.
+        shapes: nested dicts of host arrays or shapes, like the saved item.
         allocate: makes the arrays that are filled.
     """
     handler = ocp.PyTreeCheckpointHandler()

@@ -28,7 +28,7 @@ CONFIG_FILE = "model.yml"
 class RunConfig:
     """The config of a run, whose sections are validated when they are first read.
 
-    A conversion of weights needs a valid `model:` section only.
+    A conversion of weights needs only a valid `model:` section.
 
     Attributes:
         raw: the mapping of the YAML.
@@ -48,7 +48,7 @@ class RunConfig:
 
     @cached_property
     def plan(self) -> KeyPlan:
-        """The correspondence of CREDIT's arrays and ours."""
+        """The mapping between CREDIT's arrays and those of credit_jax."""
         return key_plan_for(self.model_def)
 
     @cached_property
@@ -56,7 +56,7 @@ class RunConfig:
         """The `trainer:` section.
 
         Raises:
-            ConfigError: it is missing, or wrong, or of generation 1.
+            ConfigError: it is missing, invalid, or of generation 1.
         """
         section = self.raw.get("trainer")
         if not isinstance(section, Mapping):
@@ -100,10 +100,10 @@ class RunConfig:
         return seed if isinstance(seed, int) else 42
 
     def batches_per_epoch(self, given: int | None = None) -> int | None:
-        """Micro-batches per epoch in credit_jax; None if the config does not say.
+        """Micro-batches per epoch in credit_jax; None if the config does not imply it.
 
         Args:
-            given: by the user; overrides the config.
+            given: value from the user, which overrides the config.
         """
         config = self.full_config
         if given is not None or config is None:
@@ -140,7 +140,7 @@ def read_run_config(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not YAML.
+        ValueError: it is not YAML, or an override is invalid.
     """
     if isinstance(config, Mapping):
         return RunConfig(apply_overrides(config, overrides))

@@ -1,7 +1,7 @@
-"""Reads a pickle as plain data: no class or function that it names is imported.
+"""Reads a pickle as plain data, without importing the classes that it names.
 
 The index of a torch.distributed checkpoint (`.metadata`) is a pickle, which torch reads
-with `pickle.load`. Here its instructions are interpreted without executing code. An
+with `pickle.load`. This module interprets its instructions without executing code. An
 object of an allowed class becomes a `Record` of its name, arguments and state; any
 other name raises an error.
 """
@@ -16,12 +16,12 @@ from typing import Any
 
 @dataclass
 class Record:
-    """An object of the pickle that was not constructed.
+    """An object of the pickle, described but not constructed.
 
     Attributes:
         name: "module.class".
         args: of its constructor.
-        state: as `__setstate__` would get it.
+        state: argument of `__setstate__`.
     """
 
     name: str
@@ -59,7 +59,7 @@ _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def read_pickle(data: bytes, allowed: Collection[str]) -> Any:
-    """The object of a pickle as dicts, lists, tuples, sets, strings and numbers.
+    """Returns the object of a pickle as dicts, lists, sets, strings and numbers.
 
     Args:
         data: the pickle.
@@ -79,7 +79,7 @@ def read_pickle(data: bytes, allowed: Collection[str]) -> Any:
 
 
 def _instructions(data: bytes) -> list[tuple[str, Any]]:
-    """Names and arguments of the instructions before the final STOP."""
+    """Names and arguments of the instructions, without the final STOP."""
     try:
         found = [(opcode.name, argument) for opcode, argument, _ in genops(data)]
     except ValueError as error:

@@ -1,9 +1,9 @@
 """Converts the position of CREDIT's learning-rate schedules.
 
-Here the rate is a function of the micro-batches seen. CREDIT's schedules have counters:
-`linear-warmup-cosine` and `cosine-annealing-restarts` count micro-batches,
-`cosine-annealing` counts epochs, and `lambda` counts twice per epoch. `plateau` has the
-best metric and the epochs since then, on both sides.
+In credit_jax the rate is a function of the micro-batches seen. CREDIT's schedules have
+counters: `linear-warmup-cosine` and `cosine-annealing-restarts` count micro-batches,
+`cosine-annealing` counts epochs, and `lambda` counts twice per epoch. The state of
+`plateau`, the best metric and the epochs since then, is the same in both.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from credit_jax.training.schedules import PLATEAU, kind_of
 
 WARMUP, RESTARTS = "linear-warmup-cosine", "cosine-annealing-restarts"
 COSINE, LAMBDA = "cosine-annealing", "lambda"
-# Steps of the schedule in an epoch, for those that do not count micro-batches.
+# Steps of the schedule per epoch, for those that do not count micro-batches.
 PER_EPOCH = {COSINE: 1, LAMBDA: 2}
 
-# Fields of a schedule's state that are settings, by their key in the config.
+# Fields of a schedule's state that are settings, and their keys in the config.
 _SETTINGS = {
     WARMUP: {"warmup_steps": "warmup_steps", "total_steps": "total_steps",
              "min_lr": "min_lr"},
@@ -41,7 +41,7 @@ _SETTINGS = {
                                    "threshold_mode", "cooldown", "eps")},
 }  # fmt: skip
 _COMMON = ("base_lrs", "last_epoch")
-# What torch's ReduceLROnPlateau has instead.
+# Fields of torch's ReduceLROnPlateau instead.
 _PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "min_lrs")
 _LAMBDA_EPOCHS, _LAMBDA_WARMUP = 100, 10
 
@@ -49,12 +49,13 @@ _LAMBDA_EPOCHS, _LAMBDA_WARMUP = 100, 10
 def read_position(
     state: Mapping[str, Any], kind: str, batches_per_epoch: int | None
 ) -> int:
-    """Micro-batches seen, from the state of a schedule that counts.
+    """Returns the micro-batches seen, from the state of a schedule with a counter.
 
     Args:
         state: of CREDIT's scheduler.
         kind: `scheduler_type` of the config.
-        batches_per_epoch: of the run here; only for schedules that count epochs.
+        batches_per_epoch: of the run in credit_jax; only for schedules that count
+            epochs.
 
     Raises:
         ValueError: the state is that of another schedule.
@@ -119,16 +120,20 @@ def write_position(
     batches_per_epoch: int | None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Any] | None, float]:
-    """CREDIT's scheduler state after `micro_step`, and the rate that it sets.
+    """Returns CREDIT's scheduler state after `micro_step`, and the rate that it sets.
 
     Args:
         trainer: the trainer section.
         micro_step: micro-batches seen.
-        batches_per_epoch: of the run here; only for schedules that count epochs.
-        progress: of the run; has the rate where that is no function of `micro_step`.
+        batches_per_epoch: of the run in credit_jax; only for schedules that count
+            epochs.
+        progress: of the run; has the rate if it is not a function of `micro_step`.
 
     Returns:
         State dict, None without a schedule, and the learning rate.
+
+    Raises:
+        ValueError: the schedule counts epochs, and `batches_per_epoch` is None.
     """
     kind = kind_of(trainer)
     kept = None if progress is None else progress.learning_rate
@@ -156,7 +161,7 @@ def write_position(
 def _stepped(
     trainer: TrainerConfig, kind: str, settings: dict[str, Any], steps: int
 ) -> tuple[dict[str, Any], float]:
-    """A torch schedule after some steps; its cosine is a recursion."""
+    """The state of a torch schedule after some steps; its cosine is recursive."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
     schedule = (
@@ -173,7 +178,7 @@ def _stepped(
 def _plateau(
     trainer: TrainerConfig, settings: dict[str, Any], state: PlateauState, rate: float
 ) -> dict[str, Any]:
-    """The state of a ReduceLROnPlateau that has seen what the run here has."""
+    """The state of torch's ReduceLROnPlateau that corresponds to `state`."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.AdamW([parameter], lr=trainer.learning_rate)
     schedule = ReduceLROnPlateau(optimizer, **settings).state_dict()

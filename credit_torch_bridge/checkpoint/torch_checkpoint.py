@@ -1,4 +1,4 @@
-"""Reads PyTorch checkpoints of any format, with the names of the file."""
+"""Reads PyTorch checkpoints of any format; arrays keep the names of the file."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class TorchCheckpoint:
 
     Attributes:
         path: the file or folder.
-        format: its description.
-        model: parameters, and vectors of spectral norm, by name.
+        format: description of the format.
+        model: all arrays of the model's state dict, by name.
         epoch: the last epoch finished; None if the file has none.
         optimizer: {"state", "param_groups"} or None.
         scheduler: state of the learning-rate schedule or None.
@@ -76,7 +76,7 @@ class TorchCheckpoint:
 
 
 def open_checkpoint(path: str | Path, *, verify: bool = True) -> TorchCheckpoint:
-    """Opens a checkpoint; its tensors stay on disk.
+    """Opens a checkpoint with memory-mapped tensors.
 
     Args:
         path: a file of torch.save or safetensors, a folder of torch.distributed, or the
@@ -85,7 +85,7 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> TorchCheckpoint
             with their digests.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no checkpoint.
         ValueError: it is broken, needs code to be loaded, or is of an unknown format.
     """
     path = Path(path)
@@ -103,7 +103,7 @@ def open_checkpoint(path: str | Path, *, verify: bool = True) -> TorchCheckpoint
 
 
 def _check_digests(folder: Path) -> None:
-    """Compares files with the digests that `convert` wrote beside them.
+    """Compares files with the digests that `convert` wrote next to them.
 
     Raises:
         ValueError: a file was damaged.
@@ -226,7 +226,7 @@ def _progress_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     epoch = content.get("epoch")
     if isinstance(epoch, torch.Tensor) and epoch.numel() == 1:
         epoch = int(epoch)
-    # -1: no epoch is finished.
+    # -1 means that no epoch is finished.
     if not (epoch is None or (isinstance(epoch, int) and epoch >= -1)):
         raise ValueError(f"{path}: epoch is {epoch!r}, expected a number from 0 on")
     states = {}
@@ -245,10 +245,10 @@ def _progress_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _average_of(model: Mapping[str, Any], path: Path, epoch: int | None) -> Average:
-    """The nested dict of an EMA file.
+    """Reads the nested dict of an EMA file.
 
-    Averaged vectors of spectral norm, in files from before May 2026, are not unit
-    vectors and are left out, as CREDIT does.
+    Averaged vectors of spectral norm, in files of older versions of CREDIT, are not
+    unit vectors and are omitted, as by CREDIT.
     """
     shadow = as_tensors(model[_SHADOW], f"{path}: the average")
     kept = {
@@ -263,7 +263,7 @@ def _average_of(model: Mapping[str, Any], path: Path, epoch: int | None) -> Aver
 
 
 def average_file(path: Path) -> Path:
-    """The file of the average beside a checkpoint: checkpoint.pt, checkpoint_ema.pt."""
+    """The file of the average of a checkpoint: checkpoint.pt -> checkpoint_ema.pt."""
     return path.with_name(f"{path.stem}_ema{path.suffix}")
 
 
@@ -284,7 +284,7 @@ def _with_average(found: TorchCheckpoint, path: Path, load: Load) -> TorchCheckp
 
 
 def _average_as_model(found: TorchCheckpoint, load: Load) -> TorchCheckpoint:
-    """An EMA file alone: its averages with the vectors of the checkpoint beside it."""
+    """Completes an EMA file with the vectors and statistics of its checkpoint."""
     assert found.average is not None, "asked for by the caller"
     shadow, path = found.average.shadow, found.path
     needs = any(key.endswith("_orig") for key in shadow)

@@ -1,7 +1,7 @@
 """Reads a folder of torch.distributed.checkpoint without torch's loader.
 
 torch's loader unpickles the index (`.metadata`) and every value that is not a tensor.
-Here the index is read as plain data (`safe_pickle`), and each stored piece by
+This module reads the index as plain data (`safe_pickle`), and each stored piece by
 `torch.load(weights_only=True)`.
 """
 
@@ -42,7 +42,7 @@ ALLOWED = frozenset(
 
 
 def load_folder(folder: Path, *, verify: bool = True) -> dict[str, Any]:
-    """The dict that a torch.distributed checkpoint holds, nested as it was saved.
+    """Reads the nested dict of a torch.distributed checkpoint.
 
     Args:
         folder: of the checkpoint.
@@ -107,7 +107,7 @@ def _assemble(
     stored: Mapping[tuple[str, tuple], Record],
     pieces: _Pieces,
 ) -> torch.Tensor:
-    """One tensor from its chunks."""
+    """Assembles one tensor from its chunks."""
     shape, chunks = _numbers(entry.get("size")), entry.get("chunks")
     if len(chunks) == 1 and _numbers(chunks[0].get("sizes")) == shape:
         offset = _numbers(chunks[0].get("offsets"))

@@ -25,14 +25,14 @@ from credit_torch_bridge.checkpoint.checksums import check_crcs
 # PyTorch's name of the number of batches that a batch norm has seen.
 COUNT_NAME = "num_batches_tracked"
 SAFETENSORS = ".safetensors"
-# The header is JSON that lists the tensors; safetensors itself stops at this size.
+# Largest size in bytes of the JSON header, as in safetensors itself.
 MAX_HEADER = 100_000_000
 
 _ASKED = re.compile(r"GLOBAL (\S+)|function (<[^>]+>)|but got (\S+)")
 
 
 def load_file(path: Path, *, verify: bool = True) -> Any:
-    """Loads a file of torch.save or safetensors, its tensors mapped from disk.
+    """Loads a file of torch.save or safetensors, with memory-mapped tensors.
 
     Args:
         path: the file.
@@ -40,7 +40,7 @@ def load_file(path: Path, *, verify: bool = True) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is of neither format, broken, or needs code to be loaded.
+        ValueError: it has neither format, is broken, or needs code to be loaded.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -52,7 +52,7 @@ def load_file(path: Path, *, verify: bool = True) -> Any:
 
 
 def load_torch(path: Path, *, verify: bool = True) -> Any:
-    """Loads a file of torch.save whose checksums are right; see `load_file`."""
+    """Loads a file of torch.save, after checking its checksums; see `load_file`."""
     if verify:
         check_crcs(path, str(path))
     try:
@@ -89,7 +89,7 @@ def _refusal(message: str) -> str:
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, mapped from disk.
+    """Returns the tensors of a safetensors file, memory-mapped.
 
     Raises:
         ValueError: the file is broken.
@@ -118,14 +118,17 @@ def _check_header(path: Path) -> None:
 
 
 def as_tensors(state: Any, what: str) -> dict[str, torch.Tensor]:
-    """Checks that a state dict maps strings to dense floating-point tensors.
+    """Checks that a state dict maps strings to dense tensors of 16- or 32-bit floats.
+
+    Counts of batch norms (`num_batches_tracked`) may be int64.
 
     Args:
         state: the object to check.
         what: its name in an error.
 
     Raises:
-        ValueError: it is not a state dict; lists the first wrong entries.
+        ValueError: it is not such a state dict; the error lists the first wrong
+            entries.
     """
     if not isinstance(state, Mapping) or not state:
         raise ValueError(
@@ -157,7 +160,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_count(key: str, value: Any) -> bool:
-    """Whether it is the number of batches of a batch norm."""
+    """Whether an entry is the number of batches of a batch norm."""
     return (
         key.endswith(f".{COUNT_NAME}")
         and isinstance(value, torch.Tensor)

@@ -54,12 +54,13 @@ def from_torch(
     Args:
         config: CREDIT's YAML, or a mapping like it.
         checkpoint: a file, a folder, or the result of `open_checkpoint`.
-        weights_only: leave optimizer, schedule and position out.
+        weights_only: omit optimizer, schedule and position.
         batches_per_epoch: micro-batches per epoch of the run to resume, needed if the
             schedule counts epochs and the config does not imply it.
 
     Raises:
-        FileNotFoundError, ValueError: what is wrong; one report lists all of it.
+        FileNotFoundError, ValueError: the config or the checkpoint is missing, invalid,
+            or does not fit; the error lists all problems.
     """
     if not isinstance(checkpoint, TorchCheckpoint):
         checkpoint = open_checkpoint(checkpoint)
@@ -79,7 +80,7 @@ def to_jax_checkpoint(
     batches_per_epoch: int | None = None,
     allocate: Allocate = np.empty,
 ) -> JaxCheckpoint:
-    """`from_torch` of an open checkpoint; `allocate` makes the arrays."""
+    """`from_torch` for an open checkpoint; `allocate` creates the arrays."""
     checkpoint, is_older = upgraded(run_config, checkpoint)
     params, model_state = read_model(run_config, checkpoint, allocate)
     average, averaged_statistics = _read_average(run_config.plan, checkpoint, allocate)
@@ -109,9 +110,10 @@ def to_jax_checkpoint(
 def upgraded(
     run_config: RunConfig, checkpoint: TorchCheckpoint
 ) -> tuple[TorchCheckpoint, bool]:
-    """The checkpoint with the arrays of today's version; whether it was an older one.
+    """Returns the checkpoint with the current arrays, and whether it was an older one.
 
-    A note says what was changed. See `credit_jax.state_dict.torch_model.Upgrade`.
+    If it was, a note describes the change. See
+    `credit_jax.state_dict.torch_model.Upgrade`.
     """
     upgrade = torch_model(run_config.model_def.config.type).upgrade
     model = upgrade and upgrade.applied(checkpoint.model)
@@ -137,10 +139,10 @@ def _notes(run_config: RunConfig) -> tuple[str, ...]:
 def renamed_keys(
     run_config: RunConfig, checkpoint: TorchCheckpoint
 ) -> list[RenamedKey]:
-    """The name in the key table of every key of the file.
+    """Maps every key of the file to its name in the key table.
 
     Raises:
-        ValueError: the file is that of a model that cannot be converted.
+        ValueError: the file belongs to a model that cannot be converted.
     """
     renamed = run_config.plan.current_names(checkpoint.model)
     known, model_type = set(run_config.plan.keys), run_config.model_def.config.type
@@ -152,7 +154,7 @@ def renamed_keys(
 def read_model(
     run_config: RunConfig, checkpoint: TorchCheckpoint, allocate: Allocate = np.empty
 ) -> tuple[Arrays, HostModelState]:
-    """Parameters and model state."""
+    """Reads parameters and model state; ValueError if keys or shapes do not fit."""
     tensors = {
         r.name: checkpoint.model[r.given] for r in renamed_keys(run_config, checkpoint)
     }
@@ -167,7 +169,7 @@ def read_model(
 
 
 def _spectral_hint(plan: KeyPlan, given: Mapping[str, torch.Tensor]) -> str:
-    """A hint at the most common reason for keys that do not fit."""
+    """A hint at the most common cause of keys that do not fit."""
     asked = any(key.endswith("_orig") for key in plan.keys)
     there = any(key.endswith("_orig") for key in given)
     if asked == there:
@@ -241,7 +243,7 @@ def _with_state(
 def _with_kept_rate(
     progress: Progress, trainer: TrainerConfig, checkpoint: TorchCheckpoint, rate: Any
 ) -> Progress:
-    """The position with the rate of the checkpoint, where it is no function of it."""
+    """The position with the checkpoint's rate, if that is part of the run's state."""
     if not keeps_rate(trainer):
         return progress
     state = checkpoint.scheduler if kind_of(trainer) == PLATEAU else None
@@ -272,14 +274,14 @@ def _position(
     if kind is not None and state is not None:
         if not keeps_rate(run_config.trainer):
             return read_position(state, kind, batches), settings_of(state, kind)
-        read_plateau(state)  # Or it is that of another schedule.
+        read_plateau(state)  # Raises if the state is that of another schedule.
         settings = settings_of(state, kind)
     elif kind is not None:
         raise ValueError(
             f"{checkpoint.path}: trainer.use_scheduler is true, but the checkpoint has "
             "no scheduler_state_dict; set use_scheduler: false, or give --weights-only"
         )
-    # Such a rate has no position; the count is the number of the checkpoint.
+    # Constant rates and `plateau` have no position; the count names the checkpoint.
     epochs = (checkpoint.epoch or 0) + 1
     accumulated = run_config.trainer.grad_accum_every
     if accumulated == 1 or batches is None:
@@ -288,7 +290,7 @@ def _position(
 
 
 def _differs(run_config: RunConfig, dotted: str, value: Any) -> bool:
-    """Whether the config has another value; settings that are absent do not count."""
+    """Whether the config has another value for a setting that is not None."""
     if value is None:
         return False
     here: Any = run_config.trainer

@@ -1,4 +1,4 @@
-"""Recognizes models by keys that no other has, and layers that CREDIT removed."""
+"""Recognizes models by their unique keys, and layers that CREDIT has removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONVOLUTIONS = ", in the older layout with convolutions in place of linear laye
 
 
 def recognized_model(keys: Collection[str]) -> str | None:
-    """The model that a state dict belongs to, in words; None if unknown."""
+    """Describes the model that a state dict belongs to; None if unknown."""
     for name, signature in SIGNATURES.items():
         if any(signature.search(key) for key in keys):
             old = any(".to_qkv." in key for key in keys)
