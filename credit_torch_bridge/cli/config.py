@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Converts a file.
 
     Raises:
-        OSError, ValueError: what is wrong; nothing was written.
+        OSError, ValueError: the config cannot be converted; nothing is written.
     """
     for line in _convert(args):
         print(line)

@@ -99,7 +99,7 @@ def _contents(found: TorchCheckpoint) -> Iterator[str]:
 
 
 def _keys(run_config: RunConfig, found: TorchCheckpoint) -> Iterator[str]:
-    """A line for each key of the file: its current name, and its parameter here."""
+    """Yields a line for each key of the file: shape, and parameter it becomes."""
     yield f"model.type {run_config.model_def.config.type} ({run_config.source})"
     found, is_older = upgraded(run_config, found)
     if is_older:

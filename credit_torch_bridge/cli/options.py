@@ -1,4 +1,4 @@
-"""Options of several commands."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
