@@ -57,7 +57,7 @@ class WideErrors:
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether what differs in float32 is rounding, which these weights amplify."""
+        """Whether differences in float32 are only rounding errors."""
         return max(self.prediction, self.gradient) <= WIDE
 
     def lines(self) -> Iterator[str]:
@@ -80,7 +80,7 @@ class Comparison:
         gradient: of all parameters together.
         mesh: axes and degrees of the mesh of credit_jax.
         batches: number of inputs; each error is the largest over them.
-        wide: where an error is above its tolerance, those of both sides in float64.
+        wide: errors in float64, if an error is above its tolerance.
     """
 
     blocks: dict[str, float]
@@ -95,7 +95,8 @@ class Comparison:
     def within_tolerance(self) -> bool:
         """Whether prediction and gradient are within tolerance.
 
-        Weights may amplify rounding beyond it. Both sides agree in float64, then.
+        Errors above it are accepted if both sides agree in float64, as some weights
+        amplify rounding.
         """
         within = self.prediction <= FORWARD and self.gradient <= GRADIENT
         return within or (self.wide is not None and self.wide.within_tolerance)
@@ -124,14 +125,14 @@ def compare_with_credit(
 ) -> Comparison:
     """Runs both models on random inputs, in evaluation mode and float32.
 
-    Corrections at the end of a model (`post_conf`) are left out of both. A model that
-    draws noise gets CREDIT's on both sides.
+    Corrections at the end of a model (`post_conf`) are omitted in both. Models that
+    draw noise get the same noise, drawn by CREDIT.
 
     Args:
         config: CREDIT's YAML or a mapping; only its `model:` section is used.
         checkpoint: of PyTorch, file or folder, or the folder of a run of credit_jax.
-        parallelism: the mesh of credit_jax; None is one device.
-        batches: number of inputs.
+        parallelism: the mesh of credit_jax; None for one device.
+        batches: number of random inputs, each with one sample per data-parallel rank.
         seed: of the inputs.
 
     Raises:
@@ -141,7 +142,7 @@ def compare_with_credit(
         raise ValueError(f"batches is {batches}; compare at least 1")
     import_credit()
     mesh = _parallelism(parallelism)
-    # Before reading, which initializes JAX and fixes the number of devices.
+    # Must precede reading, which initializes JAX and fixes the number of devices.
     devices = forward_devices(mesh)
     run_config = _network_alone(read_run_config(config))
     params, model_state = read_weights(run_config, Path(checkpoint))
@@ -252,7 +253,7 @@ def _wide_errors(
     inputs: Arrays,
     drawn: Sequence[np.ndarray],
 ) -> WideErrors:
-    """The errors of one pass of both sides in float64, of the same weights and input.
+    """The errors of one pass of both sides in float64, with the same weights and input.
 
     Args:
         state: CREDIT's state dict.
@@ -285,9 +286,9 @@ def _block_of(key: str, blocks: Sequence[str]) -> str:
 
 
 def _block_error(field: np.ndarray, array: np.ndarray) -> float:
-    """The error of a block's output: channels second here, second or last in CREDIT.
+    """The error of a block's output, whose channel dim may be second or last in CREDIT.
 
-    Where both orders have the shape of the field, it is that of the nearer one.
+    If both orders have the shape of the field, the smaller error is taken.
     """
     last = np.moveaxis(array, -1, 1) if array.ndim == 4 else array
     orders = [order for order in (array, last) if order.shape == field.shape]

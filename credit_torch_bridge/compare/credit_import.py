@@ -1,4 +1,4 @@
-"""Imports CREDIT, which only comparisons need.
+"""Imports CREDIT, which only comparisons require.
 
 It makes a CUDA build of torchvision importable with CPU torch. CREDIT imports timm,
 which imports torchvision. The operators of the torchvision on the package index are

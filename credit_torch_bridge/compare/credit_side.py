@@ -19,7 +19,7 @@ PROCESSES = ("crossformer-diffusion", "unet-diffusion")
 
 
 def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
-    """A model of CREDIT, initialized by torch's generator.
+    """Builds a model of CREDIT, initialized by torch's generator.
 
     Args:
         section: `model:` of the YAML.
@@ -33,13 +33,13 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
     module, name = registry[model_type][:2]
     model = getattr(import_credit(module.removeprefix("credit.")), name)
     if model_type == "graph":
-        # Keys of ours: CREDIT's graph takes the grid of its file.
+        # Keys of credit_jax only: CREDIT's graph takes the grid from its file.
         for key in ("image_height", "image_width"):
             arguments.pop(key, None)
     if model_type not in PROCESSES:
         return model(**arguments)
     process = dict(arguments["diffusion"])
-    # A key of ours.
+    # A key of credit_jax only.
     process.pop("clip_denoised", None)
     seen = {key: process.pop(key) for key in ("self_condition",) if key in process}
     seen["condition"] = process.pop("condition", True)
@@ -49,8 +49,8 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
 def _process(network: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.nn.Module:
     """CREDIT's ModifiedGaussianDiffusion.
 
-    Its constructor calls `isinstance` with one argument, which fails whatever the
-    network is; CREDIT's module gets one that returns False then.
+    Its constructor calls `isinstance` with one argument, which always fails; CREDIT's
+    module gets a replacement that returns False in that case.
     """
     diffusion: Any = import_credit("diffusion")
     diffusion.isinstance = lambda *args: len(args) == 2 and isinstance(*args)
@@ -60,7 +60,7 @@ def _process(network: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.nn
 def build_credit(
     section: Mapping[str, Any], state: Mapping[str, np.ndarray]
 ) -> torch.nn.Module:
-    """A model of CREDIT with given weights, in evaluation mode.
+    """Builds a model of CREDIT with given weights, in evaluation mode.
 
     Args:
         section: `model:` of the YAML.
@@ -79,10 +79,10 @@ def build_credit(
 
 
 def cast_credit(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """A model of CREDIT in another dtype, in place.
+    """Casts a model of CREDIT to another dtype, in place.
 
-    Layers that are never called go on reading `weight_orig`: spectral norm leaves them
-    a `weight` that shares its memory, which casting alone ends.
+    In layers that are never called, spectral norm leaves a `weight` that shares the
+    memory of `weight_orig`. Casting alone would separate the two.
     """
     model.to(dtype)
     for module in model.modules():
@@ -93,7 +93,7 @@ def cast_credit(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 @contextmanager
 def floats_of(dtype: torch.dtype) -> Iterator[None]:
-    """CREDIT's calls of `Tensor.float()` in the block give this dtype."""
+    """Context manager in which `Tensor.float()` casts to this dtype."""
     cast = torch.Tensor.float
     torch.Tensor.float = lambda self: self.to(dtype)
     try:
@@ -104,7 +104,7 @@ def floats_of(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def given_noise(drawn: Sequence[np.ndarray]) -> Iterator[None]:
-    """`torch.randn` draws these arrays in the block, from `recorded_noise`."""
+    """Context manager in which `torch.randn` returns arrays of `recorded_noise`."""
     draw, rest = torch.randn, iter(drawn)
 
     def randn(*_: Any, **__: Any) -> torch.Tensor:
@@ -120,7 +120,7 @@ def given_noise(drawn: Sequence[np.ndarray]) -> Iterator[None]:
 
 @contextmanager
 def recorded_noise() -> Iterator[list[np.ndarray]]:
-    """The list of what `torch.randn` draws in the block, channels last."""
+    """Context manager that lists what `torch.randn` draws, channels last."""
     draw, drawn = torch.randn, list[np.ndarray]()
 
     def randn(*args: Any, **options: Any) -> torch.Tensor:
@@ -139,11 +139,11 @@ def recorded_noise() -> Iterator[list[np.ndarray]]:
 def run_credit(
     model: torch.nn.Module, inputs: Mapping[str, np.ndarray], blocks: Sequence[str]
 ) -> ModelOutputs:
-    """One forward and backward pass in evaluation mode.
+    """Runs one forward and backward pass in evaluation mode.
 
     Args:
         model: from `build_credit`.
-        inputs: of the network, by name of ours.
+        inputs: of the network, by credit_jax's names.
         blocks: names of the modules whose outputs are recorded.
     """
     seen: dict[str, np.ndarray] = {}
@@ -175,7 +175,7 @@ def run_credit(
 
 
 def _call(model: torch.nn.Module, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
-    """The output of CREDIT's network, which may be within a process."""
+    """The output of CREDIT's network, which may be part of a process."""
     tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
     return call_network(network_of(model), tensors)
 
@@ -191,7 +191,7 @@ def call_network(network: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tens
 
     Args:
         network: from `network_of`, perhaps compiled.
-        inputs: by name of ours.
+        inputs: by credit_jax's names.
     """
     if inputs.keys() == {"x"}:
         return network(inputs["x"])

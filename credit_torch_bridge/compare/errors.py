@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 def relative_error(actual: ArrayLike, expected: ArrayLike) -> float:
     """|actual - expected| / |expected|, Euclidean norms in float64.
 
-    |actual - expected| where `expected` is zero everywhere; infinity for other shapes
-    and for values that are not finite.
+    Returns |actual - expected| if `expected` is zero everywhere, and infinity if shapes
+    differ or values are not finite.
     """
     a = np.asarray(actual).astype(np.float64)
     b = np.asarray(expected).astype(np.float64)

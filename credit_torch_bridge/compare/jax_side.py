@@ -1,8 +1,8 @@
-"""One forward and backward pass of credit_jax on a mesh, by CREDIT's names.
+"""One forward and backward pass of credit_jax on a mesh, with CREDIT's names.
 
-The prediction is the forecaster's; the outputs of blocks and the gradients are those of
-a pass beside it, which differentiates through the spectral norm. Of a model with a
-process the prediction is the output of that pass.
+The prediction is that of `Forecaster`. The outputs of blocks and the gradients are from
+a second pass, which differentiates through the spectral norm; for a model with a
+process, so is the prediction.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ def compile_pass(
 
 
 def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
-    """Noise that draws given arrays; None for no arrays.
+    """Returns noise that draws given arrays; None for no arrays.
 
     Args:
         model_def: of a model that draws noise.
-        drawn: what each call site draws, in the order of the forward pass: fields
+        drawn: arrays for the call sites, in the order of the forward pass: fields
             (samples, lat, lon, channel) or vectors (samples, size).
 
     Raises:
@@ -129,7 +129,7 @@ def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
         inputs,
         state[BATCH_STATS],
     )
-    # One draw may serve several layers.
+    # Several layers may share one draw.
     names = list(dict.fromkeys(sites.names))
     if len(drawn) != len(names):
         raise ValueError(
@@ -140,7 +140,7 @@ def noise_of(model_def: ModelDef, drawn: Sequence[np.ndarray]) -> Noise | None:
 
 
 class _Sites(dict[str, Any]):
-    """No arrays; notes the names of the call sites that ask for some."""
+    """An empty mapping that records the names of the call sites that look up arrays."""
 
     def __init__(self) -> None:
         super().__init__()
