@@ -35,22 +35,22 @@ def convert_config(
 ) -> tuple[dict[str, Any], ConfigReport]:
     """Converts a config and reports what was done with every key.
 
-    Converting the result to the same kind again changes nothing.
+    The conversion is idempotent.
 
     Args:
-        mapping: the YAML as a mapping; it is not changed.
-        to: "gen2" and "gen1" are what CREDIT's trainers read, "jax" is what
-            credit_jax trains: gen2 again.
+        mapping: the YAML as a mapping, not modified.
+        to: "gen2" or "gen1" for CREDIT's trainers, "jax" for gen2 as credit_jax reads
+            it.
         level_coord: name of the files' level coordinate, for gen1, which has no key
             for it.
-        drop: dotted keys to leave out first.
+        drop: dotted keys to remove first.
 
     Returns:
         The new mapping, and the report.
 
     Raises:
         ValueError: it is not a config, or has something that the other kind cannot
-            express; lists all reasons.
+            express; the error lists all reasons.
     """
     if to not in TARGETS:
         raise ValueError(f"to: expected one of {', '.join(TARGETS)}, got {got(to)}")
@@ -73,7 +73,7 @@ def convert_config(
 
 
 def kind_of(mapping: Mapping[str, Any]) -> str:
-    """The kind of a config, "gen1" or "gen2", by the structure of its data section.
+    """Returns the kind of a config, "gen1" or "gen2", judged by its data section.
 
     Raises:
         ValueError: it is neither.

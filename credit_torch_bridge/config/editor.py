@@ -17,7 +17,7 @@ class Change:
     """One change of a config.
 
     Attributes:
-        kind: one of the five kinds above.
+        kind: KEPT, MOVED, COMPUTED, DROPPED or NOTE.
         path: the key, from the top of the file.
         text: the new key, the new value, or the reason.
     """
@@ -53,7 +53,7 @@ class ConfigReport:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the input was of the target kind already."""
+        """Whether nothing was changed, except for notes."""
         return all(change.kind == NOTE for change in self.changes)
 
     def lines(self) -> Iterator[str]:
@@ -79,8 +79,8 @@ class ConfigEditor:
 
     Attributes:
         config: the edited copy.
-        changes: made so far.
-        problems: reasons why it cannot be converted, one line each, key first.
+        changes: the changes made so far.
+        problems: reasons why the config cannot be converted, one line each, key first.
     """
 
     config: dict[str, Any]
@@ -96,7 +96,7 @@ class ConfigEditor:
         return parent is not None and name in parent
 
     def get(self, key: str | Path, default: Any = None) -> Any:
-        """The value of a key; the default where it is absent or null."""
+        """The value of a key; the default if it is absent or null."""
         parent, name = self._parent(key)
         value = None if parent is None else parent.get(name)
         return default if value is None else value
@@ -125,26 +125,26 @@ class ConfigEditor:
         here[name] = value
 
     def drop(self, key: str | Path, why: str) -> None:
-        """Removes a key if it exists, for a reason."""
+        """Removes a key if it exists, and records the reason."""
         if self.has(key):
             text = f"{shown(self.get(key))} ({why})"
             self.pop(key)
             self.changes.append(Change(DROPPED, as_path(key), text))
 
     def move(self, key: str | Path, to: str | Path, value: Any, why: str = "") -> None:
-        """Removes a key and sets the value of its new key."""
+        """Removes a key, sets the value of its new key, and records both."""
         self.moved(key, f"{dotted(as_path(to))} = {shown(value)}", why)
         self.put(to, value)
 
     def moved(self, key: str | Path, words: str, why: str = "") -> None:
-        """Removes a key whose new key is already set, if it exists."""
+        """Removes a key if it exists, and records where its value is now."""
         if self.has(key):
             self.pop(key)
             text = f"to {words}" + (f" ({why})" if why else "")
             self.changes.append(Change(MOVED, as_path(key), text))
 
     def compute(self, key: str | Path, value: Any, why: str) -> None:
-        """Sets a computed value that was absent or different."""
+        """Sets and records a computed value, if it was absent or different."""
         if (
             self.has(key)
             and self.get(key) == value
@@ -200,7 +200,7 @@ def shown(value: Any) -> str:
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """All values by path; an empty section counts as a value."""
+    """Yields all values by path; an empty section counts as a value."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from leaves(inner, (*path, key))
@@ -214,12 +214,12 @@ def settle(
     """Compares a conversion with its recorded changes.
 
     Args:
-        before: the config before it.
+        before: the config before the conversion.
         editor: with the result and its changes.
 
     Returns:
-        Paths of the unchanged values, and of values that are gone or different without
-        a recorded change. An empty value that is now filled counts as neither.
+        Paths of the unchanged values, and of values that are missing or different
+        without a recorded change. An empty value that is now filled counts as neither.
     """
     after = dict(leaves(editor.config))
     filled = {path[:length] for path in after for length in range(1, len(path) + 1)}

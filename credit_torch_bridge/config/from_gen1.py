@@ -53,14 +53,15 @@ def gen1_to_gen2(
     Args:
         editor: of the config.
         level_coord: name of the level coordinate, for which gen1 has no key.
-        for_jax: whether the target is credit_jax, which has what gen2 lacks.
+        for_jax: whether the target is credit_jax, which has some features of gen1 that
+            gen2 lacks.
 
-    Differs from CREDIT: its own `credit convert` adds 1 to forecast_len each time,
-    leaves the model's flat padding keys, which gen2 does not read, invents levels, adds
-    a year to the training years, and switches other features on.
+    Differs from CREDIT: CREDIT's `credit convert` adds 1 to forecast_len each time,
+    keeps the model's flat padding keys, which gen2 does not read, invents levels, adds
+    a year to the training years, and enables other features.
     """
     kind = editor.get("trainer.type")
-    # A diffusion model is trained by gen1's own trainer, and by the one of credit_jax.
+    # Diffusion models are trained by a trainer of gen1 and by credit_jax, not by gen2.
     diffusion = "diffusion" in str(editor.get("model.type")) and for_jax
     if kind not in TRAINERS and not (diffusion and kind == DIFFUSION_TRAINER):
         editor.problem(
@@ -83,9 +84,9 @@ def gen1_to_gen2(
 
 
 def _postblocks(editor: ConfigEditor) -> dict[str, Any]:
-    """Named fields of the prediction and the target.
+    """The postblocks that make named fields of the prediction and the target.
 
-    Over several steps they are in physical units, as what is fed back must be.
+    With several steps the fields are in physical units, as required for the feedback.
     """
     steps = editor.get("data.forecast_len"), editor.get("validation_data.forecast_len")
     norm = editor.get("preblocks.per_step.norm")
@@ -108,7 +109,7 @@ def _weight_order(editor: ConfigEditor) -> list[str]:
 
 
 def model_to_gen2(editor: ConfigEditor, *, for_jax: bool) -> None:
-    """Converts padding to `padding_conf`, and corrections inside the model."""
+    """Converts padding to `padding_conf`, and `post_conf` to `gen1_post_conf`."""
     flat = [editor.get(f"model.{key}") for key in ("pad_lat", "pad_lon")]
     if editor.get("model.padding_conf") is not None:
         for key in ("pad_lat", "pad_lon"):
@@ -132,7 +133,7 @@ def model_to_gen2(editor: ConfigEditor, *, for_jax: bool) -> None:
 
 
 def pairs(editor: ConfigEditor) -> None:
-    """Converts one number of padding to a pair, as gen1's parser does."""
+    """Converts padding given as one number to a pair, like gen1's parser."""
     for key in ("pad_lat", "pad_lon"):
         path = f"model.padding_conf.{key}"
         pad = editor.get(path)
@@ -141,7 +142,7 @@ def pairs(editor: ConfigEditor) -> None:
 
 
 def trainer_to_gen2(editor: ConfigEditor) -> None:
-    """Converts gen1's `trainer`; writes out values whose defaults differ."""
+    """Converts gen1's `trainer`; makes values explicit whose defaults differ."""
     editor.compute("trainer.type", "gen2", f"gen1's {editor.get('trainer.type')}")
     if editor.get("trainer.use_mixed_precision"):
         editor.problem(
@@ -236,7 +237,7 @@ def _warn_of_mode(editor: ConfigEditor, mode: str, degree: int) -> None:
 
 
 def note_ensemble(editor: ConfigEditor) -> None:
-    """Notes what the two generations do differently with several members."""
+    """Notes how the two generations differ in training with several members."""
     if editor.get("trainer.ensemble_size", 1) != 1:
         editor.note(
             "trainer.ensemble_size",

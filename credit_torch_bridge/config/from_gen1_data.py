@@ -9,7 +9,7 @@ from credit_torch_bridge.config.from_gen1_sources import build_sources, read_var
 from credit_torch_bridge.config.times import year_ranges
 
 BATCHER = "ERA5_MultiStep_Batcher"
-# The range of datetime64[ns].
+# The range of years of datetime64[ns].
 FIRST_YEAR, LAST_YEAR = 1678, 2262
 ONE_SAMPLE, SINGLE = "ERA5_and_Forcing_MultiStep", "ERA5_and_Forcing_SingleStep"
 DATASETS = (
@@ -50,13 +50,13 @@ def data_to_gen2(
 
     The channels keep gen1's order: prognostic variables with levels, without levels,
     then static, dynamic and periodic ones, the static ones first or last. gen2 orders
-    channels source by source: an order that is not that of one source needs two.
+    channels source by source, so some orders need several sources.
 
     Args:
         editor: of the config.
         level_coord: name of the level coordinate, for which gen1 has no key.
-        for_jax: whether the target is credit_jax, whose forecasts of several steps
-            can feed normalized fields back, and have gradients across steps.
+        for_jax: whether the target is credit_jax, which supports normalized feedback
+            and gradients across steps in forecasts of several steps.
     """
     _refuse(editor)
     if for_jax:
@@ -109,7 +109,7 @@ def data_to_gen2(
 
 
 def _refuse(editor: ConfigEditor) -> None:
-    """Records the keys whose effect gen2 does not have."""
+    """Records keys whose effect gen2 cannot express."""
     kind = editor.get("data.dataset_type", BATCHER)
     given = editor.get("data.forecast_len", 0)
     steps = given if isinstance(given, int) else 0
@@ -154,7 +154,7 @@ def _refuse(editor: ConfigEditor) -> None:
 
 
 def _refuse_steps(editor: ConfigEditor) -> None:
-    """Records what CREDIT's gen2 does otherwise in forecasts of several steps."""
+    """Records what CREDIT's gen2 does differently in forecasts of several steps."""
     steps = editor.get("data.forecast_len", 0)
     if not isinstance(steps, int) or not steps:
         return
@@ -173,7 +173,7 @@ def _refuse_steps(editor: ConfigEditor) -> None:
 
 
 def _gradients(editor: ConfigEditor) -> None:
-    """Gradients across steps: `retain_graph` of gen1."""
+    """Converts `retain_graph`: gradients across steps."""
     if not editor.get("data.retain_graph") or not editor.get("data.forecast_len"):
         return
     if editor.get("data.history_len") != 1:
@@ -255,7 +255,7 @@ def _validation(
 
 
 def _normalizer(editor: ConfigEditor) -> None:
-    """The preblocks, and the postblocks that CREDIT's metrics require."""
+    """Converts `scaler_type` and its files to preblocks."""
     blocks: dict[str, Any] = {"concat": {"type": "concat"}}
     if editor.get("data.scaler_type") == "std_new":
         args = {key: editor.get(f"data.{key}") for key in ("mean_path", "std_path")}

@@ -75,7 +75,7 @@ STATIC_LAST = ("upper", "surface", "dynamic", "forcing", "static")
 
 
 def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
-    """Names of variables by role; errors go to `editor.problems`."""
+    """Returns names of variables by role; errors go to `editor.problems`."""
     found: dict[str, list[str]] = {}
     for group in GROUPS.values():
         names = editor.get(f"data.{group.key}", [])
@@ -103,7 +103,7 @@ def read_variables(editor: ConfigEditor) -> dict[str, list[str]]:
 def build_sources(
     editor: ConfigEditor, names: dict[str, list[str]], level_coord: str
 ) -> dict[str, Any]:
-    """The sources that give gen1's order of channels."""
+    """Builds the sources that reproduce gen1's order of channels."""
     first = editor.get("data.static_first") if editor.has("data.static_first") else True
     sources: dict[str, dict[str, Any]] = {}
     where: dict[str, str] = {}
@@ -139,7 +139,7 @@ def build_sources(
 def _places(
     editor: ConfigEditor, names: dict[str, list[str]], order: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
-    """The name of the source of each role."""
+    """Yields each role with the name of its source."""
     titles = {"surface": SURFACE, "forcing": FORCING, "static": STATIC}
     source, rank = MAIN, 0
     for role in order:

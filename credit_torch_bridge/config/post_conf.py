@@ -15,12 +15,12 @@ _BLOCKS = [
 ]
 _LISTS = ("variables", "surface_variables", "diagnostic_variables")
 _OUTSIDE = "activate_outside_model"
-# Blocks that gen1's trainer applies outside of the model: after those inside.
+# Blocks that gen1's trainer can apply outside of the model, after those inside.
 _TRAINED_OUTSIDE = ("global_mass_fixer", "global_water_fixer", "global_energy_fixer")
 
 
 def active_physics(conf: Any) -> list[str]:
-    """The blocks of a `post_conf` that correct a prediction before gen1's loss."""
+    """Names of the blocks of a `post_conf` that act before gen1's loss."""
     if not isinstance(conf, dict) or not conf.get("activate"):
         return []
     return [
@@ -61,7 +61,7 @@ def _why_dropped(name: str, block: Any) -> str:
 
 
 def _check_order(editor: ConfigEditor, active: list[str]) -> None:
-    """Records blocks that run in another order here: gen1 runs those outside last."""
+    """Records blocks with another order in credit_jax: gen1 runs outside ones last."""
     outside = [bool(editor.get(f"{GEN1}.{name}.{_OUTSIDE}")) for name in active]
     if outside != sorted(outside):
         editor.problem(
@@ -87,7 +87,7 @@ def _data(editor: ConfigEditor) -> dict[str, Any]:
 
 
 def post_conf_to_gen1(editor: ConfigEditor) -> None:
-    """The inverse of `post_conf_from_gen1`, after `data` was converted."""
+    """Inverts `post_conf_from_gen1`; to be called after `data` is converted."""
     conf = editor.get(OURS)
     if not isinstance(conf, dict):
         return

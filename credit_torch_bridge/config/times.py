@@ -1,4 +1,4 @@
-"""Converts years, date ranges and file names: gen1 has yearly files, gen2 times."""
+"""Converts years, date ranges and file names: gen1 has yearly files, gen2 ranges."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def years_of(ranges: Sequence[Sequence[str]]) -> list[int] | None:
 def template_of(pattern: str) -> tuple[str, str]:
     """Converts gen1's wildcard path to gen2's template, with a note ("" if none).
 
-    `????` is the year. In a `*` the position of the year is read from the names of the
-    files. Without files the year is assumed to come first: if that is wrong, opening
-    the files raises an error; no other file is read.
+    `????` is the year. For a `*` the position of the year is determined from the names
+    of existing files. Without files the year is assumed to come first; if that is
+    wrong, opening the files raises an error.
 
     >>> template_of("era5_????.zarr")
     ('era5_%Y.zarr', '')

@@ -39,7 +39,7 @@ _LOSS = {
 
 
 def gen2_to_gen1(editor: ConfigEditor) -> None:
-    """Converts a whole config; what gen1 does not have goes to `editor.problems`."""
+    """Converts a whole config; what gen1 cannot express goes to `editor.problems`."""
     _trainer_fits(editor)
     _loss_fits(editor)
     _data_keys(editor)
@@ -91,7 +91,7 @@ def _loss_fits(editor: ConfigEditor) -> None:
 
 
 def _data_keys(editor: ConfigEditor) -> None:
-    """Removes keys that gen2 has twice, or that mean something else in gen1."""
+    """Removes or moves keys that have another meaning or place in gen1."""
     editor.drop("data.retain_graph", "gen2 never keeps the graph; gen1 would")
     editor.drop("data.calendar", "gen1 takes that of the files")
     chosen = editor.get("trainer.backprop_on_timestep")
@@ -100,7 +100,7 @@ def _data_keys(editor: ConfigEditor) -> None:
 
 
 def _model(editor: ConfigEditor) -> None:
-    """Converts padding to two numbers; drops physics, which gen2 does not run."""
+    """Converts padding and `gen1_post_conf`; drops `post_conf`, which gen2 ignores."""
     for key in ("pad_lat", "pad_lon"):
         editor.drop(f"model.{key}", "gen2 does not read it, and gen1 would pad")
     active = active_physics(editor.get("model.post_conf"))

@@ -102,7 +102,7 @@ def _finish(editor: ConfigEditor, flat: dict[str, Any]) -> None:
 
 
 def _groups(editor: ConfigEditor) -> dict[str, Any]:
-    """gen1's lists and paths, if the sources have gen1's order of channels."""
+    """Returns gen1's lists and paths, if the sources have gen1's order of channels."""
     written: dict[str, Any] = {}
     order: list[str] = []
     outputs: list[str] = []
@@ -142,7 +142,7 @@ def _groups(editor: ConfigEditor) -> dict[str, Any]:
 
 
 def _plain(editor: ConfigEditor, name: Any, source: Any) -> bool:
-    """Whether gen1 can read such a source; records the reason if not."""
+    """Whether gen1 can read a source; records the reasons if not."""
     where = ("data", "source", name)
     if not isinstance(source, dict):
         editor.problem(where, "must be a section of keys")
@@ -227,7 +227,7 @@ def _levels(
 
 
 def _normalizer(editor: ConfigEditor) -> dict[str, Any]:
-    """`scaler_type` and its files; other blocks have no counterpart."""
+    """Returns `scaler_type` and its files; records other blocks as problems."""
     found: list[dict[str, Any]] = []
     for section in ("preblocks", "postblocks"):
         for phase in editor.keys(section):
@@ -259,7 +259,7 @@ def _normalizer(editor: ConfigEditor) -> dict[str, Any]:
 
 
 def _denormalized(editor: ConfigEditor) -> bool:
-    """Whether a postblock undoes the normalizer of what is fed back."""
+    """Whether a postblock inverts the normalizer for the fields fed back."""
     blocks = editor.get("postblocks.per_step", {})
     keys = [
         _args(block).get("key", "y_processed")
@@ -275,7 +275,7 @@ def _args(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _years(editor: ConfigEditor) -> dict[str, Any]:
-    """`train_years` and `valid_years`."""
+    """Returns `train_years` and `valid_years`."""
     years: dict[str, Any] = {}
     for section, name in (("data", "train_years"), ("validation_data", "valid_years")):
         ranges = editor.get(f"{section}.date_ranges")

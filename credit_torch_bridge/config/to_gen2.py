@@ -1,4 +1,4 @@
-"""Makes a gen2 config for CREDIT's trainer: without keys that only credit_jax has."""
+"""Makes a gen2 config for CREDIT's trainer, without keys that only credit_jax has."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def gen2_to_credit(editor: ConfigEditor) -> None:
 
 
 def refuse_rollouts(editor: ConfigEditor) -> None:
-    """Records what CREDIT's gen2 lacks in forecasts of several steps."""
+    """Records what CREDIT's gen2 does not support in forecasts of several steps."""
     if editor.get("trainer.backprop") == "full":
         editor.problem(
             "trainer.backprop",
@@ -168,7 +168,7 @@ def _validation(editor: ConfigEditor) -> None:
 
 
 def _one_kind_of_dates(editor: ConfigEditor) -> None:
-    """Makes start and end one range if the other section has ranges."""
+    """Converts start and end to one range if the other section has ranges."""
     kinds = {}
     for section in ("data", "validation_data"):
         found = [key for key in _DATES if editor.has(f"{section}.{key}")]

@@ -1,4 +1,4 @@
-"""Makes a gen2 config for credit_jax, and checks it as its training does."""
+"""Makes a gen2 config for credit_jax, and checks it like its training."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from credit_torch_bridge.config.to_gen2 import trainer_of_gen1
 
 _UNKNOWN = re.compile(r"^(?P<key>[^:]*): unknown key; (?P<hint>.*)$")
 _UNSET = re.compile(r"^save_loc: .* environment variable")
-# Sections whose unknown keys CREDIT refuses, too, or passes to a constructor.
+# Sections whose unknown keys CREDIT also refuses, or passes to a constructor.
 _STRICT = ("preblocks", "postblocks", "metrics", "demo")
 _STRICT_TRAINER = ("parallelism", "scheduler", "fsdp", "fsdp2_mp_policy")
 
 
 def gen2_to_jax(editor: ConfigEditor) -> None:
-    """Edits a gen2 config so that credit_jax trains it; CREDIT's keys stay.
+    """Edits a gen2 config so that credit_jax can train it; CREDIT's keys are kept.
 
     Keys that neither reads are dropped: CREDIT ignores unknown keys, credit_jax
-    refuses them. What credit_jax does not have goes to `editor.problems`.
+    refuses them. What credit_jax does not support goes to `editor.problems`.
     """
     trainer_of_gen1(editor)
     _physics(editor)
@@ -103,13 +103,13 @@ def _parsed(editor: ConfigEditor, section: str, read: Any) -> Any:
 
 
 def _once(problems: Sequence[str]) -> list[str]:
-    """Problems, without one of `loss.args` that repeats one of `loss.type`."""
+    """Problems without that of `loss.args`, if there is one of `loss.type`."""
     typed = any(line.startswith("loss.type:") for line in problems)
     return [p for p in problems if not (typed and p.startswith("loss.args:"))]
 
 
 def _passes_over(key: str) -> bool:
-    """Whether CREDIT ignores unknown keys here."""
+    """Whether CREDIT ignores unknown keys in the section of a key."""
     path = key.split(".")
     if path[0] == "trainer" and path[1] in _STRICT_TRAINER:
         return False

@@ -1,4 +1,4 @@
-"""Reads and writes YAML of config files: limits of size, no anchors."""
+"""Reads YAML config files of limited size, and writes them without anchors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_limited(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not YAML, not a mapping, or too large, aliases expanded.
+        ValueError: it is not YAML, not a mapping, or too large with expanded aliases.
     """
     path = Path(path)
     if path.is_file():
@@ -56,7 +56,7 @@ def _check_names(node: yaml.Node | None, path: Path) -> None:
 
 
 def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of values with aliases expanded; recursive ones exceed the limit."""
+    """Number of values with expanded aliases; recursive ones exceed the limit."""
     if id(node) in known:
         return known[id(node)]
     known[id(node)] = MAX_VALUES + 1
@@ -70,7 +70,7 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes no anchors, and lists of scalars on one line."""
+    """A dumper that writes no anchors, and lists of scalars on one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -83,7 +83,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def dump(config: dict[str, Any]) -> str:
-    """A config as YAML text; the order of keys is kept."""
+    """Returns a config as YAML text; the order of keys is kept."""
     return yaml.dump(
         config, Dumper=_Dumper, sort_keys=False, width=88, allow_unicode=True
     )
