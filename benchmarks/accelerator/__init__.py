@@ -1,1 +1,1 @@
-"""The training step compiled for accelerators that are not there, and its roofline."""
+"""The training step compiled for accelerators without a device, and its roofline."""

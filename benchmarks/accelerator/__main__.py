@@ -1,10 +1,10 @@
-"""A training step compiled for an accelerator that is not there, counted.
+"""Counts a training step that is compiled for an accelerator, without a device.
 
     python -m benchmarks.accelerator --target h100 --config 025deg --parallelism 1 dp8
 
-XLA compiles the step as it would on the device; its optimized program says what is
-launched, read, written and sent. Time is a lower bound from the data sheet. Nothing
-runs on a device or is measured.
+XLA compiles the step as it would on the device; kernels, bytes and messages are counted
+in its optimized program. Time is a lower bound from the data sheet. Nothing runs on a
+device or is measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROGRAMS = ROOT / ".cache" / "programs"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compiles, counts, prints, writes; 1 where a program grew over `--against`."""
+    """Writes the report; returns 1 if a program grew beyond `--against`."""
     options = _parse(arguments)
     target, programs = TARGETS[options.target], []
     older = json.loads(options.against.read_text()) if options.against else None
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _jobs(options: Any) -> list[Job]:
-    """The first mesh with every policy, the others with the first policy."""
+    """Jobs of the first mesh with all remat policies, of the others with the first."""
     first, *others = options.parallelism
     pairs = [(first, remat) for remat in options.remat]
     pairs += [(mesh, options.remat[0]) for mesh in others]

@@ -1,4 +1,4 @@
-"""What a compiled program launches, moves and sends, as one document."""
+"""Kernels, memory traffic and communication of a compiled program, as one document."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from benchmarks.meshes import num_data, num_devices, parse_mesh
 from credit_jax.parallel.mesh.device_mesh import built_degrees
 
 _LONGEST = 20
-# A program has grown where one of these is more than so much above the older one.
+# A program has grown if one of WATCHED exceeds that of the older one by this fraction.
 GROWTH = 0.05
 WATCHED = ("kernels", "bytes")
 
 
 def account(compiled: Compiled) -> dict[str, Any]:
-    """The account of a compiled step.
+    """Returns the account of a compiled step.
 
     Returns:
         job, totals ("kernels", "bytes", "flops", "seconds" of the roofline), "parts",
         "phases" and "kinds" of kernels, "collectives", "memory" and "steps": seconds of
-        a step by microseconds of a launch, what transfers wait included.
+        a step by microseconds of a launch, exposed transfers included.
     """
     job, found = compiled.job, compiled.account
     target, program = TARGETS[job.target], parse(compiled.text)
@@ -80,7 +80,7 @@ def counted(
 
 
 def grown(program: dict[str, Any], older: dict[str, Any]) -> list[str]:
-    """What has grown by more than `GROWTH` since an older account of the same job."""
+    """Lists what grew by more than `GROWTH` since an older account of the same job."""
     lines = []
     for name in WATCHED:
         before, now = older[name], program[name]
@@ -95,7 +95,7 @@ def grown(program: dict[str, Any], older: dict[str, Any]) -> list[str]:
 
 
 def _float8(compiled: Compiled, program: Program) -> dict[str, Any]:
-    """What an account says of layers in float8, if there are some."""
+    """The part of an account about layers in float8, if there are any."""
     if compiled.job.float8 is None:
         return {}
     return {

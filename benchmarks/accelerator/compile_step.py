@@ -1,4 +1,4 @@
-"""Compiles a training step for an accelerator, in a process of its own.
+"""Compiles a training step for an accelerator, in a separate process.
 
 The program's text (`step.hlo`) and its account (`step.json`) go to a folder. Run by
 `benchmarks.accelerator`, with the environment of the target.
@@ -32,8 +32,8 @@ class Job:
         precision: of the forward.
         samples: of each data-parallel rank.
         float8: fewest channels of layers in float8; None for none.
-        over_domain: parameters are stored split over a domain axis, too.
-        compiler: `trainer.compiler` of a config, how XLA compiles it.
+        over_domain: whether parameters are stored sharded over a domain axis, too.
+        compiler: `trainer.compiler` of a config: options of XLA.
     """
 
     target: str
@@ -55,13 +55,13 @@ class Job:
 
     @property
     def _compiled(self) -> str:
-        """The settings of the compiler, in words."""
+        """The settings of the compiler, as text."""
         settings = dict(self.compiler.get("options", {}))
         settings |= {k: v for k, v in self.compiler.items() if k != "options"}
         return "".join(f", {name}={value}" for name, value in settings.items())
 
     def folder(self, parent: Path) -> Path:
-        """Of the text and the account, below a folder of all programs."""
+        """Folder of the text and the account, below a folder of all programs."""
         model = Path(self.model).stem
         parts = (model, self.mesh, self.remat, self.precision, str(self.samples))
         parts += () if self.float8 is None else (f"float8_{self.float8}",)
@@ -86,12 +86,12 @@ class Compiled:
 
 
 def compile_job(job: Job, parent: Path, *, reuse: bool = False) -> Compiled:
-    """Compiles a step in a process of its own.
+    """Compiles a step in a separate process.
 
     Args:
         job: what to compile.
         parent: folder of all programs.
-        reuse: a program that is already there.
+        reuse: whether to reuse a program that exists.
 
     Raises:
         RuntimeError: XLA could not compile it.
@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def _account(program: Any, seconds: float) -> dict[str, Any]:
-    """Bytes of memory, seconds to compile, and on a TPU its compiler's own estimate."""
+    """Bytes of memory, seconds to compile, and for a TPU the compiler's estimate."""
     from benchmarks.compiled_step import program_bytes
 
     estimate = (program.cost_analysis() or {}).get("optimal_seconds")

@@ -1,4 +1,4 @@
-"""The float8 products of a step: in the trace, and in the program that XLA made."""
+"""The float8 products of a step, in its trace and in its optimized program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def float8_of(program: Program) -> dict[str, int]:
-    """What a program does with float8 values.
+    """Counts products and conversions of float8 values in a program.
 
     Returns:
         "products" whose two operands are float8, "mixed" ones of which one is, and
@@ -58,7 +58,7 @@ def float8_of(program: Program) -> dict[str, int]:
 
 
 def float8_problems(program: dict[str, Any]) -> list[str]:
-    """What is wrong with the float8 products of an account that has some."""
+    """Lists problems of the float8 products of an account, if it has any."""
     if "float8" not in program:
         return []
     wanted, found = program["float8_traced"], program["float8_products"]

@@ -1,4 +1,4 @@
-"""Every kernel that a compiled program runs, and the part of the model it is of."""
+"""Every kernel that a compiled program runs, and its part of the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from credit_jax.parallel.rows.reshard import WINDOWS
 from credit_jax.parallel.scopes import ATTENTION, PARTS
 
 OTHER = "other"
-# In the name of a computation whose collectives are one launch.
+# Suffix of computations whose collectives are one launch.
 GROUP = ".collectives_group"
 FORWARD, AGAIN, BACKWARD = "forward", "recomputed", "backward"
-# Instructions that are no kernels.
+# Instructions that launch no kernel.
 _FREE = (
     "parameter",
     "constant",
@@ -76,7 +76,7 @@ def _runs(program: Program, name: str, times: int) -> Iterator[tuple[Computation
 def called_by(instruction: Instruction) -> list[tuple[str, int]]:
     """The scheduled computations that an instruction runs, with their numbers of runs.
 
-    Of the branches of a conditional, the first.
+    Of a conditional only the first branch counts.
     """
     if instruction.opcode not in _CONTROL:
         return []
@@ -141,14 +141,14 @@ def part_of(op_name: str) -> str:
 
 
 def phase_of(op_name: str) -> str:
-    """Forward, backward, or the forward computed again in the backward pass."""
+    """Forward, backward, or the forward recomputed in the backward pass."""
     if "rematted_computation" in op_name:
         return AGAIN
     return BACKWARD if "transpose(" in op_name else FORWARD
 
 
 def kind_of(instruction: Instruction) -> str:
-    """What kind of work a kernel does, as XLA names it."""
+    """The kind of work of a kernel, in XLA's terms."""
     if instruction.opcode == "custom-call":
         target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""
         if target == KERNEL:

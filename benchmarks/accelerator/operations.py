@@ -1,7 +1,7 @@
 """Floating-point operations of an instruction: its products and convolutions.
 
 A multiplication and an addition are two; elementwise operations do not count, as in
-`credit_jax.models.flops`. Kernels of `credit_jax.kernels.gpu` tell theirs by name.
+`credit_jax.models.flops`. Those of `credit_jax.kernels.gpu` are encoded in their names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.accelerator.program import Computation, Instruction, Program, Shape
 from credit_jax.kernels.gpu.call import named_flops
 
-# Of a kernel written in Pallas.
+# Custom-call target of kernels written in Pallas.
 KERNEL = "__gpu$xla.gpu.triton"
 
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
@@ -63,7 +63,7 @@ def _product(left: Shape, contracted: str, out: Shape) -> float:
 def _library_convolution(
     instruction: Instruction, target: str, arrays: list[Shape], out: Shape
 ) -> float:
-    """A convolution of cuDNN, or a gradient of one, labeled as its forward is."""
+    """Operations of a cuDNN convolution or its gradients, which share its labels."""
     labels = _LABELS.search(instruction.text)
     assert labels, instruction.text[:200]
     field, kernel = {
@@ -75,7 +75,7 @@ def _library_convolution(
 
 
 def _convolution(text: str, arrays: list[Shape], out: Shape) -> float:
-    """HLO's convolution: pairs of an output and a tap that meets no zero."""
+    """Operations of an HLO convolution; taps on padding zeros do not count."""
     labels = _LABELS.search(text)
     assert labels, text[:200]
     left, right, result = labels.groups()

@@ -1,4 +1,4 @@
-"""Collectives of a scheduled program, and what runs beside each."""
+"""Collectives of a scheduled program, and the kernels that overlap them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Transfer:
     Attributes:
         collective: what it sends.
         purpose: what it is for, see `comm_volume.purpose`.
-        kernels: that run between its start and its end.
-        seconds: of these, at the roofline.
+        kernels: number of kernels between its start and its end.
+        seconds: of these kernels, at the roofline.
     """
 
     collective: Collective
@@ -38,7 +38,7 @@ class Transfer:
     seconds: float
 
     def transfer_seconds(self, target: Target) -> float:
-        """Of one run, its message included."""
+        """Seconds of one run, the overhead of its message included."""
         sent = self.collective.sent / max(self.collective.times, 1)
         return target.message + sent / target.link
 
@@ -62,7 +62,7 @@ def transfers(
 
 
 def summary(found: Sequence[Transfer], target: Target) -> list[dict[str, Any]]:
-    """Sums of the transfers of each kind and purpose, those that wait longest first."""
+    """Sums of the transfers of each kind and purpose, ordered by exposed time."""
     groups: dict[tuple[str, str], list[Transfer]] = {}
     for transfer in found:
         key = (transfer.collective.kind, transfer.purpose)
@@ -117,7 +117,7 @@ def _transfer(
 def _read(
     program: Program, start: Instruction, done: Instruction, times: int
 ) -> Collective:
-    """What a collective sends; several in one launch are one, named as its end is."""
+    """Reads a collective; several in one launch are one, with the name of its end."""
     alone = read_collective(start.text, times)
     if alone:
         return alone
@@ -129,7 +129,7 @@ def _read(
 
 
 def _end(order: Sequence[Instruction], position: int) -> int:
-    """Where a collective ends; one that blocks the device ends where it starts."""
+    """Position of the end of a collective; a synchronous one ends where it starts."""
     start = order[position]
     if not start.opcode.endswith("-start") or '"is_sync":true' in start.text:
         return position + 1
@@ -146,7 +146,7 @@ def _end(order: Sequence[Instruction], position: int) -> int:
 def _work(
     program: Program, where: Computation, instruction: Instruction, target: Target
 ) -> tuple[int, float]:
-    """Kernels of an instruction, and their seconds."""
+    """Number of kernels of an instruction, and their seconds."""
     if is_kernel(instruction):
         kernel = kernel_of(program, where, instruction)
         return 1, kernel_seconds(kernel, target) + target.launch

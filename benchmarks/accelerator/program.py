@@ -23,7 +23,7 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-$]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-# Memory on the chip of a TPU, as a layout names it.
+# On-chip memory of a TPU, as named in layouts.
 _ON_CHIP = "S(1)"
 
 
@@ -32,9 +32,9 @@ class Shape:
     """An array of a program.
 
     Attributes:
-        dtype: HLO's name of it.
+        dtype: HLO's name of the dtype.
         dims: lengths.
-        on_chip: whether it is in a TPU's memory on the chip, not in HBM.
+        on_chip: whether it is in on-chip memory of a TPU, not in HBM.
     """
 
     dtype: str
@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Bytes in the memory of the device."""
+        """Bytes of the array in the memory of the device."""
         return 0 if self.on_chip else self.size
 
 
@@ -79,7 +79,7 @@ class Instruction:
 
     @cached_property
     def op_name(self) -> str:
-        """Named scopes and primitive that it was made from, or nothing."""
+        """Named scopes and primitive that it was lowered from, or ""."""
         match = _OP_NAME.search(self.text)
         return match[1] if match else ""
 
@@ -118,7 +118,7 @@ Computation = dict[str, Instruction]
 
 @dataclass(frozen=True)
 class Program:
-    """Computations by name, each in the order of its schedule, and the first one."""
+    """Computations by name, each in the order of its schedule, and the entry."""
 
     computations: dict[str, Computation]
     entry: str
@@ -128,7 +128,7 @@ class Program:
         return [where[name] for name in of.operands if name in where]
 
     def inner(self, instruction: Instruction) -> Iterator[tuple[Computation, str]]:
-        """The computations that a fusion holds, nested ones included, with names."""
+        """The computations inside of a fusion, nested ones included, with names."""
         name = instruction.called
         if name is None or name not in self.computations:
             return
@@ -164,7 +164,7 @@ def parse(text: str) -> Program:
 
 
 def shapes_of(text: str) -> tuple[Shape, ...]:
-    """Every array that a piece of HLO names.
+    """Every array shape in a piece of HLO text.
 
     >>> shapes_of("(bf16[2,3]{1,0:T(8,128)S(1)}, f32[])")[1]
     Shape(dtype='f32', dims=(), on_chip=False)
@@ -196,7 +196,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """The position behind the bracket that closes that at `start`."""
+    """The position after the bracket that closes the one at `start`."""
     depth = 0
     for position in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[position], 0)

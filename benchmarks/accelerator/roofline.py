@@ -1,7 +1,7 @@
-"""The roofline of a program: the least time that its kernels can take.
+"""The roofline of a program: a lower bound of the time of its kernels.
 
 A kernel takes max(bytes / bandwidth, operations / peak), and its launch; kernels run
-one after another. This is a lower bound with perfect kernels, no measurement.
+one after another. The bound assumes perfect kernels; nothing is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Work:
     """Sums over kernels.
 
     Attributes:
-        kernels: their number.
+        kernels: number of kernels.
         bytes: read and written.
         flops: operations.
         seconds: at the roofline, without launches.
@@ -33,7 +33,7 @@ class Work:
     seconds: float = 0.0
 
     def plus(self, kernel: Kernel, target: Target) -> Work:
-        """With all runs of a kernel."""
+        """Adds all runs of a kernel."""
         times = kernel.times
         return Work(
             self.kernels + times,
@@ -43,12 +43,12 @@ class Work:
         )
 
     def step(self, launch: float) -> float:
-        """Seconds with a launch of so many seconds a kernel."""
+        """Seconds with `launch` seconds of overhead per kernel."""
         return self.seconds + self.kernels * launch
 
 
 def kernel_seconds(kernel: Kernel, target: Target) -> float:
-    """Of one run, without the launch."""
+    """Seconds of one run of a kernel at the roofline, without the launch."""
     return max(kernel.bytes / target.bandwidth, kernel.flops / target.peak)
 
 
@@ -72,5 +72,5 @@ def work_by(
 
 
 def as_json(works: Mapping[str, Work]) -> dict[str, Any]:
-    """Of a report."""
+    """Converts works to JSON values."""
     return {name: asdict(work) for name, work in works.items()}

@@ -1,7 +1,7 @@
-"""Accelerators that programs are compiled for without one: compilers and speeds.
+"""Accelerators that programs are compiled for without a device: compilers and speeds.
 
 XLA's compiler for a GPU or a TPU comes in wheels and runs on any machine. The wheels
-lie in a folder of their own, which a process that compiles has on its path.
+are installed in a separate folder, which is on the path of the process that compiles.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / ".cache" / "accelerator"
-# What XLA needs to know of the device, as in public reports of its deviceless
-# compilation: the limits of a streaming multiprocessor, and versions of the libraries.
+# XLA's description of the device for deviceless compilation: limits of a streaming
+# multiprocessor, and versions of the libraries.
 _H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -46,10 +46,10 @@ class Target:
         platform: what JAX lowers for.
         topology: of 8 devices, as PJRT names it.
         wheels: requirements, pinned.
-        peak: operations a second, dense bfloat16, data sheet.
-        bandwidth: bytes a second of its memory, data sheet.
+        peak: FLOP/s of dense bfloat16 matmuls, from the data sheet.
+        bandwidth: bytes per second of its memory, from the data sheet.
         launch: seconds of a kernel besides its work.
-        link: bytes a second that a device sends to those beside it, each direction.
+        link: bytes per second that a device sends to its neighbors, in each direction.
         message: seconds of a collective besides its bytes.
     """
 
@@ -69,7 +69,7 @@ class Target:
         return self.platform == "cuda"
 
     def install(self, folder: Path = WHEELS) -> None:
-        """Puts the wheels into a folder, those that are there already stay.
+        """Installs the wheels into a folder, unless they are installed.
 
         Raises:
             RuntimeError: pip could not install them.
@@ -88,7 +88,7 @@ class Target:
         mark.write_text(wanted)
 
     def environment(self, folder: Path = WHEELS) -> dict[str, str]:
-        """Of a process that compiles for it: set before JAX starts."""
+        """Environment of a process that compiles for it; to set before JAX starts."""
         path = os.pathsep.join([str(folder), str(ROOT)])
         common = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
         if not self.is_gpu:
@@ -100,10 +100,10 @@ class Target:
                 "TPU_WORKER_ID": "0",
                 "TPU_LIBRARY_PATH": str(folder / "libtpu" / "libtpu.so"),
             }
-        # Without a device nothing can be tuned by trying it.
+        # Autotuning needs a device.
         flags = f"--xla_gpu_cuda_data_dir={folder / 'nvidia' / 'cuda_nvcc'}"
         flags += " --xla_gpu_autotune_level=0"
-        # The program is read, not run: its machine code need not be good.
+        # The program is only read, so machine code is not optimized.
         flags += " --xla_backend_optimization_level=0"
         flags += " --xla_gpu_ptx_compiler_extra_flags=-O0"
         return common | {
@@ -113,7 +113,7 @@ class Target:
         }
 
     def devices(self) -> list[Any]:
-        """Eight devices to compile for; in a process with its `environment`."""
+        """Eight devices to compile for; needs a process with its `environment`."""
         from jax.experimental import topologies
 
         if self.is_gpu:

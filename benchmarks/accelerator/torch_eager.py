@@ -26,8 +26,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Autocast's lists for CUDA (PyTorch's documentation of torch.amp): what runs in
-# bfloat16, and what in float32; all else takes its arguments as they are.
+# Autocast's lists for CUDA (PyTorch's documentation of torch.amp): operations in
+# bfloat16, and in float32; all others keep the dtypes of their arguments.
 _HALF = _words(
     """
     __matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm einsum matmul mm mv
@@ -42,7 +42,7 @@ _SINGLE = _words(
     reciprocal rsqrt smooth_l1_loss softmax softmin softplus sum vector_norm
     """
 )
-# Calls that move nothing.
+# Calls that move no data.
 _VIEWS = _words(
     """
     view _unsafe_view _reshape_alias reshape permute transpose t expand slice select
@@ -52,7 +52,7 @@ _VIEWS = _words(
 )
 # Calls that only write.
 _FILLS = ("zeros", "zeros_like", "ones", "ones_like", "fill_", "zero_")
-# What runs in the widest type of its arguments.
+# Operations that run in the widest dtype of their arguments.
 _WIDEST = _words("addcdiv addcmul cross dot tensordot")
 
 
@@ -102,7 +102,7 @@ def eager_step(model: Mapping[str, Any], *, samples: int = 1) -> list[Kernel]:
 
 
 def _update(module: torch.nn.Module) -> Kernel:
-    """Clipping and AdamW, had they one kernel each for all parameters.
+    """Clipping and AdamW, as if each were one kernel for all parameters.
 
     The norm reads the gradient, its scaling reads and writes it; AdamW reads the
     gradient, and reads and writes the weight and two moments. `foreach` loops, torch's
@@ -114,7 +114,7 @@ def _update(module: torch.nn.Module) -> Kernel:
 
 
 class _Autocast(TorchFunctionMode):
-    """What autocast does on CUDA, for tensors of any device.
+    """Autocast as on CUDA, for tensors of any device.
 
     The bfloat16 copy of a weight is made once a step, as autocast caches it.
     """
@@ -153,7 +153,7 @@ def _single(value: Any) -> Any:
 
 
 def _bytes(tree: Any) -> int:
-    """Of all tensors of a tree."""
+    """Bytes of all tensors of a tree."""
     tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
     return sum(t.numel() * t.element_size() for t in tensors)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from benchmarks.accelerator.program import Computation, Instruction, Program
 
-# Operations that only rename or convert what a later one slices.
+# Operations between a parameter and a slice of it that keep its elements.
 _THROUGH = ("bitcast", "reshape", "transpose", "convert", "copy")
 _SLICES = ("dynamic-slice", "slice", "gather")
 _DEPTH = 5
@@ -16,9 +16,9 @@ _DEPTH = 5
 def traffic(program: Program, where: Computation, instruction: Instruction) -> int:
     """Bytes of one run: every operand read once, every result written once.
 
-    Of what is only sliced, the slice is read. What a dynamic-update-slice writes into
-    is updated in place: it moves the update alone. The workspace of a library call is
-    neither read nor written.
+    If an operand is only sliced, the slice counts as read. A dynamic-update-slice is in
+    place: only the update is moved. The workspace of a library call is neither read nor
+    written.
     """
     operands = program.operands(where, instruction)
     if instruction.opcode == "fusion" and instruction.called in program.computations:
@@ -48,7 +48,7 @@ def _of_fusion(fused: Computation) -> int:
 
 
 def _users(fused: Computation) -> dict[str, list[tuple[Instruction, int]]]:
-    """Who takes each instruction's result, and as which operand."""
+    """The users of each instruction's result, with the position of the operand."""
     users: dict[str, list[tuple[Instruction, int]]] = defaultdict(list)
     for instruction in fused.values():
         for position, name in enumerate(instruction.operands):
@@ -59,7 +59,7 @@ def _users(fused: Computation) -> dict[str, list[tuple[Instruction, int]]]:
 def _uses(
     users: dict[str, list[tuple[Instruction, int]]], name: str, depth: int = 0
 ) -> Iterator[tuple[Instruction, int]]:
-    """The users of a result, those of its renamings in place of these."""
+    """The users of a result, looking through operations of `_THROUGH`."""
     for user, position in users[name]:
         if user.opcode in _THROUGH and not user.is_root and depth < _DEPTH:
             yield from _uses(users, user.name, depth + 1)
@@ -97,7 +97,7 @@ def _elements(instruction: Instruction) -> int:
 
 
 def _results(fused: Computation) -> list[Instruction]:
-    """What a fusion writes: its root, or the parts of a tuple."""
+    """The results that a fusion writes: its root, or the elements of a tuple."""
     (root,) = (held for held in fused.values() if held.is_root)
     if root.opcode == "tuple":
         return [fused[name] for name in root.operands]
@@ -105,7 +105,7 @@ def _results(fused: Computation) -> list[Instruction]:
 
 
 def _written(fused: Computation, result: Instruction) -> int:
-    """Bytes of a result; of one updated in place, the update."""
+    """Bytes of a result; if it is updated in place, those of the update."""
     source, depth = result, 0
     while source.opcode == "bitcast" and depth < _DEPTH:
         source, depth = fused[source.operands[0]], depth + 1
