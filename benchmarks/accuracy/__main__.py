@@ -8,7 +8,7 @@ other run has its weights and its global batches: CREDIT with two threads, with 
 and with domain=2 on two processes, under bfloat16 autocast; credit_jax on each mesh,
 and in bfloat16. Writes reports/accuracy.md, .json and .png, with --short accuracy-short
 instead; exits with status 1 if float32 is not within tolerance. With --keep the rows of
-other models stay as they are in the report. benchmarks/README.md explains the report.
+other models in the report are kept. benchmarks/README.md explains the report.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SHORT_MESHES = ("1", "domain3", "dp2xtp2xdomain2")
 STEPS, SHORT_STEPS = 100, 20
 BATCHES_PER_EPOCH = 20
 
-# Other ways to run CREDIT.
+# Other settings of runs of CREDIT.
 OWN_WAYS: Mapping[str, CreditWay] = MappingProxyType(
     {
         "CREDIT, 2 threads": CreditWay(threads=2),
@@ -79,14 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs everything, prints the table, writes the report.
 
     Returns:
-        0, or 1 where a float32 run of credit_jax is not within tolerance.
+        0, or 1 if a float32 run of credit_jax is not within tolerance.
     """
     options = _parse(arguments)
     flags = os.environ.get("XLA_FLAGS", "")
     if not options.optimize and QUICK_FLAGS not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {QUICK_FLAGS}".strip()
     ensure_devices(max(map(num_devices, options.meshes)))
-    # A pipe has no width.
+    # A pipe has no terminal width.
     console = Console(width=None if sys.stdout.isatty() else 160)
     lines, jobs = [], {}
     for model in options.models:
@@ -113,7 +113,7 @@ def _job(options: Any, model: str, *, rows: int | None = None) -> dict[str, Any]
 def _run_model(
     options: Any, model: str, config: dict[str, Any], console: Console
 ) -> list[Line]:
-    """Runs the reference, then CREDIT's other ways and the meshes of credit_jax."""
+    """Runs the reference, then CREDIT's other settings and the meshes of credit_jax."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         ThreadPoolExecutor(1) as beside,
@@ -155,7 +155,7 @@ def _serial(config: dict[str, Any], folder: Path, options: Any) -> CreditRun:
 def _credit_lines(
     options: Any, model: str, config: dict[str, Any], folder: Path, serial: CreditRun
 ) -> Iterator[Line]:
-    """CREDIT's differences from itself; on an even grid if it refuses an odd one."""
+    """CREDIT's differences from itself, also on an even grid for domain parallelism."""
     if options.bfloat16:
         way = CreditWay(bfloat16=True)
         run = _credit(config, folder, way, options)
@@ -177,7 +177,7 @@ def _credit_lines(
 def _network_lines(
     options: Any, model: str, config: dict[str, Any], folder: Path, serial: CreditRun
 ) -> Iterator[Line]:
-    """Differences from itself of a network that CREDIT's trainer cannot run."""
+    """Differences of CREDIT from itself, for a network that its trainer cannot run."""
     del folder
     named = {k: way for k, way in OWN_WAYS.items() if way.num_processes == 1}
     ways = [(k, way, "float32") for k, way in named.items() if options.own]
@@ -277,7 +277,7 @@ def _write(
 
 
 def _config(options: Any) -> dict[str, Any]:
-    """What the rows of a report depend on, beside their jobs."""
+    """Options that the rows of a report depend on, besides their jobs."""
     names = ("meshes", "bfloat16_meshes", "steps", "batch", "rollout", "optimize")
     return {name: getattr(options, name) for name in names}
 

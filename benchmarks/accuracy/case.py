@@ -32,7 +32,7 @@ _PADDED: Mapping[str, str] = {
     "crossformer": "mirror",
     "camulator": "earth",
 }
-# Rows of each model's grid; those of the first three and of FuXi divide on no mesh.
+# Rows of each model's grid; 45 rows are uneven over domain 2.
 ROWS: Mapping[str, int] = {
     "wxformer": 45,
     "crossformer": 32,
@@ -59,7 +59,7 @@ class Case:
         y: (step, batch, channel, time, lat, lon).
         latitude: (lat,) degrees, for the weights of the loss.
         trained: parameters and model state to roll out from; None for no rollout.
-        further: inputs of the model beside x by name, (step, batch, ...) each.
+        further: inputs of the model besides x by name, (step, batch, ...) each.
     """
 
     params: Mapping[str, Any]
@@ -111,7 +111,7 @@ def case_config(
     else:
         raw["model"] |= {"type": model, **_padded(num_rows, _PADDED[model])}
     if model == "graph":
-        # It has no diagnostics, and adds its output to the last of two frames.
+        # The model has no diagnostics, and adds its output to the last of two frames.
         del raw["data"]["source"]["ERA5"]["variables"]["diagnostic"]
         raw["data"]["history_len"] = 2
     per_epoch = min(num_steps, batches_per_epoch)
@@ -187,12 +187,12 @@ def credit_case(
     """The weights and batches of a run of CREDIT.
 
     Args:
-        model_def: ours.
+        model_def: of credit_jax.
         state_dict: CREDIT's before the first step.
         x, y: the batches that it trained on.
         latitude: in degrees.
         trained: CREDIT's state dict after the last step, to roll out from.
-        further: the inputs beside x.
+        further: the inputs besides x.
     """
     params, model_state = from_state_dict(model_def, state_dict)
     after = None if trained is None else from_state_dict(model_def, trained)

@@ -34,7 +34,7 @@ from benchmarks.small_models import NOISY, WIDE
 from credit_torch_bridge.compare.credit_import import import_torchvision
 
 # Standard deviation of the noise added to every parameter before training, so that none
-# is one or zero, as norms and biases of a new model are.
+# is exactly one or zero, like norms and biases of a new model.
 _NOISE = 0.1
 
 _RECORD: dict[str, list[Any]] = defaultdict(list)
@@ -108,7 +108,7 @@ def _watch(module: Any, options: Any, rank: int) -> None:
 
 
 def _cast(data: Any, conf: Any) -> Any:
-    """Fields in the dtype of the model; the data are float32."""
+    """Casts fields, which are float32, to the dtype of the model."""
     if conf["model"]["type"] in WIDE:
         for name in data.keys() & {"x", "y"}:
             data[name] = data[name].double()
@@ -117,7 +117,7 @@ def _cast(data: Any, conf: Any) -> Any:
 
 @contextmanager
 def _same_draws(conf: Any) -> Iterator[None]:
-    """Draws of a model with noise are ones, as those of credit_jax (`mesh_run`)."""
+    """Replaces the draws of a model with noise by ones, as `mesh_run` does."""
     if conf["model"]["type"] not in NOISY:
         yield
         return

@@ -42,7 +42,7 @@ class CreditRun:
         initial: state dict before the first step.
         final: state dict after the last step.
         weights: norm of all parameters before the first step.
-        further: inputs of the model beside x by name, (step, batch, ...) each.
+        further: inputs of the model besides x by name, (step, batch, ...) each.
     """
 
     x: np.ndarray
@@ -126,7 +126,7 @@ def credit_run(
         folder: with the data; `watched` names the folder of the records.
         way: processes, threads and dtype; by default one process and thread, float32.
         rollout: steps of a rollout after training.
-        rollout_from: state dict to roll out from; None is where the training ended.
+        rollout_from: state dict to roll out from; None for the end of the training.
 
     Returns:
         The run, or CREDIT's error if it refuses the config.

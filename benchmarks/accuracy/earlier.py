@@ -11,18 +11,18 @@ from benchmarks.accuracy.report import Line
 
 
 def made(recipe: Mapping[str, Any]) -> str:
-    """Date and commit of a recipe, as `Line.made` has them."""
+    """Date and commit of a recipe, in the form of `Line.made`."""
     return f"{recipe['date']} at commit {recipe['commit']}"
 
 
 def kept(
     path: Path, models: Collection[str], config: Mapping[str, Any]
 ) -> tuple[list[Line], dict[str, Any]]:
-    """Rows and jobs of a report, but those of models that run anew.
+    """Rows and jobs of a report, except those of models that are run again.
 
     Args:
         path: JSON of the report.
-        models: that run anew.
+        models: that are run again.
         config: options of this run, which the report must have been made with.
 
     Returns:

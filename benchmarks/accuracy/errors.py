@@ -19,8 +19,8 @@ TOLERANCES: Mapping[str, float] = {
     "rollout": 1e-4,
 }
 
-# An array of a gradient is measured against at least this part of the largest norm, so
-# that a gradient that is zero but for rounding is not measured by its rounding.
+# The error of an array of a gradient is relative to at least this fraction of the
+# largest norm, as a gradient may be zero except for rounding.
 _FLOOR = 1e-3
 
 
@@ -55,11 +55,11 @@ class Errors:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Errors:
-        """The errors of which `as_json` is among `found`."""
+        """The inverse of `as_json`; other keys of `found` are ignored."""
         return cls(**{field.name: found[field.name] for field in fields(cls)})
 
     def worst(self) -> dict[str, float]:
-        """The largest error of each kind that has a tolerance; perhaps no rollout."""
+        """The largest error of each kind with a tolerance; "rollout" is optional."""
         found = {
             "forward": self.forward,
             "gradient": self.gradient,

@@ -101,7 +101,7 @@ def _double(case: Case) -> Case:
 
 
 def _ones(key: Any, high: Any, low: Any) -> Any:
-    """The draws that CREDIT has here, too (`credit_process`)."""
+    """Replaces random draws by ones, as for CREDIT (`credit_process`)."""
     del key
     return jnp.ones(jnp.broadcast_shapes(high.shape, low.shape))
 
@@ -132,7 +132,7 @@ def _run(
         losses.append(float(info["loss"][0]))
         norms.append(float(info["grad_norm"]))
         if index == 0:
-            # The rate was 0: weights as given, vectors after one power iteration.
+            # The rate was 0: weights are unchanged, vectors have one power iteration.
             if _is_as_in_evaluation(model):
                 weights = state.params, state.model_state
                 prediction = _predict(Forecaster(model, *weights), inputs)[:, :, 0]
@@ -168,10 +168,10 @@ def _packed(model: ParallelModel, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_as_in_evaluation(model: ParallelModel) -> bool:
-    """Whether a training forward is one of evaluation after its power iteration.
+    """Whether a training forward equals an evaluation after its power iteration.
 
-    Batch norms take the statistics of the batch, and layers that are called several
-    times have another spectral norm at each call.
+    With batch norms, which use the statistics of the batch, it does not; nor with
+    layers that are called several times, whose spectral norm differs at each call.
     """
     model_def = model.model_def
     several = any(spec.calls > 1 for spec in model_def.matrices.values())
@@ -198,13 +198,13 @@ def _training_forward(
 
 
 def _predict(forecaster: Forecaster, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A prediction in its own dtype, where the forecaster gives float32."""
+    """Predicts in the dtype of the model; `Forecaster` would return float32."""
     y = forecaster.step(forecaster.place(inputs), _noise(forecaster.model))
     return np.asarray(y)[..., : forecaster.model.model_def.image_height, :]
 
 
 def _noise(model: ParallelModel) -> Noise | None:
-    """Of any key, because all draws are ones."""
+    """Noise with any key, because all draws are ones."""
     return Noise(jax.random.key(0)) if model.model_def.draws_noise else None
 
 
@@ -239,7 +239,7 @@ def _roll_out(model: ParallelModel, case: Case, num_steps: int) -> np.ndarray:
 
 
 def _job(config: Mapping[str, Any]) -> Config:
-    # Warnings of keys that only CREDIT reads; it runs with the same config.
+    # Silences warnings of keys that only CREDIT reads.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return build_config(config)

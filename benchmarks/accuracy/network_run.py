@@ -1,8 +1,8 @@
-"""Trains networks of CREDIT that its trainer cannot run, by a loop over its modules.
+"""Trains networks of CREDIT that its trainer cannot run, by a loop in PyTorch.
 
-Those of `small_models.SEVERAL`: models of several inputs, and the networks of diffusion
-processes. Model, spectral norm and schedule are CREDIT's; AdamW, clipping and the mean
-squared error are torch's, with the settings of CREDIT's trainer.
+These are `small_models.SEVERAL`: models of several inputs, and the networks of
+diffusion processes. Model, spectral norm and schedule are CREDIT's; AdamW, clipping and
+the mean squared error are torch's, with the settings of CREDIT's trainer.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def network_run(
     Args:
         config: CREDIT's gen2 YAML as a mapping; sections model and trainer count.
         way: threads and dtype; by default one thread, float32.
-        rollout: steps of a rollout after training, with the other inputs held.
-        rollout_from: state dict to roll out from; None is where the training ended.
+        rollout: steps of a rollout after training, with the other inputs constant.
+        rollout_from: state dict to roll out from; None for the end of the training.
     """
     way = way or CreditWay()
     with _threads(way.threads):
@@ -80,7 +80,7 @@ def random_batches(config: Mapping[str, Any]) -> Arrays:
 def _train(
     model: torch.nn.Module, trainer: Mapping[str, Any], batches: Arrays, way: CreditWay
 ) -> dict[str, Any]:
-    """What `CreditRun` has of training."""
+    """Trains; returns the attributes of `CreditRun` about training."""
     network = network_of(model.train())
     parameters = [p for p in model.parameters() if p.requires_grad]
     rate, decay = trainer["learning_rate"], trainer["weight_decay"]

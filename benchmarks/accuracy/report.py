@@ -13,7 +13,7 @@ from benchmarks.accuracy.errors import TOLERANCES, Errors
 from benchmarks.report import Table
 from benchmarks.small_models import SEVERAL, WIDE
 
-# With which the names of our runs begin.
+# Prefix of the names of runs of credit_jax.
 OURS = "credit_jax"
 REFERENCE = "CREDIT on one process, one thread, float32"
 # A folder in an error text, which is meaningless on another machine.
@@ -71,7 +71,7 @@ class Line:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any], made: str) -> Line:
-        """The line of which `as_json` is the row; `made` counts where it has none."""
+        """The inverse of `as_json`; `made` is the default of a row without it."""
         errors = row["error"] if "error" in row else Errors.from_json(row)
         known = {key: row[key] for key in ("model", "name", "dtype", "seconds")}
         ours = row["name"].startswith(OURS)
@@ -84,7 +84,7 @@ class Line:
         return self.errors.above()
 
     def as_json(self) -> dict[str, Any]:
-        """As in the report's JSON."""
+        """The line as a row of the report's JSON."""
         out: dict[str, Any] = {
             "model": self.model,
             "name": self.name,

@@ -19,14 +19,14 @@ def roll_out(
 
     The state is the first `num_prognostic` channels: in x and in the prediction the
     prognostic variables come first and in the same order. After each step the predicted
-    state enters x as its last frame, and the first one leaves. The other channels of x
-    (static, dynamic forcing) are held at their last values; what else is predicted
-    (diagnostics) is dropped. Fields stay normalized, nothing is clamped.
+    state is appended to x as its last frame, and the first one is dropped. The other
+    channels of x (static, dynamic forcing) keep their last values; further predicted
+    channels (diagnostics) are dropped. Fields stay normalized, nothing is clamped.
 
     Args:
         predict: (batch, channel, time, lat, lon) -> (batch, channel_out, lat, lon).
         x: (batch, channel, time, lat, lon) at the start.
-        num_steps: how many predictions.
+        num_steps: number of predictions.
         num_prognostic: channels of the state.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-# Parts of a field's variance; the rest is the original noise.
+# Fraction of a field's variance in waves; the rest is the original noise.
 _WAVE = 0.9
 _WAVENUMBERS = (1, 2, 3)
 # Radians of longitude per time step.
