@@ -1,4 +1,4 @@
-"""What becomes of CREDIT's example configs: all of a folder, checked and trained.
+"""Checks and trains CREDIT's example configs, or all configs of a folder.
 
     python -m benchmarks.configs [FOLDER] [--train] [--only NAME ...] [--docs]
 
@@ -27,7 +27,7 @@ from benchmarks.configs.table import FOLDER, outcome, report_table, write_docs
 from benchmarks.configs.training import NUM_DEVICES, Trained, train_two_steps
 from benchmarks.report import add_out_option, publish
 
-# Programs that run twice need not be fast.
+# Programs that run twice are not optimized.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _INTRODUCTION = """# CREDIT's example configs
 
@@ -83,7 +83,7 @@ def _train(verdict: Verdict) -> Trained | str:
 
 
 def _earlier(folder: Path) -> dict[str, Trained | str]:
-    """What an earlier report says of configs that are not trained now."""
+    """Results of an earlier report, for configs that are not trained."""
     path = folder / "configs.json"
     configs = json.loads(path.read_text())["configs"] if path.exists() else []
     found = {own["name"]: own["trained"] for own in configs}

@@ -1,4 +1,4 @@
-"""Files of any config's layout: made-up fields, grids and statistics."""
+"""Writes files in the layout of a config: random fields and grids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Store:
         variables: name -> dims.
         times: of those with time.
         levels: name of a level dim -> its values.
-        transposed: columns before rows.
+        transposed: whether columns precede rows.
     """
 
     variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def write_files(config: Config) -> None:
 
 
 def _times(data: DataConfig, source: SourceConfig) -> Any:
-    """The times that samples of a section read of a source."""
+    """The times that samples of a section read from a source."""
     first, last = data.ranges[0]
     start: Any = pd.Timestamp(first)
     end: Any = pd.Timestamp(last)
@@ -141,7 +141,7 @@ def _paths(template: str, times: Any) -> Iterator[tuple[str, list[pd.Timestamp]]
 
 
 def _write_hrrr(source: Any, times: Any) -> None:
-    """GRIB files and their inventories, as CREDIT's downloader leaves them."""
+    """Writes GRIB files and their inventories, like CREDIT's downloader."""
     deep = "hybrid level" if source.product == "wrfnat" else "mb"
     for number, time in enumerate(times):
         entries = []
@@ -202,7 +202,7 @@ def _grid_variables(args: Mapping[str, Any]) -> xr.Dataset:
 
 
 def _latitude_files(config: Config) -> Iterator[str]:
-    """Files whose latitudes weigh rows."""
+    """Files with the latitudes of row weights."""
     places = [config.loss.latitude_file[1] if config.loss.weighs_rows else None]
     if config.metrics is not None:
         places.append(config.metrics.args.get("latitude_weights"))

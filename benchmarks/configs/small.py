@@ -22,7 +22,7 @@ MODEL = {
     "global_window_size": [2, 2, 2, 1],
     "local_window_size": 2,
 }
-# Of models whose keys are others.
+# The model section for `fuxi`, which has other keys.
 FUXI = {
     "image_height": HEIGHT,
     "image_width": WIDTH,
@@ -51,14 +51,14 @@ _STORES = ("store", "model_level_store")
 
 
 def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A config like this one, of which two steps take seconds.
+    """Returns a small config like a given one, of which two steps take seconds.
 
     Its sources, variables, levels, blocks, loss, metrics, schedule, parallelism and
     numbers of steps stay. Its paths point below `folder`; dates, grid, padding, widths,
     depths and batches are small.
 
     Args:
-        mapping: what credit_jax takes; it is not changed.
+        mapping: config for credit_jax, not modified.
         folder: of all files.
     """
     config = _moved(copy.deepcopy(dict(mapping)), str(folder))
@@ -84,7 +84,7 @@ def sources_of(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _moved(value: Any, folder: str) -> Any:
-    """A value with its absolute paths below a folder."""
+    """A value with its absolute paths moved below a folder."""
     if isinstance(value, dict):
         return {key: _moved(inner, folder) for key, inner in value.items()}
     if isinstance(value, list):
@@ -108,7 +108,7 @@ def _shorten(section: dict[str, Any], data: Mapping[str, Any]) -> None:
 
 
 def _make_source_small(source: dict[str, Any], place: Path) -> None:
-    """The small grid, and local stores and files instead of remote ones."""
+    """Sets the small grid, and local stores and files instead of remote ones."""
     kind = source["dataset_type"]
     if kind == "tisr" and "lat_spec" in source:
         source["lat_spec"] = [90, -90, HEIGHT]

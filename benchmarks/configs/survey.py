@@ -1,4 +1,4 @@
-"""What credit_jax does with a config of CREDIT, without its data."""
+"""Checks what credit_jax does with a config of CREDIT, without its data."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ ENVIRONMENT = {"USER": "user", "SCRATCH": "/scratch/user", "WORK": "/work/user"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What happens to one config.
+    """The result of the check of one config.
 
     Attributes:
         name: path of the file in its folder.
-        kind: "gen1" or "gen2"; "" where the file is neither.
+        kind: "gen1" or "gen2"; "" if the file is neither.
         model: `model.type`; "" without any.
         problems: reasons why it does not train, one line each.
-        config: the mapping that credit_jax takes; None if there is none.
-        condition: what a user has to do before.
+        config: the mapping for credit_jax; None if there is none.
+        condition: precondition for the user.
     """
 
     name: str
@@ -80,7 +80,7 @@ def find_configs(root: Path) -> list[Path]:
 
 
 def _downloaded(mapping: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """A config that reads the files of CREDIT's downloaders, and what that takes."""
+    """A config that reads the files of CREDIT's downloaders, and the precondition."""
     config, fetched = copy.deepcopy(dict(mapping)), []
     for section in ("data", "validation_data"):
         for source in ((config.get(section) or {}).get("source") or {}).values():

@@ -56,7 +56,7 @@ def outcome(verdict: Verdict) -> str:
 def report_table(
     verdicts: Sequence[Verdict], trained: Mapping[str, Trained | str]
 ) -> Table:
-    """The table of the report, with what two steps gave."""
+    """The table of the report, with the results of two steps."""
     header = ["config", "model", "mesh", "training loss", "validation loss", "seconds"]
     rows = []
     for verdict in verdicts:

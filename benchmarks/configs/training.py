@@ -1,4 +1,4 @@
-"""Two training steps of a config of CREDIT, made small, on made-up data."""
+"""Two training steps of a config of CREDIT, made small, on random data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FILES = ("scaler_path", "mean_path", "std_path")
 
 @dataclass(frozen=True)
 class Trained:
-    """Two steps of a config.
+    """The result of two steps of a config.
 
     Attributes:
         mesh: data parallelism and the degrees.
@@ -55,11 +55,11 @@ def train_two_steps(mapping: Mapping[str, Any], folder: Path) -> Trained:
     """Makes a config small, writes its data, fits its scalers, and trains.
 
     Args:
-        mapping: what credit_jax takes.
+        mapping: config for credit_jax.
         folder: empty; of all files.
 
     Raises:
-        ValueError, OSError: it does not train.
+        ValueError, OSError: the config does not train.
     """
     start = time.perf_counter()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
