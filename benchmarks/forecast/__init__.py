@@ -1,1 +1,1 @@
-"""Forecasts beside CREDIT's rollout, and what they cost."""
+"""Compares forecasts with CREDIT's rollout, and measures their cost."""

@@ -1,10 +1,10 @@
-"""Forecasts of many steps beside CREDIT's rollout, and beside CREDIT itself.
+"""Compares forecasts of many steps with CREDIT's rollout, and CREDIT with itself.
 
     python -m benchmarks.forecast [--steps 40] [--updates 60] [--out FOLDER]
 
 CREDIT trains a small WXFormer on traveling waves, and `rollout_gen2.py` rolls it out
-with one thread, and again with two. The forecast command rolls the same weights out on
-several meshes, and with other lengths and members for its memory.
+with one thread, and again with two. `credit-jax forecast` runs with the same weights on
+several meshes; its memory is measured for several lengths and numbers of members.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _credit(config: Path, name: str, threads: int, dtype: str = "float32") -> Fi
 
 
 def _forecast(config: Path, out: Path, *options: str) -> tuple[str, int]:
-    """What the command prints, and its largest memory in bytes."""
+    """Runs the command; returns its output, and its peak memory in bytes."""
     command = [sys.executable, "-m", "credit_jax.forecast", "--config", str(config)]
     process = subprocess.Popen(
         [*command, "--out", str(out), "--cache", "none", *options],
@@ -151,10 +151,10 @@ def _read(folder: Path) -> Fields:
 
 
 def _distances(fields: Fields, base: Fields) -> list[float]:
-    """Of every step, the largest relative distance of a variable.
+    """The largest relative distance of a variable, for every step.
 
-    Relative to the variable's deviations from its mean over the globe: a mean of 280 K
-    would hide everything.
+    It is relative to the variable's deviations from its global mean, as a mean of 280 K
+    would hide all differences.
     """
     steps = len(base[VARIABLES[0]])
     return [
