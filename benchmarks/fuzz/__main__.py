@@ -2,8 +2,8 @@
 
 Each is read by the command that a user would call, and must end with code 0, with the
 problems that `check` lists, or with one error and code 2: no traceback, no file outside
-of the output, no code of the file run, in bounded time and memory. Seeds name the
-changes; `tests` has a part of them, and what was found.
+of the output, no code of the file run, in bounded time and memory. Seeds determine the
+changes; `tests` has some of them, and regressions.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pathlib import Path
 
 from benchmarks.report import Table, add_out_option, publish
 
-# What a trial may end with.
+# Allowed results of a trial.
 READ, REFUSED = ("ok", "converted", "read"), "refused"
 
 
 @dataclass
 class Tally:
-    """What came of the trials of one subject.
+    """The results of the trials of one subject.
 
     Attributes:
         counts: of (kind, result).
-        problems: a line for each result that must not be.
+        problems: a line for each result that is not allowed.
     """
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -46,7 +46,7 @@ class Tally:
         return self
 
     def rows(self, subject: str) -> list[list[str]]:
-        """Of the report's table."""
+        """Rows of the report's table."""
         kinds = sorted({kind for kind, _ in self.counts})
         results = ("read", REFUSED, "problem")
         return [
@@ -56,7 +56,7 @@ class Tally:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tries all seeds and writes the report; 1 if anything is wrong."""
+    """Tries all seeds and writes the report; returns 1 if there are problems."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--configs", type=int, default=2000, help="seeds of configs")
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _try_all(folder: Path, args: argparse.Namespace) -> dict[str, Tally]:
-    """What came of all, by the name of the option."""
+    """The results of all trials, by the name of the option."""
     # Imported after JAX's platform is chosen.
     from tests.bridge.checkpoint import fuzz as checkpoints
     from tests.config import test_fuzz as configs
