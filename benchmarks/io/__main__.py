@@ -2,12 +2,12 @@
 
     python -m benchmarks.io [--stores demo 025deg] [--threads 0 1 2 4]
 
-The loader runs alone, from the store on disk to arrays that a step takes, for several
-numbers of threads: a first epoch, later ones with what fits of the fields kept in
-memory, and epochs with none kept, as of a data set much larger than that. Beside these
-stand TensorStore alone, which reads the same chunks as often and makes nothing of them,
-and a copy of the sample in memory; the three take turns. The step is timed on random
-data. The stores are written to a temporary folder, or to --data, which is kept.
+The loader runs alone, from the store on disk to input arrays of a step, for several
+numbers of threads: a first epoch, later ones with as many fields cached as fit in
+memory, and epochs without a cache, as of a data set much larger than memory. For
+comparison, TensorStore reads the same chunks as often and drops them, in turns with the
+loader, and a sample is copied in memory. The step is timed on random data. The stores
+are written to a temporary folder, or to --data, which is kept.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Store:
 
     Attributes:
         config: file in configs/.
-        folder: what its paths start with.
+        folder: prefix of its paths.
         size: of `speed_cases.SIZES` whose step is timed.
         parts: number of these steps per sample of the store.
-        compressed: whether chunks are; noise, which compresses least.
+        compressed: whether chunks are compressed; the data are noise.
     """
 
     config: str
@@ -179,15 +179,15 @@ def _samples_per_second(loader: Any, seconds: float) -> float:
 
 
 def _in_turns(*rates: Callable[[], float], rounds: int = 3) -> list[float]:
-    """The median of what each measures; they take turns on a machine that is shared."""
+    """The median of each rate, measured in turns, as the machine may be shared."""
     found = [[rate() for rate in rates] for _ in range(rounds)]
     return [float(np.median(column)) for column in zip(*found, strict=True)]
 
 
 def _plain_read(loader: Any, seconds: float) -> float:
-    """Samples a second that TensorStore reads, as many at once as the loader.
+    """Samples per second that TensorStore reads, with the concurrency of the loader.
 
-    It drops them, and leaves out what is not in a Zarr store: forcing, static fields.
+    They are dropped; fields that are not in a Zarr store (forcing, static) are omitted.
     """
     arrays = _arrays(loader.dataset)
 
@@ -211,7 +211,7 @@ def _plain_read(loader: Any, seconds: float) -> float:
 
 
 def _arrays(dataset: Any) -> list[tuple[Any, list[np.ndarray]]]:
-    """Each array of prognostic variables, and where in it each sample's times are."""
+    """Each array of prognostic variables, with the positions of each sample's times."""
     found = []
     for name, source in dataset.sources.items():
         prognostic = source.config.variables.prognostic
@@ -230,7 +230,7 @@ def _arrays(dataset: Any) -> list[tuple[Any, list[np.ndarray]]]:
 
 
 def _copies_per_second(batch: Any, seconds: float) -> float:
-    """Copies a second of x and y, into memory that is there already."""
+    """Copies per second of x and y, into allocated memory."""
     room = [np.empty_like(x) for x in (batch.x, batch.y)]
     count, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
@@ -251,7 +251,7 @@ def _loader(config: Mapping[str, Any], threads: int) -> Any:
 
 
 def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The config of the store with its data in `folder`; they are made if absent."""
+    """The config of the store with its data in `folder`, created if absent."""
     text = json.dumps(read_yaml(CONFIGS / store.config))
     config = json.loads(text.replace(store.folder, str(folder)))
     config["trainer"] |= {"parallelism": {"data": "none"}, "num_devices": 1}
@@ -277,7 +277,7 @@ def _config(store: Store, folder: Path, options: argparse.Namespace) -> dict[str
 def _write_store(
     config: Mapping[str, Any], folder: Path, times: Any, *, compressed: bool
 ) -> None:
-    """Writes noise in CREDIT's layout: it compresses least and reads slowest."""
+    """Writes noise in CREDIT's layout, which compresses least and reads slowest."""
     (source,) = config["data"]["source"].values()
     model, levels = config["model"], source["levels"]
     rows, columns = model["image_height"], model["image_width"]
@@ -327,7 +327,8 @@ def _noise(
     used = {dim for dims in fields.values() for dim in dims}
     dataset = xr.Dataset(made, {dim: coords[dim] for dim in coords if dim in used})
     if "time" in used:
-        # The first time alone would make it days, which later ones do not fit.
+        # The encoding chosen for the first time alone would be days, which do not fit
+        # later ones.
         dataset["time"].encoding = {"units": "hours since 1900-01-01", "dtype": "int64"}
     return dataset
 
