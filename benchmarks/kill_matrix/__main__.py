@@ -1,11 +1,11 @@
 """A run that is killed again and again: `python -m benchmarks.kill_matrix`.
 
-A small form of the demo is trained undisturbed, then again and again with SIGKILL of
-one or all of its processes at random moments; each time it is started again with
-`--resume if-any`, on a random number of processes and, in every other run, on a random
-mesh. The losses must be those of the undisturbed run, all checkpoints whole, no
-unfinished file left. Other faults follow, each of which must end in a resume or in one
-error. It can be stopped at any time and goes on in the same folder.
+A small demo is trained undisturbed, then repeatedly with SIGKILL of one or all of its
+processes at random moments; each time it is restarted with `--resume if-any`, on a
+random number of processes and, in every other run, on a random mesh. The losses must
+equal those of the undisturbed run, all checkpoints must be undamaged, and no unfinished
+file may remain. Other faults follow, each of which must end in a resume or in one
+error. The command can be stopped at any time and continues in the same folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.report import add_out_option
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the matrix and writes its report; 1 if anything is wrong."""
+    """Runs the matrix and writes its report; returns 1 if there are problems."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--folder", type=Path, default=Path("build/kill_matrix"))
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--faults", action=argparse.BooleanOptionalAction, default=True)
     add_out_option(parser)
     args = parser.parse_args(argv)
-    # Processes that this one has started end with it.
+    # Child processes end with this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

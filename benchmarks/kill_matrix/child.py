@@ -1,4 +1,4 @@
-"""What a process of the matrix needs besides its options; imported before the forks."""
+"""Functions of the child processes of the matrix, imported before forking."""
 
 from __future__ import annotations
 

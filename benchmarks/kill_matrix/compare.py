@@ -1,4 +1,4 @@
-"""Whether a run that was killed is the undisturbed one."""
+"""Compares a run that was killed with the undisturbed one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def compare_runs(straight: Path, other: Path, *, tolerance: float) -> dict[str, 
     Args:
         straight: folder of the undisturbed run.
         other: folder of the run that was killed.
-        tolerance: of losses, relative; with 0 also the log and the weights must be
-            equal bitwise.
+        tolerance: relative, of losses; if 0, the log and the weights must also be
+            bitwise equal.
 
     Returns:
         "updates", the largest relative "difference" of their losses, and "problems".
@@ -56,7 +56,7 @@ def losses(run: Path) -> Mapping[int, float]:
 
 
 def broken_files(run: Path) -> list[str]:
-    """Checkpoints that a run would read and that are not whole, one line each."""
+    """Damaged checkpoints that a run would read, one line each."""
     lines = []
     for path in sorted((run / FOLDER).glob("[0-9]*")):
         if not path.name.isdigit():

@@ -1,4 +1,4 @@
-"""Faults other than a kill: each ends in a resume or in one readable error."""
+"""Faults other than a kill; each must end in a resume or in one readable error."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from benchmarks.kill_matrix.starts import Started, Trigger, start
 from credit_jax.checkpoint.store import FOLDER
 from credit_jax.parallel.processes.exit_code import RESUME
 
-_UPDATES, _FIRST_SAVES = 12, 4  # of a run, and those that its first start makes
+_UPDATES, _FIRST_SAVES = 12, 4  # of a run, and of its first start
 _SECONDS = 120.0
-_SILENCE = 10.0  # seconds after which a process is lost
+_SILENCE = 10.0  # seconds of silence after which a process counts as lost
 
 
 @dataclass
@@ -28,13 +28,13 @@ class Trial:
     """A run under a fault.
 
     Attributes:
-        matrix: has the undisturbed run, options and folder.
+        matrix: with the undisturbed run, options and folder.
         name: of the run.
         count: processes.
         codes: exit codes under the fault.
-        error: what was printed of it.
+        error: the error that was printed.
         seconds: until all processes had ended.
-        problems: what is wrong, one line each.
+        problems: one line each.
     """
 
     matrix: Matrix
@@ -57,7 +57,7 @@ class Trial:
         log: str = "log",
         **options: Any,
     ) -> Started:
-        """Starts the run for so many updates; options are those of `start`."""
+        """Starts the run for `updates` updates; options are those of `start`."""
         own = self.matrix.options(self.name, FIRST)
         sets = (f"epochs={updates // 6}", "skip_validation=true")
         own += [word for text in sets for word in ("--set", f"trainer.{text}")]
@@ -65,7 +65,7 @@ class Trial:
         return start([*own, *further], count or self.count, path, **options)
 
     def end(self, started: Started) -> Sequence[int | None]:
-        """Waits for the end of all processes; returns their codes."""
+        """Waits for the end of all processes; returns their exit codes."""
         codes = [
             started.code(number, _SECONDS) for number in range(len(started.processes))
         ]
@@ -77,7 +77,7 @@ class Trial:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def check_text(self, text: str, pattern: str) -> None:
-        """There is one error, no traceback, and it says what it should."""
+        """Checks that one error matching `pattern` was printed, without a traceback."""
         plain = " ".join(text.split())
         found = re.search(pattern, plain)
         if found is None:
@@ -89,7 +89,7 @@ class Trial:
         self.error = found[0] if found else ""
 
     def check_resumed(self) -> None:
-        """The run can be ended, with the losses of the undisturbed one."""
+        """Checks that the run can finish, with the losses of the undisturbed one."""
         codes = self.end(self.start(log="resumed"))
         if any(codes):
             self.problems.append(f"resuming ended with {codes}")
@@ -100,7 +100,7 @@ class Trial:
         self.problems += broken_files(self.folder) + left_files(self.folder)
 
     def expect(self, *codes: int) -> None:
-        """Each process ended with a code of these."""
+        """Checks that each process ended with one of these codes."""
         if not set(self.codes) <= set(codes):
             self.problems.append(f"codes {self.codes} instead of {codes}")
 
@@ -135,7 +135,7 @@ def _clock(trial: Trial) -> None:
 
 
 def _damaged(damage: Callable[[Path], None]) -> Run:
-    """Something happens to the largest file of the newest checkpoint."""
+    """A fault that damages the largest file of the newest checkpoint."""
 
     def run(trial: Trial) -> None:
         trial.end(trial.start(updates=_UPDATES // 2))
@@ -176,7 +176,7 @@ def _stale(trial: Trial) -> None:
 
 
 def _cache(trial: Trial) -> None:
-    """All compiled programs of the cache are cut short, as by a kill within a write."""
+    """All compiled programs of the cache are truncated, as by a kill within a write."""
     trial.end(trial.start(updates=_UPDATES // 2))
     own = trial.folder.with_suffix(".cache")
     own.mkdir()
@@ -200,7 +200,7 @@ def _two_runs(trial: Trial) -> None:
 
 
 def _signals(*sent: signal.Signals, to: int, own: int, others: int) -> Run:
-    """Signals to one process of four, in the midst of training."""
+    """Signals to one process of four during training."""
 
     def run(trial: Trial) -> None:
         started = trial.start(trigger=Trigger(TRAINING, 3))
@@ -225,7 +225,7 @@ def _signals(*sent: signal.Signals, to: int, own: int, others: int) -> Run:
 
 
 def _lost(trial: Trial) -> None:
-    """A process that says nothing any more, as one whose host is gone."""
+    """A stopped process, as if its host were lost."""
     beat = ("--heartbeat-timeout", f"{_SILENCE:g}")
     started = trial.start(*beat, trigger=Trigger(TRAINING, 3))
     started.told.poll(_SECONDS)

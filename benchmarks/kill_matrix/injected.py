@@ -1,4 +1,4 @@
-"""Faults within a process of a run: functions that it calls before it trains."""
+"""Faults inside of a process: functions that it calls before it trains."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DAY = 86400.0
 
 
 def full_disk() -> None:
-    """From the second checkpoint on no file can be written of a checkpoint."""
+    """Makes opening of files fail from the second checkpoint on."""
     _fail_to(errno.ENOSPC, lambda event, args: event == "open" and "w" in str(args[1]))
 
 
 def folder_becomes_read_only() -> None:
-    """From the second checkpoint on nothing can be made in their folder."""
+    """Makes the folder of checkpoints read-only from the second checkpoint on."""
 
     def forbid(store: CheckpointStore) -> None:
         store.folder.chmod(0o555)
@@ -34,18 +34,18 @@ def folder_becomes_read_only() -> None:
 
 
 def become_nobody() -> None:
-    """Root may write everywhere; another user may not."""
+    """Drops the privileges of root, who can write everywhere."""
     if os.geteuid() == 0:
         os.seteuid(_NOBODY)
 
 
 def background_write_fails() -> None:
-    """The renaming at the end of the second checkpoint, in a thread of the writer."""
+    """Makes renaming fail in the writer's thread from the second checkpoint on."""
     _fail_to(errno.EIO, lambda event, _: event == "os.rename")
 
 
 def _fail_to(number: int, is_it: Callable[[str, tuple[Any, ...]], bool]) -> None:
-    """From the second checkpoint on, changes of unfinished checkpoints fail."""
+    """Makes changes of unfinished checkpoints fail from the second one on."""
     started: list[bool] = []
     _at_second_save(lambda _: started.append(True))
 
@@ -58,7 +58,7 @@ def _fail_to(number: int, is_it: Callable[[str, tuple[Any, ...]], bool]) -> None
 
 
 def clock_jumps() -> None:
-    """Before the third update a day back, after the sixth ten days ahead."""
+    """Sets the wall clock back a day at update 3, and ahead ten days at update 6."""
     jumped = [0.0]
     real, advance, made = time.time, Display.advance, StepRecords.__init__
     seen: list[None] = []

@@ -1,7 +1,7 @@
-"""Runs that are killed again and again, and what came of them.
+"""Runs that are killed repeatedly, and their results.
 
 Kills and runs are appended to `state.jsonl` of the folder as they end, so that the
-matrix goes on from there when it is started again.
+matrix continues when it is restarted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from benchmarks.kill_matrix.starts import Started, Trigger, start
 from credit_jax.parallel.processes.exit_code import RESUME
 
 STARTING = "starting"
-# Half of all kills meet the files of a run while they change.
+# Half of all kills occur while files of a run change.
 _MOMENTS = (STARTING, TRAINING, TRAINING, VALIDATING, SAVING, SAVING, DELETING, LOGGING)
-_LONGEST_START = 4.0  # seconds, of an idle machine
+_LONGEST_START = 4.0  # seconds, on an idle machine
 _START_SECONDS, _END_SECONDS = 900.0, 60.0
 _CONNECT_SECONDS = 30.0
 _STATE = "state.jsonl"
-# By which the losses of another mesh may differ, relatively.
+# Largest relative difference of losses on another mesh.
 TOLERANCE = 1e-6
 
 
@@ -45,7 +45,7 @@ class Mesh:
     Attributes:
         parallelism: of `trainer`.
         samples: `trainer.train_batch_size`, of a data-parallel rank.
-        processes: among which its devices can be shared out.
+        processes: numbers of processes that its devices can be divided among.
     """
 
     parallelism: Mapping[str, Any]
@@ -88,13 +88,13 @@ class Kill:
     Attributes:
         run: its number.
         mesh: key of MESHES.
-        processes: of this start.
+        processes: number of processes of this start.
         killed: numbers of the processes that were.
-        moment: what process 0 did then.
+        moment: what process 0 was doing.
         event: the number of the event of that kind; 0 for none.
         seconds: until the other processes had ended by themselves.
-        codes: exit codes of all.
-        problems: what is wrong, one line each.
+        codes: exit codes of all processes.
+        problems: one line each.
     """
 
     run: int
@@ -110,16 +110,16 @@ class Kill:
 
 @dataclass
 class Matrix:
-    """The kills so far.
+    """Runs, kills and faults so far, stored in a folder.
 
     Attributes:
-        config: file that says all but the mesh.
+        config: config file, except for the mesh.
         folder: of everything that is written.
-        per_run: kills of a run at most.
-        meshes: names of those to start on.
-        kills: made so far.
-        runs: what came of the runs that ended.
-        faults: what came of the other faults (`faults.try_fault`).
+        per_run: maximum number of kills of a run.
+        meshes: names of the meshes to start on.
+        kills: the kills so far.
+        runs: results of the runs that have ended.
+        faults: results of the other faults (`faults.try_fault`).
     """
 
     config: str
@@ -147,14 +147,14 @@ class Matrix:
 
     @property
     def problems(self) -> list[str]:
-        """All that is wrong."""
+        """All problems, one line each."""
         lines = [f"{kill}: {line}" for kill in self.kills for line in kill.problems]
         for name, ended in (("run", self.runs), ("name", self.faults)):
             lines += [f"{e[name]}: {line}" for e in ended for line in e["problems"]]
         return lines
 
     def go_on(self, num_kills: int, seed: int) -> None:
-        """Makes kills until there are so many, and ends the run that they were of.
+        """Makes kills until there are `num_kills`, and finishes the last run.
 
         Args:
             num_kills: of all runs together.
@@ -166,14 +166,14 @@ class Matrix:
 
     @property
     def _is_within_run(self) -> bool:
-        """Whether the last kill was of a run that has not ended."""
+        """Whether the run of the last kill has not ended."""
         return bool(self.kills) and self.kills[-1].run == len(self.runs)
 
     def train_undisturbed(self) -> None:
         """Trains the run that all others are compared with, unless that is done.
 
         Raises:
-            RuntimeError: it did not end well.
+            RuntimeError: it ended with an error.
         """
         if self._is_straight_done:
             return
@@ -184,12 +184,12 @@ class Matrix:
         self._note({"straight": True})
 
     def add_fault(self, fault: dict[str, Any]) -> None:
-        """Notes what came of a fault."""
+        """Records the result of a fault."""
         self.faults.append(fault)
         self._note({"fault": fault})
 
     def _kill_run(self, run: int, num_kills: int, seed: int) -> None:
-        """Kills one run, ends it, and compares it with the undisturbed one."""
+        """Kills a run repeatedly, finishes it, compares it with the undisturbed one."""
         same = run % 2 == 0
         own = sum(kill.run == run for kill in self.kills)
         while own < self.per_run and len(self.kills) < num_kills:
@@ -232,12 +232,12 @@ class Matrix:
     def _start_and_kill(
         self, run: int, same: bool, chosen: random.Random
     ) -> Kill | None:
-        """None if the run ended before the moment of the kill."""
+        """Starts and kills a run; returns None if it ended before the kill."""
         mesh = FIRST if same else chosen.choice(self.meshes)
         count = chosen.choice(MESHES[mesh].processes)
         moment = chosen.choice(_MOMENTS)
         event = chosen.randint(1, NUM_EVENTS.get(moment, 1))
-        # Files half written and half removed; batches go on for a while.
+        # Stopping keeps files half written or half removed until the kill.
         stop = moment in (SAVING, DELETING, LOGGING)
         numbers = [*range(count)]
         killed = numbers if chosen.random() < 0.5 else [chosen.choice(numbers)]
@@ -268,7 +268,7 @@ class Matrix:
         codes = [started.code(n, _END_SECONDS + _CONNECT_SECONDS) for n in numbers]
         seconds = time.monotonic() - began
         started.end()
-        # One that was not met yet says so after --connect-timeout.
+        # A process that has not met the others yet fails after --connect-timeout.
         good = (0, RESUME, *([2] if moment == STARTING else []))
         for number in set(numbers) - set(killed):
             if codes[number] not in good:
@@ -280,7 +280,7 @@ class Matrix:
 
 
 def _wait_for_moment(started: Started) -> bool:
-    """False if the processes ended before, or do not come there."""
+    """Waits for the moment; False if the processes end before or do not reach it."""
     deadline = time.monotonic() + _START_SECONDS
     while not started.told.poll(0.05):
         if started.is_over or time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""Moments of a training run, seen from inside of its first process.
+"""Detects moments of a training run inside of its first process.
 
-An audit hook sees files being made, renamed and removed; the display is told of each
-batch. At the n-th event of a kind the process tells so, and may stop there until a
-signal comes, so that what it was doing is half done.
+An audit hook observes files being created, renamed and removed; a wrapper of the
+display observes batches. At the n-th event of a kind the process sends a message, and
+may stop in the middle of its work until it gets a signal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from credit_jax.training.display import Display
 
 TRAINING, VALIDATING = "training", "validating"
 SAVING, DELETING, LOGGING = "saving", "deleting old checkpoints", "writing the log"
-# How many events of a kind there are in about two updates, a save, a row of the log.
+# Number of events of a kind in about two updates, a save, a row of the log.
 NUM_EVENTS = {TRAINING: 4, VALIDATING: 2, SAVING: 30, DELETING: 30, LOGGING: 3}
 
 _CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "open", "shutil.rmtree")
@@ -33,9 +33,9 @@ def tell_at(
 
     Args:
         moment: key of `NUM_EVENTS`.
-        number: of its events, from 1.
-        connection: that the message goes to.
-        stop: stop there until SIGCONT.
+        number: of the event, from 1.
+        connection: to send the message to.
+        stop: whether to stop there until SIGCONT.
     """
     lock, left = threading.Lock(), number
 

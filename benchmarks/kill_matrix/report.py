@@ -17,9 +17,9 @@ def report(matrix: Matrix, folder: Path, config: Mapping[str, Any]) -> Path:
     """Writes `kill_matrix.md` and `.json`; returns the path of the first.
 
     Args:
-        matrix: with what has been done so far.
+        matrix: with the results so far.
         folder: of the report.
-        config: that was trained.
+        config: of the runs.
     """
     kills, problems = matrix.kills, matrix.problems
     head = (
@@ -75,7 +75,7 @@ def _counts(name: str, kills: Sequence[Kill], key: Callable[[Kill], str]) -> Tab
 
 
 def _ends(kills: Sequence[Kill]) -> str:
-    """For how long processes went on that were not killed."""
+    """How long processes ran on that were not killed."""
     own = [k for k in kills if len(k.killed) < k.processes and k.moment != "starting"]
     if not own:
         return "Each kill was of all processes."

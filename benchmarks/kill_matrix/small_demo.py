@@ -8,8 +8,8 @@ from typing import Any
 from credit_jax.config.yaml_file import read_yaml
 
 _DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
-# Attention whose heads tp divides and whose rows domain divides or not, spectral norm:
-# every kind of state that a run has, traced in two seconds.
+# Attention whose heads tp divides and whose rows domain divides or not, with spectral
+# norm: every kind of state, and two seconds of tracing.
 _MODEL: dict[str, Any] = {
     "type": "swin",
     "img_size": [32, 64],
@@ -35,7 +35,7 @@ _CHANNELS = (
 
 
 def small_demo(data: Path, *, epochs: int) -> dict[str, Any]:
-    """A config of 6 updates an epoch, each with 2 samples; it says no mesh.
+    """Returns a config of 6 updates per epoch, each with 2 samples, without a mesh.
 
     Args:
         data: folder of the demo data, 40 days.

@@ -1,8 +1,8 @@
-"""Processes of `credit-jax train`, forked from one that has imported it already.
+"""Processes of `credit-jax train`, forked from one with its modules imported.
 
-Imports are most of what a start of a small run costs. Everything else is done by each
-process itself: it takes its number, meets the others, initializes JAX, reads its data,
-restores, and traces its programs; what XLA compiled is kept in a cache.
+Imports take most of the time of starting a small run. Each process does everything else
+itself: it connects to the others, initializes JAX, reads its data, restores, and traces
+its programs; compiled programs are cached.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 @dataclass(frozen=True)
 class Trigger:
-    """When a process tells that it has come somewhere; see `moments.tell_at`.
+    """The moment at which a process sends a message; see `moments.tell_at`.
 
     Attributes:
-        moment: what it does then.
-        number: of the events of that kind.
-        stop: whether it stops there.
+        moment: kind of event.
+        number: of the event, from 1.
+        stop: whether the process stops there.
     """
 
     moment: str
@@ -51,7 +51,7 @@ class Started:
 
     Attributes:
         processes: by their number.
-        told: has a message when the trigger's moment has come.
+        told: receives the message of the trigger.
     """
 
     processes: list[BaseProcess]
@@ -69,7 +69,7 @@ class Started:
             os.kill(process.pid, sent)
 
     def wait_until_stopped(self, number: int, seconds: float) -> None:
-        """Waits until a process has stopped or ended; a SIGCONT before that is lost."""
+        """Waits until a process has stopped or ended; an earlier SIGCONT is lost."""
         status = Path(f"/proc/{self.processes[number].pid}/stat")
         deadline = time.monotonic() + seconds
         while self.code(number, 0) is None and time.monotonic() < deadline:
@@ -79,12 +79,12 @@ class Started:
             time.sleep(0.001)
 
     def code(self, number: int, seconds: float) -> int | None:
-        """The exit code of a process, negative for a signal; None if it goes on."""
+        """The exit code of a process, negative for a signal; None if it is running."""
         self.processes[number].join(seconds)
         return self.processes[number].exitcode
 
     def end(self) -> None:
-        """Kills what has not ended."""
+        """Kills the processes that have not ended."""
         for process in self.processes:
             process.kill()
             process.join()
@@ -102,8 +102,8 @@ def start(
 
     Args:
         options: of `credit-jax train`.
-        count: how many processes.
-        log: what process N prints is appended to the file of this name and `.N`.
+        count: number of processes.
+        log: the output of process N is appended to this path with the suffix `.N`.
         trigger: of the first process.
         fault: function of `benchmarks.kill_matrix.injected` that the first process
             calls before it trains.
@@ -113,7 +113,7 @@ def start(
     coordinator = f"127.0.0.1:{_free_port()}"
     processes = []
     for number in range(count):
-        # Also a single one, so that its sums are those of several processes.
+        # Also for a single process, so that its sums are those of several.
         own = [*options, "--coordinator", coordinator, "--processes", str(count)]
         own += ["--process", str(number)]
         first = number == 0
@@ -148,7 +148,7 @@ def _environment() -> Iterator[None]:
     before = dict(os.environ)
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # Also programs that compile in no time: there are hundreds of them.
+    # Caches programs that compile fast, too, as there are hundreds of them.
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     path = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -166,7 +166,7 @@ def _run(
     trigger: Trigger | None,
     fault: str | None,
 ) -> None:
-    """A process of a run, from its first to its last instruction."""
+    """The main function of a process of a run."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     with open(log, "ab") as file:
         os.dup2(file.fileno(), 1)
@@ -183,7 +183,7 @@ def _run(
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:
         traceback.print_exc()
-    # As at the end of an interpreter; `multiprocessing` leaves it out.
+    # Runs exit handlers like the interpreter; `multiprocessing` does not.
     atexit._run_exitfuncs()
     sys.exit(code)
 
