@@ -2,10 +2,10 @@
 
     python -m benchmarks.scale [--report FILE] [--launch 2] [--remat none]
 
-Within a node, kernels and what waits for transfers are those of the programs that
-`benchmarks.accelerator` compiled for its meshes; across nodes, time is arithmetic on
-the bytes of parameters and gradients. Nothing is run or measured; docs/scaling.md
-lists the assumptions.
+Within a node, times of kernels and exposed transfers are those of the programs that
+`benchmarks.accelerator` compiled for its meshes; across nodes, time is computed from
+the bytes of parameters and gradients. Nothing is run or measured; docs/scaling.md lists
+the assumptions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Machine:
 
     Attributes:
         node: devices that share the fast links.
-        fast: bytes a second that a device sends within its node (NVLink 4).
-        slow: bytes a second that a device sends to other nodes (400 Gb/s).
+        fast: bytes per second that a device sends within its node (NVLink 4).
+        slow: bytes per second that a device sends to other nodes (400 Gb/s).
     """
 
     node: int = 8
@@ -40,7 +40,7 @@ class Machine:
     slow: float = 50e9
 
 
-# (devices, mesh within a node): data parallel over all the rest.
+# (devices, mesh within a node); the remaining devices are data parallel.
 ROWS = (
     (1, "1"),
     (8, "1"),
@@ -155,8 +155,9 @@ def step_time(
 def _fsdp_bytes(model_def: ModelDef, mesh: str, ranks: int) -> float:
     """Bytes of parameters and gradients that a device sends to other ranks.
 
-    Two gathers in bfloat16 and a scatter in float32, of three in float32; and sums of
-    what is not split, beyond those within a node, which are in its program.
+    These are two gathers in bfloat16 and a scatter in float32, and the sums of
+    gradients that are not sharded, beyond those within a node, which are in its
+    program.
     """
     least, inner = (
         least_volume(

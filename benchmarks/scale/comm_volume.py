@@ -119,7 +119,7 @@ def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
         mesh: degree of every axis, outermost first.
 
     Raises:
-        ValueError: no part of a training step is known to move like this.
+        ValueError: no part of a training step has such a collective.
     """
     axes = collective.axes(mesh)
     if collective.kind == "all-reduce":
@@ -127,7 +127,7 @@ def purpose(collective: Collective, mesh: Mapping[str, int]) -> str:
     if collective.kind in ("all-gather", "reduce-scatter"):
         if axes == (DP_SHARD,):
             return FSDP
-        # XLA joins gathers of parameters with others; parameters are most of it.
+        # XLA merges gathers of parameters with others; parameters are the larger part.
         if axes == (DOMAIN,) and PARAMETERS in collective.name:
             return FSDP
         if axes == (DOMAIN,) and f"/{NORM}/" in collective.name:
@@ -172,7 +172,7 @@ def _share(num: int) -> float:
 
 
 def _tensor_sums(model_def: ModelDef, samples: int, axes: MeshAxes) -> float:
-    """Four sums a block, forward and backward, of its whole local field."""
+    """Four sums per block, forward and backward, of its whole local field."""
     config = model_def.config
     fields = sum(
         depth * stage.height * stage.width * stage.channels
@@ -183,9 +183,9 @@ def _tensor_sums(model_def: ModelDef, samples: int, axes: MeshAxes) -> float:
 
 
 def _halos(model_def: ModelDef, samples: int, domain: int) -> float:
-    """Rows beyond a shard's own of every convolution, forward and backward.
+    """Halo rows of every convolution, forward and backward.
 
-    The first has no backward: the gradient by the data is not computed.
+    The first has no backward, as no gradient of the data is computed.
     """
     if domain == 1:
         return 0.0
@@ -207,7 +207,7 @@ def _halos(model_def: ModelDef, samples: int, domain: int) -> float:
 
 
 def _exchanges(model_def: ModelDef, samples: int, domain: int) -> float:
-    """To the windows of long attention and back, forward and backward."""
+    """Exchanges to the windows of long attention and back, forward and backward."""
     config = model_def.config
     fields = sum(
         depth * stage.height * stage.width * stage.channels

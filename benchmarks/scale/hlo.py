@@ -65,8 +65,9 @@ class Collective:
     def sent(self) -> float:
         """Bytes that one device sends, with the algorithm that sends least.
 
-        all-reduce 2 (n - 1) / n of the array, all-gather and reduce-scatter and
-        all-to-all (n - 1) / n of the whole one, a permute its array.
+        That is 2 (n - 1) / n of the array for all-reduce, (n - 1) / n of the whole
+        array for all-gather, reduce-scatter and all-to-all, and the array for a
+        permute.
         """
         share = (self.group - 1) / self.group
         factor = {
@@ -109,10 +110,10 @@ def collectives(hlo: str) -> list[Collective]:
 
 
 def read_collective(line: str, times: int) -> Collective | None:
-    """The collective of an instruction that runs so many times; None for another one.
+    """The collective of an instruction that runs `times` times; None if it is not one.
 
     Raises:
-        ValueError: `times` is negative, that of a loop of unknown length.
+        ValueError: `times` is negative, for a loop of unknown length.
     """
     match = _LINE.search(line)
     return _collective(match, times) if match else None
@@ -134,8 +135,8 @@ def _collective(match: re.Match[str], times: int) -> Collective:
 def _members(attributes: str) -> tuple[int, ...]:
     """The devices of the first group, see `Collective.members`.
 
-    XLA lists the groups, or writes them as [groups, members] of the devices arranged as
-    an array whose dims may be transposed.
+    XLA lists the groups, or writes the shape [groups, members] into which it reshapes
+    an array of devices whose dims may be transposed.
     """
     listed = _GROUPS.search(attributes) or _PAIRS.search(attributes)
     if listed:
