@@ -1,11 +1,11 @@
-"""Speed of credit_jax beside CREDIT eager and CREDIT under torch.compile.
+"""Speed of credit_jax against CREDIT eager and CREDIT under torch.compile.
 
     python -m benchmarks.speed --size demo|1deg|025deg_block [--model NAME] --json FILE
 
-Same weights, batch, threads and machine; the sides take turns, so that a machine which
-others share slows all of them. A ratio above 1 means that credit_jax is faster. On a
-GPU the same command times both there, and adds memory and the part of the measured
-matmul ceiling that the training step reaches.
+All sides have the same weights, batch, threads and machine; they take turns, so that
+other load slows all of them. A ratio above 1 means that credit_jax is faster. On a GPU
+the command also reports memory and the fraction of the measured matmul ceiling that the
+training step reaches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-# Threads that spin while they wait would slow the other side.
+# Spinning threads would slow the other side.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("KMP_BLOCKTIME", "0")
 # Both sides share the memory of a GPU.
@@ -43,7 +43,7 @@ from credit_jax.state_dict.convert import to_state_dict
 OURS, EAGER, COMPILED = "credit_jax", "eager", "compiled"
 ROLLOUT_STEPS = 10
 NO_ROLLOUT = "left out: the model has other inputs, which no prediction gives"
-# By backend and job: ratios to eager and to torch.compile.
+# Goals by backend and job: ratios to eager and to torch.compile.
 GOALS = {
     "cpu": {"train_step": "2.0, 1.3", "inference": "1.6, 1.1"},
     "gpu": {"train_step": "-, 1.5"},
@@ -51,7 +51,7 @@ GOALS = {
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Times one size; returns what goes into the JSON."""
+    """Times one size; returns the contents of the JSON."""
     options = _parse(argv)
     compile_sooner()
     torch.set_num_threads(options.threads)
@@ -125,7 +125,7 @@ def _job(
 ) -> dict[str, Any]:
     """Times one job on all sides; a side that fails is reported with its error.
 
-    The first call of each, which compiles, does not count.
+    The first call of each side, which compiles, does not count.
     """
     call(ours)
     sides: dict[str, Any] = {OURS: ours}

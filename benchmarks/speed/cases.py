@@ -79,7 +79,7 @@ class Case:
     Attributes:
         name: of the size.
         block: its `model:` section.
-        model_def: our model, or the network of its process.
+        model_def: the model of credit_jax, or the network of its process.
         inputs: of one forward pass by name, float32.
         y: (batch, channel_out, time_out, lat, lon) float32.
     """
@@ -97,7 +97,7 @@ class Case:
 
     @property
     def is_of_one_field(self) -> bool:
-        """Whether a prediction can be the next input: there is no other one."""
+        """Whether x is the only input, so that a prediction can be the next input."""
         return self.inputs.keys() == {"x"}
 
 
@@ -125,11 +125,11 @@ def make_case(name: str, model_type: str | None = None) -> Case:
 
     Args:
         name: of `SIZES`.
-        model_type: another model: with the keys of that size where it is of WXFormer's
-            kind, else that of `small_models`, wider for the size "demo".
+        model_type: another model: with the keys of that size if it is one of KIN,
+            otherwise that of `small_models`, wider for the size "demo".
 
     Raises:
-        ValueError: a model without that size.
+        ValueError: the model does not have that size.
     """
     size = SIZES[name]
     block = {**read_yaml(CONFIGS / size.config)["model"], **size.changes}

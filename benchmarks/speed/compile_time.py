@@ -5,8 +5,7 @@
 
 The first compiles the step of a model, from shapes alone and without a cache, for
 several depths. The second starts `credit_jax.train` with an empty cache folder, and
-again with what that start left there, and waits for the line that says that the first
-step is done.
+again with the cache of that start, and waits for the line that reports the first step.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from credit_jax.parallel.mesh.devices import ensure_devices
 
 DEPTHS = ("2,2,2,2", "2,2,8,2", "2,2,32,2")
 HEADER = ["model", "depth", "mesh", "trace, s", "compile, s", "both, s"]
-# What the command prints after the only step of a run.
+# The line that the command prints after the only step of a run.
 _FIRST_STEP = re.compile(r"epoch 1/1 +1/1 +loss ")
 STARTS = ["config", "first start, s", "with its cache, s (median, all)"]
 
-# Starts with the cache of the first; other work on the machine shows in their spread.
+# Number of starts with the cache of the first; their spread shows other load.
 _WARM_STARTS = 3
 
 
@@ -109,7 +108,7 @@ def _compile(name: str, depth: str, mesh: str, remat: str) -> dict[str, Any]:
 
 
 def _start(config: str) -> dict[str, Any]:
-    """Starts a run of one step repeatedly with one cache; the data exist before."""
+    """Starts a run of one step repeatedly with one cache; the data are made before."""
     demo = load_config(config).demo
     if demo is not None:
         ensure_demo_data(demo)

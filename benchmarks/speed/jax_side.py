@@ -1,4 +1,4 @@
-"""Our side of the speed benchmark."""
+"""The side of credit_jax in the speed benchmark."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class JaxSide:
         x.block_until_ready()
 
     def _prediction(self) -> Callable[[Any], jax.Array]:
-        """A prediction of inputs with the given weights, as the forecaster's."""
+        """Returns a function that predicts like `Forecaster`."""
         fuse = compile_program(self.model.fuse_spectral_norm, self.model.mesh)
         fused = fuse(self.packed, self.model_state)
         apply = compile_program(self.model.apply, self.model.mesh)
@@ -108,7 +108,7 @@ class JaxSide:
         return float(info["loss"][0])
 
     def floating_point_operations(self) -> float:
-        """Those of the matrix products and convolutions of a training step."""
+        """FLOPs of the matmuls and convolutions of a training step."""
         return flops_of(self.step.trace(self.state, self.batch).jaxpr)
 
     def peak_memory(self) -> int:

@@ -27,7 +27,7 @@ class TorchSide:
         state: CREDIT's state dict.
         device: "cpu" or "cuda".
         dtype: float32, or bfloat16 by autocast.
-        compiled: under torch.compile, as `trainer.compile` of CREDIT does it.
+        compiled: whether to use torch.compile, like `trainer.compile` of CREDIT.
     """
 
     def __init__(
