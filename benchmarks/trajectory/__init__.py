@@ -1,1 +1,1 @@
-"""Training runs beside CREDIT's own trainer, step by step."""
+"""Compares training runs with CREDIT's trainer, step by step."""

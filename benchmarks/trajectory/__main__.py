@@ -1,4 +1,4 @@
-"""50 training steps beside CREDIT's own trainer: same YAML, data, weights and seed.
+"""Compares 50 training steps with CREDIT's trainer: same YAML, data, weights, seed.
 
     python -m benchmarks.trajectory [--cases NAME ...] [--meshes 1 tp2xdomain4 ...]
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cases, prints the table, writes the report.
 
     Returns:
-        0, or 1 where a case is not within its bounds.
+        0, or 1 if a case is not within its bounds.
     """
     options = _parse(arguments)
     meshes = {name: options.meshes or CASES[name].meshes for name in options.cases}
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = _earlier(options) if options.keep else []
     for name in options.cases:
         results += _run_case(name, meshes[name], console)
-        _publish([*kept, *results], options)  # a run that is cut leaves what it has
+        _publish([*kept, *results], options)  # keeps results if a run is stopped
     failed = [r for r in results if not r["within"]]
     for result in failed:
         console.print(f"above bounds: {result['case']}, {result['mesh']}")
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _earlier(options: Any) -> list[Any]:
-    """The runs of an earlier report of cases that are not run now."""
+    """Runs of an earlier report, of cases that are not run again."""
     path = options.out / "trajectory.json"
     runs = json.loads(path.read_text())["runs"] if path.exists() else []
     return [run for run in runs if run["case"] not in options.cases]
@@ -120,7 +120,7 @@ def _run_case(name: str, meshes: Sequence[str], console: Console) -> Iterator[An
 
 
 def _noise(case: Case, path: Path) -> Mapping[str, np.ndarray] | None:
-    """What CREDIT's predictions have added, if anything."""
+    """The noise that is added to CREDIT's predictions, if any."""
     if not case.spread:
         return None
     setup = setup_on(path, "1", case.spread)

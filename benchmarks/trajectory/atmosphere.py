@@ -21,7 +21,8 @@ _DEEP = {
     "Q": ((1e-4, 2e-3, 9e-3), 3e-5),
 }
 _FLUXES = [f"flux{i}" for i in range(8)]
-# Those at the top of the atmosphere are in W/m2, the others summed over a time step.
+# Seconds of a flux: those at the top of the atmosphere are in W/m2, the others are
+# summed over a time step, in J/m2.
 _SECONDS = [1, 1, *[21600] * 6]
 _SURFACE = {
     "SP": (96000.0, 1500.0),
@@ -40,7 +41,7 @@ SCALED = _KEYS | {"SOLIN": _SOLAR, _GROUND: f"ERA5/static/2d/{_GROUND}"}
 
 
 def write(folder: Path) -> xr.Dataset:
-    """Writes fields, orography and the grid of the fixers; returns what to scale."""
+    """Writes fields, orography and the fixers' grid; returns the fields to scale."""
     rng = np.random.default_rng(3)
     grid = {
         "latitude": np.linspace(90, -90, NUM_LAT),
@@ -85,7 +86,7 @@ def _write_ground(
 
 
 def configure(raw: dict[str, Any]) -> None:
-    """Data and model of the atmosphere, on forecasts of three steps."""
+    """Sets the data and model sections, for forecasts of three steps."""
     path = "./d_%Y.nc"
     raw["data"]["source"]["ERA5"] |= {
         "levels": LEVELS,
@@ -107,7 +108,7 @@ def configure(raw: dict[str, Any]) -> None:
 
 
 def fixers() -> dict[str, Any]:
-    """Postblocks that close dry mass, water and energy, in physical units."""
+    """Postblocks that close the budgets of dry mass, water and energy."""
     grid = {
         "save_loc_physics": "./physics.nc",
         "lon_lat_level_name": ["lon2d", "lat2d", "hyai", "hybi"],

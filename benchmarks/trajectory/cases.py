@@ -57,9 +57,9 @@ class Case:
     Attributes:
         change: changes CREDIT's YAML, a mapping, in place.
         write: writes the data into a folder.
-        validation: what `validation_data` has besides the keys of `data`.
+        validation: keys of `validation_data` that differ from `data`.
         spread: standard deviation of noise that is added to predictions.
-        meshes: instead of those that most cases are trained on.
+        meshes: to train on.
     """
 
     change: Callable[[dict[str, Any]], None]
@@ -121,7 +121,7 @@ def _accumulation(raw: dict[str, Any]) -> None:
 
 
 def _crps(raw: dict[str, Any]) -> None:
-    """One sample in a batch: CREDIT's metrics fail with members of several."""
+    """KCRPS with one sample per batch; with more, CREDIT's metrics fail."""
     raw["trainer"] |= {
         "ensemble_size": 2,
         "train_batch_size": 1,
@@ -208,7 +208,7 @@ def _write_scaled(folder: Path) -> None:
 
 
 def _write_logs_scaled(folder: Path) -> None:
-    """The scalers are fitted to what they will scale: logarithms and roots."""
+    """Fits the scalers to their inputs: logarithms and roots."""
     write_dataset(folder)
     with xr.open_dataset(folder / "d_2000.nc") as fields:
         made = fields.assign(
@@ -218,7 +218,7 @@ def _write_logs_scaled(folder: Path) -> None:
 
 
 def _scale_with_bridgescaler(raw: dict[str, Any], keys: Iterable[str]) -> None:
-    """Scaled before each step, back to physical units after it, target and output."""
+    """Adds blocks that scale before each step, and unscale target and output after."""
     forth, back, twin = scaler_blocks(keys)
     raw["preblocks"] = {"per_step": {"scaler": forth, "concat": {"type": "concat"}}}
     raw["postblocks"]["per_step"] |= {"scaler": back, "scaler_twin": twin}
@@ -247,8 +247,8 @@ CASES: Mapping[str, Case] = {
     "two sources, two calendars": Case(
         _two_calendars, _write_two_calendars, {"start_datetime": "2000-02-26"}
     ),
-    # By a CRPS, as in CREDIT, dp ranks train other members of the same samples: one
-    # process of CREDIT has no batch of that kind.
+    # With a CRPS dp ranks train different members of the same samples, as in CREDIT; a
+    # single process of CREDIT has no such batch.
     "KCRPS, two members of injected noise": Case(
         _crps, spread=0.1, meshes=("1", "tp2xdomain4")
     ),

@@ -16,7 +16,7 @@ FIRST = 20
 _OF_ORDER_ONE = ("acc", "r2score", "log_variance_ratio")
 BOUNDS: Mapping[str, float] = MappingProxyType(
     {
-        # Bitwise, but for logarithms and the roots of a scaler's variances: one bit.
+        # Bitwise equal, except for logarithms and roots of scaler variances: one bit.
         "batches": 2e-7,
         "loss_20": 1e-5,
         "loss_50": 1e-3,
@@ -31,7 +31,7 @@ def errors_of(record: Record, run: CreditRun, rows: Sequence[Row]) -> dict[str, 
     """Relative differences, the largest of each kind.
 
     Args:
-        record: of our run.
+        record: of the run of credit_jax.
         run: CREDIT's steps.
         rows: CREDIT's log, one row an epoch.
 
@@ -82,10 +82,10 @@ def _of_epoch(own: Row, other: Row, phase: str) -> list[float]:
 
 
 def _scale(name: str, row: Row) -> float:
-    """What a number of the log is measured against: itself, where it has a scale.
+    """The scale that a number of the log is compared with: by default itself.
 
-    Correlations and scores may be zero, and are measured against one at least; a bias
-    against the error of its variable.
+    Correlations and scores may be zero, so their scale is at least one; that of a bias
+    is the RMSE of its variable.
     """
     phase, _, score = name.partition("_")
     metric, _, key = score.partition("/")

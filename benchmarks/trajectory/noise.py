@@ -1,8 +1,8 @@
-"""Members of noise: the same noise in CREDIT's model and in ours.
+"""Ensemble members by noise: the same noise in CREDIT's model and in credit_jax's.
 
 CREDIT's deterministic models give all members of a sample the same prediction, so that
-a CRPS has no spread to train. Here noise is added to the prediction, drawn as our
-models draw theirs, and handed to CREDIT as arrays.
+a CRPS has no spread to train. This module adds noise to the prediction, drawn like that
+of credit_jax's models, and passes the same arrays to CREDIT.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training run of credit_jax with the weights that CREDIT's began with."""
+"""A training run of credit_jax with the initial weights of CREDIT's run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.reference.training import CreditRun
 
 @dataclass
 class Record:
-    """What a run did.
+    """The record of a run.
 
     Attributes:
         loss: one value of each micro-batch.
@@ -62,7 +62,7 @@ def train_on(
         config_path: the YAML that CREDIT trained with; its data are in the working
             folder.
         mesh: such as "dp2xtp2xdomain2"; the global batch is the same on all.
-        run: of CREDIT, which began with the same weights.
+        run: of CREDIT, with the initial weights.
         folder: for checkpoints and log.
         spread: see `setup_on`.
     """
@@ -116,7 +116,7 @@ def setup_on(config_path: Path, mesh: str, spread: float = 0.0) -> Setup:
 
 
 def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:
-    """The steps of a run, which also write down what goes in and comes out."""
+    """The steps of a run, wrapped to record their inputs and outputs."""
     steps = setup.steps()
     rollout = setup.objective.rollout
     batches = 0
@@ -140,7 +140,7 @@ def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:
 
 
 def _batch_error(batch: Batch, run: CreditRun, index: int, rollout: Rollout) -> float:
-    """How far x of the first step and y of all steps are from CREDIT's."""
+    """Largest relative difference of x of the first step and y of all steps."""
     first = index * rollout.num_steps
     y = np.concatenate([*run.y[first : first + rollout.num_steps]], axis=2)
     # CREDIT repeats a sample for its members before the model takes it.
