@@ -1,4 +1,4 @@
-"""A training step compiled for a mesh from shapes alone: no weights, no data."""
+"""A training step compiled for a mesh from shapes only, without weights or data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MODELS = ("small", "medium", "1deg", "025deg")
 def model_block(name: str) -> dict[str, Any]:
     """The `model:` section of one of `MODELS`, or of a config by its path.
 
-    The last two of `MODELS` are those of configs/.
+    The last two of `MODELS` are from configs/.
     """
     if name.endswith((".yaml", ".yml")):
         return read_yaml(Path(name))["model"]
@@ -105,7 +105,7 @@ def trace_step(
         precision: of activations and weights in the forward.
         float8: fewest channels of the dense layers that multiply float8 values; None
             for none.
-        over_domain: parameters are stored split over domain, too.
+        over_domain: whether parameters are stored sharded over domain, too.
         compiler: how XLA compiles it.
         devices: of the mesh; None are those of the process.
     """
@@ -167,7 +167,7 @@ def _batch(
 
 
 def program_bytes(compiled: Any) -> dict[str, int]:
-    """Arguments, temporaries, and the sum of all that is there at once."""
+    """Bytes of arguments and temporaries, and of all memory in use at once."""
     analysis = compiled.memory_analysis()
     arguments = int(analysis.argument_size_in_bytes)
     temporary = int(analysis.temp_size_in_bytes)

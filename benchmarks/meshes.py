@@ -1,4 +1,4 @@
-"""Names of meshes, as the command lines of the benchmarks take them."""
+"""Names of meshes on the command lines of the benchmarks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def build_mesh(name: str, devices: Sequence[Any] | None = None) -> Mesh:
 
     Args:
         name: see `parse_mesh`.
-        devices: to take them from; None are those of the process.
+        devices: to choose from; None for those of the process.
     """
     found = jax.devices() if devices is None else devices
     return mesh_of_degrees(parse_mesh(name), found[: num_devices(name)])

@@ -1,4 +1,4 @@
-"""Networks with all their inputs, those of a diffusion process among them."""
+"""Networks with all their inputs, including those of diffusion processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from credit_jax.models.model_def import ModelDef
 
 @dataclass(frozen=True)
 class Network(ModelDef):
-    """The network of a process as a model: what is noised is one of its inputs.
+    """The network of a process as a model, with the noised field as an input.
 
-    A training step draws nothing then, and the loss is that of the network's output.
+    A training step then draws no noise, and the loss is that of the network's output.
     """
 
     @property
@@ -26,7 +26,7 @@ class Network(ModelDef):
 
     @property
     def process(self) -> Process | None:
-        """None."""
+        """None: the network is trained without its process."""
         return None
 
 

@@ -94,5 +94,5 @@ def _memory() -> str:
     return f"{size / 2**30:.0f} GiB memory"
 
 
-# At import, so that it is the commit of the code that runs.
+# Determined at import, so that it is the commit of the running code.
 COMMIT = _commit()

@@ -1,4 +1,4 @@
-"""Reports of benchmarks: tables on the terminal, NAME.md for readers, NAME.json."""
+"""Reports of benchmarks: tables on the terminal, NAME.md and NAME.json."""
 
 from __future__ import annotations
 

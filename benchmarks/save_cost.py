@@ -1,8 +1,8 @@
-"""What a checkpoint costs a run: `python -m benchmarks.save_cost`.
+"""Measures the cost of checkpoints: `python -m benchmarks.save_cost`.
 
-The training state of a config (weights, average, moments of AdamW; its values do not
-matter) is saved as `credit-jax train` saves it. Training stands still while the arrays
-are copied; the files are written beside it.
+The training state of a config (weights, average, moments of AdamW, with random values)
+is saved as by `credit-jax train`. Training is blocked while the arrays are copied; the
+files are written in the background.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from credit_jax.training.restore import RunStore
 from credit_jax.training.state import TrainState, init_state, shardings, state_specs
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-# Of `trainer.save_every_minutes`.
+# The default of `trainer.save_every_minutes`, in seconds.
 DEFAULT_SECONDS = 15 * 60.0
 GOAL_PERCENT = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Saves, and writes the report; 1 where a save is above 1 % of the default."""
+    """Writes the report; returns 1 if a save takes more than GOAL_PERCENT."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--configs", nargs="+", default=["demo", "wxformer_1deg"])
     parser.add_argument("--saves", type=int, default=5)

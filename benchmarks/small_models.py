@@ -1,9 +1,9 @@
 """Small models of every architecture, for several benchmarks.
 
-Those of `SECTIONS` take one field and fit the data of `tests/reference/dataset.py`: T
-and U on two levels, and SP are the state, with two inputs and one diagnostic beside it.
-Those of `SEVERAL` have several inputs, or many forward passes make a prediction:
-CREDIT's trainer runs none of them.
+Those of `SECTIONS` take one field and fit the data of `tests/reference/dataset.py`: the
+state is T and U on two levels and SP, with two further inputs and one diagnostic. Those
+of `SEVERAL` have several inputs, or predict by many forward passes; CREDIT's trainer
+cannot run them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tests.models.graph.edges import write_edges
 
 # Channels of the state in the data: T and U on two levels, and SP.
 NUM_PROGNOSTIC = 5
-# The generators of the two sides differ: all draws of these models are ones.
+# All draws of these models are replaced by ones, as the random generators of CREDIT and
+# credit_jax differ.
 NOISY = ("crossformer-ensemble", "crossformer-style")
-# ReLU behind batch norms amplifies rounding until CREDIT on two threads is 5e-3 from
-# CREDIT on one after 15 updates: both sides compute in float64.
+# Both sides compute these in float64: ReLU after batch norms amplifies rounding, so
+# that CREDIT with two threads is 5e-3 from CREDIT with one after 15 updates.
 WIDE = ("unet", "unet_downscaling")
 
 SMALL_ROWS, _COLUMNS, _NEIGHBORS = 32, 64, 6
@@ -147,7 +148,7 @@ _U_TRANSFORMER: Mapping[str, Any] = {
 
 
 def _wrf(dim: int) -> dict[str, Any]:
-    """18 x 32 patches of the padded region, and of the coarser fields around it."""
+    """Sections with 18 x 32 patches of the padded region and the fields around it."""
     common = {"levels": 2, "channels": 2, "surface_channels": 1, "dim": dim}
     region = {
         **common,
@@ -203,7 +204,7 @@ SEVERAL: Mapping[str, Mapping[str, Any]] = {
         "diffusion": _DIFFUSION,
     },
 }
-# What makes them wide enough to time, by type.
+# Keys that make the models wide enough to time, by type.
 _WIDE_ENCODER: Mapping[str, Any] = {"dim": [32, 64, 128, 256], "dim_head": 16}
 WIDER: Mapping[str, Mapping[str, Any]] = {
     "fuxi": {"dim": 128, "num_groups": 32, "num_heads": 8},
@@ -220,7 +221,7 @@ WIDER: Mapping[str, Mapping[str, Any]] = {
 
 
 def placed(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The job with the file of the graph's edges, which it writes into `folder`."""
+    """Returns the job after writing the graph's edges, if any, to `folder`."""
     section = dict(config["model"])
     if "edge_path" in section:
         path = folder / section["edge_path"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# A run that takes so many limits is not repeated.
+# A side of which one run takes longer than this multiple of the limit is not repeated.
 _FAR_ABOVE = 4
 
 
@@ -42,8 +42,8 @@ def take_turns(
         sides: by name, a function that returns when its work is done.
         warmup: rounds that do not count.
         rounds: rounds that count; at least 3, also after `limit`.
-        limit: seconds after which no further round begins; a side of which one
-            run takes several times as long runs in the first of them only.
+        limit: seconds after which no further round begins; a side of which one counted
+            run takes several times as long is not run again.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     begin = time.monotonic()
@@ -61,6 +61,6 @@ def take_turns(
 
 
 def ratio(theirs: Times, ours: Times) -> float:
-    """How many times faster we are: the median of the ratios of common rounds."""
+    """The speedup of `ours`: the median of the ratios of common rounds."""
     pairs = zip(theirs.seconds, ours.seconds, strict=False)
     return float(np.median([slow / fast for slow, fast in pairs]))
