@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the pages that docs/ does not hold.
+"""A hook of mkdocs that adds pages from outside of docs/.
 
 - README.md is the first page; CHANGELOG.md, CONTRIBUTING.md and the pages below
   benchmarks/ are pages, too, so that links between them work here as in the repository.
@@ -42,7 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Links between files of the repository become links between pages."""
+    """Converts links between files of the repository to links between pages."""
     if page.file.generated_by is None:
         markdown = re.sub(r"\]\(\.\./", "](", markdown)
     markdown = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", markdown)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 TARGET = Path(__file__).parents[1] / "credit_jax/visualization/coastline.npz"
-# Segments there close polygons at the edges of the map; they are no coast.
+# Segments there close polygons at the edges of the map; they are not coast.
 EAST_EDGE, SOUTH_EDGE = 179.99, -89.99
 
 

@@ -1,7 +1,8 @@
-"""An extension of griffe: what docstrings describe has to be there.
+"""An extension of griffe that checks the names that docstrings describe.
 
-- `a, b: text` below `Args:` describes two arguments. Griffe looks for one named "a, b";
-  with this it finds both, and warns of a name that the function does not have.
+- `a, b: text` below `Args:` describes two arguments. Griffe would look for one named
+"a, b"; the extension splits them, so that it warns of each name that the function does
+not have.
 - An example, `>>> f(1)` and what it prints, is shown as code.
 - A name below `Attributes:` that the class does not have is a warning, too.
 """
@@ -27,7 +28,7 @@ class Docstrings(Extension):
             obj.docstring.value = fence_examples(text)
 
     def on_package(self, *, pkg: Module, **kwargs: Any) -> None:
-        """Called when all modules of a package are there."""
+        """Called when all modules of a package are loaded."""
         for cls in _classes(pkg):
             if cls.docstring is None:
                 continue
@@ -60,7 +61,7 @@ def described(text: str, section: str) -> list[str]:
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
-    """Each line with the section that it stands in; "" for none."""
+    """Each line with the section that contains it; "" for none."""
     section = ""
     for line in text.splitlines():
         if line and not line.startswith(" "):

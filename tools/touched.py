@@ -1,8 +1,8 @@
-"""Prints the tests that mirror what changed: tools/touched.py [FILE ...]
+"""Prints the tests that mirror changed files: tools/touched.py [FILE ...]
 
 The tests of `credit_jax/a/b.py` are `tests/a/test_b.py`; those of `credit_torch_bridge`
 are below `tests/bridge`, those of `benchmarks`, `docs` and `tools` below a folder of
-the same name. A module without a test file of its own has those of its folder. Without
+the same name. A module without its own test file has those of its folder. Without
 arguments: the files that differ from the last commit, or else those of that commit.
 """
 
