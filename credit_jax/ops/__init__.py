@@ -1,7 +1,7 @@
-"""Array functions on one device, in their plain definition on every platform.
+"""Array functions on one device: the reference definitions, the same on every platform.
 
-`credit_jax.kernels` has them with the implementation that suits the platform,
-`credit_jax.parallel` has them on sharded fields.
+`credit_jax.kernels` selects a platform-specific implementation of the same functions;
+`credit_jax.parallel` has their counterparts for sharded fields.
 """
 
 from credit_jax.ops.batch_stats import RunningStatistics as RunningStatistics

@@ -1,4 +1,4 @@
-"""Biases and scales of channels, computed in float32 or wider."""
+"""Per-channel bias and scale, computed in float32 or wider."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from jaxtyping import Array, Float
 def add_bias(
     x: Float[Array, "*batch channel"], bias: Float[Array, " channel"]
 ) -> Float[Array, "*batch channel"]:
-    """`x + bias` in the dtype of `x`.
+    """Returns `x + bias` in the dtype of `x`.
 
-    The sum is float32 or wider, and so is the gradient of the bias, which is a sum over
-    all points: a 16-bit sum stops growing after a few hundred terms.
+    Both the sum and the gradient of the bias are computed in float32 or wider. That
+    gradient is a sum over all points, and a 16-bit sum stops growing after a few
+    hundred terms.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     lead = (1,) * (x.ndim - 1)
@@ -24,7 +25,7 @@ def scale_and_shift(
     scale: Float[Array, " channel"],
     bias: Float[Array, " channel"],
 ) -> Float[Array, "*batch channel"]:
-    """`normal * scale + bias` in the dtype of `normal`, which is float32 or wider."""
+    """Returns `normal * scale + bias`, all in the dtype of `normal`."""
     lead = (1,) * (normal.ndim - 1)
     scale, bias = (a.astype(normal.dtype).reshape(*lead, -1) for a in (scale, bias))
     return normal * scale + bias

@@ -1,4 +1,4 @@
-"""Batch normalization, and the running statistics that evaluation uses."""
+"""Batch normalization and its running statistics."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from credit_jax.ops.affine import scale_and_shift
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RunningStatistics:
-    """Running statistics of batch normalization; a tree of arrays.
+    """Running statistics of batch normalization, a pytree.
 
     Attributes:
         mean, variance: (channel,) float; the variance is unbiased, as torch stores it.
-        count: () integer, the training batches seen (torch's num_batches_tracked).
+        count: () integer, the number of training batches (torch's
+            num_batches_tracked).
     """
 
-    # Any: trees of the same form hold specs and shapes.
+    # Any: the same tree structure also contains specs or shapes.
     mean: Any
     variance: Any
     count: Any
@@ -45,16 +46,16 @@ class RunningStatistics:
         num_values: int,
         momentum: float | None,
     ) -> RunningStatistics:
-        """The statistics after one more batch, without gradient.
+        """Returns the statistics after one more batch, without gradient.
 
-        new = (1 - momentum) * old + momentum * batch, with the batch's variance made
-        unbiased: times num_values / (num_values - 1).
+        new = (1 - momentum) * old + momentum * batch, where the variance of the batch
+        is made unbiased by the factor num_values / (num_values - 1).
 
         Args:
-            mean, variance: of the batch; the variance is biased.
-            num_values: values of a channel in the batch.
-            momentum: weight of the batch; None: 1 / count, the plain average of all
-                batches.
+            mean, variance: (channel,), of the batch; the variance is biased.
+            num_values: number of values of a channel in the batch, at least 2.
+            momentum: weight of the batch; None for 1 / count, which gives the
+                arithmetic mean over all batches.
         """
         count = self.count + 1
         weight = 1 / count.astype(jnp.float32) if momentum is None else momentum
@@ -79,25 +80,28 @@ def batch_norm(
     momentum: float | None = 0.1,
     epsilon: float = 1e-5,
 ) -> tuple[Float[Array, "*batch channel"], RunningStatistics | None]:
-    """torch.nn.BatchNorm: (x - mean) / sqrt(variance + epsilon) * scale + bias.
+    """Batch normalization, as torch.nn.BatchNorm2d.
 
-    In training, mean and biased variance are those of all dims but the last, taken in
-    float32 or wider; in evaluation those of `running`.
+    (x - mean) / sqrt(variance + epsilon) * scale + bias
+
+    In training, mean and biased variance are taken over all dims but the last, in
+    float32 or wider; in evaluation they are those of `running`.
 
     Args:
         x: (..., channel).
         scale, bias: (channel,).
-        running: the running statistics; None (torch's track_running_stats=False): the
-            statistics of the batch are used in evaluation, too.
+        running: the running statistics; None (torch's track_running_stats=False) uses
+            the statistics of the batch in evaluation, too.
         training: whether to use the statistics of the batch and to update `running`.
         momentum: see `RunningStatistics.updated`.
-        epsilon: inside the root.
+        epsilon: added to the variance.
 
     Returns:
-        The normalized array, and `running` after this batch.
+        The normalized array in the dtype of `x`; and the running statistics, updated in
+        training.
 
     Raises:
-        ValueError: training with one value a channel, as in torch.
+        ValueError: in training, if a channel has a single value, as in torch.
     """
     dims = tuple(range(x.ndim - 1))
     return batch_norm_by(
@@ -125,12 +129,18 @@ def batch_norm_by(
     momentum: float | None,
     epsilon: float,
 ) -> tuple[Float[Array, "*batch channel"], RunningStatistics | None]:
-    """`batch_norm` with a given mean, such as one over all devices.
+    """`batch_norm` with a given function for the mean, such as one over all devices.
 
     Args:
         mean_of: (..., channel) -> (channel,), the mean over all values of a channel.
-        num_values: number of values that `mean_of` is the mean of.
+        num_values: number of values that `mean_of` averages.
         x, scale, bias, running, training, momentum, epsilon: as for `batch_norm`.
+
+    Returns:
+        As for `batch_norm`.
+
+    Raises:
+        ValueError: as for `batch_norm`.
     """
     lead = (1,) * (x.ndim - 1)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -1,4 +1,4 @@
-"""Two-dimensional convolution of NHWC arrays, and the arithmetic of sizes."""
+"""Two-dimensional convolution of NHWC arrays, its output size and its padding."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def conv2d(
         x: (batch, height, width, channel_in).
         kernel: (kernel_h, kernel_w, channel_in / groups, channel_out).
         stride: of height and width.
-        padding: zero rows (low, high) and columns (low, high); or "same", as torch's:
-            as many rows out as in, an odd zero at the end, stride 1 only.
+        padding: number of zero rows (low, high) and zero columns (low, high); or
+            "same" as in torch: the output has the size of the input, an odd zero goes
+            to the end, and the stride must be 1.
         dilation: spacing of the kernel's taps.
         groups: number of channel groups.
 
     Raises:
-        ValueError: "same" with a stride, an unknown string, or too large a kernel.
+        ValueError: "same" with a stride above 1, an unknown string, or a kernel larger
+            than the padded input.
     """
     pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
@@ -57,7 +59,7 @@ def conv2d(
 def conv_out_size(
     size: int, kernel: int, stride: int = 1, padding: Pair = (0, 0), dilation: int = 1
 ) -> int:
-    """Output length along one dim.
+    """Returns the output length of a convolution along one dim.
 
     >>> conv_out_size(721, 32, 4, (14, 14))
     180
@@ -72,16 +74,16 @@ def explicit_padding(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[Pair, ...]:
-    """Zeros (low, high) of every spatial dim for an argument `padding`.
+    """Returns the number of zeros (low, high) for each spatial dim.
 
-    "same": dilation * (kernel - 1) zeros in all, the smaller half in front.
+    "same" gives dilation * (kernel - 1) zeros in total, the smaller half in front.
 
     Args:
-        padding: pairs, or "same".
-        kernel, stride, dilation: of every spatial dim.
+        padding: a pair for each spatial dim, or "same".
+        kernel, stride, dilation: of each spatial dim.
 
     Raises:
-        ValueError: "same" with a stride, as in torch, or an unknown string.
+        ValueError: "same" with a stride above 1, as in torch, or an unknown string.
     """
     if not isinstance(padding, str):
         return tuple(padding)
@@ -102,7 +104,9 @@ def explicit_padding(
 
 
 def same_padding(kernel: int, dilation: int = 1) -> Pair:
-    """Zeros (low, high) that keep the length: dilation * (kernel - 1) in all.
+    """Returns the zeros (low, high) that keep the length at stride 1.
+
+    They are dilation * (kernel - 1) in total.
 
     >>> same_padding(4)
     (1, 2)

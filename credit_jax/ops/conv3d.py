@@ -29,19 +29,22 @@ def conv3d(
 
     out = (size + low + high - dilation * (kernel - 1) - 1) // stride + 1
 
-    Where the kernel is the stride (patches) it is one matrix product.
+    If the kernel size equals the stride (patches), it is computed as one matrix
+    product.
 
     Args:
         x: (batch, depth, height, width, channel_in); depth is levels or time.
         kernel: (kernel_d, kernel_h, kernel_w, channel_in / groups, channel_out):
             torch's weight with its dims in the order 2, 3, 4, 1, 0.
         stride: of depth, height and width.
-        padding: zeros (low, high) of each dim, or "same" as for `ops.conv.conv2d`.
+        padding: number of zeros (low, high) of each spatial dim, or "same" as for
+            `ops.conv.conv2d`.
         dilation: spacing of the kernel's taps.
         groups: number of channel groups.
 
     Raises:
-        ValueError: "same" with a stride, an unknown string, or too large a kernel.
+        ValueError: "same" with a stride above 1, an unknown string, or a kernel larger
+            than the padded input.
     """
     pads = explicit_padding(padding, kernel.shape[:3], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:4], kernel.shape[:3], padding=pads, dilation=dilation)

@@ -1,7 +1,8 @@
 """Transposed convolutions of NHWC and NDHWC arrays.
 
-Each is a convolution of stride 1 to all phases of the output (`ops.space_to_depth`),
-followed by depth-to-space; where the kernel is the stride it is one matrix product.
+Each is computed as a convolution of stride 1 to all phases of the output
+(`ops.space_to_depth`), followed by depth-to-space. If the kernel size equals the
+stride, the convolution is one matrix product.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ def conv_transpose2d(
         kernel: (kernel_h, kernel_w, channel_in, channel_out / groups): torch's weight
             with its dims in the order 2, 3, 0, 1.
         stride: of height and width.
-        padding: rows (low, high) and columns (low, high) that are cut off; torch's
-            `padding=p` is ((p, p), (p, p)).
-        output_padding: rows and columns more at the end; below stride or dilation.
+        padding: rows (low, high) and columns (low, high) removed from the output;
+            torch's `padding=p` is ((p, p), (p, p)).
+        output_padding: additional rows and columns at the end; each less than the
+            stride or the dilation.
         dilation: spacing of the kernel's taps.
         groups: number of channel groups.
-        product: matrix product that a kernel of one tap reduces to.
+        product: matrix product, used if the convolution has a single tap.
 
     Raises:
-        ValueError: negative padding, too large an output padding, or nothing is left.
+        ValueError: negative padding, too large an output padding, or an empty output.
     """
     return _conv_transpose(
         x,
@@ -110,7 +112,7 @@ def conv_transpose_out_size(
     output_padding: int = 0,
     dilation: int = 1,
 ) -> int:
-    """Output length along one dim.
+    """Returns the output length of a transposed convolution along one dim.
 
     >>> conv_transpose_out_size(45, 4, 2, (1, 1))
     90
@@ -128,10 +130,10 @@ def check_transposed(
     output_padding: int,
     dilation: int,
 ) -> int:
-    """The output length along one dim, at least 1.
+    """Returns the output length along one dim after checking the arguments.
 
     Raises:
-        ValueError: invalid padding, or no output point is left.
+        ValueError: invalid padding, or an empty output.
     """
     if min(padding) < 0:
         raise ValueError(
@@ -178,7 +180,8 @@ def _conv_transpose(
     ]
     kernel, spacing = dense_taps(kernel, stride, dilation)
     phases = _phase_kernel(kernel, stride, groups)
-    # Output o of dim d is phase o % stride of point o // stride: from first to last.
+    # Output o (before cropping) is phase o % stride of point o // stride; the points
+    # first to last are needed.
     first = [padding[d][0] // stride[d] for d in spatial]
     last = [(padding[d][0] + out[d] - 1) // stride[d] for d in spatial]
     reach = [spacing[d] * (phases.shape[d] - 1) for d in spatial]
@@ -194,9 +197,9 @@ def _conv_transpose(
 
 
 def _phase_kernel(kernel: Array, stride: Sequence[int], groups: int) -> Array:
-    """The kernel to all phases: (taps..., group_in, groups * phases * group_out).
+    """The kernel that computes all phases, with its taps in reversed order.
 
-    The taps are in reversed order.
+    Its shape is (taps..., group_in, groups * phases * group_out).
     """
     num, channel_in = len(stride), kernel.shape[-2]
     kernel, taps = split_taps(kernel, stride)

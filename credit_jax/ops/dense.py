@@ -19,19 +19,20 @@ def dense(
     *,
     dtype: Any = None,
 ) -> Float[Array, "*batch *out"]:
-    """`x @ kernel`, summed over the last dim of x and the first of the kernel.
+    """Returns `x @ kernel`, contracting the last dim of x and the first of the kernel.
 
     Args:
         x: (batch..., channel).
         kernel: (channel, out...).
-        dtype: of the sums and the result, if not that of x.
+        dtype: dtype of the sums and of the result (`preferred_element_type`); None
+            leaves it to `jnp.matmul`.
     """
     product = partial(jnp.matmul, preferred_element_type=dtype)
     return of_matrices(product, x, kernel)
 
 
 def of_matrices(product: Product, x: Array, kernel: Array) -> Array:
-    """A product of two matrices, of arrays with any number of batch and output dims.
+    """Applies a matrix product to arrays with any number of batch and output dims.
 
     Args:
         product: (rows, channel), (channel, columns) -> (rows, columns).

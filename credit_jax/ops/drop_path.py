@@ -1,4 +1,4 @@
-"""Stochastic depth: a branch of a block is left out for whole samples."""
+"""Stochastic depth: drops a branch of a residual block per sample."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ def drop_path(
     *,
     branch: int = 0,
 ) -> Float[Array, "*shape"]:
-    """DropPath of timm: x / (1 - rate) with probability 1 - rate, else 0, by sample.
+    """Returns x / (1 - rate) with probability 1 - rate, else 0, drawn per sample.
+
+    This is timm's DropPath. The draw depends on the key, the number of the sample and
+    the branch alone.
 
     Args:
-        x: (batch, ...), the branch.
+        x: (batch, ...), the output of the branch.
         key: typed PRNG key of the block.
-        samples: number of each sample, which the draw depends on.
+        samples: (batch,), global number of each sample.
         rate: probability of dropping, below 1; may be an array.
         branch: number of the branch within the block.
     """

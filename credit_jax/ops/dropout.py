@@ -1,4 +1,4 @@
-"""Dropout whose mask depends on the key and the global position alone."""
+"""Dropout whose mask depends only on the key and the global position."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from credit_jax.ops.random_bits import random_bits
 
 
 def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
-    """True with probability 1 - rate, a pure function of (key, high, low).
+    """Returns a mask, True with probability 1 - rate, a pure function of its arguments.
 
     Args:
         key: typed PRNG key.
-        high, low: two halves of each element's global position; they broadcast.
+        high, low: upper and lower 32 bits of the global position of each element,
+            integers that broadcast.
         rate: probability of dropping.
     """
     threshold = min(round(rate * 2**32), 2**32 - 1)
@@ -21,9 +22,9 @@ def keep_mask(key: Array, high: Array, low: Array, rate: float) -> Array:
 
 
 def drop(x: Array, keep: Array, rate: float) -> Array:
-    """Scaled values x / (1 - rate) where kept, else 0, as torch's dropout.
+    """Returns x / (1 - rate) where `keep` is True, else 0, as torch's dropout.
 
-    A rate of 1 drops all, with a gradient of 0.
+    With a rate of 1, values and gradients are 0.
     """
     scale = 1.0 / (1.0 - rate) if rate < 1.0 else 0.0
     return jnp.where(keep, x * scale, jnp.zeros((), x.dtype))

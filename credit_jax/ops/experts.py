@@ -1,7 +1,7 @@
 """Mixtures of experts on one device: routing, the experts' layers, and their losses.
 
-Every token goes to the experts that its router ranks highest; none is dropped, however
-many choose one expert, so that the result does not depend on how tokens are grouped.
+Every token goes to the experts that its router ranks highest. There is no capacity
+limit and no token is dropped, so the result does not depend on how tokens are grouped.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from jaxtyping import Array, Bool, Float, Int
 def choose_experts(
     logits: Float[Array, "tokens experts"], count: int
 ) -> tuple[Float[Array, "tokens choice"], Int[Array, "tokens choice"]]:
-    """The `count` most probable experts of each token, and their weights.
+    """Returns the `count` most probable experts of each token, and their weights.
 
     The weights are probabilities of a softmax over all experts, divided by their sum.
-    Of equally probable experts those of lower number are chosen.
+    Ties go to the expert of lower index.
 
     Args:
-        logits: in float32 or wider.
-        count: experts of a token.
+        logits: (tokens, experts), in float32 or wider.
+        count: number of experts for each token.
 
     Returns:
-        weights: of each choice, in falling order; they sum to one.
-        chosen: numbers of the experts.
+        weights: (tokens, count), in descending order; they sum to one.
+        chosen: (tokens, count) int32, indices of the experts.
     """
     values, chosen = lax.top_k(jax.nn.softmax(logits, -1), count)
     return values / values.sum(-1, keepdims=True), chosen.astype(jnp.int32)
@@ -38,13 +38,14 @@ def choose_experts(
 def balance_loss(
     load: Float[Array, "*layers experts"], probability: Float[Array, "*layers experts"]
 ) -> Float[Array, " *layers"]:
-    """Experts x sum of load x probability; 1 where both are even, the least.
+    """Returns num_experts * sum(load * probability), which is 1 if both are uniform.
 
     Args:
-        load: part of all choices that fell on each expert; constant in the gradient.
-        probability: mean over all tokens.
+        load: (..., experts), fraction of all choices that each expert received; its
+            gradient is stopped.
+        probability: (..., experts), router probability, averaged over all tokens.
 
-    Reference: Switch Transformers (arXiv 2101.03961), equation 4.
+    Reference: Switch Transformers (arXiv 2101.03961), equation 4, with coefficient 1.
     """
     even = load.shape[-1]
     return even * jnp.sum(lax.stop_gradient(load) * probability, -1)
@@ -52,14 +53,18 @@ def balance_loss(
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Choices of tokens, sorted by expert; choices of other experts come last.
+    """The choices of all tokens, sorted by expert, for a contiguous range of experts.
+
+    Choices of experts outside of the range come last.
 
     Attributes:
-        order: number of the choice, token * choices + choice, at each sorted place.
-        sizes: choices of each expert.
-        expert: its number, from 0, at each sorted place; the last one past the end.
-        own: which sorted places are choices of these experts.
-        choices: of each token.
+        order: (places,), flat index of the choice at each sorted place,
+            token * choices + choice.
+        sizes: (experts,), number of choices of each expert of the range.
+        expert: (places,), index within the range of the expert at each sorted place;
+            the last index where the choice is outside of the range.
+        own: (places, 1), whether the choice at each sorted place is in the range.
+        choices: number of experts for each token.
     """
 
     order: Int[Array, " places"]
@@ -72,7 +77,7 @@ class Dispatch:
     def of(
         cls, chosen: Int[Array, "tokens choice"], num: int, first: Array | int = 0
     ) -> Dispatch:
-        """The dispatch to `num` experts from number `first` on."""
+        """Returns the dispatch to the experts `first` to `first + num - 1`."""
         local = chosen.reshape(-1) - first
         group = jnp.where((local >= 0) & (local < num), local, num)
         order = jnp.argsort(group, stable=True).astype(jnp.int32)
@@ -83,7 +88,7 @@ class Dispatch:
 
     @property
     def token(self) -> Int[Array, " places"]:
-        """Number of the token at each sorted place."""
+        """Index of the token at each sorted place."""
         return self.order // self.choices
 
     def product(
@@ -92,10 +97,15 @@ class Dispatch:
         kernels: Float[Array, "experts channel out"],
         dtype: Any = None,
     ) -> Float[Array, "places out"]:
-        """Each place's row times the kernel of its expert; zero at other places.
+        """Returns each row times the kernel of its expert; zero where `own` is False.
 
-        `lax.ragged_dot`: one grouped instruction of XLA on TPU and GPU, for which XLA
-        has a kernel on TPU alone; elsewhere every row is multiplied by every kernel.
+        Uses `lax.ragged_dot`, a grouped matrix product for which XLA has a kernel on
+        TPU only; on other platforms every row is multiplied by every kernel.
+
+        Args:
+            x: (places, channel), in sorted order.
+            kernels: (experts, channel, out).
+            dtype: dtype of the sums and of the result; None for that of x.
         """
         wide = dtype or x.dtype
         y = lax.ragged_dot(x, kernels, self.sizes, preferred_element_type=wide)
@@ -106,7 +116,7 @@ class Dispatch:
         y: Float[Array, "places out"],
         weights: Float[Array, "tokens choice"],
     ) -> Float[Array, "tokens out"]:
-        """Weighted sum of each token's choices, in their order."""
+        """Returns the weighted sum over the choices of each token, in their order."""
         by_choice = y[jnp.argsort(self.order)].reshape(*weights.shape, -1)
         return jnp.sum(by_choice * weights[..., None].astype(y.dtype), 1)
 
@@ -117,11 +127,14 @@ def expert_biases(
     bias: Float[Array, "experts out"],
     first: Array | int = 0,
 ) -> Float[Array, "tokens out"]:
-    """Weighted sum of the biases of each token's experts, as far as they are here.
+    """Returns the weighted sum of the biases of each token's experts.
+
+    Experts outside of the range that `bias` covers contribute zero.
 
     Args:
-        weights, chosen: of `choose_experts`.
-        bias: of the experts from number `first` on.
+        weights, chosen: as returned by `choose_experts`.
+        bias: (experts, out), of the experts `first` to `first + experts - 1`.
+        first: index of the first expert of the range.
     """
     own = jnp.arange(bias.shape[0])
     here = chosen[..., None] - first == own[None, None]

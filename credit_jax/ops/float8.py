@@ -1,10 +1,10 @@
 """Matrix products of values rounded to float8 (e4m3), with power-of-two scales.
 
-The recipe is torchao's `rowwise_with_gw_hp` with power-of-two scales: a scale for every
-token of the activations and of the output's gradient, one for the whole weight matrix,
-and the gradient of the weights in the input's dtype. A power of two scales without
-rounding, and a maximum does not depend on the order, so every mesh rounds to the same
-float8 values.
+The recipe is torchao's `rowwise_with_gw_hp` with power-of-two scales: one scale for
+each token of the activations and of the gradient of the output, one for the whole
+weight matrix; the gradient of the weights is computed in the dtype of the input.
+Scaling by a power of two is exact, and a maximum does not depend on the order of its
+terms, so the rounded float8 values are the same on every mesh.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from credit_jax.ops.dense import of_matrices
 from credit_jax.ops.vma import match_vma
 
 FLOAT8 = jnp.float8_e4m3fn
-# The largest finite e4m3 value is 448 = MANTISSA * 2 ** EXPONENT.
+# The largest finite e4m3 value is 448 = _MANTISSA * 2**_EXPONENT.
 _MANTISSA, _EXPONENT = 0.875, 9
 # Exponents whose powers of two, and their inverses, are normal float32 numbers.
 _LIMIT = 126
@@ -35,18 +35,19 @@ def float8_dense(
     made: str | None = None,
     dtype: Any = None,
 ) -> Float[Array, "*batch *out"]:
-    """`x @ kernel` of values rounded to float8, summed in float32.
+    """Returns `x @ kernel` of values rounded to float8, summed in float32.
 
-    The gradient of `x` is a product of float8 values, too, that of `kernel` a product
-    in the dtype of `x`. In float64 the rounded values are multiplied and summed in
-    float64. Not-a-number and infinity become not-a-number.
+    The gradient of `x` is a product of float8 values, too; that of `kernel` is a
+    product in the dtype of `x`. If `x` is float64, the rounded values are multiplied
+    and summed in float64. NaN and infinity give NaN.
 
     Args:
         x: (batch..., channel).
         kernel: (channel, out...).
-        summed: mesh axis that splits the channels; scales are maxima over it.
-        made: mesh axis that splits the output.
-        dtype: of the result, if not that of x.
+        summed: mesh axis over which the channels are sharded, if any; the maxima
+            behind the scales are taken over it.
+        made: mesh axis over which the output dims are sharded, if any.
+        dtype: dtype of the result; None for that of x.
     """
     product = partial(_product, summed=summed, made=made, dtype=dtype or x.dtype)
     return of_matrices(product, *match_vma(x, kernel))
@@ -55,15 +56,16 @@ def float8_dense(
 def quantize(
     x: Float[Array, ...], axis: int | None, mesh_axes: tuple[str, ...] = ()
 ) -> tuple[Num[Array, ...], Float[Array, ...]]:
-    """Rounds to float8 after scaling with powers of two.
+    """Scales by powers of two and rounds to float8.
 
     Args:
-        x: values.
-        axis: dim that shares a scale; None for one scale of all values.
-        mesh_axes: mesh axes over which the values that share a scale are split.
+        x: values of any shape.
+        axis: dim along which values share a scale; None for one scale of all values.
+        mesh_axes: mesh axes over which the values that share a scale are sharded.
 
     Returns:
-        float8 values and what they are to be multiplied by, a power of two.
+        The float8 values, and the power of two to multiply them by; its shape is that
+        of `x` with length 1 along the reduced dims.
     """
     largest = jnp.max(jnp.abs(x), axis, keepdims=True)
     if mesh_axes:
@@ -77,7 +79,7 @@ def quantize(
 
 
 def _power_of_two(power: Array, dtype: Any) -> Array:
-    """2 ** power, exactly; |power| <= 126."""
+    """Returns 2**power exactly, for |power| <= 126."""
     bits = (power.astype(jnp.int32) + 127) << 23
     return lax.bitcast_convert_type(bits, jnp.float32).astype(dtype)
 

@@ -1,4 +1,4 @@
-"""Gates of channel attention: factors in (0, 1) from the channel means."""
+"""Gates of channel attention: factors in (0, 1), computed from channel means."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ def squeeze_gate(
     squeeze_bias: Float[Array, " hidden"] | None = None,
     expand_bias: Float[Array, " channel"] | None = None,
 ) -> Float[Array, "batch channel"]:
-    """sigmoid(relu(pooled @ squeeze + squeeze_bias) @ expand + expand_bias).
+    """Returns sigmoid(relu(pooled @ squeeze + squeeze_bias) @ expand + expand_bias).
 
-    With biases the gate of torchvision's SqueezeExcitation, without that of CREDIT's
-    SCSEAttention.
+    With biases this is the gate of torchvision's SqueezeExcitation, without biases that
+    of CREDIT's SCSEAttention.
 
     Args:
-        pooled: mean of each channel over the globe.
-        squeeze, expand: the two layers.
-        squeeze_bias, expand_bias: None is no bias.
+        pooled: (batch, channel), mean of each channel over the whole field.
+        squeeze: (channel, hidden), kernel of the first layer.
+        expand: (hidden, channel), kernel of the second layer.
+        squeeze_bias, expand_bias: None for no bias.
     """
     hidden = _add(jnp.matmul(pooled, squeeze), squeeze_bias)
     return jax.nn.sigmoid(_add(jnp.matmul(jax.nn.relu(hidden), expand), expand_bias))
@@ -38,9 +39,9 @@ def neighbor_gate(
     """Sigmoid of a convolution over neighboring channels: CREDIT's ECABlock.
 
     Args:
-        pooled: mean of each channel over the globe.
-        kernel: an odd number of taps (`neighbor_taps`); beyond the first and the last
-            channel are zeros.
+        pooled: (batch, channel), mean of each channel over the whole field.
+        kernel: (taps,), an odd number of taps (`neighbor_taps`). Channels beyond the
+            first and the last count as zeros.
     """
     half = kernel.shape[0] // 2
     mixed = lax.conv_general_dilated(
@@ -54,7 +55,7 @@ def neighbor_gate(
 
 
 def neighbor_taps(channels: int, *, gamma: float = 2, offset: float = 1) -> int:
-    """Kernel size of ECABlock: |(log2(channels) + offset) / gamma|, made odd.
+    """Returns ECABlock's kernel size: |(log2(channels) + offset) / gamma|, made odd.
 
     >>> [neighbor_taps(channels) for channels in (8, 64, 128, 512)]
     [3, 3, 5, 5]

@@ -1,4 +1,4 @@
-"""The exact GELU, which keeps one array for its gradient."""
+"""The exact GELU, which saves one array for the backward pass."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from jaxtyping import Array, Float
 
 @jax.custom_jvp
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`x * Phi(x)` with the normal distribution Phi, as torch.nn.functional.gelu.
+    """Returns `x * Phi(x)` with the normal CDF Phi, as torch.nn.functional.gelu.
 
-    Computed in float32 or wider. Its derivative is one array, where that of each factor
-    of the formula alone would keep four: the widest activations of a transformer.
+    Computed in float32 or wider, returned in the dtype of `x`. A custom JVP saves one
+    array for the backward pass, where differentiating the formula would save four;
+    these are the widest activations of a transformer.
 
     Args:
-        x: of any shape.
+        x: array of any shape.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * _distribution(wide)).astype(x.dtype)

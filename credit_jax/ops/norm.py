@@ -23,16 +23,18 @@ def layer_norm(
     *,
     epsilon: float = 1e-5,
 ) -> Float[Array, "*batch channel"]:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias over channels.
+    """Layer normalization over channels.
+
+    (x - mean) / sqrt(variance + epsilon) * scale + bias
 
     The variance is biased, as in CREDIT's LayerNorm and torch.nn.LayerNorm. Statistics
-    are taken in float32 or wider. The backward pass keeps one field, the normalized
-    one.
+    are computed in float32 or wider, the result has the dtype of `x`. One array of the
+    size of `x` is saved for the backward pass: the normalized values.
 
     Args:
         x: (..., channel).
         scale, bias: (channel,).
-        epsilon: inside the root.
+        epsilon: added to the variance.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return scale_and_shift(_normalize(wide, epsilon), scale, bias).astype(x.dtype)
@@ -58,12 +60,12 @@ _normalize.defvjp(_forward, _backward)
 
 
 def standardize(x: Array, epsilon: float, mean: Mean) -> tuple[Array, Array]:
-    """Mean 0 and variance 1 over the last dim.
+    """Shifts and scales the last dim to mean 0 and variance 1.
 
     Args:
         x: (..., channel), float32 or wider.
-        epsilon: inside the root.
-        mean: over the last dim, which it keeps with length 1.
+        epsilon: added to the variance.
+        mean: (..., channel) -> (..., 1), the mean over the last dim.
 
     Returns:
         The normalized array, and 1 / sqrt(variance + epsilon), (..., 1).
@@ -76,9 +78,14 @@ def standardize(x: Array, epsilon: float, mean: Mean) -> tuple[Array, Array]:
 def standardize_gradient(
     normal: Array, inverse: Array, cotangent: Array, mean: Mean
 ) -> Array:
-    """Gradient by x of `standardize`.
+    """Returns the gradient of `standardize` with respect to x.
 
     inverse * (cotangent - mean(cotangent) - normal * mean(normal * cotangent))
+
+    Args:
+        normal, inverse: as returned by `standardize`.
+        cotangent: (..., channel), of the normalized array.
+        mean: as for `standardize`.
     """
     along = normal * mean(normal * cotangent)
     return inverse * (cotangent - mean(cotangent) - along)

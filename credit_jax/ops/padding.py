@@ -1,4 +1,4 @@
-"""Padding of arrays with one value; negative widths remove points."""
+"""Padding of arrays with a constant; negative widths remove points."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Pair = tuple[int, int]
 def pad(
     x: Shaped[Array, "*shape"], widths: Sequence[Pair], value: float = 0
 ) -> Shaped[Array, "*padded"]:
-    """Add `value` at both ends of every dim.
+    """Pads every dim with `value` at both ends.
 
     Args:
-        x: any array.
+        x: array of any shape and dtype.
         widths: (low, high) for each dim; negative widths remove points.
-        value: what is added.
+        value: the constant to pad with, cast to the dtype of `x`.
     """
     if not any(low or high for low, high in widths):
         return x
@@ -30,7 +30,7 @@ def pad(
 def pad_spatial(
     x: Shaped[Array, "batch *spatial channel"], widths: Sequence[Pair]
 ) -> Shaped[Array, "batch *padded channel"]:
-    """Zeros at both ends of every spatial dim.
+    """Pads every spatial dim with zeros at both ends.
 
     Args:
         x: (batch, spatial..., channel).

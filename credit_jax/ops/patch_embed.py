@@ -1,4 +1,4 @@
-"""Patch embeddings: every patch of a field becomes one vector."""
+"""Patch embeddings: linear maps from each patch of a field to one vector."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ def patch_embed2d(
     kernel: Float[Array, "patch_h patch_w channel_in embed"],
     bias: Float[Array, " embed"] | None = None,
 ) -> Float[Array, "batch patches_h patches_w embed"]:
-    """A linear map of each patch: the projection of CREDIT's Swin PatchEmbed.
+    """Maps each patch linearly to a vector: the projection of CREDIT's Swin PatchEmbed.
 
-    The convolution whose stride is its kernel. Rows and columns at the end that fill no
-    patch are left out, as in torch. The norm that may follow is
+    A convolution whose stride equals its kernel size. Rows and columns at the end that
+    do not fill a patch are ignored, as in torch. The optional norm of PatchEmbed is
     `credit_jax.ops.norm.layer_norm`.
 
     Args:
         x: (batch, lat, lon, channel_in).
         kernel: (patch_h, patch_w, channel_in, embed).
-        bias: (embed,), or none.
+        bias: (embed,), or None.
     """
     y = conv2d(x, kernel, stride=(kernel.shape[0], kernel.shape[1]))
     return y if bias is None else y + bias.reshape(1, 1, 1, -1)
@@ -33,15 +33,15 @@ def patch_embed3d(
     kernel: Float[Array, "patch_t patch_h patch_w channel_in embed"],
     bias: Float[Array, " embed"] | None = None,
 ) -> Float[Array, "batch patches_t patches_h patches_w embed"]:
-    """A linear map of each cube: the projection of CREDIT's CubeEmbedding (FuXi).
+    """Maps each cube linearly to a vector: the projection of CREDIT's CubeEmbedding.
 
-    Points at the end that fill no cube are left out, as in torch; norm as for
-    `patch_embed2d`.
+    Points at the end that do not fill a cube are ignored, as in torch. The optional
+    norm of CubeEmbedding (FuXi) is `credit_jax.ops.norm.layer_norm`.
 
     Args:
         x: (batch, time or level, lat, lon, channel_in).
         kernel: (patch_t, patch_h, patch_w, channel_in, embed).
-        bias: (embed,), or none.
+        bias: (embed,), or None.
     """
     patch = (kernel.shape[0], kernel.shape[1], kernel.shape[2])
     y = conv3d(x, kernel, stride=patch)

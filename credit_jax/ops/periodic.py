@@ -18,9 +18,8 @@ def periodic_conv2d(
 ) -> Float[Array, "batch lat_out lon_out channel_out"]:
     """Pads longitude periodically and latitude by reflection, then convolves.
 
-    The mirror leaves out the pole row itself: row -1 is row 1. Neither padding is of
-    zeros, and the convolution adds none. Both paddings commute, so that a corner is the
-    mirrored row of the column around the globe.
+    The reflection does not repeat the row at the pole: row -1 is row 1. The convolution
+    adds no zeros. The two paddings commute, so the corners are well defined.
 
     Args:
         x: (batch, lat, lon, channel_in).
@@ -32,7 +31,7 @@ def periodic_conv2d(
         channel_out).
 
     Raises:
-        ValueError: more padding than there are rows or columns to take it from.
+        ValueError: negative padding, or more padding than lat - 1 rows or lon columns.
     """
     check_periodic(padding, x.shape[LAT], x.shape[LON])
     for dim in (LON, LAT):
@@ -48,7 +47,7 @@ def pad_periodic(
     Args:
         x: (batch, lat, lon, channel).
         padding: rows or columns to add at both ends.
-        dim: 1, the mirror of the rows; or 2, the columns of the other end.
+        dim: 1 to reflect latitude, or 2 to wrap longitude.
     """
     widths = [(padding, padding) if d == dim else (0, 0) for d in range(x.ndim)]
     mode = "reflect" if dim == LAT else "wrap"
@@ -56,7 +55,7 @@ def pad_periodic(
 
 
 def check_periodic(padding: int, rows: int, columns: int) -> None:
-    """Raise ValueError where the padding cannot be made from the field."""
+    """Raises ValueError if the field has too few rows or columns for the padding."""
     most = min(rows - 1, columns)
     if not 0 <= padding <= most:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Average and maximum over windows of NHWC arrays, as torch.nn.functional has them.
+"""Average and maximum pooling of NHWC arrays, as in torch.nn.functional.
 
-Dims are pooled one after the other.
+Height and width are pooled one after the other.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ def avg_pool2d(
     Args:
         x: (batch, height, width, channel).
         kernel: height and width of a window.
-        stride: of height and width; default the kernel.
+        stride: of height and width; None for the kernel.
         padding: zero rows (low, high) and columns (low, high), at most half a window;
             torch's `padding=p` is ((p, p), (p, p)).
-        ceil_mode: keep a last window that is not full, if it starts before the end.
-        count_include_pad: whether the zeros of `padding` count in the mean. What a last
-            window lacks beyond them never counts.
+        ceil_mode: whether to keep a last window that is not full; it must start within
+            the input or its low padding.
+        count_include_pad: whether the zeros of `padding` count in the mean. Points of
+            a last window beyond them never count.
 
     Raises:
-        ValueError: padding above half a window, or there is no window.
+        ValueError: kernel or stride below 1, padding above half a window, or a window
+            larger than the padded input.
     """
     windows = pool_windows(kernel, stride, padding, ceil_mode=ceil_mode)
     sums = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -73,10 +75,10 @@ def max_pool2d(
         dilation: spacing of the points of a window.
 
     Raises:
-        ValueError: as for `avg_pool2d`.
+        ValueError: as for `avg_pool2d`, or a dilation below 1.
     """
     windows = pool_windows(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
-    # Columns first: then the first row of those that share the maximum wins.
+    # Columns first, so that ties go to the first maximum in row-major order.
     for dim in (WIDTH, HEIGHT):
         window = windows[dim - 1]
         num = window.count(x.shape[dim])
@@ -87,13 +89,17 @@ def max_pool2d(
 def adaptive_avg_pool2d(
     x: Float[Array, "batch height width channel"], size: tuple[int | None, int | None]
 ) -> Float[Array, "batch height_out width_out channel"]:
-    """Means that make `size` points, as torch.nn.functional.adaptive_avg_pool2d.
+    """Mean pooling to a given size, as torch.nn.functional.adaptive_avg_pool2d.
 
-    Point i is the mean from floor(i * in / out) to before ceil((i + 1) * in / out).
+    Output i is the mean of the points floor(i * in / out) to
+    ceil((i + 1) * in / out) - 1.
 
     Args:
         x: (batch, height, width, channel).
         size: output height and width; None keeps that of `x`.
+
+    Raises:
+        ValueError: an output size below 1.
     """
     for dim in (HEIGHT, WIDTH):
         x = adaptive_means(x, size[dim - 1], dim)
@@ -102,14 +108,14 @@ def adaptive_avg_pool2d(
 
 @dataclass(frozen=True)
 class Windows:
-    """Equal windows along one dim.
+    """Pooling windows of equal size along one dim.
 
     Attributes:
-        size: points of a window.
-        stride: from one window to the next.
+        size: number of points of a window.
+        stride: points from one window to the next.
         padding: points to add (low, high).
         dilation: spacing of the points of a window.
-        ceil_mode: keep a last window that is not full.
+        ceil_mode: whether to keep a last window that is not full.
     """
 
     size: int
@@ -120,14 +126,14 @@ class Windows:
 
     @property
     def reach(self) -> int:
-        """From the first to the last point of a window."""
+        """Length from the first to the last point of a window, both included."""
         return self.dilation * (self.size - 1) + 1
 
     def count(self, length: int) -> int:
-        """The number of windows of `length` points.
+        """Returns the number of windows over `length` points.
 
         Raises:
-            ValueError: there is none.
+            ValueError: a window is larger than the padded input.
         """
         low, high = self.padding
         over = length + low + high - self.reach
@@ -142,7 +148,7 @@ class Windows:
         return num
 
     def points(self, length: int, *, include_padding: bool) -> np.ndarray:
-        """How many points of each window count."""
+        """Returns the number of points that each window averages, without dilation."""
         low, high = self.padding
         start = np.arange(self.count(length)) * self.stride - low
         end = np.minimum(start + self.size, length + high)
@@ -159,10 +165,10 @@ def pool_windows(
     *,
     ceil_mode: bool,
 ) -> tuple[Windows, Windows]:
-    """Windows of height and width.
+    """Returns the windows of height and of width.
 
     Raises:
-        ValueError: a window of no point, or padding above half a window.
+        ValueError: kernel, stride or dilation below 1, or padding above half a window.
     """
     stride = kernel if stride is None else stride
     if min(*kernel, *stride, *dilation) < 1:
@@ -184,7 +190,7 @@ def pool_windows(
 
 
 def window_sum(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Array:
-    """Sums of `num` windows along `dim`, with `low` zeros before the first point."""
+    """Returns sums of `num` windows along `dim`, with `low` zeros in front of x."""
     x = _points_of(x, window, num, dim, low=low, value=0.0)
     if window.size == window.stride:
         shape = (*x.shape[:dim], num, window.size, *x.shape[dim + 1 :])
@@ -195,7 +201,10 @@ def window_sum(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Ar
 
 
 def window_max(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Array:
-    """Maxima of `num` windows along `dim`; of equal ones the first has the gradient."""
+    """Returns maxima of `num` windows along `dim`; ties give the gradient to the first.
+
+    The `low` points in front of x are never the maximum.
+    """
     x = _points_of(x, window, num, dim, low=low, value=-jnp.inf)
     best = None
     for point in range(window.size):
@@ -213,7 +222,7 @@ def window_max(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Ar
 def _points_of(
     x: Array, window: Windows, num: int, dim: int, *, low: int, value: float
 ) -> Array:
-    """Exactly the points that `num` windows read, `value` where there are none."""
+    """Crops or pads `x` with `value` to exactly the points that `num` windows read."""
     length = (num - 1) * window.stride + window.reach
     if low + x.shape[dim] > length:
         x = lax.slice_in_dim(x, 0, length - low, axis=dim)
@@ -222,10 +231,13 @@ def _points_of(
 
 
 def adaptive_windows(size: int, out: int) -> list[range]:
-    """The points that each of `out` points averages.
+    """Returns the range of input points that each of `out` output points averages.
 
     >>> adaptive_windows(5, 2)
     [range(0, 3), range(2, 5)]
+
+    Raises:
+        ValueError: `out` below 1.
     """
     if out < 1:
         raise ValueError(f"the output size is {out}; expected 1 or more points")
@@ -233,7 +245,7 @@ def adaptive_windows(size: int, out: int) -> list[range]:
 
 
 def adaptive_means(x: Array, out: int | None, dim: int) -> Array:
-    """Adaptive average pooling along one dim; None keeps the points as they are."""
+    """Adaptive average pooling along one dim to `out` points; None returns `x`."""
     size = x.shape[dim]
     if out is None or out == size:
         return x
@@ -250,17 +262,17 @@ def adaptive_means(x: Array, out: int | None, dim: int) -> Array:
 
 
 def padded_windows(windows: Sequence[Sequence[int]], longest: int) -> np.ndarray:
-    """The points of all windows one after the other, each filled up with -1."""
+    """Concatenates the points of all windows, each padded to `longest` with -1."""
     return np.asarray([[*w, *[-1] * (longest - len(w))] for w in windows]).reshape(-1)
 
 
 def mean_of_windows(x: Array, points: Array, dim: int) -> Array:
-    """Means of windows that lie one after the other, zeros where they are shorter.
+    """Returns means of concatenated windows, each padded with zeros to one length.
 
     Args:
-        x: windows along `dim`, all of one length.
-        points: (windows,) how many points each has.
-        dim: array dim.
+        x: the windows one after the other along `dim`.
+        points: (windows,), number of points of each without padding.
+        dim: array dim of the windows.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     shape = (*x.shape[:dim], points.shape[0], -1, *x.shape[dim + 1 :])
@@ -269,5 +281,5 @@ def mean_of_windows(x: Array, points: Array, dim: int) -> Array:
 
 
 def along(values: Array, dim: int, ndim: int) -> Array:
-    """A vector shaped to broadcast along one dim."""
+    """Reshapes a vector to broadcast along dim `dim` of an array with `ndim` dims."""
     return values.reshape([-1 if d == dim else 1 for d in range(ndim)])

@@ -6,18 +6,18 @@ import numpy as np
 
 
 def bias_positions(window: int) -> np.ndarray:
-    """((2w + 1)**2, 2) offsets -w..w, row-major: inputs of the bias network."""
+    """Returns ((2w + 1)**2, 2) offsets -w..w, row-major: inputs of the bias network."""
     offsets = np.arange(-window, window + 1)
     grid = np.stack(np.meshgrid(offsets, offsets, indexing="ij"))
     return grid.reshape(2, -1).T
 
 
 def bias_index(window: int) -> np.ndarray:
-    """(w * w, w * w) entry of the table that token i reads for token j.
+    """Returns (w * w, w * w), the entry of the table that token i reads for token j.
 
-    Differs from a textbook table, as CREDIT does: the table has 2w + 1 columns but is
-    read with a stride of 2w - 1. Trained weights depend on it (CREDIT 2026.2.0,
-    models/wxformer/crossformer.py:478, 528).
+    The table has 2w + 1 columns but is read with a stride of 2w - 1, as in CREDIT.
+    Trained weights depend on it (CREDIT 2026.2.0, models/wxformer/crossformer.py:478,
+    528).
     """
     tokens = np.arange(window)
     grid = np.stack(np.meshgrid(tokens, tokens, indexing="ij")).reshape(2, -1).T

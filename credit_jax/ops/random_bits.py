@@ -11,14 +11,15 @@ from credit_jax.ops.vma import match_vma
 
 
 def random_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "*shape"]:
-    """Uniform 32-bit integers, a pure function of (key, high, low) element by element.
+    """Returns uniform 32-bit integers, an elementwise function of (key, high, low).
 
-    The draw of an element does not depend on the sharding; `jax.random` on a sharded
-    array does not guarantee that.
+    Inside `shard_map` each device draws its own elements, and the result does not
+    depend on the mesh; `jax.random` has no draw by global position.
 
     Args:
         key: typed PRNG key.
-        high, low: two halves of the global position, integers that broadcast.
+        high, low: upper and lower 32 bits of the global position, integers that
+            broadcast.
     """
     return random_words(key, high, low)[0]
 
@@ -26,7 +27,7 @@ def random_bits(key: Array, high: Array, low: Array) -> UInt32[Array, "*shape"]:
 def random_words(
     key: Array, high: Array, low: Array
 ) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
-    """Two independent uniform 32-bit integers of each element, see `random_bits`."""
+    """Returns two independent draws of `random_bits` for each element."""
     words = jax.random.key_data(key)
     shape = jnp.broadcast_shapes(high.shape, low.shape)
     counters = [jnp.broadcast_to(c.astype(jnp.uint32), shape) for c in (high, low)]

@@ -1,4 +1,4 @@
-"""Normal random numbers by position, by the transform of Box and Muller (1958)."""
+"""Normal random numbers by global position, by the Box-Muller transform (1958)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from credit_jax.ops.random_bits import random_words
 
 
 def random_normal(key: Array, high: Array, low: Array) -> Float32[Array, "*shape"]:
-    """N(0, 1), a pure function of (key, high, low) element by element.
+    """Returns draws from N(0, 1), an elementwise function of (key, high, low).
 
-    sqrt(-2 ln u) cos(2 pi v), with u in (0, 1) from the upper 24 bits of one random
+    sqrt(-2 ln u) cos(2 pi v), with u in (0, 1] from the upper 24 bits of one random
     word and v in [0, 1) from those of another. The largest magnitude is 5.9.
 
     Args:
         key: typed PRNG key.
-        high, low: two halves of the global position, integers that broadcast.
+        high, low: upper and lower 32 bits of the global position, integers that
+            broadcast.
     """
     first, second = random_words(key, high, low)
     u = (first >> 8).astype(jnp.float32) * 2.0**-24 + 2.0**-25

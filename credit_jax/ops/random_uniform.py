@@ -1,4 +1,4 @@
-"""Uniform random numbers by position."""
+"""Uniform random numbers by global position."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from credit_jax.ops.random_bits import random_bits
 
 
 def random_uniform(key: Array, high: Array, low: Array) -> Float32[Array, "*shape"]:
-    """Uniform in [0, 1), a pure function of (key, high, low) element by element.
+    """Returns uniform draws in [0, 1), an elementwise function of (key, high, low).
 
-    A multiple of 2^-24.
+    The values are multiples of 2**-24.
 
     Args:
         key: typed PRNG key.
-        high, low: two halves of the global position, integers that broadcast.
+        high, low: upper and lower 32 bits of the global position, integers that
+            broadcast.
     """
     bits = random_bits(key, high, low)
     return (bits >> 8).astype(jnp.float32) * 2.0**-24

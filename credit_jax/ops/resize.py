@@ -9,13 +9,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Taps:
-    """Two-point interpolation along one dim.
+    """Positions and weights of two-point interpolation along one dim.
 
     out[i] = (1 - weight[i]) * x[low[i]] + weight[i] * x[high[i]]
 
     Attributes:
-        low, high: (out,) input positions.
-        weight: (out,) of `high`.
+        low, high: (out,) integers, input positions.
+        weight: (out,) floats in [0, 1), the weight of `high`.
     """
 
     low: np.ndarray
@@ -24,7 +24,7 @@ class Taps:
 
     @property
     def is_copy(self) -> bool:
-        """Whether every output point is one input point (mode nearest)."""
+        """Whether every output point copies one input point (mode nearest)."""
         return bool((self.low == self.high).all() and not self.weight.any())
 
 
@@ -35,13 +35,19 @@ def linear_taps(
     align_corners: bool = False,
     dtype: type[np.floating] = np.float64,
 ) -> Taps:
-    """Taps of linear interpolation from `size_in` to `size_out` points.
+    """Returns the taps of linear interpolation from `size_in` to `size_out` points.
 
     align_corners False (PyTorch's default): source = max((i + 0.5) * size_in / size_out
     - 0.5, 0); align_corners True: source = i * (size_in - 1) / (size_out - 1).
-    `dtype` is that of the data. In float32 a source position near 700 is rounded by up
-    to 3e-5, so parity needs the rounding of torch, whose kernels round the scale, then
-    the position once.
+
+    Positions are rounded to the dtype of the data as in torch, whose kernels round the
+    scale, then the position once. In float32 a position near 700 has an error of up to
+    3e-5, which the weights inherit.
+
+    Args:
+        size_in, size_out: number of points.
+        align_corners: whether the end points of input and output coincide.
+        dtype: dtype of the data.
 
     >>> linear_taps(2, 4).weight.tolist()
     [0.0, 0.25, 0.75, 0.0]
@@ -61,9 +67,9 @@ def linear_taps(
 
 
 def nearest_taps(size_in: int, size_out: int) -> np.ndarray:
-    """Input position of each output point, floor(i * size_in / size_out).
+    """Returns the input position of each output point, floor(i * size_in / size_out).
 
-    Scale and product are rounded to float32, as torch does for data of any dtype.
+    Scale and product are rounded to float32, as in torch for data of any dtype.
     """
     scale = np.float32(size_in) / np.float32(size_out)
     points = np.arange(size_out, dtype=np.float32) * scale

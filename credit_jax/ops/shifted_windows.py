@@ -10,39 +10,42 @@ from credit_jax.ops.padding import Pair
 
 
 def scaled_offsets(window: Pair) -> np.ndarray:
-    """((2h - 1)(2w - 1), 2) offsets of two tokens of a window, row-major, float32.
+    """Returns log-scaled offsets between tokens: inputs of Swin V2's bias network.
 
-    sign(r) log2(|r| + 1) / log2(8) with r = 8 offset / (side - 1): the inputs of the
-    bias network of timm's Swin Transformer V2.
+    sign(r) log2(|r| + 1) / log2(8) with r = 8 offset / (side - 1), as in timm's Swin
+    Transformer V2.
 
     Args:
         window: rows h and columns w, both above 1.
+
+    Returns:
+        ((2h - 1)(2w - 1), 2) float32, row-major.
     """
     sides = [np.arange(-(w - 1), w, dtype=np.float32) / (w - 1) * 8 for w in window]
     table = np.stack(np.meshgrid(*sides, indexing="ij"), -1).reshape(-1, 2)
-    # Rounded once, as torch's logarithm is; numpy's of float32 is not.
+    # log2 in float64, rounded once to float32: bitwise torch's, unlike numpy's float32.
     logs = np.log2((np.abs(table) + np.float32(1)).astype(np.float64))
     return np.sign(table) * logs.astype(np.float32) / np.float32(math.log2(8))
 
 
 def offset_index(window: Pair) -> np.ndarray:
-    """(h w, h w) entry of `scaled_offsets` for tokens i and j of a window."""
+    """Returns (h w, h w), the entry of `scaled_offsets` for tokens i and j."""
     height, width = window
     offsets = token_offsets(window) + np.array([height - 1, width - 1])
     return offsets @ np.array([2 * width - 1, 1])
 
 
 def token_offsets(window: Pair) -> np.ndarray:
-    """(h w, h w, 2) rows and columns from token j to token i of a window."""
+    """Returns (h w, h w, 2), rows and columns from token j to token i of a window."""
     grid = np.meshgrid(*map(np.arange, window), indexing="ij")
     tokens = np.stack(grid, -1).reshape(-1, 2)
     return tokens[:, None] - tokens[None, :]
 
 
 def beyond_edge(window: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """Which pairs of tokens of a window at the edge come from opposite edges.
+    """Returns which pairs of tokens of an edge window come from opposite edges.
 
-    After a shift of the field by s rows, the last s rows of its last windows come from
+    After the field is rolled by -s rows, the last s rows of its last windows come from
     the first rows of the field.
 
     Args:
@@ -50,7 +53,7 @@ def beyond_edge(window: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
         shift: rows and columns that the field was shifted by.
 
     Returns:
-        (tokens, tokens) bool for rows, and for columns.
+        Two (tokens, tokens) bool arrays, for rows and for columns.
     """
     grid = np.meshgrid(*map(np.arange, window), indexing="ij")
     found = []

@@ -10,7 +10,7 @@ from credit_jax.ops.padding import Pair
 def pixel_shuffle(
     x: Float[Array, "batch height width channels"], scale: int
 ) -> Float[Array, "batch height_out width_out channel_out"]:
-    """Channels to space, as torch.nn.PixelShuffle.
+    """Moves channels to space, as torch.nn.PixelShuffle.
 
     out[b, h * r + i, w * r + j, c] = x[b, h, w, c * r * r + i * r + j]
 
@@ -28,7 +28,7 @@ def pixel_shuffle(
 def unpatch(
     x: Float[Array, "batch height width channels"], patch: Pair
 ) -> Float[Array, "batch height_out width_out channel_out"]:
-    """Each vector becomes a patch: the head of FuXi and Swin.
+    """Rearranges the vector of each point to a patch, as the heads of FuXi and Swin do.
 
     out[b, h * p + i, w * q + j, c] = x[b, h, w, (i * q + j) * channel_out + c]
 

@@ -1,9 +1,9 @@
 """Strided and transposed convolutions as convolutions of stride 1.
 
-The *phases* of a dim with stride s are the points 0, s, 2 s, ..., the points 1, s + 1,
-..., and so on. A convolution of stride s is one of stride 1 from all phases of its
-input (in channels); a transposed convolution is one of stride 1 to all phases of its
-output.
+Phase p of a dim with stride s consists of the points p, p + s, p + 2 s, ... A
+convolution of stride s equals a convolution of stride 1 whose input channels are all
+phases of the input; a transposed convolution of stride s equals one of stride 1 whose
+output channels are all phases of the output.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def space_to_depth_conv(
     groups: int = 1,
     product: Product = dense,
 ) -> Array:
-    """Convolution of any stride without padding, from all phases of the input.
+    """Convolution of any stride without padding, computed at stride 1 from all phases.
 
     Args:
         x: (batch, sizes..., channel_in).
         kernel: (taps..., channel_in / groups, channel_out).
         stride: of every spatial dim.
-        dilation: spacing of the kernel's taps; default 1.
+        dilation: spacing of the kernel's taps; None for 1.
         groups: number of channel groups.
-        product: the matrix product of a kernel of one tap.
+        product: matrix product, used if the convolution of stride 1 has a single tap.
     """
     x, kernel, spacing = phases(
         x, kernel, stride, dilation or (1,) * len(stride), groups
@@ -49,12 +49,13 @@ def space_to_depth_conv(
 def phases(
     x: Array, kernel: Array, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> tuple[Array, Array, tuple[int, ...]]:
-    """Input, kernel and dilation of the convolution of stride 1.
+    """Returns input, kernel and dilation of the equivalent convolution of stride 1.
 
-    Args: as for `space_to_depth_conv`.
+    Args:
+        x, kernel, stride, dilation, groups: as for `space_to_depth_conv`.
 
     Returns:
-        The input (batch, points..., groups * phases * group_in), of just the points
+        The input (batch, points..., groups * phases * group_in), cropped to the points
         that are read; the kernel (taps..., phases * group_in, channel_out); and its
         dilation.
     """
@@ -76,11 +77,14 @@ def phases(
 def dense_taps(
     kernel: Array, stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[Array, tuple[int, ...]]:
-    """Zeros between dilated taps of dims with a stride; the dilation that is left.
+    """Inserts the zeros between the taps of dims with both a stride and a dilation.
 
     Args:
         kernel: (sizes..., channel, channel).
         stride, dilation: of every spatial dim.
+
+    Returns:
+        The kernel, and the remaining dilation of every spatial dim.
     """
     filled = [s > 1 and d > 1 for s, d in zip(stride, dilation, strict=True)]
     left = tuple(1 if f else d for f, d in zip(filled, dilation, strict=True))
@@ -92,12 +96,13 @@ def dense_taps(
 
 
 def split_taps(kernel: Array, stride: Sequence[int]) -> tuple[Array, list[int]]:
-    """Every spatial dim of a kernel as two: (taps of a phase, phases).
+    """Splits every spatial dim of a kernel into two: (taps of a phase, phases).
 
-    Tap t * stride + p of the kernel is tap t of phase p; zeros fill the last taps.
+    Tap t * stride + p of the kernel is tap t of phase p; missing last taps are zeros.
 
     Returns:
-        (taps, phases, taps, phases, ..., channel, channel) and the taps.
+        The kernel (taps, phases, taps, phases, ..., channel, channel), and the number
+        of taps of each dim.
     """
     *sizes, first, second = kernel.shape
     taps = [-(-size // s) for size, s in zip(sizes, stride, strict=True)]
@@ -108,10 +113,10 @@ def split_taps(kernel: Array, stride: Sequence[int]) -> tuple[Array, list[int]]:
 
 
 def space_to_depth(x: Array, stride: Sequence[int], groups: int) -> Array:
-    """Space to depth: channels become (group, phases, channels of a group).
+    """Moves phases to channels, in the order (group, phases, channels of a group).
 
     Args:
-        x: (batch, sizes..., channel); strides divide sizes.
+        x: (batch, sizes..., channel); each size is a multiple of its stride.
         stride: of every spatial dim.
         groups: number of channel groups.
     """
@@ -126,7 +131,7 @@ def space_to_depth(x: Array, stride: Sequence[int], groups: int) -> Array:
 
 
 def depth_to_space(x: Array, stride: Sequence[int], groups: int) -> Array:
-    """Depth to space: the inverse of `space_to_depth`."""
+    """Moves phases from channels to space: the inverse of `space_to_depth`."""
     num = len(stride)
     batch, *points, channels = x.shape
     per_group = channels // groups // prod(stride)
@@ -145,7 +150,7 @@ def unit_stride_conv(
     groups: int,
     product: Product = dense,
 ) -> Array:
-    """Convolution of stride 1 without padding; of one tap it is a matrix product."""
+    """Convolution of stride 1 without padding; a single tap is a matrix product."""
     sizes = kernel.shape[:-2]
     if prod(sizes) == 1 and groups == 1:
         return product(x, kernel.reshape(kernel.shape[-2:]))

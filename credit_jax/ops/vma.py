@@ -1,7 +1,7 @@
 """Varying mesh axes of a value (its `vma` type): queries and casts.
 
-JAX tracks it under `shard_map(check_vma=True)`. Outside of `shard_map` nothing varies,
-and the functions here are the identity, so one definition serves one device and many.
+JAX tracks them under `shard_map(check_vma=True)`. Outside of `shard_map` nothing varies
+and the casts are the identity, so the same definitions run on one device and on many.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 
 def varying_axes(x: Array) -> frozenset[str]:
-    """Mesh axes over which `x` differs between devices (empty outside `shard_map`)."""
+    """Returns the mesh axes over which `x` varies; empty outside of `shard_map`."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
@@ -25,6 +25,6 @@ def pvary(x: Array, axes: Sequence[str]) -> Array:
 
 
 def match_vma(*arrays: Array) -> tuple[Array, ...]:
-    """Casts all arrays to varying over the union of their axes."""
+    """Casts all arrays to varying over the union of their varying axes."""
     axes = sorted(set().union(*(varying_axes(x) for x in arrays)))
     return tuple(pvary(x, axes) for x in arrays)

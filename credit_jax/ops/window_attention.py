@@ -1,4 +1,4 @@
-"""The two products of attention within windows."""
+"""The two batched matrix products of attention within windows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ def attention_logits(
     *,
     dtype: Any = None,
 ) -> Float[Array, "*batch i j"]:
-    """Dot product of each query with each key of its window.
+    """Returns the dot product of each query with each key of its window.
 
     Args:
-        q, k: tokens of as many windows and heads.
-        dtype: of the sums and the result, if not that of q.
+        q: (batch..., i, channel), where batch stands for windows and heads.
+        k: (batch..., j, channel).
+        dtype: dtype of the sums and of the result (`preferred_element_type`); None
+            leaves it to `jnp.einsum`.
     """
     return jnp.einsum("...id,...jd->...ij", q, k, preferred_element_type=dtype)
 
@@ -26,10 +28,10 @@ def attention_logits(
 def attend(
     weights: Float[Array, "*batch i j"], values: Float[Array, "*batch j channel"]
 ) -> Float[Array, "*batch i channel"]:
-    """Weighted sum over the values of a window, one for each query.
+    """Returns the weighted sum of the values of a window for each query.
 
     Args:
-        weights: attention weights, of the dtype of the values.
-        values: tokens of as many windows and heads.
+        weights: (batch..., i, j), attention weights in the dtype of the values.
+        values: (batch..., j, channel), where batch stands for windows and heads.
     """
     return jnp.einsum("...ij,...jd->...id", weights, values)

@@ -1,4 +1,4 @@
-"""Where the tokens of attention windows lie in a field."""
+"""Positions of the tokens of attention windows within a field."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from jaxtyping import Array, Int
 
 @dataclass(frozen=True)
 class WindowDim:
-    """One dim of a field in windows.
+    """Partition of one dim of a field into windows.
 
     Attributes:
         windows: number of windows along the dim.
-        tokens: of a window along the dim.
+        tokens: number of tokens of a window along the dim.
         window_step: points from one window to the next.
         token_step: points from one token of a window to the next.
     """
@@ -29,17 +29,17 @@ class WindowDim:
         return self.windows * self.tokens
 
     def point(self, window: Array, token: Array) -> Array:
-        """Position of a token of a window."""
+        """Returns the position of a token of a window along the dim."""
         return window * self.window_step + token * self.token_step
 
 
 @dataclass(frozen=True)
 class WindowGrid:
-    """The windows of fields: every point is one token of one window.
+    """Partition of fields into windows: every point is one token of one window.
 
     Attributes:
-        batch: samples.
-        rows, columns: the two dims.
+        batch: number of samples.
+        rows, columns: the windows along the two dims.
     """
 
     batch: int
@@ -48,27 +48,27 @@ class WindowGrid:
 
     @property
     def tokens(self) -> int:
-        """Of a window."""
+        """Number of tokens of a window."""
         return self.rows.tokens * self.columns.tokens
 
     @property
     def windows(self) -> int:
-        """Of all samples."""
+        """Number of windows of all samples."""
         return self.batch * self.rows.windows * self.columns.windows
 
     @property
     def points(self) -> int:
-        """Of all samples."""
+        """Number of points of all samples."""
         return self.batch * self.rows.points * self.columns.points
 
     def locate(
         self, window: Int[Array, "*shape"], token: Int[Array, "*shape"]
     ) -> Int[Array, "*shape"]:
-        """Point of each token, samples outermost, then rows.
+        """Returns the flat index of the point of each token in (batch, row, column).
 
         Args:
-            window: number of its window, samples outermost, then rows of windows.
-            token: its number in the window, row-major.
+            window: flat index of the window in (batch, row of windows, window).
+            token: flat index of the token in the window, row-major.
         """
         rows, columns = self.rows, self.columns
         column = columns.point(window % columns.windows, token % columns.tokens)
