@@ -1,9 +1,9 @@
-"""Batch norm as a layer: its running statistics are state of the module.
+"""Batch norm as a layer whose running statistics are state of the module.
 
 The statistics are `nnx.BatchStat` variables. `ModelDef` reads them from the collection
-"batch_stats" of the model's state, `Context.run` and `Context.scan` carry those of all
-norms below a block in and out of it, and `ModelDef.apply_and_update` returns the
-collection after the forward pass. A block only calls its norms.
+"batch_stats" of the model state, `Context.run` and `Context.scan` pass those of all
+norms below a block into and out of it, and `ModelDef.apply_and_update` returns the
+collection after the forward pass. Blocks only call their norms.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from credit_jax.parallel.rows.layout import Field
 class BatchNorm(nnx.Module):
     """torch.nn.BatchNorm2d on fields.
 
-    In training the statistics are those of the global batch, on every mesh, as
-    torch.nn.SyncBatchNorm has them.
+    In training the statistics are those of the global batch on every mesh, as in
+    torch.nn.SyncBatchNorm.
     """
 
     def __init__(self, channels: int) -> None:
@@ -50,7 +50,7 @@ class BatchNorm(nnx.Module):
 
     @property
     def running(self) -> RunningStatistics:
-        """The running statistics before, or after `update`."""
+        """The running statistics that the variables store."""
         return RunningStatistics(self.mean[...], self.variance[...], self.count[...])
 
     def update(self, after: RunningStatistics | None) -> None:
@@ -61,17 +61,17 @@ class BatchNorm(nnx.Module):
 
 
 def _as_invarying(x: Array) -> Array:
-    """Casts an array with equal values on all devices to unvarying.
+    """Casts an array with equal values on all devices from varying to invarying.
 
-    In a training step weights have a varying type, and so have statistics that are
-    computed with them although their values are equal.
+    Weights have a varying type in a training step, so statistics computed from them
+    are varying, too, although their values are equal.
     """
     axes = tuple(sorted(varying_axes(x)))
     return lax.pmax(x, axes) if axes else x
 
 
 def no_statistics_error(module: nnx.Module) -> ValueError:
-    """The error of a forward pass without running statistics."""
+    """Returns the error for a forward pass that was given no running statistics."""
     num = sum(isinstance(node, BatchNorm) for _, node in nnx.iter_modules(module))
     what = f"{num} batch norms" if num else "layers of experts"
     return ValueError(

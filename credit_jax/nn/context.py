@@ -1,4 +1,4 @@
-"""The context of a forward pass, and how its blocks run."""
+"""The context of a forward pass, which also runs the blocks of a model."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class BlockCount:
     """Numbers the blocks of one forward pass as it is traced.
 
     Attributes:
-        total: number of blocks of the model, if it is known.
-        counted: number of blocks that are traced.
+        total: number of blocks of the model, or 0 if unknown.
+        counted: number of blocks traced so far.
     """
 
     total: int = 0
     counted: int = 0
 
     def add(self, num: int) -> int:
-        """Adds `num` blocks; returns the number of the first of them."""
+        """Adds `num` blocks and returns the index of the first of them."""
         self.counted += num
         return self.counted - num
 
@@ -50,20 +50,21 @@ class Context:
     Attributes:
         axes: mesh axes inside `shard_map`; `MeshAxes()` on one device.
         rules: sharding of parameters.
-        precision: dtypes of the forward and of gradient sums.
+        precision: dtypes of the forward pass and of gradient sums.
         remat: the rematerialization policy of blocks.
-        unroll_blocks: stages of at most so many blocks are no loop on GPUs.
-        blocks: numbers the blocks, where the policy depends on it.
-        capture_intermediates: if given, receives each block's output, in order.
+        unroll_blocks: stacks of at most this many blocks are unrolled on GPUs.
+        blocks: numbers the blocks if `remat` depends on their index.
+        capture_intermediates: if given, receives the output of every `run` and `scan`
+            that returns a field, in order.
         float8_matrices: if given, receives (input, output) channels of each matrix that
             is multiplied in float8, as the forward pass is traced.
-        key: dropout key of this forward, equal on all devices; None in evaluation.
-        noise: source of normal noise, in training and in evaluation.
-        first_sample, sample_stride: the local samples have the global numbers
+        key: dropout key of this forward pass, equal on all devices; None in evaluation.
+        noise: source of random noise, in training and in evaluation.
+        first_sample, sample_stride: the local samples have the global indices
             first_sample, first_sample + sample_stride, ...
         num_members: ensemble members per sample, consecutive along the batch dim:
             sample 0 member 0, sample 0 member 1, ...
-        block: number of the block within the stack that `scan` runs.
+        block: index of the block within the stack that `scan` runs.
     """
 
     axes: MeshAxes = field(default_factory=MeshAxes)
@@ -83,20 +84,20 @@ class Context:
 
     @property
     def training(self) -> bool:
-        """Whether this forward runs in training mode."""
+        """Whether this forward pass runs in training mode."""
         return self.key is not None
 
     def samples(self, batch: int) -> Array:
-        """Number of each of `batch` local entries in the global batch, (batch,).
+        """Returns the global index of each of `batch` local entries, (batch,).
 
-        Member m of sample s has number s * num_members + m.
+        Member m of sample s has index s * num_members + m.
         """
         local = jnp.arange(batch)
         sample = self.first_sample + self.sample_stride * (local // self.num_members)
         return sample * self.num_members + local % self.num_members
 
     def fold_in(self, data: Array | int) -> Context:
-        """A context whose keys are folded with `data`, so that call sites differ."""
+        """Returns a context with `data` folded into the keys of dropout and noise."""
         key = None if self.key is None else jax.random.fold_in(self.key, data)
         noise = None if self.noise is None else self.noise.fold_in(data)
         return replace(self, key=key, noise=noise)
@@ -104,15 +105,15 @@ class Context:
     def normal_field(
         self, name: str, field: Field, channels: int | None = None
     ) -> Float[Array, "batch rows lon channel"]:
-        """N(0, 1) noise at every sample and point of a field, float32.
+        """Returns N(0, 1) noise at every sample and point of a field, float32.
 
         Args:
-            name: of the call site; unique within a block.
-            field: its samples, rows and columns.
-            channels: of the noise; by default those of the field.
+            name: name of the call site, unique within a block.
+            field: gives samples, rows and columns.
+            channels: number of channels of the noise; None for those of the field.
 
         Raises:
-            ValueError: the forward pass has no noise.
+            ValueError: the context has no noise.
         """
         batch, _, columns, width = field.data.shape
         return self._noise(name).normal_field(
@@ -122,17 +123,25 @@ class Context:
     def normal_vector(
         self, name: str, batch: int, size: int
     ) -> Float[Array, "batch size"]:
-        """A vector of N(0, 1) noise for each of `batch` local samples, float32.
+        """Returns `size` draws of N(0, 1) for each of `batch` local samples, float32.
 
         Raises:
-            ValueError: the forward pass has no noise.
+            ValueError: the context has no noise.
         """
         return self._noise(name).normal_vector(name, self.samples(batch), size)
 
     def uniform_field(
         self, name: str, field: Field
     ) -> Float[Array, "batch rows lon channel"]:
-        """Uniform in [0, 1), see `normal_field`."""
+        """Returns uniform noise in [0, 1) at every sample and point, float32.
+
+        Args:
+            name: name of the call site, unique within a block.
+            field: gives samples, rows, columns and channels.
+
+        Raises:
+            ValueError: the context has no noise.
+        """
         batch, _, columns, channels = field.data.shape
         return self._noise(name).uniform_field(
             name, self.samples(batch), field.layout, columns, channels
@@ -141,10 +150,10 @@ class Context:
     def uniform_integer(
         self, name: str, batch: int, bound: int
     ) -> Int[Array, " batch"]:
-        """An integer from 0 to bound - 1 for each of `batch` local samples.
+        """Returns a random integer in [0, bound) for each of `batch` local samples.
 
         Raises:
-            ValueError: the forward pass has no noise.
+            ValueError: the context has no noise.
         """
         return self._noise(name).uniform_integer(name, self.samples(batch), bound)
 
@@ -157,13 +166,13 @@ class Context:
         return self.noise
 
     def rows(self, size: int, dim: int = 1) -> Layout:
-        """Block layout of `size` rows over the domain axis."""
+        """Returns the block layout of `size` rows over the domain axis."""
         return block_layout(size, self.axes.num_domain, self.axes.domain, dim)
 
     def run(self, block: nnx.Module, *args: Any, **static: Any) -> Any:
         """Runs `block(*args, context, **static)` with gathered weights, rematerialized.
 
-        Running statistics of batch norms below the block are updated.
+        Updates the running statistics of the batch norms below the block.
         """
         graph, params, stats = nnx.split(block, Parameter, nnx.BatchStat)
 
@@ -188,24 +197,30 @@ class Context:
     ) -> Any:
         """Runs `num` stacked blocks in sequence: carry = block(carry, context).
 
-        One `lax.scan`, unrolled where a loop cannot hold collectives, and on GPUs if
-        the blocks are few. Running statistics of batch norms below the blocks are
-        updated.
+        Uses `lax.scan`. It is unrolled if a loop cannot contain collectives
+        (`parallel.compiler.loops_hold_collectives`), and on GPUs if there are at most
+        `unroll_blocks` blocks. Updates the running statistics of the batch norms below
+        the blocks.
 
-        A block class may name modules in `ready_of`: its `ready()` depends on their
-        parameters alone, and on no others. It is made of all blocks at once, and each
-        block gets its own as the keyword `ready`.
+        A block class may define `ready_of`, names of submodules, and a method `ready()`
+        that depends only on their parameters. `ready()` is computed for all blocks at
+        once before the scan, and each block receives its result as the keyword argument
+        `ready`.
 
         Args:
-            blocks: made by `nn.parameters.stack_blocks`.
-            carry: the blocks keep its structure and layout.
+            blocks: as returned by `nn.parameters.stack_blocks`.
+            carry: input of the first block; blocks keep its structure and layout.
             num: number of blocks.
-            variants: static keyword arguments of the blocks, in turn.
+            variants: static keyword arguments; block i gets
+                `variants[i % len(variants)]`.
+
+        Returns:
+            The output of the last block.
         """
         early = _parameters_of(getattr(blocks, "ready_of", ()))
         graph, apart, params, stats = nnx.split(blocks, early, Parameter, nnx.BatchStat)
         if implementation() == "gpu" and self.axes.num_shard == 1:
-            # One cast of all blocks, where a block has nothing to gather.
+            # Casts all blocks at once, as there is nothing to gather for each block.
             with jax.named_scope(PARAMETERS):
                 params = jax.tree.map(self.precision.cast, params)
 
@@ -267,7 +282,7 @@ class Context:
         return output
 
     def _num_kept_gathered(self, num: int) -> int:
-        """How many of the next `num` blocks keep gathered parameters."""
+        """Returns how many of the next `num` blocks keep their gathered parameters."""
         first = self.blocks.add(num) if self.blocks else 0
         if not self.rules.shard or self.axes.num_shard == 1:
             return num
@@ -275,12 +290,12 @@ class Context:
 
     @jax.named_scope(PARAMETERS)
     def _gathered(self, params: Any) -> Any:
-        """Parameters of one block, gathered over dp_shard, in the compute dtype."""
+        """Gathers the parameters of one block over dp_shard, in the compute dtype."""
 
         def gathered(variable: nnx.Variable) -> nnx.Variable:
             param_spec = param_spec_of(variable).unstack()
             weight = variable[...]
-            if weight.ndim > len(param_spec.shape):  # one for each call of its layer
+            if weight.ndim > len(param_spec.shape):  # leading dim: calls of the layer
                 param_spec = param_spec.stack(len(weight))
             return variable.replace(
                 gather(weight, param_spec, self.rules, self.axes, self.precision)
@@ -292,7 +307,7 @@ class Context:
 
 
 def _parameters_of(modules: Sequence[str]) -> Callable[[Any, Any], bool]:
-    """A filter of the parameters below modules with one of these names."""
+    """Returns an `nnx` filter for the parameters below modules with these names."""
 
     def below(path: Any, value: Any) -> bool:
         return isinstance(value, Parameter) and any(name in modules for name in path)
@@ -302,14 +317,14 @@ def _parameters_of(modules: Sequence[str]) -> Callable[[Any, Any], bool]:
 
 @dataclass(frozen=True)
 class _Part:
-    """Blocks that one loop runs: `turns` of it, each `group` blocks.
+    """Consecutive blocks that one scan runs, `group` blocks in each iteration.
 
-    Arrays of a turn have a dim of the group only if it is of several blocks.
+    Stacked arrays have a group dim behind the iteration dim only if `group` is above 1.
 
     Attributes:
-        first: number of the first block.
-        turns: of the loop.
-        group: blocks of a turn.
+        first: index of the first block.
+        turns: number of iterations of the scan.
+        group: number of blocks of an iteration.
     """
 
     first: int
@@ -317,7 +332,7 @@ class _Part:
     group: int
 
     def of(self, stacked: Array, num: int) -> Array:
-        """Its entries of an array of `num` stacked blocks, turn by turn."""
+        """Selects these blocks from an array of `num` stacked blocks, by iteration."""
         count = self.turns * self.group
         if count < num:
             stacked = stacked[self.first : self.first + count]
@@ -326,14 +341,14 @@ class _Part:
         return stacked.reshape(self.turns, self.group, *stacked.shape[1:])
 
     def flat(self, array: Array) -> Array:
-        """The inverse of `of`."""
+        """Merges iteration and group dim of a stacked array into one."""
         if self.group == 1:
             return array
         return array.reshape(self.turns * self.group, *array.shape[2:])
 
 
 def _parts(first: int, stop: int, group: int) -> Iterator[_Part]:
-    """Whole groups of blocks from `first` to `stop`, and what is left of one."""
+    """Yields the full groups of blocks from `first` to `stop`, then the remainder."""
     turns = (stop - first) // group
     if turns:
         yield _Part(first, turns, group)
@@ -345,7 +360,7 @@ def _parts(first: int, stop: int, group: int) -> Iterator[_Part]:
 def _in_turn(
     runs: Sequence[Callable[..., tuple[Any, Any]]], carry: Any, inputs: Any
 ) -> tuple[Any, Any]:
-    """Runs the blocks of one turn; (carry, their stacked statistics)."""
+    """Runs the blocks of one iteration; returns carry and their stacked statistics."""
     if len(runs) == 1:
         return runs[0](carry, inputs)
     stats = []

@@ -1,4 +1,4 @@
-"""Dropout by global position, so that its mask is the same on every mesh."""
+"""Dropout by global position: the mask is the same on every mesh."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def drop_units(
     rate: float,
     units: int,
 ) -> Float[Array, "batch rows lon unit"]:
-    """Dropout by global sample, row, column and unit.
+    """Dropout with a mask by global sample, row, column and unit.
 
     Args:
-        x: local units on the rows of the field.
-        field: gives the rows.
-        context: without a key, in evaluation, nothing is dropped.
+        x: (batch, rows, lon, unit), the local units on the rows of `field`.
+        field: gives the global rows and columns.
+        context: if it has no key (evaluation), `x` is returned.
         rate: probability of dropping.
-        units: number of all units; those of `x` are split over tp if they are fewer.
+        units: global number of units; if `x` has fewer, its units are sharded over tp.
     """
     if context.key is None or rate == 0.0:
         return x
@@ -51,17 +51,18 @@ def drop_attention(
     *,
     part: Array | int | None = None,
 ) -> Float[Array, "batch windows head tokens tokens"]:
-    """Dropout by global sample, window, head and pair of tokens.
+    """Dropout with a mask by global sample, window, head and pair of tokens.
 
     Args:
-        weights: of the local windows and of the local heads.
-        window_rows, window_columns: global position of each local window.
-        context: without a key, in evaluation, nothing is dropped.
+        weights: (batch, windows, head, tokens, tokens), attention weights of the local
+            windows and heads.
+        window_rows, window_columns: (windows,), global position of each local window.
+        context: if it has no key (evaluation), `weights` is returned.
         rate: probability of dropping.
-        heads: number of all heads.
-        rows: number of all rows of windows.
-        part: which of the equal parts of all heads is local; by default that of this
-            device's tp coordinate.
+        heads: global number of heads.
+        rows: global number of rows of windows.
+        part: index of the local heads among the equal parts of all heads; None for the
+            index of this device along tp.
     """
     if context.key is None or rate == 0.0:
         return weights

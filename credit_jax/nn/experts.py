@@ -1,10 +1,10 @@
-"""A feed-forward layer of many experts, of which each token takes a few.
+"""A mixture-of-experts feed-forward layer: each token uses a few of many experts.
 
-Experts are split over the axis ep, which outside of these layers is one more axis of
-samples. Each device gathers the tokens of its ep group, computes those that chose its
-experts, and the group adds up what each token gets: a layer gathers tokens, gathers
-their choices, and reduce-scatters, all of static shapes. The hidden units of an expert
-are split over tp, or not (`etp` 1).
+Experts are sharded over the axis ep, which outside of these layers shards samples. Each
+device all-gathers the tokens of its ep group and their choices, applies its own experts
+to the tokens that chose them, and a reduce-scatter sums the results of each token. All
+shapes are static. The hidden units of an expert are sharded over tp, or replicated
+(`etp` 1).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from credit_jax.parallel.scopes import FEED_FORWARD
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens choose experts.
+    """Numbers of experts of a mixture-of-experts layer.
 
     Attributes:
-        num_experts: of a layer.
-        top_k: experts of a token.
-        shared: experts that every token takes, besides; one dense layer `shared` times
-            as wide.
+        num_experts: experts that tokens choose from.
+        top_k: experts that each token chooses.
+        shared: additional experts that every token uses, computed as one dense layer
+            that is `shared` times as wide.
     """
 
     num_experts: int
@@ -49,19 +49,20 @@ class Routing:
 class ExpertFeedForward(nnx.Module):
     """LayerNorm, then the weighted sum of the chosen experts; with residual.
 
-    An expert is up, exact GELU, dropout, down. Spectral norm covers the shared experts,
-    neither the others nor the router.
+    An expert is up, exact GELU, dropout, down. Spectral norm applies to the shared
+    experts only, not to the other experts or the router.
 
-    In training the layer notes what the losses of `models.moe` need, over the tokens of
-    the whole batch on every mesh: the part of the choices that fell on each expert, the
-    mean probability of each, and the mean squared logarithm of the sum of exponentials
-    of the logits.
+    In training the layer stores, as `nnx.BatchStat` variables, the inputs of the
+    auxiliary losses (`models.crossformer.wxformer_moe`), which are means over all
+    tokens of the global batch on every mesh: `load`, the fraction of choices of each
+    expert; `probability`, the router probability of each expert; `router_z`, the
+    squared logsumexp of the router's logits.
 
     Args of the constructor:
-        channels: of the field.
-        routing: number of experts and of choices.
-        expansion: hidden units of an expert / channels.
-        dropout: rate on the hidden units.
+        channels: number of channels of the field.
+        routing: numbers of experts and of choices.
+        expansion: hidden units of an expert divided by channels.
+        dropout: dropout rate of the hidden units.
     """
 
     def __init__(
@@ -118,12 +119,12 @@ class ExpertFeedForward(nnx.Module):
         field: Field,
         context: Context,
     ) -> Float[Array, "tokens channel"]:
-        """The weighted sum of each token's experts."""
+        """Returns the weighted sum over the chosen experts of each token."""
         axes, wide = context.axes, context.precision.wide
         drops = context.key is not None and self.dropout > 0.0
         numbers = _token_numbers(field, context) if drops else None
         if axes.expert:
-            # Numbers of experts are exact in any float: both travel in one message.
+            # One all-gather for both: float32 represents expert indices exactly.
             both = jnp.concatenate([weights, chosen.astype(weights.dtype)], 1)
             x, both, numbers = _gathered((x, both, numbers), axes.expert)
             weights, chosen = jnp.split(both, 2, 1)
@@ -151,7 +152,7 @@ class ExpertFeedForward(nnx.Module):
         dispatch: Dispatch,
         context: Context,
     ) -> Float[Array, "places unit"]:
-        """Dropout by global sample, row, column, choice and unit."""
+        """Dropout with a mask by global sample, row, column, choice and unit."""
         assert context.key is not None, "asked for by the caller"
         high, column = numbers[dispatch.token].T
         choice = dispatch.order % dispatch.choices
@@ -170,7 +171,7 @@ class ExpertFeedForward(nnx.Module):
         field: Field,
         context: Context,
     ) -> None:
-        """Stores the means over all tokens that are not padding."""
+        """Stores means over all tokens of the global batch except padding rows."""
         real = jnp.broadcast_to(field.mask(), (*field.data.shape[:-1], 1))
         real = real.reshape(-1, 1).astype(logits.dtype)
         picked = jax.nn.one_hot(chosen, logits.shape[1], dtype=logits.dtype)
@@ -193,7 +194,7 @@ class ExpertFeedForward(nnx.Module):
 
 
 def _token_numbers(field: Field, context: Context) -> Int[Array, "tokens two"]:
-    """Number of the row, among those of all samples, and column of each token."""
+    """Returns (sample * rows + row, column) of each token, by global indices."""
     batch, _, columns, _ = field.data.shape
     row = field.layout.global_rows()
     high = context.samples(batch)[:, None] * field.layout.size + row[None]
@@ -202,7 +203,7 @@ def _token_numbers(field: Field, context: Context) -> Int[Array, "tokens two"]:
 
 
 def _gathered(arrays: tuple, axis: str) -> tuple:
-    """The tokens of all devices along the axis; of None there are none."""
+    """All-gathers the tokens of each array along the mesh axis; None stays None."""
     return jax.tree.map(
         lambda array: lax.all_gather(array, axis, axis=0, tiled=True), arrays
     )

@@ -1,4 +1,4 @@
-"""The feed-forward network of a transformer block, split over tp."""
+"""The feed-forward network of a transformer block, sharded over tp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from credit_jax.parallel.scopes import FEED_FORWARD
 
 
 class FeedForward(nnx.Module):
-    """LayerNorm, up, exact GELU, dropout, down; with residual."""
+    """LayerNorm, up, exact GELU, dropout, down; with residual.
+
+    Args of the constructor:
+        channels: number of channels of the field.
+        expansion: hidden units divided by channels.
+        dropout: dropout rate of the hidden units.
+    """
 
     tp_plan = (("up", "down"),)
 
@@ -43,7 +49,7 @@ class FeedForward(nnx.Module):
         return field.like(skip + self.down(x, context))
 
     def _is_fused(self, context: Context) -> bool:
-        """Whether one kernel does both layers: nothing happens between its products."""
+        """Whether to use the fused kernel, which has no tp, float8 or dropout."""
         drops = context.key is not None and self.dropout > 0.0
         plain = not context.axes.tensor and not context.precision.float8
         return fuses_layers() and plain and not drops

@@ -1,4 +1,7 @@
-"""Attention at the end of CREDIT's UNet blocks (models/unet_attention_modules.py)."""
+"""Attention at the end of CREDIT's UNet blocks (models/unet_attention_modules.py).
+
+Gates multiply each channel or point of a field by a factor in (0, 1).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from credit_jax.parallel.domain.spatial_attention import (
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.rows.layout import Field
 
-# CREDIT's factory is called with these by the blocks of its crossformer.
+# The arguments with which CREDIT's crossformer calls the factory of these modules.
 REDUCTION = 32
 SPATIAL_KERNEL = 7
 
@@ -71,8 +74,8 @@ class SCSE(nnx.Module):
     """CREDIT's SCSEAttention: the sum of channel and spatial gates.
 
     Args of the constructor:
-        channels: of the field.
-        depthwise: whether the spatial gate also scales each channel.
+        channels: number of channels of the field.
+        depthwise: whether the spatial gate has an additional scale for each channel.
     """
 
     def __init__(self, channels: int, *, depthwise: bool) -> None:
@@ -127,7 +130,7 @@ class CoordinateAttention(nnx.Module):
 
 
 def _matrix(channel_in: int, channel_out: int) -> Parameter:
-    """Kernel of a 1 x 1 convolution, under spectral norm."""
+    """Declares the kernel of a 1 x 1 convolution with spectral norm."""
     return parameter(
         torch_uniform(channel_in),
         (channel_in, channel_out),
@@ -149,10 +152,10 @@ KINDS = tuple(_KINDS)
 
 
 def field_attention(kind: str, channels: int) -> Any:
-    """The attention module of a kind: `module(field, context) -> field`.
+    """Builds the attention module of a kind: `module(field, context) -> field`.
 
     Args:
         kind: CREDIT's `attention_type`, one of `KINDS`.
-        channels: of the field.
+        channels: number of channels of the field.
     """
     return _KINDS[kind](channels)

@@ -1,4 +1,4 @@
-"""Layers: modules that hold parameters of array and field operations."""
+"""Layers: modules with the parameters of array and field operations."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class LayerNorm(nnx.Module):
     def with_skip(
         self, x: Float[Array, "*batch channel"]
     ) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
-        """The normalized array, and `x` for the residual around what follows."""
+        """Returns the normalized array, and `x` for the residual connection."""
         return layer_norm_and_skip(x, self.scale[...], self.bias[...])
 
 
 class GroupNorm(nnx.Module):
-    """torch.nn.GroupNorm on fields; statistics are over all shards."""
+    """torch.nn.GroupNorm on fields; the statistics are those of the global field."""
 
     def __init__(self, num_groups: int, channels: int) -> None:
         self.num_groups = num_groups
@@ -59,11 +59,16 @@ class GroupNorm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x @ kernel + bias over the last dim; replicated, or split over tp.
+    """torch.nn.Linear over the last dim: x @ kernel + bias, replicated or sharded.
 
-    `calls` are those of a forward: spectral norm differs between them in training.
-    `nn.tensor_parallel` sets `split`. "column": each tp device computes its output
-    channels. "row": each takes its input channels; one `psum`, then the bias.
+    `nn.tensor_parallel` sets the attribute `split`. "column": each tp device computes
+    its output channels. "row": each tp device multiplies its input channels; a `psum`
+    sums the products, then the bias is added.
+
+    Args of the constructor:
+        channel_in, channel_out: numbers of channels.
+        calls: number of calls of the layer in a forward pass. In training, spectral
+            norm runs a power iteration for each call, so each has its own kernel.
     """
 
     def __init__(self, channel_in: int, channel_out: int, *, calls: int = 1) -> None:
@@ -88,8 +93,10 @@ class Linear(nnx.Module):
     ) -> Float[Array, "*batch channel_out"]:
         """Applies the layer.
 
-        One that is split by rows needs the context; without it the product is never in
-        float8. `call` is the number of this call among the `calls` of a forward.
+        Args:
+            x: (batch..., channel_in).
+            context: required if `split` is "row", and for products in float8.
+            call: index of this call among the `calls` of a forward pass.
         """
         kernel = of_call(self.kernel[...], 2, call)
         if self.split == "row":
@@ -106,9 +113,15 @@ def sum_over_tensor(
     *,
     shape: tuple[int, int] | None = None,
 ) -> Float[Array, "*batch channel_out"]:
-    """`x @ kernel` with the rows of the kernel split over tp: one `psum`.
+    """Returns `x @ kernel` with the rows of the kernel sharded over tp: one `psum`.
 
-    The sum is in float32 or wider; `shape` as for `nn.matmul.matmul`.
+    The sum is in float32 or wider, the result in the dtype of `x`.
+
+    Args:
+        x: (batch..., channel_in), the local input channels.
+        kernel: (channel_in, channel_out), the local rows.
+        context: required; optional in the type because layers pass theirs on.
+        shape: as for `nn.matmul.matmul`.
     """
     assert context is not None, "a block passes its context to a row layer"
     wide = context.precision.wide
@@ -117,17 +130,18 @@ def sum_over_tensor(
 
 
 class Conv(nnx.Module):
-    """Two-dimensional convolution of a field, NHWC.
+    """Two-dimensional convolution of a field, NHWC, as torch.nn.Conv2d.
 
-    A 1 x 1 convolution can be split over tp, as `Linear` can.
+    A 1 x 1 convolution can be sharded over tp in the same way as `Linear`.
 
     Args of the constructor:
-        channel_in, channel_out: channels.
-        kernel_size, stride, padding: along both dims.
-        groups: of channels.
-        use_bias: whether a bias is added.
-        kernel_init, bias_init: torch's default if None.
-        spectral_norm: whether CREDIT's spectral norm covers the kernel.
+        channel_in, channel_out: numbers of channels.
+        kernel_size, stride: of both dims.
+        padding: zeros at every edge; or zero rows and columns, each (low, high).
+        groups: number of channel groups.
+        use_bias: whether to add a bias.
+        kernel_init, bias_init: initializers; None for torch's default.
+        spectral_norm: whether CREDIT's spectral norm applies to the kernel.
     """
 
     def __init__(
@@ -167,7 +181,13 @@ class Conv(nnx.Module):
         out: Layout | None = None,
         context: Context | None = None,
     ) -> Field:
-        """Convolves; a layer that is split by rows needs the context."""
+        """Applies the layer.
+
+        Args:
+            field: channel_in channels.
+            out: layout of the output rows; None for the default of `conv2d_field`.
+            context: required if `split` is "row".
+        """
         if self.split == "row":
             kernel = self.kernel[...][0, 0]
             field = field.like(sum_over_tensor(field.data, kernel, context))

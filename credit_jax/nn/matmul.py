@@ -1,4 +1,4 @@
-"""The matrix product of dense layers, in the precision that the context asks for."""
+"""The matrix product of dense layers, in float8 if the context's precision says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from credit_jax.kernels import dense
 from credit_jax.nn.context import Context
 from credit_jax.ops.float8 import float8_dense
 
-# Which dim of its kernel a layer splits over tp.
+# The dim of the kernel of a layer that is sharded over tp.
 Split = Literal["column", "row"] | None
 
 
@@ -23,15 +23,17 @@ def matmul(
     split: Split = None,
     dtype: Any = None,
 ) -> Float[Array, "*batch *out"]:
-    """`x @ kernel`; of float8 values where the context asks for it.
+    """Returns `x @ kernel`, in float8 if the context's precision selects the matrix.
 
     Args:
-        x, kernel: factors in the compute dtype.
-        context: without one the product is never in float8.
-        shape: (input, output) channels of the whole matrix, not of this shard; without
-            it the product is never in float8.
-        split: which of them tp splits.
-        dtype: of the result, if not that of x.
+        x: (batch..., channel), in the compute dtype.
+        kernel: (channel, out...), in the compute dtype.
+        context: None never multiplies in float8.
+        shape: (input, output) channels of the global matrix; None never multiplies in
+            float8.
+        split: how the matrix is sharded over tp: output channels ("column"), input
+            channels ("row"), or not at all (None).
+        dtype: dtype of the result; None for that of x.
     """
     float8 = None if context is None else context.precision.float8
     if not context or not shape or not float8 or not float8.takes(*shape):

@@ -3,9 +3,10 @@
 A collection maps the path of a parameter or layer to its arrays:
 
     {"spectral_norm": {path of a matrix: {"u", "v"}},
-     "batch_stats": {path of a batch norm: {"mean", "variance", "count"}}}
+     "batch_stats": {path of a batch norm: {"mean", "variance", "count"},
+                     path of an expert layer: {"load", "probability", "router_z"}}}
 
-Both collections are always present; one that a model does not need is empty.
+Both collections are always present; one that a model does not use is empty.
 """
 
 from __future__ import annotations

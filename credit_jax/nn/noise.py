@@ -1,8 +1,8 @@
-"""Noise inside a model, in training and in evaluation.
+"""Random noise inside a model, in training and in evaluation.
 
 A draw is a function of the key, the name of the call site and the global position
 (sample, row, column, channel), so it is the same on every mesh. Ensemble members have
-different keys, or different numbers along the batch dim.
+different keys, or different indices along the batch dim.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ class Noise:
 
     Attributes:
         key: typed PRNG key, equal on all devices.
-        given: whole arrays that replace draws, by name of the call site: fields
-            (samples, lat, lon, channel) or vectors (samples, size). For comparisons
-            with other implementations.
+        given: global arrays that replace draws, by name of the call site, for
+            comparisons with other implementations: fields (samples, lat, lon, channel),
+            vectors (samples, size) or integers (samples,).
     """
 
     key: Array
     given: Mapping[str, Array] = field(default_factory=dict)
 
     def fold_in(self, data: Array | int) -> Noise:
-        """Noise with a key folded with `data`, such as the number of a block."""
+        """Returns the noise with `data`, such as the index of a block, folded in."""
         return Noise(jax.random.fold_in(self.key, data), self.given)
 
     def normal_field(
         self, name: str, samples: Array, layout: Layout, columns: int, channels: int
     ) -> Float[Array, "batch rows lon channel"]:
-        """N(0, 1) on the local samples and rows of a field, float32.
+        """Returns N(0, 1) noise on the local samples and rows of a field, float32.
 
         Args:
-            name: of the call site.
-            samples: (batch,) number of each local sample, see `Context.samples`.
-            layout: of the rows.
-            columns, channels: of the field.
+            name: name of the call site.
+            samples: (batch,), global index of each local sample (`Context.samples`).
+            layout: layout of the rows.
+            columns, channels: local number of columns, number of channels.
         """
         return self._field(random_normal, name, samples, layout, columns, channels)
 
     def uniform_field(
         self, name: str, samples: Array, layout: Layout, columns: int, channels: int
     ) -> Float[Array, "batch rows lon channel"]:
-        """Uniform in [0, 1), float32; args as for `normal_field`."""
+        """Returns uniform noise in [0, 1), float32; arguments as for `normal_field`."""
         return self._field(random_uniform, name, samples, layout, columns, channels)
 
     def _field(
@@ -82,7 +82,12 @@ class Noise:
     def normal_vector(
         self, name: str, samples: Array, size: int
     ) -> Float[Array, "batch size"]:
-        """N(0, 1) of the local samples, float32; args as for `normal_field`."""
+        """Returns `size` draws of N(0, 1) for each local sample, float32.
+
+        Args:
+            name, samples: as for `normal_field`.
+            size: number of draws of a sample.
+        """
         if name in self.given:
             return jnp.take(self.given[name], samples, axis=0)
         key = self._key_of(name)
@@ -92,11 +97,11 @@ class Noise:
     def uniform_integer(
         self, name: str, samples: Array, bound: int
     ) -> Int[Array, " batch"]:
-        """An integer from 0 to bound - 1 for each local sample.
+        """Returns a random integer in [0, bound) for each local sample.
 
         Args:
             name, samples: as for `normal_field`.
-            bound: at most 2^24.
+            bound: at most 2**24.
         """
         if name in self.given:
             return jnp.take(self.given[name], samples, axis=0)
@@ -108,9 +113,9 @@ class Noise:
 
 
 def _varying_as(position: Array, drawn: Array) -> Array:
-    """Draws that vary over the mesh axes of their positions.
+    """Casts draws to varying over the mesh axes of their positions.
 
-    The type of the random bits does not say so. Without it the gradient of a parameter
-    that multiplies the noise would be summed before it meets the noise.
+    The random bits lack this type. Without it, the gradient of a parameter that
+    multiplies the noise would be summed over devices before it is multiplied by it.
     """
     return pvary(drawn, sorted(varying_axes(position)))

@@ -1,6 +1,6 @@
 """Variables of NNX modules with parameter specs, and stacks of equal blocks.
 
-Modules are built without values: a variable holds a `jax.ShapeDtypeStruct` and, as
+Modules are built without values: a variable contains a `jax.ShapeDtypeStruct` and, as
 metadata, its `ParamSpec`. `parallel.params.init.initialize` draws the values.
 """
 
@@ -24,7 +24,7 @@ Variable = TypeVar("Variable", bound=nnx.Variable)
 
 
 class Parameter(nnx.Variable):
-    """An array of weights; its metadata holds the parameter spec."""
+    """A model parameter; its metadata contains the `ParamSpec`."""
 
 
 def parameter(
@@ -59,24 +59,24 @@ def batch_stat(
 def from_param_spec(
     param_spec: ParamSpec, kind: type[Variable] = Parameter
 ) -> Variable:
-    """A variable with this spec, without a value."""
+    """Returns a variable of type `kind` with this spec and without a value."""
     value = jax.ShapeDtypeStruct(param_spec.shape, param_spec.dtype)
     return kind(value, param_spec=param_spec)
 
 
 def param_spec_of(variable: nnx.Variable) -> ParamSpec:
-    """The spec that `parameter` or `batch_stat` attached."""
+    """Returns the spec that `parameter` or `batch_stat` attached to the variable."""
     return variable.get_metadata()["param_spec"]
 
 
 def of_call(array: Array, ndim: int, call: Array | int) -> Array:
-    """A parameter for one call of its layer.
+    """Returns the parameter for one call of its layer.
 
     Args:
-        array: the parameter, or in a training forward one for each of several calls
-            (`nn.spectral_norm`).
-        ndim: of the parameter.
-        call: its number.
+        array: the parameter; in a training forward pass, with a leading dim of calls
+            if the layer is called several times (`nn.spectral_norm`).
+        ndim: number of dims of the parameter without that dim.
+        call: index of the call.
     """
     if array.ndim == ndim:
         return array
@@ -84,7 +84,7 @@ def of_call(array: Array, ndim: int, call: Array | int) -> Array:
 
 
 def stack_blocks(make: Callable[[], Block], num: int) -> Block:
-    """`num` equal blocks as one module, variables stacked on a leading dim."""
+    """Returns `num` equal blocks as one module, variables stacked on a leading dim."""
     graph, state = nnx.split(make())
     stacked = jax.tree.map(
         lambda variable: from_param_spec(

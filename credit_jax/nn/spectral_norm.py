@@ -1,12 +1,12 @@
-"""Spectral normalization as a function of the parameter dict, once per forward.
+"""Spectral normalization as a function of the parameter dict, once per forward pass.
 
-torch.nn.utils.spectral_norm divides a weight matrix W by sigma = u' W v, where the
-vectors u and v come from one power iteration per call of the layer in *training* and
-are constants of the gradient; evaluation uses the stored vectors. Here u and v are the
-collection "spectral_norm" of the model's state: `iterate` updates them, `normalize`
-divides the weights, once for each call of a layer that is called several times. Both
-run outside of the layers, so rematerialization does not repeat the power iteration, and
-sharded matrices need only a `psum` over the axes that split them.
+torch.nn.utils.spectral_norm divides a weight matrix W by sigma = u' W v. In training,
+each call of the layer updates the vectors u and v by one power iteration, without
+gradient; evaluation uses the stored vectors. Here u and v are the collection
+"spectral_norm" of the model state: `iterate` updates them and `normalize` divides the
+weights, once for each call of a layer that is called several times. Both run outside of
+the layers, so rematerialization does not repeat the power iteration, and sharded
+matrices need only a `psum` over the axes that shard them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ Weights = dict[str, Array]
 # torch.nn.utils.spectral_norm's default.
 EPSILON = 1e-12
 
-# Matrices with more elements are not copied to be worked on together.
+# Matrices with more elements are processed one by one, which avoids copies.
 LARGE = 2**16
 
 
 def spectral_norm_shapes(param_spec: ParamSpec) -> dict[str, tuple[int, ...]]:
-    """Global shapes of u (output dims) and v (input dims); stacked blocks lead."""
+    """Returns the global shapes of u (output dims) and v (input dims) of a matrix.
+
+    The dim of stacked blocks, if any, comes first.
+    """
     shape = param_spec.shape
     lead = shape[:1] if param_spec.is_stacked else ()
     out = param_spec.matrix_out or ()
@@ -54,12 +57,12 @@ def init_spectral_norm(
     specs: Mapping[str, PartitionSpec] | None = None,
     degrees: Mapping[str, int] | None = None,
 ) -> Collection:
-    """Local shards of random unit vectors for every matrix, distributed as torch's.
+    """Draws local shards of u and v for every matrix: normalized N(0, 1), as in torch.
 
     Args:
         key: typed PRNG key.
-        param_specs: of the normalized matrices, by path.
-        specs: PartitionSpec of each matrix; None makes the vectors whole.
+        param_specs: specs of the normalized matrices, by path.
+        specs: PartitionSpec of each matrix; None for unsharded vectors.
         degrees: size of every mesh axis that `specs` names.
     """
     drawn: dict[str, ParamSpec] = {}
@@ -91,16 +94,16 @@ def iterate(
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Collection:
-    """The vectors of one training forward, one power iteration per call of a layer.
+    """Returns u and v for one training forward pass: one power iteration per call.
 
-    v = W'u / |W'u|, u = Wv / |Wv|. No gradient flows. Where a layer is called several
-    times (`ParamSpec.calls`), u and v get a dim of its calls, behind that of stacked
-    blocks; `after_calls` takes it away again.
+    v = W'u / |W'u|, u = Wv / |Wv|, without gradient. If a layer is called several times
+    (`ParamSpec.calls`), its u and v have a dim of calls, behind the dim of stacked
+    blocks; `after_calls` removes it.
 
     Args:
-        weights: local shards of all parameters.
+        weights: local shards of all parameters, by path.
         vectors: local shards of u and v of every normalized matrix.
-        param_specs: of the normalized matrices, or of all parameters.
+        param_specs: specs of the normalized matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
     """
     found: list[Collection] = []
@@ -121,9 +124,11 @@ def iterate(
 def after_calls(
     vectors: Collection, param_specs: Mapping[str, ParamSpec]
 ) -> Collection:
-    """The vectors that stay after a training forward: those of the last calls.
+    """Returns the vectors to store after a training forward pass, those of last calls.
 
-    Args: as for `iterate`, which `vectors` are of.
+    Args:
+        vectors: as returned by `iterate`.
+        param_specs: as for `iterate`.
     """
     several = _by_call(vectors, param_specs)
     return {**vectors, **_of_call(vectors, several, -1)}
@@ -137,12 +142,12 @@ def normalize(
 ) -> Weights:
     """Divides each matrix that has vectors by sigma = u' W v; returns all weights.
 
-    A matrix with `ParamSpec.calls` 0 is not divided. One whose vectors have a dim of
-    calls gets it, too: each call has its own sigma.
+    A matrix with `ParamSpec.calls` 0 is not divided. If the vectors have a dim of
+    calls, the result has it, too, as each call has its own sigma.
 
     Args:
         weights, param_specs, specs: as for `iterate`.
-        vectors: of `iterate`, or those of the state.
+        vectors: as returned by `iterate`, or the stored vectors.
     """
     matrices = _called(vectors, param_specs, 0)
     several = _by_call(vectors, param_specs)
@@ -162,20 +167,20 @@ def normalize(
 def _called(
     paths: Iterable[str], param_specs: Mapping[str, ParamSpec], times: int
 ) -> dict[str, ParamSpec]:
-    """Specs of the matrices among `paths` that are called more than `times` times."""
+    """Returns specs of the matrices among `paths` with more than `times` calls."""
     found = {path: param_specs[path] for path in paths}
     return {path: spec for path, spec in found.items() if spec.calls > times}
 
 
 def _calls_dim(param_spec: ParamSpec) -> int:
-    """Where an array of a matrix, or of its vectors, has the dim of its calls."""
+    """Returns the position of the dim of calls in a matrix or its vectors."""
     return 1 if param_spec.is_stacked else 0
 
 
 def _by_call(
     vectors: Collection, param_specs: Mapping[str, ParamSpec]
 ) -> dict[str, ParamSpec]:
-    """Specs of the matrices whose vectors have a dim of calls."""
+    """Returns specs of the matrices whose vectors have a dim of calls."""
     return {
         path: param_specs[path]
         for path, pair in vectors.items()
@@ -186,7 +191,7 @@ def _by_call(
 def _of_call(
     vectors: Collection, matrices: Mapping[str, ParamSpec], call: int
 ) -> Collection:
-    """The vectors of one call of these matrices, all of which have a dim of calls."""
+    """Returns the vectors of one call; all `matrices` have a dim of calls."""
     return {
         path: {
             side: lax.index_in_dim(array, call, _calls_dim(spec), keepdims=False)
@@ -202,7 +207,7 @@ def _iterated(
     matrices: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Collection:
-    """The vectors after one power iteration of these matrices; others as they are."""
+    """Returns the vectors after one power iteration of `matrices`, others unchanged."""
     groups = _groups(matrices, specs)
     new: Collection = {p: {} if p in matrices else v for p, v in vectors.items()}
     stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
@@ -221,7 +226,7 @@ def _divided(
     matrices: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
-    """These matrices, each divided by u' W v."""
+    """Returns the matrices, each divided by u' W v."""
     groups = _groups(matrices, specs)
     u, v = ([group.stack(vectors, side) for group in groups] for side in ("u", "v"))
     mapped = _products(groups, [group.matrix(weights) for group in groups], v, "v")
@@ -239,12 +244,12 @@ def _divided(
 
 @dataclass(frozen=True)
 class _Group:
-    """Matrices of one shape and sharding as one array (count, inputs, outputs).
+    """Matrices of equal shape and sharding, processed as (count, inputs, outputs).
 
     Attributes:
-        paths: the parameters.
-        param_specs: of them.
-        axes_in, axes_out: mesh axes that split the input and the output dims.
+        paths: paths of the parameters.
+        param_specs: specs of the parameters.
+        axes_in, axes_out: mesh axes that shard the input and the output dims.
     """
 
     paths: tuple[str, ...]
@@ -253,11 +258,11 @@ class _Group:
     axes_out: tuple[str, ...]
 
     def axes(self, side: str) -> tuple[str, ...]:
-        """Mesh axes that split the vectors of one side."""
+        """Returns the mesh axes that shard the vectors u or v."""
         return self.axes_in if side == "v" else self.axes_out
 
     def matrix(self, weights: Weights) -> Float[Array, "count inputs outputs"]:
-        """All matrices; the input dims of a parameter precede its output dims."""
+        """Stacks all matrices; input dims of a parameter precede its output dims."""
         flat = []
         for path, param_spec in zip(self.paths, self.param_specs, strict=True):
             weight = weights[path]
@@ -266,7 +271,7 @@ class _Group:
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
     def stack(self, vectors: Collection, side: str) -> Float[Array, "count length"]:
-        """The vectors of one side of all matrices, one per row."""
+        """Stacks the vectors u or v of all matrices, one per row."""
         rows = [
             vectors[path][side].reshape(_count(param_spec), -1)
             for path, param_spec in zip(self.paths, self.param_specs, strict=True)
@@ -276,14 +281,14 @@ class _Group:
     def unstack(
         self, rows: Array, side: str, like: Collection, into: Collection
     ) -> Collection:
-        """`into` plus the rows, shaped `like` these vectors: the inverse of `stack`."""
+        """Returns `into` plus the rows, in the shapes of `like`: inverts `stack`."""
         out = dict(into)
         for path, part in self.parts(rows):
             out[path] = {**out[path], side: part.reshape(like[path][side].shape)}
         return out
 
     def parts(self, rows: Array) -> Iterator[tuple[str, Array]]:
-        """Yields (path, its rows), without the leading dim if it is not stacked."""
+        """Yields (path, rows), without leading dim for parameters not stacked."""
         counts = [_count(param_spec) for param_spec in self.param_specs]
         pieces = [rows] if len(counts) == 1 else lax.split(rows, counts)
         for path, param_spec, piece in zip(
@@ -298,7 +303,7 @@ def _products(
     vectors: Sequence[Array],
     side: str,
 ) -> list[Array]:
-    """W v (side "v") or W' u (side "u") of each, summed over the shards."""
+    """Returns W v (side "v") or W' u (side "u") of each group, summed over shards."""
     equation = {"v": "nio,ni->no", "u": "nio,no->ni"}[side]
     return psum_each(
         [_einsum(equation, *pair) for pair in zip(matrices, vectors, strict=True)],
@@ -307,7 +312,7 @@ def _products(
 
 
 def _unit(groups: Sequence[_Group], rows: Sequence[Array], side: str) -> list[Array]:
-    """Unit vectors x / max(|x|, epsilon), row by row of each."""
+    """Returns unit vectors x / max(|x|, epsilon) for each row of each group."""
     squares = psum_each(
         [jnp.sum(row * row, -1, keepdims=True) for row in rows],
         [group.axes(side) for group in groups],
@@ -322,7 +327,7 @@ def _groups(
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
 ) -> list[_Group]:
-    """Groups matrices by shape and sharding; large ones alone, to avoid copies."""
+    """Groups matrices by shape and sharding; large ones stay alone, to avoid copies."""
     found: dict[tuple, list[str]] = {}
     for path, param_spec in param_specs.items():
         spec = specs[path] if specs else None
@@ -346,7 +351,7 @@ def _count(param_spec: ParamSpec) -> int:
 
 
 def _axes(spec: PartitionSpec | None, dims: Sequence[int]) -> tuple[str, ...]:
-    """Mesh axes that split any of `dims`."""
+    """Returns the mesh axes that shard any of `dims`."""
     names = () if spec is None else tuple(spec)
     return tuple(a for d in dims if d < len(names) for a in split_axes(names[d]))
 

@@ -5,11 +5,12 @@ A block declares `tp_plan`, pairs of dotted paths below itself:
     class MyBlock(nnx.Module):
         tp_plan = (("proj_up", "proj_out"), ("layers.0", "layers.2"))
 
-The first layer of a pair is split by columns: each tp device computes its own channels.
-Operations between the two layers must act on each channel separately. The second is
-split by rows: each device takes its own channels, one `psum` sums the products, then
-the bias is added. A layer is a `Linear` or a 1 x 1 `Conv`. Gradients need no further
-code: the transpose under `shard_map` sums those of replicated parameters.
+The first layer of a pair is split by columns: each tp device computes its own output
+channels. Operations between the two layers must act on each channel separately. The
+second layer is split by rows: each tp device multiplies its own input channels, a
+`psum` sums the products, then the bias is added. A layer is a `Linear` or a 1 x 1
+`Conv`. Gradients need no further code: transposition under `shard_map` sums those of
+replicated parameters.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ HIDDEN = "mlp"
 
 
 def apply_tensor_parallel(module: nnx.Module) -> nnx.Module:
-    """Splits the layers in the `tp_plan` of the blocks of a module over tp.
+    """Shards the layers in the `tp_plan` of every block of a module over tp.
 
-    It renames dims of parameter specs, so it is called before they are read. It has no
-    effect on a mesh without tp.
+    It renames dims in the parameter specs, so it must be called before they are read.
+    It has no effect on a mesh without tp.
 
     Args:
-        module: without values; changed in place.
+        module: a module without values; changed in place.
 
     Returns:
         The same module.
@@ -62,7 +63,7 @@ def _pair(block: nnx.Module, pair: Any) -> tuple[Linear | Conv, Linear | Conv]:
 
 
 def _layer(block: nnx.Module, path: str, what: str) -> Linear | Conv:
-    """The layer at a dotted path, if it can be split."""
+    """Returns the layer at a dotted path; raises ValueError if it cannot be split."""
     found: Any = block
     for part in path.split("."):
         children = _children(found)
@@ -92,7 +93,7 @@ def _children(module: Any) -> dict[str, Any]:
 
 
 def _why_not(layer: Any) -> str | None:
-    """The reason why a layer cannot be split, or None."""
+    """Returns the reason why a layer cannot be split, or None."""
     if not isinstance(layer, Linear | Conv):
         return f"which is a {type(layer).__name__}"
     if layer.split:
@@ -134,7 +135,7 @@ def _split_rows(layer: Any) -> None:
 
 
 def _named(variable: Any, dim: int) -> Any:
-    """The parameter with one dim declared as hidden channels."""
+    """Returns the parameter with one dim named as hidden channels."""
     param_spec = param_spec_of(variable)
     dims = list(param_spec.dims)
     dims[dim] = HIDDEN
