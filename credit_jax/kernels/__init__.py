@@ -1,4 +1,4 @@
-"""Operations of `credit_jax.ops`, each with the implementation that suits the mesh."""
+"""Operations of `credit_jax.ops` with platform-specific implementations."""
 
 from credit_jax.kernels.dispatch import Implementation as Implementation
 from credit_jax.kernels.dispatch import attend as attend

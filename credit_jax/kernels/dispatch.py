@@ -1,18 +1,17 @@
-"""Operations with several implementations, and which of them a program is traced with.
+"""Selects the implementation of each operation while a program is traced.
 
-"xla" is the plain definition in `credit_jax.ops`; "cpu" is in `credit_jax.kernels.cpu`,
-for what XLA compiles to slow code on CPU; "gpu" is in `credit_jax.kernels.gpu`, for
-what XLA does in more kernels and with more memory traffic than need be. All compute the
-same function; what has none of its own there has the plain definition. The choice is
-made while the forward pass is traced:
+"xla" is the reference definition in `credit_jax.ops`. "cpu" is in
+`credit_jax.kernels.cpu`, for operations that XLA compiles to slow code on CPU. "gpu" is
+in `credit_jax.kernels.gpu`, for operations that XLA splits into more kernels, with more
+memory traffic, than necessary. All implementations compute the same function; an
+operation without a "cpu" or "gpu" implementation uses "xla". The choice is
 
-1. the implementation of `use_implementation`, if a program is traced under it;
-2. else "cpu" on a mesh of CPU devices, "gpu" on one of GPUs, "xla" on any other mesh;
-3. else, outside of a mesh, "xla".
+1. the implementation given to `use_implementation`, inside of its context;
+2. otherwise, inside of a mesh, "cpu" for CPU devices, "gpu" for GPUs, else "xla";
+3. otherwise "xla".
 
-On other devices kernels of "gpu" are interpreted: slow, with equal numbers.
-
-So it does not depend on the default backend of the process.
+It does not depend on the default backend of the process. On devices other than GPUs the
+kernels of "gpu" run in Pallas' interpreter: slowly, with the same results.
 
     with use_implementation("xla"):
         y = jax.jit(forward)(x)
@@ -50,19 +49,19 @@ _FEW_ROWS = 1024
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# JAX traces a function anew where they differ, as it does for its own settings.
+# User contexts are part of JAX's trace cache key, like its own settings.
 _IMPLEMENTATION = jax.make_user_context(None)
 _PLATFORM = jax.make_user_context(None)
 
 
 def use_implementation(name: str) -> AbstractContextManager[None]:
-    """Trace with one implementation of every operation, whatever the mesh.
+    """Context manager: traces all operations with one implementation, on any mesh.
 
     Args:
         name: "xla", "cpu" or "gpu".
 
     Raises:
-        ValueError: another name.
+        ValueError: any other name.
     """
     if name not in get_args(Implementation):
         raise ValueError(
@@ -73,16 +72,19 @@ def use_implementation(name: str) -> AbstractContextManager[None]:
 
 
 def use_platform(name: str | None) -> AbstractContextManager[None]:
-    """Traces as for a mesh of another platform, to inspect the program.
+    """Context manager: traces as for another platform, to inspect the program.
 
     Args:
-        name: such as "gpu"; None is the platform of the mesh.
+        name: a platform such as "gpu"; None for the platform of the mesh.
     """
     return _PLATFORM(name)
 
 
 def platform() -> str | None:
-    """Platform of the mesh in scope, such as "cpu"; None outside of a mesh."""
+    """Returns the platform of the current mesh, such as "cpu"; None outside of a mesh.
+
+    Inside of `use_platform` it is the platform given there.
+    """
     return _PLATFORM.value or _mesh_platform()
 
 
@@ -92,9 +94,9 @@ def _mesh_platform() -> str | None:
 
 
 def implementation() -> Implementation:
-    """The implementation that operations are traced with here.
+    """Returns the implementation with which operations are currently traced.
 
-    Under `use_platform` it is never "gpu", whose kernels other devices do not compile.
+    `use_platform("gpu")` does not select "gpu", whose kernels compile on GPUs only.
     """
     if _IMPLEMENTATION.value or platform() == "cpu":
         return _IMPLEMENTATION.value or "cpu"
@@ -102,9 +104,9 @@ def implementation() -> Implementation:
 
 
 def fuses_layers() -> bool:
-    """Whether `window_attention`, `feed_forward` and `project` are there.
+    """Whether to use the fused `window_attention`, `feed_forward` and `project`.
 
-    They do in one kernel what is several operations elsewhere.
+    Only "gpu" implements them; other implementations compose them of operations.
     """
     return implementation() == "gpu"
 
@@ -115,7 +117,7 @@ def feed_forward(
     up: tuple[Float[Array, "channel hidden"], Float[Array, " hidden"]],
     down: tuple[Float[Array, "hidden out"], Float[Array, " out"]],
 ) -> Float[Array, "*batch out"]:
-    """See `kernels.gpu.feed_forward`."""
+    """See `kernels.gpu.feed_forward.feed_forward`."""
     return gpu_feed_forward.feed_forward(x, skip, up, down, interpret=_interprets())
 
 
@@ -125,7 +127,7 @@ def project(
     kernel: Float[Array, "channel out"],
     bias: Float[Array, " out"],
 ) -> Float[Array, "*batch out"]:
-    """See `kernels.gpu.feed_forward`."""
+    """See `kernels.gpu.feed_forward.project`."""
     return gpu_feed_forward.project(x, skip, kernel, bias, interpret=_interprets())
 
 
@@ -134,7 +136,7 @@ def window_attention(
     bias: Float[Array, "tokens tokens"],
     grid: WindowGrid,
 ) -> Float[Array, "batch rows columns heads head_dim"]:
-    """See `kernels.gpu.window_attention`."""
+    """See `kernels.gpu.window_attention.window_attention`."""
     return gpu_window_attention.window_attention(
         qkv, bias, grid, interpret=_interprets()
     )
@@ -143,7 +145,7 @@ def window_attention(
 def _either(
     xla: Callable[P, R], cpu: Callable[P, R], gpu: Callable[P, R] | None = None
 ) -> Callable[P, R]:
-    """One of several implementations, chosen at each call."""
+    """Returns a function that selects one of the implementations at each call."""
     functions = {"xla": xla, "cpu": cpu, "gpu": gpu or xla}
 
     @wraps(xla)
@@ -158,7 +160,10 @@ def layer_norm_and_skip(
     scale: Float[Array, " channel"],
     bias: Float[Array, " channel"],
 ) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
-    """`layer_norm`, and `x` for the residual around what follows."""
+    """Returns `layer_norm(x, scale, bias)`, and `x` for the residual connection.
+
+    "gpu" computes the sum of both gradients of `x` in one kernel.
+    """
     if implementation() == "gpu":
         return gpu_norm.layer_norm_and_skip(x, scale, bias, interpret=_interprets())
     return layer_norm(x, scale, bias), x
@@ -167,7 +172,7 @@ def layer_norm_and_skip(
 def _gpu_layer_norm(
     x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
 ) -> Array:
-    """Of few rows, XLA fuses the definition with what is around it."""
+    """Uses the plain definition for few rows, as XLA fuses it with its neighbors."""
     if math.prod(x.shape[:-1]) < _FEW_ROWS:
         return ops.layer_norm(x, scale, bias, epsilon=epsilon)
     return gpu_norm.layer_norm(x, scale, bias, epsilon=epsilon, interpret=_interprets())

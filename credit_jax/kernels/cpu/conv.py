@@ -1,17 +1,19 @@
-"""Two-dimensional convolution where XLA on CPU is slow (jax 0.10.2, 2 cores).
+"""Alternative implementations of 2-D convolutions that XLA compiles poorly on CPU.
 
-- Gradients of a convolution with a large kernel and a stride: up to 10 times faster as
-  space-to-depth with stride 1, whose forward in turn is slow. So the forward is direct
-  and the backward that of space-to-depth.
-- Kernels of many taps: 2 to 4 times faster by Fourier transforms of tiles, in both
-  directions.
-- Few channels out: up to twice as fast where neighboring columns are computed together,
-  from a kernel with zeros at its ends.
-- Gradients of a convolution with padding: that by the kernel up to 2.5 times faster
-  from the padded field, that by a field of few points up to 3 times faster as one
-  product.
-- Convolutions of a handful of points: up to 100 times faster as one matrix product for
-  each tap, in both directions.
+Speedups are measured with jax 0.10.2 on 2 cores.
+
+- Gradients of a strided convolution with a large kernel: up to 10 times faster as
+  space-to-depth and a convolution of stride 1, whose forward pass is slow. The forward
+  pass is therefore direct and the backward pass that of space-to-depth.
+- Kernels of many taps: 2 to 4 times faster by Fourier transforms of tiles, forward and
+  backward.
+- Few output channels: up to twice as fast if neighboring columns are computed together
+  by a kernel that is padded with zeros.
+- Gradients of a padded convolution: the gradient of the kernel is up to 2.5 times
+  faster from the padded field; the gradient of a field of few points is up to 3 times
+  faster as one matrix product.
+- Convolutions of at most 16 points: up to 100 times faster as one matrix product for
+  each tap, forward and backward.
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ from credit_jax.ops.vma import match_vma
 
 Conv = Callable[[Array, Array], Array]
 
-# Fields of few points are convolved tap by tap with kernels of few taps.
+# At most this many points and taps are computed tap by tap.
 _FEW_POINTS, _FEW_TAPS = 16, 9
 
-# Convolutions with a stride compute this many channels at once, with at most so many
-# times the taps added, which are zeros.
+# Strided convolutions compute several columns together, up to this number of channels,
+# if the zeros added to the kernel are at most this fraction of its columns.
 _FEW_CHANNELS, _MORE_TAPS = 32, 0.4
 
-# Fourier transforms are taken where they leave at most so many of the direct sum's
-# multiplications, in a precision that they are exact in.
+# Fourier transforms are used if they need at most this fraction of the multiplications
+# of the direct sum.
 _FEW_MULTIPLICATIONS = 0.4
 
 
@@ -64,7 +66,7 @@ def conv2d(
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> Float[Array, "batch height_out width_out channel_out"]:
-    """`ops.conv2d`; faster without dilation and groups."""
+    """`ops.conv2d`, with faster implementations for dilation 1 and a single group."""
     pads = explicit_padding(padding, kernel.shape[:2], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:3], kernel.shape[:2], padding=pads, dilation=dilation)
     if dilation == (1, 1) and groups == 1:
@@ -84,7 +86,7 @@ def conv2d(
 def _faster(
     x: Array, kernel: Array, stride: Pair, padding: Sequence[Pair]
 ) -> Conv | None:
-    """The convolution to compute in place of the plain one, if there is a faster."""
+    """Returns a faster implementation than `ops.conv2d`, or None."""
     taps, sizes = kernel.shape[:2], x.shape[1:3]
     if stride != (1, 1):
         if any(n % s for n, s in zip(taps, stride, strict=True)):
@@ -140,7 +142,7 @@ _padded.defvjp(_padded_forward, _padded_backward)
 def _field_from_product(
     cotangent: Array, kernel: Array, padding: Padding, size: tuple[int, ...]
 ) -> Array:
-    """The gradient by the field: one product with all taps, then their sums."""
+    """Returns the gradient of the field: one product with all taps, then a sum."""
     *taps, channels, out = kernel.shape
     by_tap = dense_transposed(cotangent.reshape(-1, out), kernel.reshape(-1, out))
     by_tap = by_tap.reshape(*cotangent.shape[:-1], *taps, channels)
@@ -154,10 +156,10 @@ def _field_from_product(
 
 
 def _tap_by_tap(x: Array, kernel: Array) -> Array:
-    """Sum over the taps of a kernel, each a matrix product."""
+    """Convolves without padding as a sum over taps, each a matrix product."""
     taps_h, taps_w, channels = kernel.shape[:3]
     height, width = x.shape[1] - taps_h + 1, x.shape[2] - taps_w + 1
-    # The transpose of a split is one concatenation, that of slices a sum of paddings.
+    # The transpose of `split` is one concatenation, that of slices a sum of paddings.
     taps = lax.split(
         kernel.reshape(-1, kernel.shape[3]), [channels] * (taps_h * taps_w)
     )
@@ -198,7 +200,7 @@ _strided.defvjp(_strided_forward, _strided_backward)
 
 
 def _by_fourier(x: Array, kernel: Array, stride: Pair) -> bool:
-    """Whether Fourier transforms are faster."""
+    """Whether Fourier transforms are faster, in float32 or float64 only."""
     taps = kernel.shape[1] // stride[1]
     tiles = Tiles.of(conv_out_size(x.shape[2], kernel.shape[1], stride[1]), taps)
     exact = x.dtype in (jnp.float32, jnp.float64)
@@ -206,7 +208,7 @@ def _by_fourier(x: Array, kernel: Array, stride: Pair) -> bool:
 
 
 def _columns_together(x: Array, kernel: Array, stride: Pair) -> Array:
-    """Some neighboring columns of the output at once, as channels of one point."""
+    """Convolves with several neighboring output columns as channels of one point."""
     (high, step), (_, taps_w, _, channel_out) = stride, kernel.shape
     width = conv_out_size(x.shape[2], taps_w, step)
     affordable = 1 + int(_MORE_TAPS * taps_w) // step
@@ -222,6 +224,6 @@ def _columns_together(x: Array, kernel: Array, stride: Pair) -> Array:
 
 
 def _space_to_depth(x: Array, kernel: Array, stride: Pair) -> Array:
-    """The same convolution with stride 1, on stride * stride times the channels."""
+    """Convolves with stride 1 on the phases of the input as channels."""
     x, kernel, _ = phases(x, kernel, stride, (1, 1), 1)
     return _direct(x, kernel)

@@ -1,4 +1,4 @@
-"""Three-dimensional convolution: with a stride, after space-to-depth."""
+"""Three-dimensional convolution on CPU; strided ones use space-to-depth."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def conv3d(
     dilation: Triple = (1, 1, 1),
     groups: int = 1,
 ) -> Float[Array, "batch depth_out height_out width_out channel_out"]:
-    """`ops.conv3d`; the gradients of strided ones are 5 to 20 times faster."""
+    """`ops.conv3d`; gradients of strided convolutions are 5 to 20 times faster."""
     if stride == (1, 1, 1) and (prod(kernel.shape[:3]) > 1 or groups > 1):
         return ops.conv3d(x, kernel, padding=padding, dilation=dilation, groups=groups)
     pads = explicit_padding(padding, kernel.shape[:3], stride=stride, dilation=dilation)
     check_kernel_fits(x.shape[1:4], kernel.shape[:3], padding=pads, dilation=dilation)
-    # Padded first: the gradient by the kernel is slow where the padding of a
-    # convolution makes its output larger than its input.
+    # Pad first: the gradient of the kernel is slow if padding makes the output of the
+    # convolution larger than its input.
     return space_to_depth_conv(
         pad_spatial(x, pads),
         kernel,

@@ -1,4 +1,4 @@
-"""Transposed convolutions whose one-tap kernels use `kernels.cpu.dense`."""
+"""Transposed convolutions that use `kernels.cpu.dense` for kernels of a single tap."""
 
 from functools import partial
 

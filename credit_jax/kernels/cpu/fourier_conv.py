@@ -1,9 +1,9 @@
 """Convolution with a large kernel by Fourier transforms along the columns.
 
-Overlap-save: columns are cut into overlapping tiles, tiles and kernel transformed, and
-what the direct sum does for every tap is done for every frequency instead. A kernel of
-16 columns leaves a seventh of the multiplications. Rows are summed directly. All of it,
-the short transforms too, are matrix products, and so are the gradients.
+The overlap-save method: the columns are cut into overlapping tiles; tiles and kernel
+are transformed and multiplied frequency by frequency instead of tap by tap. For a
+kernel of 16 columns this takes a seventh of the multiplications. Rows are summed
+directly. The short transforms are matrix products, too, and so are the gradients.
 
 Source: A. V. Oppenheim, R. W. Schafer, Discrete-Time Signal Processing, 8.7.3.
 """
@@ -21,18 +21,18 @@ from jaxtyping import Array, Float
 from credit_jax.ops.padding import pad, pad_spatial
 from credit_jax.ops.space_to_depth import split_taps
 
-# A tile makes about so many times the kernel's columns.
+# A tile computes about this many output columns for each column of the kernel.
 _TILE_PER_TAP = 6
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the columns of an output are cut.
+    """Partition of the output columns into tiles.
 
     Attributes:
-        count: tiles.
-        width: columns of the output that a tile makes.
-        taps: columns of the kernel, divided by the stride.
+        count: number of tiles.
+        width: number of output columns that a tile computes.
+        taps: number of columns of the kernel, divided by the stride.
     """
 
     count: int
@@ -41,7 +41,7 @@ class Tiles:
 
     @classmethod
     def of(cls, width: int, taps: int) -> Tiles:
-        """Tiles for so many columns of the output.
+        """Returns the tiles for `width` output columns.
 
         >>> Tiles.of(192, 16)
         Tiles(count=2, width=96, taps=16)
@@ -52,7 +52,7 @@ class Tiles:
 
     @property
     def size(self) -> int:
-        """Points of a transform, an even number."""
+        """Number of points of a transform, even."""
         points = self.width + self.taps - 1
         return points + points % 2
 
@@ -62,7 +62,7 @@ class Tiles:
 
     @property
     def cost(self) -> float:
-        """Multiplications, as a part of those of the direct sum."""
+        """Number of multiplications divided by that of the direct sum."""
         return 4 * self.frequencies / (self.width * self.taps)
 
 
@@ -75,8 +75,8 @@ def fourier_conv(
 
     Args:
         x: (batch, height, width, channel_in), in float32 or wider.
-        kernel: (kernel_h, kernel_w, channel_in, channel_out); the stride divides its
-            height and width.
+        kernel: (kernel_h, kernel_w, channel_in, channel_out), with height and width
+            multiples of the stride.
         stride: of height and width.
     """
     (sh, sw), (kh, kw, channel_in, channel_out) = stride, kernel.shape
@@ -112,10 +112,11 @@ def fourier_conv(
 
 
 def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
-    """The matrices of the transforms.
+    """Returns the matrices of the transforms, where part is real or imaginary.
 
-    Of tiles (frequency * part, point); of the kernel, real part and imaginary part,
-    each (frequency, tap); back to the tile (column, part * frequency).
+    Forward transform of tiles (frequency * part, point); real and imaginary part of the
+    transform of the kernel, each (frequency, tap); inverse transform of tiles
+    (column, part * frequency).
     """
     angle = np.arange(tiles.frequencies)[:, None] * np.arange(tiles.size)
     angle = 2 * np.pi / tiles.size * (angle % tiles.size)
@@ -131,9 +132,10 @@ def _transforms(tiles: Tiles, dtype: np.dtype) -> tuple[Array, ...]:
 
 @jax.custom_vjp
 def _sum_rows(made: Array) -> Array:
-    """Row h is the sum over taps i of what row h + i made with tap i.
+    """Returns out[h] = sum over taps i of made[row h + i, tap i].
 
-    (frequency, part, batch, row, tap, channel) to the same without tap.
+    Maps (frequency, part, batch, row, tap, channel) to
+    (frequency, part, batch, row, channel).
     """
     high = made.shape[4]
     height = made.shape[3] - high + 1
@@ -146,7 +148,7 @@ def _sum_rows_forward(made: Array) -> tuple[Array, int]:
 
 
 def _sum_rows_backward(high: int, cotangent: Array) -> tuple[Array]:
-    # Side by side, where the transpose of slices would be a sum of paddings.
+    # Stacks the paddings; JAX's transpose of the slices would sum them.
     ends = [(i, high - 1 - i) for i in range(high)]
     lead = ((0, 0),) * 3
     moved = [pad(cotangent, (*lead, end, (0, 0))) for end in ends]

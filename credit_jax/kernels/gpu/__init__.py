@@ -1,1 +1,1 @@
-"""Kernels written for GPUs: Pallas programs that Triton compiles."""
+"""Kernels for GPUs: Pallas kernels that are compiled by Triton."""

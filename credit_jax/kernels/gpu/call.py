@@ -1,4 +1,4 @@
-"""Calls of kernels, named so that a compiled program tells what they compute."""
+"""Calls of Pallas kernels, with their FLOPs in the name that compiled programs show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array
 
-# Groups of 32 threads of a program.
+# Warps (of 32 threads) of a program.
 _WARPS = 8
 _FLOPS = re.compile(r"_(\d+)_flops\b")
 
@@ -26,17 +26,21 @@ def call_kernel(
     num_stages: int = 1,
     interpret: bool = False,
 ) -> Sequence[Array]:
-    """Runs a Pallas kernel on whole arrays, which vary over equal mesh axes.
+    """Runs a Pallas kernel on arrays without blocking.
 
     Args:
-        kernel: of refs of the arrays and the results.
-        name: of the kernel; that in a compiled program ends in its operations.
-        *arrays: read by the kernel.
-        grid: numbers of programs.
-        results: shapes and dtypes.
-        flops: operations of its products, those with padding left out.
-        num_stages: turns of a loop whose reads are under way at once.
-        interpret: run the kernel as XLA operations, on any device.
+        kernel: function of the refs of all arrays, then of all results.
+        name: name of the kernel; `flops` is appended in compiled programs.
+        *arrays: arrays that the kernel reads; all vary over the same mesh axes, and so
+            do the results.
+        grid: number of programs along each grid dim.
+        results: shape and dtype of each result.
+        flops: floating-point operations of the matrix products, without padding.
+        num_stages: number of pipeline stages of loops (Triton's `num_stages`).
+        interpret: whether to run the kernel as XLA operations, on any device.
+
+    Returns:
+        The results, in order.
     """
     varying = jax.typeof(arrays[0]).manual_axis_type
     shapes = [
@@ -58,7 +62,9 @@ def call_kernel(
 
 
 def named_flops(op_name: str) -> int:
-    """Operations of a kernel of `call_kernel`, from its named scopes in a program.
+    """Returns the FLOPs of a kernel of `call_kernel` from its `op_name` in a program.
+
+    It is 0 for other operations.
 
     >>> named_flops("jit(step)/window_attention_forward_1200_flops/pallas_call")
     1200

@@ -1,8 +1,8 @@
-"""Matrix products over channels whose gradient by the kernel is summed in groups.
+"""Matrix products over channels whose kernel gradient is summed in groups of rows.
 
-The sum over all points of a field is longer than a product of two matrices can be
-spread over a GPU, and XLA splits it in parts of equal length by copying the factors
-with padding. Groups of whole rows need no copy.
+The gradient of the kernel contracts all points of a field but has few output tiles, too
+few to fill a GPU. XLA's split-K pads the factors to parts of equal length, which copies
+them. Groups that divide the number of rows need no copy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from credit_jax.ops import dense as ops
 from credit_jax.ops.dense import of_matrices
 from credit_jax.ops.vma import match_vma
 
-# Of fewer rows the sum is short.
+# With fewer rows the sum is not split.
 _MANY_ROWS = 4096
-# Side of a tile of a product, and how many tiles a GPU works on at once.
+# Side of a tile of a product, and the number of tiles that a GPU processes at once.
 _TILE, _TILES = 128, 132
 
 
@@ -30,7 +30,7 @@ def dense(
     *,
     dtype: Any = None,
 ) -> Float[Array, "*batch *out"]:
-    """`ops.dense`."""
+    """`ops.dense`; for many rows, its kernel gradient is `kernel_gradient`."""
     if x.size // x.shape[-1] < _MANY_ROWS:
         return ops.dense(x, kernel, dtype=dtype)
     return of_matrices(lambda a, b: _product(*match_vma(a, b), dtype), x, kernel)
@@ -60,7 +60,7 @@ _product.defvjp(_forward, _backward)
 def kernel_gradient(
     x: Float[Array, "rows channel"], cotangent: Float[Array, "rows out"]
 ) -> Float[Array, "channel out"]:
-    """`x.T @ cotangent`, float32 or wider, added up over groups of rows."""
+    """Returns `x.T @ cotangent` in float32 or wider, as a sum over groups of rows."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     groups = num_groups(len(x), x.shape[1], cotangent.shape[1])
     left, right = (a.reshape(groups, -1, a.shape[1]) for a in (x, cotangent))
@@ -69,7 +69,7 @@ def kernel_gradient(
 
 
 def num_groups(rows: int, channels: int, out: int) -> int:
-    """Groups that give a GPU enough tiles: of the divisors of `rows`, the nearest one.
+    """Returns the divisor of `rows` nearest to the groups that fill a GPU with tiles.
 
     >>> num_groups(288000, 128, 384)
     45

@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 
 def dot(left: Array, right: Array) -> Array:
-    """Summed in float32 or wider; factors in float32 are not rounded."""
+    """Returns `left @ right`, summed in float32 or wider, without TF32 rounding."""
     wide = jnp.promote_types(left.dtype, jnp.float32)
     precision = lax.Precision.HIGHEST if left.dtype == wide else None
     return jnp.dot(left, right, precision=precision, preferred_element_type=wide)

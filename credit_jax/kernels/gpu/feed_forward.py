@@ -1,7 +1,7 @@
-"""Two layers with a GELU between them, and the residual around them.
+"""Two dense layers with a GELU between them and a residual connection around them.
 
-Kept for the backward pass is the field between the layers before its GELU, which is
-computed again within the products that read it.
+The backward pass saves the hidden values before the GELU; the products that read them
+recompute the GELU.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ def feed_forward(
     *,
     interpret: bool = False,
 ) -> Float[Array, "*batch out"]:
-    """`skip + gelu(x @ up + bias) @ down + bias`.
+    """Returns `skip + gelu(x @ up[0] + up[1]) @ down[0] + down[1]`.
 
     Args:
-        x, skip: fields.
-        up, down: kernel and bias of each layer.
-        interpret: run the kernels as XLA operations, on any device.
+        x: (batch..., channel).
+        skip: (batch..., out).
+        up: kernel (channel, hidden) and bias (hidden,).
+        down: kernel (hidden, out) and bias (out,).
+        interpret: whether to run the kernels as XLA operations, on any device.
     """
     flat = x.reshape(-1, x.shape[-1]), skip.reshape(-1, skip.shape[-1])
     made: Any = _feed_forward(*match_vma(*flat, *up, *down), interpret)
@@ -96,12 +98,14 @@ def project(
     *,
     interpret: bool = False,
 ) -> Float[Array, "*batch out"]:
-    """`skip + x @ kernel + bias`.
+    """Returns `skip + x @ kernel + bias`.
 
     Args:
-        x, skip: fields.
-        kernel, bias: of the layer.
-        interpret: run the kernel as XLA operations, on any device.
+        x: (batch..., channel).
+        skip: (batch..., out).
+        kernel: (channel, out).
+        bias: (out,).
+        interpret: whether to run the kernel as XLA operations, on any device.
     """
     flat = x.reshape(-1, x.shape[-1]), skip.reshape(-1, skip.shape[-1])
     return jnp.reshape(_project(*match_vma(*flat, kernel, bias), interpret), skip.shape)

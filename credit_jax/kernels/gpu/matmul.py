@@ -1,7 +1,8 @@
-"""Products of matrices with what comes before and after them, in one kernel.
+"""Matrix products fused with the elementwise operations before and after them.
 
-`act(x) @ kernel`, then a bias and a residual are added, or the product is multiplied by
-the derivative of the GELU: the widest activations of a transformer are written once.
+The left factor may pass a GELU first; a bias and a residual are added to the product,
+or it is multiplied by the derivative of the GELU. The widest activations of a
+transformer are therefore written once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from jaxtyping import Array, Float
 from credit_jax.kernels.gpu.call import call_kernel
 from credit_jax.kernels.gpu.dots import dot
 
-# Sides of a tile of the result, and how far a turn goes along the summed dim.
+# Sides of a tile of the result, and the step along the contracted dim.
 _ROWS, _COLUMNS, _DEPTH = 128, 128, 64
 _STAGES = 3
-# Programs that a GPU runs at once.
+# Number of programs that a GPU runs at once.
 _TILES = 132
-# erf(z) = z P(z^2) / Q(z^2) in float32; it is +-1 beyond the end.
+# erf(z) = z P(z^2) / Q(z^2) in float32, with z clipped to +-_ERF_END.
 _ERF_END = 3.7439211627767994
 _ERF_ABOVE = (
     0.00022905065861350646,
@@ -48,12 +49,12 @@ _ERF_BELOW = (
 
 @dataclass(frozen=True)
 class _Product:
-    """What a kernel computes.
+    """The matrix product that a kernel computes.
 
     Attributes:
-        depth: length of the summed dim.
-        transposed: whether the kernel is (out, channel).
-        activated: whether the factor on the left is GELU's of what is read.
+        depth: length of the contracted dim.
+        transposed: whether the right factor is stored as (out, channel).
+        activated: whether the left factor is the GELU of the stored values.
     """
 
     depth: int
@@ -61,7 +62,7 @@ class _Product:
     activated: bool = False
 
     def tile(self, left: Any, right: Any, at: _Place) -> Array:
-        """A tile of the product, float32 or wider."""
+        """Returns a tile of the product, in float32 or wider."""
 
         def turn(index: Array, total: Array) -> Array:
             inner = index * _DEPTH + lax.iota(jnp.int32, _DEPTH)
@@ -82,7 +83,7 @@ class _Product:
 
 
 class _Place:
-    """Rows and columns of the tile of this program, columns fastest."""
+    """Rows and columns of the tile of this program; the column varies fastest."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         column, row = pl.program_id(0), pl.program_id(1)
@@ -93,15 +94,15 @@ class _Place:
         self.column_inside = self.column < shape[1]
 
     def load(self, ref: Any) -> Array:
-        """The tile of an array."""
+        """Loads the tile of an array."""
         return _load(ref, self.row, self.column, self.row_inside, self.column_inside)
 
     def vector(self, ref: Any) -> Array:
-        """The values of an array of columns."""
+        """Loads the columns of the tile from a vector."""
         return triton.load(ref.at[self.column], mask=self.column_inside, other=0.0)
 
     def store(self, ref: Any, values: Array, *lead: Array) -> None:
-        """Writes the tile, below leading indices of the array."""
+        """Stores the tile at leading indices `lead` of the array."""
         mask = self.row_inside[:, None] & self.column_inside[None, :]
         where = ref.at[*lead, self.row[:, None], self.column[None, :]]
         triton.store(where, values.astype(ref.dtype), mask=mask)
@@ -116,13 +117,15 @@ def linear(
     activated: bool = False,
     interpret: bool = False,
 ) -> Float[Array, "rows out"]:
-    """`act(x) @ kernel + bias + skip`, rounded once to the dtype of `x`.
+    """Returns `act(x) @ kernel + bias + skip`, rounded once to the dtype of `x`.
 
     Args:
-        x, kernel, bias: factors, and what is added to every row.
-        skip: what is added to the result, if anything.
-        activated: whether `act` is the exact GELU; else it is the identity.
-        interpret: run the kernel as XLA operations, on any device.
+        x: (rows, channel).
+        kernel: (channel, out).
+        bias: (out,).
+        skip: (rows, out), or None for zero.
+        activated: whether `act` is the exact GELU; otherwise it is the identity.
+        interpret: whether to run the kernel as XLA operations, on any device.
     """
     product = _Product(x.shape[1], activated=activated)
     shape = (x.shape[0], kernel.shape[1])
@@ -158,7 +161,13 @@ def hidden_gradient(
     *,
     interpret: bool = False,
 ) -> tuple[Float[Array, "rows hidden"], Float[Array, " hidden"]]:
-    """The gradient of `gelu(hidden) @ kernel` by `hidden`.
+    """Returns the gradient of `gelu(hidden) @ kernel` with respect to `hidden`.
+
+    Args:
+        cotangent: (rows, out), of the product.
+        kernel: (hidden, out).
+        hidden: (rows, hidden).
+        interpret: whether to run the kernel as XLA operations, on any device.
 
     Returns:
         The gradient, and its sum over all rows, float32 or wider.
@@ -211,16 +220,16 @@ def layer_gradients(
     activated: bool = False,
     interpret: bool = False,
 ) -> tuple[Float[Array, "channel out"], Float[Array, " out"]]:
-    """The gradients of `act(x) @ kernel + bias` by kernel and bias.
+    """Returns the gradients of kernel and bias of `act(x) @ kernel + bias`.
 
     Args:
         x, activated: as for `linear`.
-        cotangent: of the result.
-        interpret: run the kernel as XLA operations, on any device.
+        cotangent: (rows, out), of the result.
+        interpret: whether to run the kernel as XLA operations, on any device.
 
     Returns:
-        `act(x).T @ cotangent` and the sum of the cotangent over all rows, both float32
-        or wider, added up over groups of rows.
+        `act(x).T @ cotangent` and the sum of the cotangent over all rows, both in
+        float32 or wider, computed as sums over groups of rows.
     """
     rows, shape = len(x), (x.shape[1], cotangent.shape[1])
     tiles = math.prod(_grid(shape))
@@ -265,7 +274,7 @@ def _gradients_kernel(
     zeros = tuple(jnp.zeros(s, parts.dtype) for s in ((_ROWS, _COLUMNS), _COLUMNS))
     by_kernel, by_bias = lax.fori_loop(0, turns, turn, zeros)
     at.store(parts, by_kernel, group)
-    # The programs of one column of tiles have the same sum.
+    # All programs of a column of tiles compute the same sum; one of them stores it.
     once = at.column_inside & (at.block == 0)
     triton.store(sums.at[group, at.column], by_bias, mask=once)
 
@@ -278,7 +287,7 @@ def _gelu(x: Array) -> Array:
 def distribution(x: Array) -> Array:
     """Cumulative distribution function of the standard normal distribution.
 
-    Pallas has no erf for Triton; this is XLA's of float32, a quotient of polynomials.
+    Pallas on Triton has no erf; this is XLA's rational approximation for float32.
     """
     z = jnp.clip(x * math.sqrt(0.5), -_ERF_END, _ERF_END)
     square = z * z

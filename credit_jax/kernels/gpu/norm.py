@@ -1,8 +1,8 @@
-"""Normalization over channels, one kernel a pass, statistics in float32.
+"""Layer normalization with one kernel for each pass, statistics in float32 or wider.
 
-The backward pass keeps the input alone and takes the statistics again. It adds the
-gradient of the residual that goes around the normalized branch, so that the gradient
-of a block's input is written once.
+Only the input is saved for the backward pass, which recomputes the statistics. It also
+adds the gradient of the residual connection around the normalized branch, so the
+gradient of the input of a block is written once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from jaxtyping import Array, Float
 from credit_jax.kernels.gpu.call import call_kernel
 from credit_jax.ops.vma import match_vma
 
-# Values that a program works on at once, and programs of the backward pass, each of
-# which sums the gradients of scale and bias of its rows.
+# Number of values that a program processes at once; number of programs of the backward
+# pass, each of which sums the gradients of scale and bias over its rows.
 _VALUES = 8192
 _PROGRAMS = 528
 
@@ -46,13 +46,13 @@ def layer_norm_and_skip(
     epsilon: float = 1e-5,
     interpret: bool = False,
 ) -> tuple[Float[Array, "*batch channel"], Float[Array, "*batch channel"]]:
-    """The normalized array, and `x` itself, whose gradients one kernel adds.
+    """Returns the normalized array, and `x` itself; one kernel adds their gradients.
 
     Args:
         x: (..., channel).
         scale, bias: (channel,).
-        epsilon: inside the root.
-        interpret: run the kernels as XLA operations, on any device.
+        epsilon: added to the variance.
+        interpret: whether to run the kernels as XLA operations, on any device.
     """
     flat = x.reshape(-1, x.shape[-1])
     both: Any = _norm(*match_vma(flat, scale, bias), epsilon, interpret)
@@ -114,12 +114,12 @@ _norm.defvjp(_forward, _backward)
 
 
 def _rows(x: Array) -> int:
-    """Rows that a program works on at once, a power of two."""
+    """Number of rows that a program processes at once, a power of two."""
     return max(_VALUES // _width(x), 1)
 
 
 def _width(x: Any) -> int:
-    """Channels that a program loads, a power of two."""
+    """Number of channels that a program loads, a power of two."""
     return 1 << (x.shape[-1] - 1).bit_length()
 
 
@@ -171,7 +171,7 @@ def _backward_kernel(
 def _standardize(
     x: Any, cells: Any, mask: Array, epsilon: float
 ) -> tuple[Array, Array]:
-    """Rows with mean 0 and variance 1, 0 where masked; and 1 / standard deviation."""
+    """Returns rows with mean 0 and variance 1, 0 where masked, and 1 / deviation."""
     values = _load(x, cells, mask)
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     count = x.shape[-1]
@@ -182,7 +182,7 @@ def _standardize(
 
 
 def _cells(x: Any, block: Array, rows: int) -> tuple[Any, Array]:
-    """Indices of a block of rows, and which of them are inside of the array."""
+    """Returns indices of a block of rows, and a mask of those inside of the array."""
     row = block * rows + lax.iota(jnp.int32, rows)
     channel = lax.iota(jnp.int32, _width(x))
     mask = (row < x.shape[0])[:, None] & (channel < x.shape[1])[None, :]
@@ -194,7 +194,7 @@ def _load(ref: Any, cells: Any, mask: Array) -> Array:
 
 
 def _vector(ref: Any, like: Array) -> Array:
-    """Values of the channels, (1, channel)."""
+    """Loads a vector of channels as (1, channel)."""
     channel = lax.iota(jnp.int32, _width(ref))
     values = triton.load(ref.at[channel], mask=channel < ref.shape[0], other=0.0)
     return values.astype(like.dtype)[None, :]

@@ -1,10 +1,10 @@
-"""Attention within the windows of a field, one kernel for each pass.
+"""Attention within the windows of a field, with one kernel for each pass.
 
-A program takes a tile of whole windows of one head from the field of q, k and v, where
-they lie, and writes their weighted values where they belong: logits, weights and their
-gradients never reach the memory of the device, nothing is rearranged, and windows need
-no padding there. The backward pass computes the weights again; it keeps nothing but
-what the forward pass was given.
+A program reads a tile of complete windows of one head directly from the field of q, k
+and v, and writes the weighted values directly to the output field. Logits, weights and
+their gradients never reach device memory; the field is neither rearranged into windows
+nor padded. Only the inputs are saved for the backward pass, which recomputes the
+weights.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from credit_jax.kernels.gpu.dots import dot
 from credit_jax.ops.vma import match_vma
 from credit_jax.ops.window_grid import WindowGrid
 
-# Logit of a pair of tokens that do not attend to each other: its weight is exactly 0,
-# and a row of nothing else has finite weights.
+# Logit of pairs of tokens that do not attend to each other: the weight is exactly 0,
+# and a row with no other logit has finite weights.
 _APART = -1e30
-# Tokens that a program attends to at once, where windows have fewer.
+# Smaller windows are combined up to this number of tokens in a tile.
 _TOKENS = 64
-# Programs of the backward pass, each of which sums the bias gradient of its windows.
+# Number of programs of the backward pass; each sums the bias gradient of its windows.
 _PROGRAMS = 264
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of windows, one for each turn of a program.
+    """Partition of all windows into tiles, which programs process one at a time.
 
-    A tile has as many windows as fill `_TOKENS` tokens, at least one, and is padded to
-    a power of two; the bias keeps tokens from those of other windows.
+    A tile has as many windows as fit into `_TOKENS` tokens, at least one, and is padded
+    to a power of two; the bias masks pairs of tokens of different windows.
 
     Attributes:
-        grid: the windows.
+        grid: the windows of the field.
     """
 
     grid: WindowGrid
 
     @property
     def windows(self) -> int:
-        """Of a tile."""
+        """Number of windows of a tile."""
         return max(_TOKENS // self.grid.tokens, 1)
 
     @property
     def tokens(self) -> int:
-        """Of a tile, without padding."""
+        """Number of tokens of a tile without padding."""
         return self.windows * self.grid.tokens
 
     @property
     def size(self) -> int:
-        """Tokens of a tile, padding included."""
+        """Number of tokens of a tile with padding, at least 16."""
         return max(1 << (self.tokens - 1).bit_length(), 16)
 
     @property
@@ -68,7 +68,7 @@ class Tiling:
         return -(-self.grid.windows // self.windows)
 
     def locate(self, tile: Array) -> tuple[Int[Array, " t"], Bool[Array, " t"]]:
-        """Point of each token of a tile, and which tokens are no padding."""
+        """Returns the point of each token of a tile, and a mask without padding."""
         token = lax.iota(jnp.int32, self.size)
         window = tile * self.windows + token // self.grid.tokens
         inside = (token < self.tokens) & (window < self.grid.windows)
@@ -77,11 +77,11 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of q, k and v, side by side along the channels of a field.
+    """Heads of q, k and v, consecutive along the channels of a field.
 
     Attributes:
-        num: of this device.
-        channels: of a head.
+        num: number of local heads.
+        channels: number of channels of a head.
     """
 
     num: int
@@ -89,7 +89,7 @@ class Heads:
 
     @property
     def width(self) -> int:
-        """Channels that a program loads: a power of two that products can have."""
+        """Number of channels that a program loads: a power of two, at least 16."""
         return max(1 << (self.channels - 1).bit_length(), 16)
 
 
@@ -100,16 +100,16 @@ def window_attention(
     *,
     interpret: bool = False,
 ) -> Float[Array, "batch rows columns heads head_dim"]:
-    """softmax(q k' / sqrt(head_dim) + bias) v within every window of a field.
+    """Returns softmax(q k' / sqrt(head_dim) + bias) v within every window of a field.
 
     Products of 16-bit arrays are summed in float32; logits, softmax and the gradient of
     the bias are float32 or wider.
 
     Args:
-        qkv: queries, keys and values at every point.
-        bias: of every pair of tokens, equal in all windows and heads.
-        grid: which points are windows.
-        interpret: run the kernels as XLA operations, on any device.
+        qkv: (batch, rows, columns, 3, heads, head_dim), queries, keys and values.
+        bias: (tokens, tokens), the same in all windows and heads.
+        grid: the windows of the field.
+        interpret: whether to run the kernels as XLA operations, on any device.
     """
     *points, _, num, channels = qkv.shape
     heads, tiling = Heads(num, channels), Tiling(grid)
@@ -120,7 +120,7 @@ def window_attention(
 
 
 def _bias_of_tile(bias: Array, tiling: Tiling, dtype: Any) -> Array:
-    """The bias of all pairs of a tile, `_APART` where windows differ."""
+    """Returns the bias of all pairs of a tile, `_APART` for different windows."""
     count = tiling.windows
     same = jnp.eye(count, dtype=bool)[:, None, :, None]
     every = jnp.where(same, bias.astype(dtype)[None, :, None, :], _APART)
@@ -188,7 +188,7 @@ def _forward_call(
 
 
 def _product(tiling: Tiling, heads: Heads) -> int:
-    """Operations of one product of every pair of tokens, padding not counted."""
+    """FLOPs of one product over all pairs of tokens, without padding."""
     pairs = tiling.grid.windows * tiling.grid.tokens**2
     return 2 * pairs * heads.num * heads.channels
 
@@ -242,7 +242,7 @@ def _backward_kernel(
 
 
 def _softmax(q: Array, k: Array, bias: Array, heads: Heads) -> tuple[Array, Array]:
-    """exp(logits - their maximum) of every query, and its sum, (tokens, 1)."""
+    """Returns exp(logits - maximum) of every query, and its sum, (tokens, 1)."""
     logits = dot(q, k.T) * heads.channels**-0.5 + bias
     raised = jnp.exp(logits - logits.max(1, keepdims=True))
     return raised, raised.sum(1, keepdims=True)
@@ -251,7 +251,7 @@ def _softmax(q: Array, k: Array, bias: Array, heads: Heads) -> tuple[Array, Arra
 def _load(
     ref: Any, points: Array, inside: Array, part: int, head: Array, heads: Heads
 ) -> Array:
-    """One of the parts (q, k, v) of a head at some points; 0 for padding."""
+    """Loads one of the parts (q, k, v) of a head at some points; 0 for padding."""
     where, mask = _cells(ref, points, inside, part, head, heads)
     return triton.load(where, mask=mask, other=0.0)
 
