@@ -1,8 +1,9 @@
-"""The parallel toolkit: meshes, layouts, operations on split fields, policies.
+"""The parallel toolkit: meshes, layouts, operations on sharded fields, policies.
 
-The public names of its modules. Definitions on one device are in `credit_jax.ops`. What
-needs a model is above: `build_parallel_model` in `credit_jax.models.parallel_model`,
-`apply_tensor_parallel` in `credit_jax.nn.tensor_parallel`.
+These are the public names of its modules. Definitions on one device are in
+`credit_jax.ops`. Functions of a model are in higher layers: `build_parallel_model` in
+`credit_jax.models.parallel_model`, `apply_tensor_parallel` in
+`credit_jax.nn.tensor_parallel`.
 """
 
 from credit_jax.parallel.domain.channel_attention import (

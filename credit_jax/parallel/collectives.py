@@ -1,4 +1,4 @@
-"""Collectives that are the identity where an axis is absent."""
+"""Collectives that are the identity if the mesh has no such axis."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jaxtyping import Array
 
 from credit_jax.ops.vma import pvary, varying_axes
 
-# What a collective has given, as policies of `jax.checkpoint` name it: blocks that are
-# recomputed keep it, so that the backward pass sends nothing a second time.
+# The `checkpoint_name` of results of collectives. Rematerialization policies save them,
+# so the backward pass does not repeat the communication.
 MOVED = "moved"
 
 # (source, destination)
@@ -24,19 +24,19 @@ Pair = tuple[int, int]
 
 
 def keep_moved(x: Array) -> Array:
-    """`x`, the result of a collective, under the name `MOVED`."""
+    """Returns `x`, the result of a collective, with the checkpoint name `MOVED`."""
     return checkpoint_name(x, MOVED)
 
 
-# The value of `group_halos`; JAX traces a function anew where it differs.
+# The value of `group_halos`, part of JAX's trace cache key.
 _GROUP_HALOS = jax.make_user_context(False)
 
 
 def group_halos(on: bool) -> AbstractContextManager[None]:
-    """Trace so that GPUs send the halos of both directions in one launch.
+    """Context manager: traces so that GPUs send the halos of both directions at once.
 
-    It changes no number, and nothing on other devices. Off by default: whether one
-    launch of two messages takes less time than two is for a clock to say.
+    Both `ppermute`s become one group of collectives with a single launch. Results do
+    not change; other devices ignore it. Off by default: measure whether it is faster.
     """
     return _GROUP_HALOS(on)
 
@@ -44,12 +44,12 @@ def group_halos(on: bool) -> AbstractContextManager[None]:
 def ppermute_each(
     arrays: Sequence[Array], axis: str | None, pairs: Sequence[Sequence[Pair]]
 ) -> list[Array]:
-    """`lax.ppermute` of several arrays, grouped under `group_halos`.
+    """`lax.ppermute` of several arrays, as one group inside of `group_halos(True)`.
 
     Args:
-        arrays: of this device.
+        arrays: local arrays.
         axis: mesh axis.
-        pairs: (source, destination) devices of each.
+        pairs: (source, destination) indices along the axis, for each array.
     """
 
     def permuted(*arrays: Array) -> list[Array]:
@@ -63,34 +63,34 @@ def ppermute_each(
 
 
 def psum(x: Any, axes: str | Sequence[str] | None) -> Any:
-    """Sum over mesh axes; None or an empty tuple is the identity."""
+    """`lax.psum`; with None or an empty sequence of axes, the identity."""
     return lax.psum(x, axes) if axes else x
 
 
 def sum_parts(x: Array, axes: Sequence[str]) -> Array:
-    """Sum over mesh axes, each device adding its own part.
+    """Sums the terms of all devices along mesh axes.
 
-    Unlike `psum` it takes a value whose type does not vary over an axis, such as a
-    constant: that counts once for each device, too.
+    Unlike `psum` it accepts values that are invarying over an axis, such as constants;
+    they count once for each device.
 
     Args:
-        x: this device's part of the sum.
-        axes: mesh axes; an empty sequence is the identity.
+        x: the term of this device.
+        axes: mesh axes; with an empty sequence, the identity.
     """
     return psum(pvary(x, axes), tuple(axes))
 
 
 def psum_varying(x: Array) -> Array:
-    """Sum over exactly the axes that `x` varies over: the sum over all its shards."""
+    """Sums over exactly the axes that `x` varies over: the sum over all its shards."""
     return psum(x, tuple(sorted(varying_axes(x))))
 
 
 def psum_each(arrays: Sequence[Array], axes: Sequence[tuple[str, ...]]) -> list[Array]:
-    """`psum` of several arrays; those with the same axes are sent as one vector.
+    """`psum` of several arrays; those with the same axes and dtype are concatenated.
 
     Args:
-        arrays: of any shapes.
-        axes: the mesh axes of each; an empty tuple is the identity.
+        arrays: arrays of any shapes.
+        axes: mesh axes for each array; with an empty tuple, the identity.
     """
     together: dict[Any, list[int]] = {}
     for i, (array, names) in enumerate(zip(arrays, axes, strict=True)):
@@ -108,7 +108,7 @@ def psum_each(arrays: Sequence[Array], axes: Sequence[tuple[str, ...]]) -> list[
 
 
 def axis_index(axis: str | tuple[str, ...] | None) -> Array | int:
-    """Coordinate of this device along `axis`; 0 where the axis is absent.
+    """Returns the index of this device along `axis`; 0 if `axis` is None.
 
     Of several axes, the first is outermost.
     """

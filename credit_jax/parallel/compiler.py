@@ -24,11 +24,11 @@ CACHE_HELP = (
 )
 
 # Measured on WXFormer steps, 2026-11, jax 0.10.2, 2 cores:
-# - Without LLVM's costly passes a step compiles sooner and runs as fast. The fusion
-#   emitters stay on: the older ones do not vectorize what is written over its input,
-#   which is most of a gradient (GELU's: 3.2 for 0.5 ms) and all of AdamW.
-# - YNNPACK's convolutions take two to three times as long as Eigen's, its products a
-#   third longer; its reductions are faster.
+# - Without LLVM's expensive passes a step compiles sooner and runs as fast. The fusion
+#   emitters stay on, as the older emitters do not vectorize operations that overwrite
+#   their input: most of a gradient (GELU's: 3.2 ms instead of 0.5 ms) and all of AdamW.
+# - YNNPACK's convolutions take two to three times as long as Eigen's, its matrix
+#   products a third longer; its reductions are faster.
 _OPTIONS: dict[str, dict[str, bool | str]] = {
     "cpu": {
         "xla_llvm_disable_expensive_passes": True,
@@ -42,14 +42,16 @@ _NO_UNROLLING = "xla_cpu_disable_loop_unrolling"
 
 
 def compile_sooner() -> None:
-    """Process settings that shorten tracing and compilation.
+    """Changes process settings to shorten tracing and compilation.
 
-    Garbage is collected every 100,000 objects instead of 700: tracing a step makes a
-    million that stay, and collections take a tenth of its time.
+    The garbage collector runs every 100,000 allocations instead of every 700: tracing a
+    step allocates a million objects that stay alive, and collections take a tenth of
+    the tracing time.
 
-    On a CPU, LLVM unrolls no loops, which is a seventh of the time to compile a
-    WXFormer step, and the step runs no slower. XLA takes that option from XLA_FLAGS
-    alone, when JAX is first used; the user's own extra options stay as they are.
+    On CPU, loop unrolling by LLVM is disabled. It takes a seventh of the time to
+    compile a WXFormer step, which runs no slower without it. XLA reads this option only
+    from XLA_FLAGS, when JAX is first used; nothing is added to XLA_FLAGS that set
+    `--xla_backend_extra_options` already.
     """
     gc.set_threshold(100_000, 50, 100)
     flags = os.environ.get("XLA_FLAGS", "")
@@ -68,15 +70,18 @@ def compile_program(
 ) -> Any:
     """`jax.jit` of a whole program, with compiler options for the devices of `mesh`.
 
-    Only the outermost `jax.jit` may have compiler options, so what is compiled like
-    this cannot be part of another program.
+    Only the outermost `jax.jit` may have compiler options, so the result cannot be
+    called inside of another jitted function.
 
     Args:
         function: a function of global arrays; it may be jitted itself.
         mesh: the mesh that it runs on.
-        donate_argnums: arguments whose memory the outputs may take.
+        donate_argnums: as for `jax.jit`.
         options: further options of XLA, see `check_options`.
         group_halos: see `collectives.group_halos`.
+
+    Returns:
+        The jitted function, which takes positional arguments only.
     """
     known = _OPTIONS.get(mesh.devices.flat[0].platform, {})
 
@@ -93,13 +98,14 @@ def compile_program(
 
 
 def check_options(options: Mapping[str, bool | int | str]) -> None:
-    """Checks options of XLA by compiling next to nothing with each.
+    """Checks options of XLA by compiling a trivial function with each.
 
     Args:
-        options: by name, "xla_gpu_enable_latency_hiding_scheduler": True.
+        options: values by name, such as
+            {"xla_gpu_enable_latency_hiding_scheduler": True}.
 
     Raises:
-        ValueError: XLA does not know one, or not its value; lists all that are wrong.
+        ValueError: XLA rejects a name or a value; the message lists all of them.
     """
     problems = []
     for name, value in options.items():
@@ -117,22 +123,26 @@ def check_options(options: Mapping[str, bool | int | str]) -> None:
 
 
 def loops_hold_collectives() -> bool:
-    """Whether a loop of a program may hold collectives on its mesh.
+    """Whether a loop may contain collectives on the current mesh.
 
-    XLA on CPU orders two collectives of a program by when they start, not by when they
-    end. A loop that goes on in another thread counts as started, so a later collective
-    that needs nothing of the loop runs beside those inside it: devices then meet in
-    different orders, and hang or exchange wrong values (jaxlib 0.10.2; openxla/xla
-    xla/runtime/execution_graph.cc, "scheduling" edges).
+    XLA on CPU orders two collectives of a program by their start, not by their end. A
+    loop that still runs in another thread counts as started, so a later collective that
+    does not depend on the loop may run concurrently with those inside of it. Devices
+    then execute collectives in different orders, and hang or exchange wrong values
+    (jaxlib 0.10.2; openxla/xla xla/runtime/execution_graph.cc, "scheduling" edges).
     """
     return platform() != "cpu"
 
 
 def use_cache(folder: str | None) -> None:
-    """Keep compiled programs between runs.
+    """Enables JAX's persistent cache of compiled programs.
+
+    If the folder cannot be created, no cache is used.
 
     Args:
-        folder: where; None takes the environment's or the default, "none" is no cache.
+        folder: folder of the cache; None for that of the environment variable
+            `CACHE_VARIABLE`, else credit_jax in the user's cache folder; "none" for no
+            cache.
     """
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "credit_jax"
     chosen = folder or os.environ.get(CACHE_VARIABLE) or str(default)
@@ -149,10 +159,10 @@ def use_cache(folder: str | None) -> None:
 
 
 def _date_programs(folder: Path) -> None:
-    """Writes when a program was used last where that is missing.
+    """Writes the missing access times of cached programs.
 
-    A process that is killed while it writes a program, or one without a limit of the
-    cache's size, leaves it out; with a limit, JAX then writes no program any more.
+    The access time is missing if a process was killed while it wrote a program, or had
+    no limit of the cache size. With a limit, JAX then fails to write further programs.
     """
     for program in folder.glob("*-cache"):
         used = program.with_name(program.name.removesuffix("cache") + "atime")

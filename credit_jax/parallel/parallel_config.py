@@ -1,4 +1,4 @@
-"""How a model runs on devices: mesh, layout of parameters, precision, memory."""
+"""Settings of execution on devices: mesh, sharding rules, precision, remat."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.remat import Remat
 from credit_jax.parallel.params.sharding import ShardingRules
 
-# Of the published models, WXFormer, CAMulator and Swin have fewer blocks in a stage.
+# Stages of the published WXFormer, CAMulator and Swin models have fewer blocks.
 UNROLL_BLOCKS = 16
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How steps run: where, in what precision, keeping what.
+    """Settings of execution, independent of the model.
 
     Attributes:
         mesh: the device mesh.
-        rules: how parameters are laid out on it.
-        precision: dtypes of the forward and of gradient sums.
-        remat: what blocks keep for the backward pass.
+        rules: how parameters are sharded over the mesh.
+        precision: dtypes of the forward pass and of gradient sums.
+        remat: the rematerialization policy of blocks.
         ulysses: see `MeshAxes.ulysses`.
-        unroll_blocks: stages of at most so many blocks are no loop on GPUs, whose
-            loops copy what blocks read and keep; more blocks compile longer.
+        unroll_blocks: on GPUs, stages of at most this many blocks are unrolled, because
+            loops copy the parameters and residuals of blocks. Unrolled stages take
+            longer to compile.
     """
 
     mesh: Mesh

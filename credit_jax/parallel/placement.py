@@ -1,8 +1,8 @@
-"""Places arrays on a mesh and gathers them: rows over domain, samples over dp.
+"""Shards arrays over a mesh and gathers them: rows over domain, samples over dp.
 
-A split array has equal blocks of rows on all shards; blocks are filled up with copies
-of the last row. Functions that take a `Mesh` work on whole arrays, outside of
-`shard_map`; with the `MeshAxes` of a step they work on local ones, inside.
+A sharded array has blocks of equally many rows on all shards, padded with copies of the
+last row. With a `Mesh`, functions take global arrays, outside of `shard_map`; with
+`MeshAxes`, they take local arrays, inside of it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ROW_DIM = -2
 
 @dataclass(frozen=True)
 class LocalRows:
-    """Adjacent rows of a grid, as a process has them.
+    """Consecutive rows of a grid that a process has.
 
     Attributes:
-        first: number of the first one in the grid.
-        size: rows of the grid.
-        count: how many; None is all from the first on.
+        first: index of the first row in the grid.
+        size: number of rows of the grid.
+        count: number of rows; None for all from the first on.
     """
 
     first: int
@@ -42,21 +42,21 @@ class LocalRows:
 
     @property
     def part(self) -> slice | None:
-        """Where they are in the grid; None if they are all."""
+        """Slice of the grid that selects the rows; None for all rows of the grid."""
         if self.count in (None, self.size):
             return None
         return slice(self.first, self.first + self.count)
 
     def block(self, num_domain: int) -> int:
-        """Rows of each of `num_domain` equal blocks, padding included."""
+        """Returns the rows of each of `num_domain` equal blocks, including padding."""
         return max(-(-self.size // num_domain), 1)
 
     def take(self, x: np.ndarray, begin: int, end: int, dim: int) -> np.ndarray:
-        """Rows begin, ..., end - 1 of the padded grid; the padding is the last row.
+        """Returns rows begin, ..., end - 1 of the grid, padded with its last row.
 
         Args:
-            x: with these rows along `dim`.
-            begin, end: in the grid.
+            x: array with these rows along `dim`.
+            begin, end: row indices in the padded grid.
             dim: array dim of the rows.
         """
         if end <= self.size:
@@ -68,12 +68,18 @@ class LocalRows:
 
 
 def batch_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
-    """Spec of (batch, channel, time, lat, lon), or of micro-batches stacked on it."""
+    """Returns the PartitionSpec of fields (batch, channel, time, lat, lon).
+
+    With `stacked`, there is a leading dim of micro-batches.
+    """
     return array_spec(axes, 6 if stacked else 5, sample_dim=1 if stacked else 0)
 
 
 def vector_spec(axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
-    """Spec of (batch, size), or of micro-batches stacked on it."""
+    """Returns the PartitionSpec of vectors (batch, size).
+
+    With `stacked`, there is a leading dim of micro-batches.
+    """
     sample_dim = 1 if stacked else 0
     return array_spec(axes, sample_dim + 2, sample_dim=sample_dim, row_dim=None)
 
@@ -86,20 +92,20 @@ def place_batch(
     shared: bool = False,
     rows: LocalRows | None = None,
 ) -> dict[str, Any]:
-    """Split arrays over the mesh; rows are padded to equal blocks with the last row.
+    """Shards a batch over the mesh; rows are padded to equal blocks with the last row.
 
     Args:
-        arrays: fields (batch, channel, time, lat, lon) and vectors (batch, size), or
-            with micro-batches stacked in front, or trees of such; the samples of this
-            process's dp ranks, rank after rank.
+        arrays: fields (batch, channel, time, lat, lon) and vectors (batch, size), with
+            or without a leading dim of micro-batches, or pytrees of them. They have the
+            samples of this process's dp ranks, in the order of ranks.
         mesh: the device mesh.
-        local_dp_ranks: the dp ranks this process loads samples for; default all.
-        shared: the samples are those of every dp rank.
-        rows: which rows the fields have; default all.
+        local_dp_ranks: dp ranks whose samples this process has; None for all.
+        shared: whether `arrays` has the samples of one rank, and every rank gets them.
+        rows: rows that the fields have; None for all.
 
     Raises:
-        ValueError: an array of other dims, or the number of samples is no multiple of
-            the number of ranks.
+        ValueError: an array has another number of dims, or the number of samples is not
+            a multiple of the number of ranks.
     """
 
     def place(path: Any, x: np.ndarray) -> Array:
@@ -129,19 +135,20 @@ def shard_tensor(
     *,
     dim: int = ROW_DIM,
 ) -> Shaped[Array, "*blocks"]:
-    """Split an array along `dim` over the domain axis.
+    """Shards an array along `dim` over the domain axis.
 
     Args:
-        x: whole array, on the host or on devices; inside `shard_map` the same on all
-            shards.
-        mesh: the device mesh: `x` becomes an array on all of it, split along `dim`
-            alone. Or, inside `shard_map`, the mesh axes: the result is the local block.
-        dim: array dim to split; default lat of (batch, channel, time, lat, lon).
+        x: global array, on the host or on devices; inside of `shard_map` the same on
+            all shards.
+        mesh: the device mesh, outside of `shard_map`; the result is a global array,
+            sharded along `dim` only. Or the mesh axes, inside of `shard_map`; the
+            result is the local block.
+        dim: array dim to shard; by default lat of (batch, channel, time, lat, lon).
 
     Returns:
-        Equal blocks of ceil(size / n) rows, the last ones filled up with the last row.
+        Blocks of ceil(size / n) rows on n shards, padded with the last row.
 
-    Differs from CREDIT: the number of rows need not divide.
+    Differs from CREDIT: the number of rows need not be a multiple of n.
     """
     if isinstance(mesh, MeshAxes):
         return _local_block(jnp.asarray(x), mesh, dim)
@@ -161,21 +168,21 @@ def gather_tensor(
     dim: int = ROW_DIM,
     size: int | None = None,
 ) -> Shaped[Array, "*shape"]:
-    """The whole rows of a split array: the inverse of `shard_tensor`.
+    """Gathers the rows of a sharded array: the inverse of `shard_tensor`.
 
     Args:
-        x: array split along `dim` over the domain axis; inside `shard_map` the local
-            block of it.
-        mesh: the device mesh, or, inside `shard_map`, the mesh axes.
-        dim: the split array dim.
-        size: number of real rows; default all, padding included.
+        x: array sharded along `dim` over the domain axis; inside of `shard_map` its
+            local block.
+        mesh: the device mesh; or the mesh axes, inside of `shard_map`.
+        dim: the sharded array dim.
+        size: number of rows without padding; None for all, including padding.
 
     Returns:
-        The array with `size` rows, the same on all domain shards. How other dims are
-        split stays.
+        The array with `size` rows, the same on all domain shards. Other dims keep their
+        sharding.
 
     Raises:
-        ValueError: `size` rows are not in blocks like these.
+        ValueError: blocks of `size` rows do not have the shape of `x`.
     """
     axes = mesh if isinstance(mesh, MeshAxes) else MeshAxes.from_mesh(mesh)
     dim = dim % x.ndim
@@ -195,10 +202,10 @@ def gather_tensor(
 
 
 def gather_rows(field: Field) -> Shaped[Array, "*shape"]:
-    """All rows of a field in global order, the same on all shards: one all-gather.
+    """All-gathers the rows of a field, in global order.
 
     Returns:
-        Array with `layout.size` rows along the split dim.
+        Array with `layout.size` rows along the sharded dim, the same on all shards.
     """
     layout, x = field.layout, field.data
     if layout.axis is not None:
@@ -216,17 +223,20 @@ def shard_batch(
     spatial_dims_4d: int = ROW_DIM,
     local_dp_ranks: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Split every array of 4 or 5 dims of a batch; other entries stay as they are.
+    """Shards every array of 4 or 5 dims of a batch; other entries are unchanged.
 
     Args:
         batch: host arrays (batch, channel, time, lat, lon) or (batch, channel, lat,
-            lon), of numpy or whatever numpy reads, and anything else.
-        mesh: the device mesh; rows are split over domain and samples over dp.
+            lon), of NumPy or convertible to NumPy, and any other entries.
+        mesh: the device mesh; rows are sharded over domain and samples over dp.
         spatial_dims_5d, spatial_dims_4d: array dim of the rows.
         local_dp_ranks: as for `place_samples`.
 
-    Differs from CREDIT: splits the samples, too, which CREDIT's loader does; and the
-    number of rows need not divide.
+    Raises:
+        ValueError: as for `place_samples`.
+
+    Differs from CREDIT: samples are sharded, too, as CREDIT's loader does; and the
+    number of rows need not be a multiple of the number of shards.
     """
     dims = {5: spatial_dims_5d, 4: spatial_dims_4d}
     placed = {}
@@ -253,20 +263,20 @@ def place_samples(
     shared: bool = False,
     rows: LocalRows | None = None,
 ) -> Shaped[Array, "*blocks"]:
-    """Split one host array: samples over dp, rows over domain.
+    """Shards a host array: samples over dp, rows over domain.
 
     Args:
-        x: the samples of this process's dp ranks, rank after rank.
+        x: samples of this process's dp ranks, in the order of ranks.
         mesh: the device mesh.
-        sample_dim, row_dim: array dims of samples and rows; None where there are no
-            rows.
-        local_dp_ranks: the dp ranks this process loads samples for; default all.
-        shared: `x` has the samples of one rank, and every rank gets them.
-        rows: which rows `x` has, those of this process's devices at least (`rows_of`);
-            default all.
+        sample_dim: array dim of samples.
+        row_dim: array dim of rows; None if there is none.
+        local_dp_ranks: dp ranks whose samples this process has; None for all.
+        shared: whether `x` has the samples of one rank, and every rank gets them.
+        rows: rows that `x` has, at least those of this process's devices (`rows_of`);
+            None for all.
 
     Raises:
-        ValueError: the number of samples is no multiple of the number of ranks.
+        ValueError: the number of samples is not a multiple of the number of ranks.
     """
     axes = MeshAxes.from_mesh(mesh)
     ranks = tuple(range(axes.num_data)) if local_dp_ranks is None else local_dp_ranks
@@ -301,9 +311,9 @@ def place_samples(
 
 
 def rows_of(mesh: Mesh, size: int) -> LocalRows:
-    """The rows of this process's devices, of a grid of `size` rows.
+    """Returns the rows of this process's devices, of a grid of `size` rows.
 
-    Blocks of padding alone need the last row.
+    Blocks that are only padding need the last row.
     """
     axes = MeshAxes.from_mesh(mesh)
     if axes.domain is None:
@@ -322,7 +332,13 @@ def array_spec(
     sample_dim: int | None = 0,
     row_dim: int | None = ROW_DIM,
 ) -> PartitionSpec:
-    """Spec of an array with samples over dp and rows over domain; None: no such dim."""
+    """Returns the PartitionSpec of an array with samples over dp and rows over domain.
+
+    Args:
+        axes: mesh axes.
+        num_dims: number of array dims.
+        sample_dim, row_dim: array dims of samples and of rows; None for no such dim.
+    """
     parts: list[Any] = [None] * num_dims
     if sample_dim is not None:
         parts[sample_dim] = axes.data or None
@@ -332,10 +348,10 @@ def array_spec(
 
 
 def pad_rows(x: Any, num_domain: int, dim: int = ROW_DIM) -> Any:
-    """Repeat the last row until the rows make `num_domain` equal blocks.
+    """Pads the rows to `num_domain` equal blocks by repeating the last row.
 
     Args:
-        x: array of numpy or JAX; the result is of the same kind.
+        x: NumPy or JAX array; the result is of the same type.
         num_domain: number of blocks.
         dim: array dim of the rows.
     """
@@ -349,7 +365,7 @@ def pad_rows(x: Any, num_domain: int, dim: int = ROW_DIM) -> Any:
 
 
 def _local_block(x: Array, axes: MeshAxes, dim: int) -> Array:
-    """This shard's rows of an array that every shard has whole."""
+    """Returns the rows of this shard from an array with all rows."""
     dim = dim % x.ndim
     size = x.shape[dim]
     layout = block_layout(size, axes.num_domain, axes.domain, dim)
@@ -359,7 +375,7 @@ def _local_block(x: Array, axes: MeshAxes, dim: int) -> Array:
 
 
 def _without_domain(x: Array, mesh: Mesh, axes: MeshAxes) -> Array:
-    """The array with no dim split over the domain axis."""
+    """Removes the domain axis from the sharding of an array."""
     sharding = x.sharding
     if not isinstance(sharding, NamedSharding) or axes.domain is None:
         return x

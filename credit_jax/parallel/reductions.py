@@ -21,13 +21,13 @@ def field_sum(
     *,
     keepdims: bool = False,
 ) -> Float[Array, "*reduced"]:
-    """Sum over dims without padding rows, and over mesh axes.
+    """Sums a field over array dims, without padding rows, and over mesh axes.
 
     Args:
         field: local array and its layout.
         dims: array dims to sum over.
         axes: mesh axes to sum over.
-        keepdims: whether summed dims stay, with length 1.
+        keepdims: whether to keep summed dims with length 1.
     """
     values = field.data
     if field.layout.has_padding and field.layout.dim in dims:
@@ -37,24 +37,24 @@ def field_sum(
 
 @dataclass(frozen=True)
 class FieldReducer:
-    """Means over all samples, rows and longitudes of the whole mesh.
+    """Computes global means from local arrays, for losses and metrics.
 
-    Losses and metrics get one inside `shard_map`. Arrays are local, in CREDIT's layout
-    (batch, channel, time, lat, lon).
+    It is used inside of `shard_map`. Arrays are local, in CREDIT's dim order (batch,
+    channel, time, lat, lon).
 
     Attributes:
         rows: row layout of the lat dim.
-        axes: the mesh axes of the step; `MeshAxes()` on one device.
+        axes: the mesh axes; `MeshAxes()` on one device.
     """
 
     rows: Layout
     axes: MeshAxes
 
     def local_rows(self, per_row: np.ndarray | Array, fill: float | int = 0) -> Array:
-        """This shard's values of an array indexed by global row.
+        """Returns the values of local rows from an array indexed by global row.
 
         Args:
-            per_row: (lat,) or (lat, ...) values of every global row.
+            per_row: (lat, ...), values of every global row.
             fill: value for padding rows.
         """
         return self.rows.local(per_row, fill)
@@ -64,11 +64,11 @@ class FieldReducer:
         values: Float[Array, "batch channel time rows lon"],
         row_weights: np.ndarray | Array | None = None,
     ) -> Float[Array, ""]:
-        """Mean of values * row_weights over every element of the global array.
+        """Returns the mean of values * row_weights over the global array.
 
         Args:
             values: local values; those of padding rows have no effect if finite.
-            row_weights: (lat,) weight of each global row; None: all weights are 1.
+            row_weights: (lat,), weight of each global row; None for 1.
         """
         return self.channel_mean(values, row_weights).mean()
 
@@ -77,7 +77,7 @@ class FieldReducer:
         values: Float[Array, "batch channel time rows lon"],
         row_weights: np.ndarray | Array | None = None,
     ) -> Float[Array, " channel"]:
-        """Mean of values * row_weights for each channel, in float32 or wider."""
+        """Returns the mean of each channel, in float32 or wider; see `mean`."""
         batch, _, time, _, lon = values.shape
         total = self._sum("bctyx,y->c", values, row_weights, self.axes.batch)
         return total / (batch * self.axes.num_data * time * self.rows.size * lon)
@@ -87,7 +87,7 @@ class FieldReducer:
         values: Float[Array, "batch channel time rows lon"],
         row_weights: np.ndarray | Array | None = None,
     ) -> Float[Array, "batch channel time"]:
-        """Mean over the globe of each local sample, channel and time."""
+        """Returns the mean over the globe of each local sample, channel and time."""
         total = self._sum("bctyx,y->bct", values, row_weights, self._domain)
         return total / (self.rows.size * values.shape[-1])
 
@@ -96,15 +96,15 @@ class FieldReducer:
         values: Float[Array, "batch channel time rows lon"],
         row_weights: np.ndarray | Array | None = None,
     ) -> Float[Array, "batch channel time lon"]:
-        """Mean over all rows, such as that of a quantity by zonal wavenumber."""
+        """Returns the mean over all rows, such as of a zonal spectrum."""
         total = self._sum("bctyx,y->bctx", values, row_weights, self._domain)
         return total / self.rows.size
 
     def data_mean(self, values: Float[Array, "batch ..."]) -> Float[Array, ...]:
-        """Mean over the samples of all data-parallel ranks.
+        """Returns the mean over the samples of all data-parallel ranks.
 
         Args:
-            values: by local sample, the same on all shards of the rows.
+            values: (batch, ...), the same on all shards of the rows.
         """
         total = sum_parts(values.sum(axis=0), self.axes.data)
         return total / (values.shape[0] * self.axes.num_data)
@@ -120,7 +120,7 @@ class FieldReducer:
         row_weights: np.ndarray | Array | None,
         axes: Sequence[str],
     ) -> Array:
-        """An einsum of values and row weights, 0 for padding rows, summed over axes."""
+        """Sums an einsum of values and row weights, 0 for padding rows, over axes."""
         weights = np.ones(self.rows.size) if row_weights is None else row_weights
         dtype = jnp.promote_types(values.dtype, jnp.float32)
         local = self.rows.local(jnp.asarray(weights, dtype))

@@ -53,7 +53,7 @@ def _pairs(q: Array, k: Array) -> Array:
 
 
 def _unrolled(weights: Array, values: Array) -> Array:
-    """Returns the sum over j of weights[i, j] * values[j], as elementwise operations."""
+    """Returns the sum over j of weights[i, j] * values[j], as one elementwise loop."""
     terms = (
         weights[..., j : j + 1] * values[..., j : j + 1, :]
         for j in range(values.shape[-2])

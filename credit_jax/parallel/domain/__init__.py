@@ -1,1 +1,1 @@
-"""Operations on fields whose latitude rows are split: exact on any number of shards."""
+"""Operations on fields with sharded latitude rows, exact on any number of shards."""

@@ -1,4 +1,4 @@
-"""Channel attention on fields: gates of channels, rows or columns from means."""
+"""Channel attention on sharded fields: gates computed from means of the field."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def squeeze_excite(
     squeeze_bias: Float[Array, " hidden"] | None = None,
     expand_bias: Float[Array, " channel"] | None = None,
 ) -> Field:
-    """Every channel times a gate of all channels' global means.
+    """Multiplies every channel by a gate that depends on the global means of all.
 
-    torchvision's SqueezeExcitation; without biases the channel part of CREDIT's
-    SCSEAttention.
+    This is torchvision's SqueezeExcitation; without biases it is the channel part of
+    CREDIT's SCSEAttention.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
@@ -51,11 +51,12 @@ def squeeze_excite(
 
 
 def efficient_channel_attention(field: Field, kernel: Float[Array, " taps"]) -> Field:
-    """CREDIT's ECABlock: every channel times a gate of its neighbors' global means.
+    """Multiplies every channel by a gate of its neighbors' means: CREDIT's ECABlock.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
-        kernel: over channels; `ops.gates.neighbor_taps` gives CREDIT's size.
+        kernel: (taps,), convolved with the global means along channels;
+            `ops.gates.neighbor_taps` gives CREDIT's size.
     """
     return _times(field, neighbor_gate(global_mean_pool(field), kernel))
 
@@ -63,16 +64,16 @@ def efficient_channel_attention(field: Field, kernel: Float[Array, " taps"]) -> 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CoordinateWeights:
-    """Weights of `coordinate_attention`; a tree of arrays.
+    """Weights of `coordinate_attention`, a pytree.
 
     Attributes:
         squeeze, squeeze_bias: (channel, hidden), (hidden,).
-        norm_scale, norm_bias: (hidden,) of the batch normalization.
-        lat, lat_bias: (hidden, channel), (channel,): to the gate of each row.
-        lon, lon_bias: the same to the gate of each column.
+        norm_scale, norm_bias: (hidden,), of the batch normalization.
+        lat, lat_bias: (hidden, channel), (channel,), of the gate of each row.
+        lon, lon_bias: (hidden, channel), (channel,), of the gate of each column.
     """
 
-    # Any: trees of the same form hold specs and shapes.
+    # Any: the same tree structure also contains specs or shapes.
     squeeze: Any
     squeeze_bias: Any
     norm_scale: Any
@@ -93,10 +94,11 @@ def coordinate_attention(
     epsilon: float = 1e-5,
     axes: Sequence[str] = (),
 ) -> tuple[Field, RunningStatistics | None]:
-    """CREDIT's CoordinateAttention: gates of rows and of columns from their means.
+    """Multiplies by gates of rows and of columns: CREDIT's CoordinateAttention.
 
-    The batch normalization has statistics over rows and columns together, the same for
-    any number of shards. Means are gathered from all shards after they are squeezed.
+    The batch normalization takes statistics over the means of all rows and all columns,
+    which are equal on any number of shards. Means are all-gathered after they are
+    squeezed.
 
     Args:
         field: (batch, lat, lon, channel).
@@ -104,7 +106,7 @@ def coordinate_attention(
         running, training, momentum, epsilon, axes: as for `batch_norm_field`.
 
     Returns:
-        The field times both gates, and `running` after this batch.
+        The field times both gates; and the running statistics, updated in training.
     """
     lat = _squeezed(mean_over_lon(field), field, weights, dim=1)[:, :, 0]
     lon = _squeezed(mean_over_lat(field), field, weights, dim=2)[:, 0]
@@ -129,13 +131,13 @@ def coordinate_attention(
 def _squeezed(
     mean: Array, field: Field, weights: CoordinateWeights, *, dim: int
 ) -> Array:
-    """Means in hidden channels, those of all rows on every shard."""
+    """Returns the means in hidden channels, with all rows on every shard."""
     hidden = _linear(mean, weights.squeeze, weights.squeeze_bias)
     return gather_rows(field.like(hidden)) if dim == field.layout.dim else hidden
 
 
 def _local(whole: Array, field: Field, dim: int) -> Array:
-    """This shard's rows of an array that holds all rows on every shard."""
+    """Returns the rows of this shard from an array with all rows."""
     if dim != field.layout.dim:
         return whole
     return jnp.moveaxis(field.layout.local(jnp.moveaxis(whole, dim, 0)), 0, dim)

@@ -30,7 +30,7 @@ from credit_jax.parallel.rows.reshard import HALO, reshard
 
 @dataclass(frozen=True)
 class Taps:
-    """Kernel size, stride, zero padding (low, high), dilation along the split dim."""
+    """Kernel size, stride, zero padding (low, high), dilation along the sharded dim."""
 
     size: int
     stride: int
@@ -51,13 +51,16 @@ def conv2d_field(
     """`ops.conv.conv2d` on a field, with the halo that its output rows need.
 
     Args:
-        field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
+        field: (batch, lat, lon, channel_in), sharded along dim 1 or 2.
         kernel: (kernel_h, kernel_w, channel_in / groups, channel_out).
         stride, padding, dilation, groups: as for `ops.conv.conv2d`.
-        out: layout of the output rows; default equal blocks.
+        out: layout of the output rows; None for equal blocks.
 
     Returns:
         Field on layout `out`.
+
+    Raises:
+        ValueError: as for `ops.conv.conv2d`, or the number of rows of `out` is wrong.
     """
     return _conv_field(
         conv2d,
@@ -84,13 +87,16 @@ def conv3d_field(
     """`ops.conv3d.conv3d` on a field, with the halo that its output rows need.
 
     Args:
-        field: (batch, depth, lat, lon, channel_in), rows split along dim 1, 2 or 3.
+        field: (batch, depth, lat, lon, channel_in), sharded along dim 1, 2 or 3.
         kernel: (kernel_d, kernel_h, kernel_w, channel_in / groups, channel_out).
         stride, padding, dilation, groups: as for `ops.conv3d.conv3d`.
-        out: layout of the output rows; default equal blocks.
+        out: layout of the output rows; None for equal blocks.
 
     Returns:
         Field on layout `out`.
+
+    Raises:
+        ValueError: as for `ops.conv3d.conv3d`, or the number of rows of `out` is wrong.
     """
     return _conv_field(
         conv3d,
@@ -147,17 +153,21 @@ def conv2d_scales(
     out: Layout,
     symmetric: bool = False,
 ) -> Field:
-    """Square convolutions of several sizes and one stride, joined along channels.
+    """Convolutions with several square kernels and one stride, concatenated.
 
-    Each is padded by `scale_padding`. The halo of the largest kernel serves all.
+    Each is padded by `scale_padding`. A single exchange of the halo of the largest
+    kernel serves all.
 
     Args:
         field: (batch, lat, lon, channel_in).
         kernels: (k, k, channel_in, channel_out) with ascending k >= stride.
-        biases: (channel_out,) of each.
+        biases: (channel_out,) of each kernel.
         stride: of both dims.
-        out: layout of the output rows.
+        out: layout of the output rows, consecutive on every shard.
         symmetric: see `scale_padding`.
+
+    Returns:
+        Field (batch, lat_out, lon_out, channels of all kernels) on layout `out`.
     """
     sizes = [kernel.shape[0] for kernel in kernels]
     pads = [scale_padding(size, stride, symmetric=symmetric) for size in sizes]
@@ -179,10 +189,10 @@ def conv2d_scales(
 
 
 def scale_padding(kernel: int, stride: int, *, symmetric: bool = False) -> Pair:
-    """Zeros (low, high) that a convolution of `conv2d_scales` is padded with.
+    """Returns the zero padding (low, high) of a convolution of `conv2d_scales`.
 
-    kernel - stride in all, the smaller half first; symmetric: the smaller half at both
-    ends, so that an odd difference may cost the last output row.
+    It is kernel - stride in total, the smaller half first. If symmetric, both ends have
+    the smaller half, so an odd difference may drop the last output row.
 
     >>> scale_padding(5, 2), scale_padding(5, 2, symmetric=True)
     ((1, 2), (1, 1))
@@ -193,14 +203,14 @@ def scale_padding(kernel: int, stride: int, *, symmetric: bool = False) -> Pair:
 
 
 def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
-    """Layout of the input rows that each shard needs for its output rows.
+    """Returns the layout of the input rows that each shard needs for its output rows.
 
-    Zero padding is among them, so that the local convolution is VALID.
+    It includes zero padding as padding rows, so the local convolution is VALID.
 
     Args:
-        layout: of the input.
-        out: of the output; consecutive rows on every shard.
-        taps: the kernel along the split dim.
+        layout: layout of the input.
+        out: layout of the output, with consecutive rows on every shard.
+        taps: the kernel along the sharded dim.
     """
     span = (out.length - 1) * taps.stride + (taps.size - 1) * taps.dilation + 1
     rows_per_shard = []
@@ -220,5 +230,5 @@ def conv_rows(layout: Layout, out: Layout, taps: Taps) -> Layout:
 
 
 def without(padding: Sequence[Pair], index: int) -> tuple[Pair, ...]:
-    """The padding, but none along spatial dim `index`."""
+    """Returns the padding with (0, 0) along spatial dim `index`."""
     return tuple((0, 0) if i == index else pair for i, pair in enumerate(padding))

@@ -36,18 +36,22 @@ def conv_transpose2d_field(
 ) -> Field:
     """`ops.conv_transpose.conv_transpose2d` on a field.
 
-    Each shard gets the input rows that its output rows depend on. Where the kernel is
-    the stride, and blocks of input and output rows agree, no row moves.
+    Each shard receives the input rows that its output rows depend on. If the kernel
+    size equals the stride, and blocks of input and output rows match, no row moves.
 
     Args:
-        field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
+        field: (batch, lat, lon, channel_in), sharded along dim 1 or 2.
         kernel: (kernel_h, kernel_w, channel_in, channel_out / groups).
-        stride, padding, output_padding, dilation, groups: as for the function on
-            arrays.
-        out: layout of the output rows; default equal blocks.
+        stride, padding, output_padding, dilation, groups: as for
+            `ops.conv_transpose.conv_transpose2d`.
+        out: layout of the output rows; None for equal blocks.
 
     Returns:
         Field on layout `out`.
+
+    Raises:
+        ValueError: as for `ops.conv_transpose.conv_transpose2d`, or the number of rows
+            of `out` is wrong.
     """
     return _conv_transpose_field(
         conv_transpose2d,
@@ -76,13 +80,16 @@ def conv_transpose3d_field(
     """`ops.conv_transpose.conv_transpose3d` on a field.
 
     Args:
-        field: (batch, depth, lat, lon, channel_in), rows split along dim 1, 2 or 3.
+        field: (batch, depth, lat, lon, channel_in), sharded along dim 1, 2 or 3.
         kernel: (kernel_d, kernel_h, kernel_w, channel_in, channel_out / groups).
         stride, padding, output_padding, dilation, groups, out: as for
             `conv_transpose2d_field`.
 
     Returns:
         Field on layout `out`.
+
+    Raises:
+        ValueError: as for `conv_transpose2d_field`.
     """
     return _conv_transpose_field(
         conv_transpose3d,
@@ -151,21 +158,21 @@ def _conv_transpose_field(
 def transposed_rows(
     layout: Layout, out: Layout, *, extent: int, stride: int, low: int
 ) -> tuple[Layout, np.ndarray, int]:
-    """Layout of the input rows that each shard's output rows depend on.
+    """Returns the layout of the input rows that each shard's output rows depend on.
 
     Output row o depends on input row i through tap o + low - i * stride, if that is
-    between 0 and extent - 1: on row floor((o + low) / stride) and rows before it.
+    between 0 and extent - 1: on row floor((o + low) / stride) and on rows before it.
 
     Args:
-        layout: of the input.
-        out: of the output; consecutive rows on every shard.
-        extent: dilation * (kernel - 1) + 1 along the split dim.
-        stride: along the split dim.
-        low: output rows that are cut off at the start.
+        layout: layout of the input.
+        out: layout of the output, with consecutive rows on every shard.
+        extent: dilation * (kernel - 1) + 1 along the sharded dim.
+        stride: along the sharded dim.
+        low: output rows that are removed at the start.
 
     Returns:
-        layout: of the needed rows.
-        phase: for each shard, (first output row + low) mod stride.
+        layout: layout of the needed rows.
+        phase: (shard,), (first output row + low) mod stride.
         before: number of needed rows before row floor((first output row + low) /
             stride).
     """

@@ -1,6 +1,7 @@
 """Attention along the edges of a graph whose nodes are the points of a sharded field.
 
-Each shard has the edges that end in its rows, and fetches the rows where they begin.
+Each shard has the edges whose targets are in its rows, and receives the rows of their
+sources.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from credit_jax.parallel.collectives import sum_parts
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.rows.reshard import HALO, reshard
 
-# What PyTorch Geometric adds to the sum of a softmax.
+# PyTorch Geometric adds this to the denominator of a softmax.
 SMALL = 1e-16
 
 
 @dataclass(frozen=True, eq=False)
 class ShardEdges:
-    """The edges of every shard, filled up to one number.
+    """The edges of every shard, padded to the same number of edges.
 
     Attributes:
-        layout: of the rows where edges end.
-        sources: layout of the rows where they begin.
-        source: (shard, edge) local number of the point where an edge begins.
-        target: (shard, edge) local number of the point where it ends, ascending; one
-            beyond the last point for edges that fill up.
-        number: (shard, edge) of each edge among all; -1 for those that fill up.
-        columns: of the grid.
+        layout: layout of the rows of targets.
+        sources: layout of the rows of sources that each shard needs.
+        source: (shard, edge), local index of the source point of each edge.
+        target: (shard, edge), local index of the target point, ascending; for padding
+            edges one beyond the last point.
+        number: (shard, edge), global index of each edge; -1 for padding edges.
+        columns: number of columns of the grid.
     """
 
     layout: Layout
@@ -44,19 +45,19 @@ class ShardEdges:
 
     @property
     def num_points(self) -> int:
-        """Local points, padding rows included."""
+        """Number of local points, including padding rows."""
         return self.layout.length * self.columns
 
     def real(self) -> Bool[Array, " edge"]:
-        """Which local edges do not fill up."""
+        """Returns a mask of the local edges, False for padding edges."""
         return self.local(self.target) < self.num_points
 
     def local(self, per_edge: np.ndarray) -> Array:
-        """This shard's part of an array (shard, edge, ...)."""
+        """Returns the local part (edge, ...) of an array (shard, edge, ...)."""
         return self.layout.of_shard(per_edge)
 
     def mean(self, values: Float[Array, "edge channel"]) -> Float[Array, " channel"]:
-        """The mean over the edges of all shards."""
+        """Returns the mean over the edges of all shards."""
         axes = () if self.layout.axis is None else (self.layout.axis,)
         kept = jnp.where(self.real()[:, None], values, 0.0)
         return sum_parts(kept.sum(0), axes) / (self.number >= 0).sum()
@@ -65,12 +66,12 @@ class ShardEdges:
 def shard_edges(
     layout: Layout, columns: int, edges: Int[np.ndarray, "edge 2"]
 ) -> ShardEdges:
-    """Shares edges out by the rows where they end.
+    """Distributes edges to the shards that have the rows of their targets.
 
     Args:
-        layout: of the nodes, in rows.
-        columns: nodes of a row.
-        edges: (edge, 2) begin and end, node r * columns + c is column c of row r.
+        layout: layout of the rows of nodes.
+        columns: number of nodes of a row.
+        edges: (edge, 2), source and target; node r * columns + c is column c of row r.
     """
     begin, end = edges.T
     shard_of = np.full(layout.size, -1)
@@ -113,16 +114,16 @@ def edge_attention(
     edges: ShardEdges,
     drop: Callable[[Array], Array] = lambda weights: weights,
 ) -> Field:
-    """Sum over the edges into each node of softmax(q (k + e) / sqrt(dim)) (v + e).
+    """Returns the sum over incoming edges of softmax(q (k + e) / sqrt(dim)) (v + e).
 
-    The softmax is over the edges into a node, in float32 or wider; a node without any
-    has zeros.
+    The softmax is over the incoming edges of a node, in float32 or wider; a node
+    without incoming edges has zeros. This is PyTorch Geometric's TransformerConv.
 
     Args:
-        query, key, value: fields (batch, lat, lon, head, dim) on one layout.
-        along: e of the local edges; None is 0.
-        edges: of this layout.
-        drop: of the weights (batch, edge, head), for dropout.
+        query, key, value: fields (batch, lat, lon, head, dim) on the same layout.
+        along: (edge, head, dim), e of the local edges; None for 0.
+        edges: edges for this layout.
+        drop: function of the weights (batch, edge, head), for dropout.
     """
     x = query.data
     batch, *_, heads, dim = x.shape
@@ -147,7 +148,7 @@ def edge_attention(
 def _softmax(
     logits: Float[Array, "batch edge head"], target: Array, points: int
 ) -> Float[Array, "batch edge head"]:
-    """Over the edges of each target; 0 for edges that fill up."""
+    """Softmax over the edges of each target; 0 for padding edges."""
     real = (target < points)[None, :, None]
     fixed = jax.lax.stop_gradient(jnp.where(real, logits, -jnp.inf))
     largest = jax.vmap(
@@ -162,7 +163,7 @@ def _softmax(
 
 
 def _summed(values: Array, target: Array, points: int) -> Array:
-    """Sums of (batch, edge, ...) over the edges of each of so many targets."""
+    """Sums values (batch, edge, ...) over the edges of each of `points` targets."""
     return jax.vmap(
         lambda own: jax.ops.segment_sum(
             own, target, points, indices_are_sorted=True, mode="drop"

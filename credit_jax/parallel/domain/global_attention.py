@@ -1,4 +1,4 @@
-"""Attention between all points of sharded fields, and tokens that all points see."""
+"""Attention between all points of sharded fields and additional memory tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from credit_jax.parallel.collectives import psum
 from credit_jax.parallel.placement import gather_rows
 from credit_jax.parallel.rows.layout import Field
 
-# The heads of every point, and what all points see beside themselves.
+# Heads of every point; memory tokens that all points attend to.
 Heads = Float[Array, "batch rows lon head dim"]
 Memory = Float[Array, "token head dim"]
 
@@ -22,14 +22,14 @@ Memory = Float[Array, "token head dim"]
 def full_attention(
     query: Field, key: Field, value: Field, memory_key: Memory, memory_value: Memory
 ) -> Field:
-    """softmax(q k' / sqrt(dim)) v over all points of the globe and the memory.
+    """Returns softmax(q k' / sqrt(dim)) v over all points and memory tokens.
 
-    Each shard attends with its own queries; keys and values of all rows are gathered.
+    Each shard computes its own queries; keys and values of all rows are all-gathered.
     The softmax is in float32 or wider.
 
     Args:
-        query, key, value: fields (batch, lat, lon, head, dim) on one layout.
-        memory_key, memory_value: of tokens beside the points.
+        query, key, value: fields (batch, lat, lon, head, dim) on the same layout.
+        memory_key, memory_value: (token, head, dim), of the memory tokens.
     """
     q = query.data
     wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -45,14 +45,15 @@ def full_attention(
 def linear_attention(
     query: Field, key: Field, value: Field, memory_key: Memory, memory_value: Memory
 ) -> Field:
-    """(softmax_n(k)' v) softmax_d(q) / sqrt(dim): a matrix for all points.
+    """Returns softmax_d(q) / sqrt(dim) times the matrix softmax_n(k)' v.
 
-    The softmax of the keys is over all points of the globe and the memory, that of a
-    query over its dim (Shen et al., 2021). One `psum` of matrices and denominators.
+    The softmax of the keys is over all points n and memory tokens, that of a query over
+    its channels d (Shen et al., 2021, arXiv 1812.01243). One `pmax` and one `psum`
+    combine the shards.
 
     Args:
-        query, key, value: fields (batch, lat, lon, head, dim) on one layout.
-        memory_key, memory_value: of tokens beside the points.
+        query, key, value: fields (batch, lat, lon, head, dim) on the same layout.
+        memory_key, memory_value: (token, head, dim), of the memory tokens.
     """
     q, layout = query.data, query.layout
     wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -80,14 +81,14 @@ def linear_attention(
 
 
 def split_heads(field: Field, num: int, heads: int) -> tuple[Field, ...]:
-    """`num` fields (batch, lat, lon, head, dim) from channels (num head dim)."""
+    """Splits channels (num head dim) into `num` fields (batch, lat, lon, head, dim)."""
     x = field.data
     x = x.reshape(*x.shape[:-1], num, heads, -1)
     return tuple(field.like(x[..., i, :, :]) for i in range(num))
 
 
 def merge_heads(field: Field) -> Field:
-    """Channels (head dim) from heads."""
+    """Merges heads (batch, lat, lon, head, dim) into channels (head dim)."""
     x = field.data
     return replace(field, data=x.reshape(*x.shape[:3], -1))
 

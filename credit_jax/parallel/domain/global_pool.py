@@ -1,4 +1,4 @@
-"""Means and maxima of sharded fields over the globe, or over one of its dims."""
+"""Means and maxima of sharded fields over the globe or over one dim."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from credit_jax.parallel.rows.layout import Field
 
 
 def global_mean_pool(field: Field) -> Float[Array, "batch channel"]:
-    """Mean over all points of the globe: torch.nn.AdaptiveAvgPool2d(1).
+    """Mean over all points of the globe, as torch.nn.AdaptiveAvgPool2d(1).
 
-    Padding rows do not count; the sum is float32 or wider.
+    Padding rows do not count; the sum is computed in float32 or wider.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
@@ -33,30 +33,30 @@ def global_mean_pool(field: Field) -> Float[Array, "batch channel"]:
 
 
 def mean_over_lat(field: Field) -> Float[Array, "batch *spatial lon channel"]:
-    """Mean over latitude: torch.nn.AdaptiveAvgPool2d((1, None)).
+    """Mean over latitude, as torch.nn.AdaptiveAvgPool2d((1, None)).
 
     Returns:
-        (batch, 1, lon, channel), which broadcasts against `field.data`: this shard's
-        columns where longitude is split, else the same on all shards.
+        (batch, 1, lon, channel), which broadcasts against `field.data`: the columns of
+        this shard if longitude is sharded, otherwise the same on all shards.
     """
     return _mean_along(field, lat_lon_dims(field)[0])
 
 
 def mean_over_lon(field: Field) -> Float[Array, "batch *spatial lat 1 channel"]:
-    """Mean over longitude: torch.nn.AdaptiveAvgPool2d((None, 1)).
+    """Mean over longitude, as torch.nn.AdaptiveAvgPool2d((None, 1)).
 
     Returns:
-        (batch, lat, 1, channel), which broadcasts against `field.data`: this shard's
-        rows where latitude is split, else the same on all shards.
+        (batch, lat, 1, channel), which broadcasts against `field.data`: the rows of
+        this shard if latitude is sharded, otherwise the same on all shards.
     """
     return _mean_along(field, lat_lon_dims(field)[1])
 
 
 def global_max_pool(field: Field) -> Float[Array, "batch channel"]:
-    """Maximum over all points of the globe: torch.nn.AdaptiveMaxPool2d(1).
+    """Maximum over all points of the globe, as torch.nn.AdaptiveMaxPool2d(1).
 
-    The gradient goes to the first of equal maxima in the order of global positions, as
-    torch's does, on every number of shards.
+    On any number of shards, the gradient of ties goes to the first maximum in the
+    row-major order of global positions, as in torch.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
@@ -83,7 +83,7 @@ def global_max_pool(field: Field) -> Float[Array, "batch channel"]:
 
 
 def _positions(field: Field) -> Array:
-    """Row-major number of every local point on the globe, (1, lat, lon, 1)."""
+    """Returns the global row-major index of every local point, (1, lat, lon, 1)."""
     dims = range(1, field.data.ndim - 1)
     sizes = [dim_size(field, dim) for dim in dims]
     assert math.prod(sizes) < 2**31, f"{sizes} points are too many to be numbered"
@@ -103,7 +103,7 @@ def _mean_along(field: Field, dim: int) -> Array:
 
 
 def _sum(field: Field, dims: tuple[int, ...], *, keepdims: bool = False) -> Array:
-    """Sum over dims, and over all shards if the split dim is one of them."""
+    """Sums over dims, and over all shards if the sharded dim is one of them."""
     wide = field.data.astype(jnp.promote_types(field.data.dtype, jnp.float32))
     layout = field.layout
     axes = (layout.axis,) if layout.axis and layout.dim in dims else ()

@@ -1,7 +1,7 @@
 """Halo exchange for code on local arrays: exchange, apply any stencil, trim.
 
-Operations on fields do not use it: they reshard to the rows that they need. The rows
-are moved by `rows.halo`.
+Operations on fields do not use it, as they reshard to the rows that they need. The
+communication itself is in `parallel.rows.halo`.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ def halo_exchange(
     size: int | None = None,
     periodic: bool = False,
 ) -> Shaped[Array, "*wider"]:
-    """The local block with `halo_width` rows of its neighbors on each side.
+    """Returns the local block with `halo_width` rows of its neighbors on each side.
 
     Rows beyond the poles are zeros, or with `periodic` those of the other end. The halo
-    may be wider than a shard. Where blocks are uneven, the halo follows the last row
-    that is not padding. The gradient is the transpose: gradients of halo rows are added
-    to those of the rows that they are copies of.
+    may be wider than a shard. If blocks are uneven, the halo follows the last row that
+    is not padding. Its transpose adds the gradients of halo rows to those of the rows
+    that they are copies of.
 
     Args:
-        x: field on a block layout, or inside `shard_map` the local array of one.
-        halo_width: rows to add on each side.
-        dim: array dim of the rows; default lat of (batch, channel, lat, lon). `dim`,
-            `axis` and `size` are for arrays; a field has them.
-        axis: mesh axis the rows are split over; None on one device.
-        size: number of global rows; default all rows of all blocks.
+        x: field on a block layout, or inside of `shard_map` its local array.
+        halo_width: number of rows to add on each side.
+        dim: array dim of the rows; by default lat of (batch, channel, lat, lon). `dim`,
+            `axis` and `size` are ignored if x is a field.
+        axis: mesh axis over which the rows are sharded; None on one device.
+        size: number of global rows; None for all rows of all blocks.
         periodic: whether the first row follows the last one.
 
     Returns:
         The local array with 2 * halo_width more rows.
 
     Raises:
-        ValueError: a negative width, or blocks that are not those of `size` rows.
+        ValueError: a negative width, a field that is not on a block layout, or a local
+            array that is not a block of `size` rows.
 
-    Differs from CREDIT: also pads on one device, where CREDIT returns `x`, so that one
-    program runs on any number of shards.
+    Differs from CREDIT: on one device it pads, too, where CREDIT returns `x`, so the
+    same program runs on any number of shards.
     """
     if halo_width < 0:
         raise ValueError(f"halo_width is {halo_width}; expected 0 or more rows")
@@ -74,7 +75,7 @@ def trim(
         dim: array dim of the rows.
 
     Raises:
-        ValueError: negative numbers, or more rows than there are.
+        ValueError: negative numbers, or more rows than `x` has.
     """
     rows = x.shape[dim]
     if min(before, after) < 0 or before + after > rows:
@@ -87,7 +88,7 @@ def trim(
 
 @dataclass(frozen=True)
 class HaloExchange:
-    """`halo_exchange` with its settings, with the interface of CREDIT's layer.
+    """`halo_exchange` as a callable object, with the interface of CREDIT's layer.
 
     Attributes:
         halo_width, dim, axis, periodic: as for `halo_exchange`.
@@ -101,7 +102,7 @@ class HaloExchange:
     def __call__(
         self, x: Field | Shaped[Array, "*shape"], *, size: int | None = None
     ) -> Shaped[Array, "*wider"]:
-        """The local block with its halo."""
+        """Returns the local block with its halo."""
         return halo_exchange(
             x,
             self.halo_width,
@@ -133,7 +134,7 @@ def _as_field(x: Array, dim: int, axis: str | None, size: int | None) -> Field:
 
 
 def _halo_layout(layout: Layout, width: int, periodic: bool) -> Layout:
-    """Rows from `width` before each block to `width` after it."""
+    """Returns the layout of each block with `width` rows before and after it."""
     size, length = layout.size, layout.length
     rows_per_shard = []
     for shard in range(layout.num_shards):

@@ -1,11 +1,11 @@
-"""Ulysses: attention of all rows of several shards by a part of the heads each.
+"""Ulysses attention: each shard of a group computes all rows for a part of the heads.
 
-Neighboring shards of the domain axis form groups of `degree`. A group holds the rows of
-whole windows, split evenly among its shards. Around the attention one `all_to_all`
-trades heads for rows, so that each shard has all rows of its group and 1 / degree of
-the heads, and another trades them back. Every other layer works on the even rows; a
-group as large as the axis never moves rows for attention. The method is that of
-DeepSpeed Ulysses (arXiv 2309.14509).
+Neighboring shards of the domain axis form groups of `degree`. A group has the rows of
+complete windows, distributed evenly over its shards. Before the attention, an
+`all_to_all` exchanges heads for rows, so each shard has all rows of its group and
+1 / degree of the heads; another `all_to_all` after it restores the rows. All other
+layers use the even distribution of rows. With a single group, no rows need to be
+resharded for attention. The method is that of DeepSpeed Ulysses (arXiv 2309.14509).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from credit_jax.parallel.rows.layout import PADDING, Field, Layout
 def attention_layouts(
     layout: Layout, windows: Windows, degree: int = 1
 ) -> tuple[Layout, Layout]:
-    """What each shard has before and after short attention, and long attention.
+    """Returns the layouts of the fields around short attention and long attention.
 
     Args:
-        layout: gives the shards, axis and dim.
-        windows: of both attentions.
-        degree: shards of a group; 1 for whole windows on every shard.
+        layout: gives shards, axis and dim.
+        windows: the windows of both attentions.
+        degree: number of shards of a group; 1 for complete windows on every shard.
     """
     if degree == 1:
         return windows.layouts(layout)
@@ -44,13 +44,13 @@ def attention_layouts(
 def attention_layout(
     layout: Layout, size: int, kind: Kind, window: int, degree: int
 ) -> Layout:
-    """The rows of each shard before and after an attention that trades heads for rows.
+    """Returns the layout of the field around an attention with a `HeadExchange`.
 
     Args:
-        layout: gives the shards, axis and dim.
-        size: number of rows.
-        kind, window: of the attention; `window` divides `size`.
-        degree: shards of a group.
+        layout: gives shards, axis and dim.
+        size: number of rows, a multiple of `window`.
+        kind, window: kind of the attention, and its number of rows in a window.
+        degree: number of shards of a group.
     """
     if window == 1:
         return _whole_windows(layout, size, kind, window)
@@ -66,11 +66,11 @@ def attention_layout(
 
 @dataclass(frozen=True)
 class HeadExchange:
-    """The two exchanges around an attention.
+    """The exchanges of heads for rows before and after an attention.
 
     Attributes:
-        layout: of the rows before and after it, of `attention_layout`.
-        kind, window, degree: as there; degree is above 1.
+        layout: layout around the attention, as returned by `attention_layout`.
+        kind, window, degree: as for `attention_layout`; degree is above 1.
     """
 
     layout: Layout
@@ -80,7 +80,7 @@ class HeadExchange:
 
     @property
     def group(self) -> Layout:
-        """The rows of a group, on each of its shards."""
+        """Layout during the attention: each shard has all rows of its group."""
         layout = self.layout
         args = (layout, layout.size, self.kind, self.window, self.degree)
         rows = [group for group in _group_rows(*args) for _ in range(self.degree)]
@@ -88,16 +88,19 @@ class HeadExchange:
 
     @property
     def part(self) -> Array | int:
-        """Which of the equal parts of the heads this shard attends with."""
+        """Index of the heads of this shard among the equal parts of all heads."""
         return axis_index(self.layout.axis) % self.degree
 
     def to_heads(
         self, x: Float[Array, "batch rows columns *three heads head_dim"]
     ) -> Field:
-        """All rows of the group, of a part of the heads; the layout is `group`.
+        """Returns all rows of the group for a part of the heads, by one exchange.
 
         Args:
-            x: the local rows of all heads; `degree` divides them.
+            x: local rows of all heads; the number of heads is a multiple of `degree`.
+
+        Returns:
+            Field on the layout `group`, with 1 / degree of the heads.
         """
         moved = self._exchange(x, split=x.ndim - 2, joined=self.layout.dim)
         group = self.group
@@ -128,7 +131,7 @@ class HeadExchange:
 def _group_rows(
     layout: Layout, size: int, kind: Kind, window: int, degree: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Rows of each group: those that one of as many shards has for its windows."""
+    """Returns the rows of each group: those of a shard if groups were shards."""
     num = layout.num_shards // degree
     rows = ((PADDING,),) * num
     return _whole_windows(replace(layout, rows=rows), size, kind, window).rows

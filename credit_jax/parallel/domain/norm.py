@@ -1,4 +1,4 @@
-"""Normalization of sharded fields, with statistics over all rows."""
+"""Normalization of sharded fields, with statistics over the rows of all shards."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ def group_norm(
     num_groups: int,
     epsilon: float = 1e-5,
 ) -> Field:
-    """torch.nn.GroupNorm: statistics over all points and the channels of a group.
+    """Group normalization over all points and the channels of a group, as in torch.
 
-    Padding rows do not count. Each shard has the mean and the centered sum of squares
-    of its own points, in float32 or wider; one `all_gather` brings those of all shards,
-    which Chan's formula joins as accurately as two passes over all points would.
+    Padding rows do not count. Each shard computes the mean and the centered sum of
+    squares of its own points, in float32 or wider. Those of all shards are all-gathered
+    and combined by the formula of Chan et al. (1979), which is as accurate as two
+    passes over all points.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
         scale, bias: (channel,).
-        num_groups: divides the number of channels.
-        epsilon: inside the root.
+        num_groups: number of groups, a divisor of the number of channels.
+        epsilon: added to the variance.
     """
     x = field.data
     per_group = x.shape[-1] // num_groups
@@ -48,7 +49,7 @@ def group_norm(
 
 
 def _moments(field: Field, dims: Sequence[int]) -> tuple[Array, Array]:
-    """Mean and variance over dims, the split one among them, and over all shards."""
+    """Returns mean and variance over dims, the sharded one included, of all shards."""
     x, layout = field.data, field.layout
     per_row = math.prod(x.shape[dim] for dim in dims) // layout.length
     counts = per_row * (np.asarray(layout.rows) >= 0).sum(1)
@@ -83,12 +84,16 @@ def batch_norm_field(
         field: (batch, lat, lon, channel), or with further spatial dims.
         scale, bias, running, training, momentum, epsilon: as for
             `ops.batch_stats.batch_norm`.
-        axes: further mesh axes to take statistics over. With the data-parallel ones
-            (`MeshAxes.data`) this is torch.nn.SyncBatchNorm; without them every dp rank
-            has running statistics of its own, which vary over dp by type.
+        axes: further mesh axes to take statistics over. With the data-parallel axes
+            (`MeshAxes.data`) this is torch.nn.SyncBatchNorm; without them every
+            data-parallel rank has different running statistics, of varying type.
 
     Returns:
-        The normalized field, and `running` after this batch: the same on all shards.
+        The normalized field; and the running statistics, updated in training, which are
+        the same on all shards of the field and along `axes`.
+
+    Raises:
+        ValueError: as for `ops.batch_stats.batch_norm`.
     """
     x, axis = field.data, field.layout.axis
     over = tuple(dict.fromkeys(([axis] if axis else []) + list(axes)))
@@ -114,7 +119,7 @@ def batch_norm_field(
 
 
 def num_points(field: Field) -> int:
-    """Number of points of the globe: the product of all spatial dims, no padding."""
+    """Returns the global number of points, without padding rows."""
     spatial = math.prod(field.data.shape[1:-1])
     layout = field.layout
     return spatial // layout.length * layout.size * layout.strips

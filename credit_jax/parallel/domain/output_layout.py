@@ -1,4 +1,4 @@
-"""Layouts that output rows are computed on, and those that they are returned on."""
+"""Layouts on which operations compute their output rows, and on which they return."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from credit_jax.parallel.rows.reshard import reshard
 
 
 def consecutive_layout(layout: Layout, rows: int, out: Layout | None) -> Layout:
-    """The layout to compute output rows on: consecutive rows on every shard.
+    """Returns a layout for computing output rows, with consecutive rows on every shard.
 
     Args:
-        layout: of the input; gives shards, axis and dim.
+        layout: layout of the input; gives shards, axis and dim.
         rows: number of output rows.
-        out: layout of the result; None: equal blocks.
+        out: layout of the result; None for equal blocks.
 
     Returns:
-        `out` if its rows are consecutive on every shard; else equal blocks, from which
-        `to_layout` moves them.
+        `out` if its rows are consecutive on every shard; otherwise equal blocks, from
+        which `to_layout` reshards to `out`.
 
     Raises:
-        ValueError: there is no output row, or `out` has another number of rows.
+        ValueError: `rows` is below 1, or `out` has another number of rows.
     """
     if rows < 1:
         raise ValueError(
@@ -39,28 +39,28 @@ def consecutive_layout(layout: Layout, rows: int, out: Layout | None) -> Layout:
 
 
 def to_layout(field: Field, out: Layout | None) -> Field:
-    """The field on layout `out`; None: unchanged."""
+    """Reshards the field to layout `out`; None returns it unchanged."""
     return field if out is None or out == field.layout else reshard(field, out)
 
 
 def in_row_order(field: Field) -> Field:
-    """On one shard the field with its rows in global order; on several, unchanged.
+    """Returns the field with its rows in global order, if there is a single shard.
 
-    On several shards an operation has resharded to the rows that it needs already.
+    On several shards it is unchanged: operations reshard to the rows that they need.
     """
     layout = field.layout
     return field if layout.num_shards > 1 else reshard(field, layout.to_blocks())
 
 
 def spatial_dim(layout: Layout, num_dims: int) -> int:
-    """Number of the split dim among the spatial dims, from 0.
+    """Returns the index of the sharded dim among the spatial dims.
 
     Args:
-        layout: of a field.
-        num_dims: number of its spatial dims.
+        layout: layout of a field.
+        num_dims: number of spatial dims of the field.
 
     Raises:
-        ValueError: the split dim is not a spatial dim.
+        ValueError: the sharded dim is not a spatial dim.
     """
     if not 1 <= layout.dim <= num_dims:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Padding of sharded fields over the poles and around the globe, and cropping."""
+"""Padding of sharded fields beyond the poles and around the globe, and cropping."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from credit_jax.parallel.rows.layout import Field, Layout
 def pad_globe(
     field: Field, *, mode: str, lat: Pair, lon: Pair, out: Layout | None = None
 ) -> Field:
-    """CREDIT's TensorPadding: rows beyond the poles, columns around the globe.
+    """Adds rows beyond the poles and periodic columns, as CREDIT's TensorPadding.
 
-    earth: the rows beyond a pole are the first rows on its other side, half a turn away
-    in longitude; mirror: rows are reflected without repeating the edge row. Columns are
-    periodic.
+    In mode "earth" the rows beyond a pole are the rows nearest to it, rolled by half
+    the globe in longitude. In mode "mirror" rows are reflected without repeating the
+    edge row.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims in front of lat;
-            split along any of them.
+            sharded along any spatial dim.
         mode: "earth" or "mirror".
-        lat: rows to add (north, south).
-        lon: columns to add (west, east).
-        out: layout of the padded rows of the split dim; default equal blocks.
+        lat: number of rows to add (north, south).
+        lon: number of columns to add (west, east).
+        out: layout of the padded rows of the sharded dim; None for equal blocks.
 
     Raises:
-        ValueError: another mode, or more rows or columns than there are.
+        ValueError: any other mode, or more rows or columns than the field has.
     """
     lat_dim, lon_dim = lat_lon_dims(field)
     rows, columns = dim_size(field, lat_dim), dim_size(field, lon_dim)
@@ -49,7 +49,7 @@ def pad_globe(
 
 
 def check_padding(mode: str, lat: Pair, lon: Pair, rows: int, columns: int) -> None:
-    """Raise ValueError where the padding cannot be made from the field."""
+    """Raises ValueError if the field has too few rows or columns for the padding."""
     if mode not in ("earth", "mirror"):
         raise ValueError(f"padding_conf.mode is {mode!r}; expected 'earth' or 'mirror'")
     most = rows if mode == "earth" else rows - 1
@@ -66,7 +66,7 @@ def check_padding(mode: str, lat: Pair, lon: Pair, rows: int, columns: int) -> N
 
 
 def _source_rows(mode: str, lat: Pair, rows: int) -> list[int]:
-    """Global row that each row of the padded field is a copy of."""
+    """Returns the global row that each row of the padded field is a copy of."""
     edge = 1 if mode == "mirror" else 0
     north = [lat[0] - 1 - i + edge for i in range(lat[0])]
     south = [rows - 1 - i - edge for i in range(lat[1])]
@@ -74,7 +74,7 @@ def _source_rows(mode: str, lat: Pair, rows: int) -> list[int]:
 
 
 def _turn_beyond_poles(data: Array, target: Layout, lat: Pair, rows: int) -> Array:
-    """Turns the rows beyond the poles by half the globe in longitude."""
+    """Rolls the rows beyond the poles by half the globe in longitude."""
     needed = np.asarray(target.rows)
     beyond = (needed >= 0) & ((needed < lat[0]) | (needed >= lat[0] + rows))
     lon_dim = target.dim + 1
@@ -88,7 +88,7 @@ def _turn_beyond_poles(data: Array, target: Layout, lat: Pair, rows: int) -> Arr
 def _pad_whole_columns(
     field: Field, mode: str, lat: Pair, source: Sequence[int]
 ) -> Field:
-    """Adds rows beyond the poles where columns, not rows, are split."""
+    """Adds rows beyond the poles if latitude is not the sharded dim."""
     lat_dim, lon_dim = lat_lon_dims(field)
     rows = field.data.shape[lat_dim]
     beyond = [*source[: lat[0]], *source[lat[0] + rows :]]
@@ -108,12 +108,12 @@ def _split_along(dim: int, layout: Layout) -> Layout | None:
 def crop_globe(
     field: Field, *, lat: Pair, lon: Pair, out: Layout | None = None
 ) -> Field:
-    """Remove rows (north, south) and columns (west, east): the inverse of `pad_globe`.
+    """Removes rows (north, south) and columns (west, east): the inverse of `pad_globe`.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims in front of lat.
-        lat, lon: how many to remove at each end.
-        out: layout of the remaining rows of the split dim; default equal blocks.
+        lat, lon: number of rows and of columns to remove at each end.
+        out: layout of the remaining rows of the sharded dim; None for equal blocks.
     """
     for dim, (low, high) in zip(lat_lon_dims(field), (lat, lon), strict=True):
         index = range(low, dim_size(field, dim) - high)

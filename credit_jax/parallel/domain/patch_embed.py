@@ -15,16 +15,16 @@ def patch_embed2d_field(
     *,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.patch_embed.patch_embed2d` on a field: each patch is on one shard.
+    """`ops.patch_embed.patch_embed2d` on a field; each patch is on a single shard.
 
-    No row moves where the rows of every shard are whole patches. Rows at the end of the
-    field that are not a whole patch are left out.
+    No row moves if the rows of every shard are complete patches. Rows at the end of the
+    field that do not fill a patch are ignored.
 
     Args:
-        field: (batch, lat, lon, channel_in), rows split along dim 1 or 2.
+        field: (batch, lat, lon, channel_in), sharded along dim 1 or 2.
         kernel: (patch_h, patch_w, channel_in, embed).
-        bias: (embed,), or none.
-        out: layout of the rows of patches; default equal blocks.
+        bias: (embed,), or None.
+        out: layout of the rows of patches; None for equal blocks.
     """
     patch = (kernel.shape[0], kernel.shape[1])
     patches = conv2d_field(field, kernel, stride=patch, out=out)
@@ -38,14 +38,14 @@ def patch_embed3d_field(
     *,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.patch_embed.patch_embed3d` on a field: each cube is on one shard.
+    """`ops.patch_embed.patch_embed3d` on a field; each cube is on a single shard.
 
     Args:
-        field: (batch, time or level, lat, lon, channel_in), rows split along dim 1, 2
-            or 3.
+        field: (batch, time or level, lat, lon, channel_in), sharded along dim 1, 2 or
+            3.
         kernel: (patch_t, patch_h, patch_w, channel_in, embed).
-        bias: (embed,), or none.
-        out: layout of the rows of patches; default equal blocks.
+        bias: (embed,), or None.
+        out: layout of the rows of patches; None for equal blocks.
     """
     patch = (kernel.shape[0], kernel.shape[1], kernel.shape[2])
     patches = conv3d_field(field, kernel, stride=patch, out=out)

@@ -24,23 +24,24 @@ def periodic_conv2d_field(
     padding: int = 1,
     out: Layout | None = None,
 ) -> Field:
-    """`ops.periodic.periodic_conv2d` on a field: rows are mirrored at the true poles.
+    """`ops.periodic.periodic_conv2d` on a field: rows are reflected at the true poles.
 
     Args:
-        field: (batch, lat, lon, channel_in), rows split along dim 1 (mirrored at both
-            ends) or dim 2 (longitude, around the globe).
+        field: (batch, lat, lon, channel_in), sharded along dim 1 (latitude) or dim 2
+            (longitude).
         kernel: (kernel_h, kernel_w, channel_in, channel_out).
-        padding: rows and columns to add on every side.
-        out: layout of the output rows; default equal blocks.
+        padding: number of rows and columns to add on every side.
+        out: layout of the output rows; None for equal blocks.
 
     Returns:
         Field on layout `out`.
 
     Raises:
-        ValueError: more padding than there are rows or columns to take it from.
+        ValueError: as for `ops.periodic.periodic_conv2d`, or the number of rows of
+            `out` is wrong.
 
     Differs from CREDIT: DomainParallelPeriodicConv2d has zeros beyond the poles, where
-    the PeriodicConv2d that it replaces has the mirror.
+    the PeriodicConv2d that it replaces reflects rows.
     """
     layout, at = field.layout, spatial_dim(field.layout, 2)
     sizes = [layout.size if d == at else field.data.shape[1 + d] for d in range(2)]
@@ -59,7 +60,7 @@ def periodic_conv2d_field(
 
 
 def _periodic_rows(layout: Layout, out: Layout, size: int, padding: int) -> Layout:
-    """Layout of the needed rows; padding by the row that it is a copy of."""
+    """Returns the layout of the needed rows; padding is the row that it copies."""
     rows = range(-padding, layout.size + padding)
     if layout.dim == 1:
         last = layout.size - 1

@@ -46,13 +46,17 @@ def avg_pool2d_field(
     """`ops.pool.avg_pool2d` on a field, with the halo that its windows need.
 
     Args:
-        field: (batch, lat, lon, channel), rows split along dim 1 or 2.
-        kernel, stride, padding, ceil_mode, count_include_pad: as for the function on
-            arrays.
-        out: layout of the output rows; default equal blocks.
+        field: (batch, lat, lon, channel), sharded along dim 1 or 2.
+        kernel, stride, padding, ceil_mode, count_include_pad: as for
+            `ops.pool.avg_pool2d`.
+        out: layout of the output rows; None for equal blocks.
 
     Returns:
         Field on layout `out`.
+
+    Raises:
+        ValueError: as for `ops.pool.avg_pool2d`, or the number of rows of `out` is
+            wrong.
     """
     windows = pool_windows(kernel, stride, padding, ceil_mode=ceil_mode)
     local, target = _rows_of_windows(field, windows, out)
@@ -80,12 +84,16 @@ def max_pool2d_field(
     """`ops.pool.max_pool2d` on a field, with the halo that its windows need.
 
     Args:
-        field: (batch, lat, lon, channel), rows split along dim 1 or 2.
-        kernel, stride, padding, dilation, ceil_mode: as for the function on arrays.
-        out: layout of the output rows; default equal blocks.
+        field: (batch, lat, lon, channel), sharded along dim 1 or 2.
+        kernel, stride, padding, dilation, ceil_mode: as for `ops.pool.max_pool2d`.
+        out: layout of the output rows; None for equal blocks.
 
     Returns:
         Field on layout `out`.
+
+    Raises:
+        ValueError: as for `ops.pool.max_pool2d`, or the number of rows of `out` is
+            wrong.
     """
     windows = pool_windows(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     local, target = _rows_of_windows(field, windows, out)
@@ -105,7 +113,7 @@ def max_pool2d_field(
 def _rows_of_windows(
     field: Field, windows: tuple[Windows, Windows], out: Layout | None
 ) -> tuple[Field, Layout]:
-    """The field with the rows of each shard's windows; the layout of output rows."""
+    """Returns the field with the rows of all local windows, and the output layout."""
     layout = field.layout
     window = windows[spatial_dim(layout, 2)]
     target = consecutive_layout(layout, window.count(layout.size), out)
@@ -116,7 +124,7 @@ def _rows_of_windows(
 
 
 def _span(local: Field, target: Layout, window: Windows, dim: int) -> tuple[int, int]:
-    """Number of local windows along `dim`, and of points to add before the first."""
+    """Returns numbers of local windows along `dim` and of points to pad in front."""
     if dim != target.dim or target.num_shards == 1:
         return window.count(local.data.shape[dim]), window.padding[0]
     return target.length, 0
@@ -131,17 +139,20 @@ def adaptive_avg_pool2d_field(
 ) -> Field:
     """`ops.pool.adaptive_avg_pool2d` on a field.
 
-    For windows of more rows than a shard has, every shard sums its own rows and one
-    `psum_scatter` adds the sums up; for smaller ones, each shard gets the rows of its
-    own windows.
+    If windows have more rows than a shard, every shard sums its own rows and a
+    `psum_scatter` adds the partial sums. Otherwise each shard receives the rows of its
+    windows.
 
     Args:
-        field: (batch, lat, lon, channel), rows split along dim 1 or 2.
+        field: (batch, lat, lon, channel), sharded along dim 1 or 2.
         size: output height and width; None keeps that of the field.
-        out: layout of the output rows; default equal blocks.
+        out: layout of the output rows; None for equal blocks.
 
     Returns:
         Field on layout `out`.
+
+    Raises:
+        ValueError: an output size below 1, or the number of rows of `out` is wrong.
     """
     at = spatial_dim(field.layout, 2)
     other = WIDTH if field.layout.dim == HEIGHT else HEIGHT
@@ -160,7 +171,7 @@ def adaptive_avg_pool2d_field(
 
 
 def _local_means(field: Field, windows: list[range], target: Layout) -> Field:
-    """Means of windows whose rows are moved to the shard of their output row."""
+    """Returns means of windows after moving their rows to the shard of the output."""
     longest = max(map(len, windows))
     rows_per_shard = [
         padded_windows([windows[g] if g >= 0 else () for g in rows], longest).tolist()
@@ -173,7 +184,7 @@ def _local_means(field: Field, windows: list[range], target: Layout) -> Field:
 
 
 def _scattered_means(field: Field, windows: list[range], target: Layout) -> Field:
-    """Means of windows that reach over several shards, by one `psum_scatter`."""
+    """Returns means of windows that span several shards, by one `psum_scatter`."""
     layout = field.layout
     if not layout.is_block:
         field, layout = reshard(field, layout.to_blocks()), layout.to_blocks()
@@ -190,7 +201,7 @@ def _scattered_means(field: Field, windows: list[range], target: Layout) -> Fiel
 
 
 def _shares(layout: Layout, windows: list[range], target: Layout) -> np.ndarray:
-    """Weights of rows in means, (shards, output rows of all shards, local rows)."""
+    """Returns weights of rows in means, (shard, global output row, local row)."""
     wanted = [row for rows in target.rows for row in rows]
     shares = np.zeros((layout.num_shards, len(wanted), layout.length))
     rows_per_shard = np.asarray(layout.rows)

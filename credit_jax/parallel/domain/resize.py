@@ -23,14 +23,19 @@ def resize_bilinear(
     align_corners: bool = False,
     out: Layout | None = None,
 ) -> Field:
-    """Interpolate to `size` (lat, lon) points; the same size is the identity.
+    """Interpolates linearly to `size` (lat, lon) points, as torch's mode bilinear.
+
+    Dims whose size does not change are copied.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims (trilinear);
-            split along any of them.
-        size: output points of every spatial dim.
+            sharded along any spatial dim.
+        size: number of output points of every spatial dim.
         align_corners: as in torch.
-        out: layout of the output rows of the split dim; default equal blocks.
+        out: layout of the output rows of the sharded dim; None for equal blocks.
+
+    Raises:
+        ValueError: `size` does not have one entry for each spatial dim.
     """
     dtype = np.float64 if field.data.dtype == jnp.float64 else np.float32
 
@@ -43,13 +48,16 @@ def resize_bilinear(
 def resize_nearest(
     field: Field, size: Sequence[int], *, out: Layout | None = None
 ) -> Field:
-    """Mode nearest of torch: output i is input floor(i * size_in / size_out).
+    """Resizes as torch's mode nearest: output i is input floor(i * size_in / size_out).
 
     Args:
-        field: (batch, lat, lon, channel), or with further spatial dims; split along any
-            of them.
-        size: output points of every spatial dim.
-        out: layout of the output rows of the split dim; default equal blocks.
+        field: (batch, lat, lon, channel), or with further spatial dims; sharded along
+            any spatial dim.
+        size: number of output points of every spatial dim.
+        out: layout of the output rows of the sharded dim; None for equal blocks.
+
+    Raises:
+        ValueError: `size` does not have one entry for each spatial dim.
     """
 
     def taps(size_in: int, size_out: int) -> Taps:
@@ -65,7 +73,7 @@ def _resize(
     make_taps: Callable[[int, int], Taps],
     out: Layout | None,
 ) -> Field:
-    """Interpolates along the split dim first, then along the others."""
+    """Interpolates along the sharded dim first, then along the others."""
     field = in_rows(field)
     split = field.layout.dim
     spatial = field.data.ndim - 2
@@ -88,7 +96,7 @@ def _resize(
 
 
 def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
-    """Reshards to the input rows that output rows need, then blends two of them."""
+    """Reshards to the input rows that output rows need, then interpolates locally."""
     spans = [_span(rows, taps) for rows in target.rows]
     need = field.layout.with_rows(
         [range(low, high + 1) if high >= 0 else [] for low, high in spans],
@@ -108,7 +116,7 @@ def _resize_rows(field: Field, taps: Taps, target: Layout) -> Field:
 
 
 def _resize_whole(data: Array, taps: Taps, dim: int) -> Array:
-    """Interpolates along a dim that is not split."""
+    """Interpolates along a dim that is not sharded."""
     if taps.is_copy:
         return _take_nearest(data, taps.low[None], None, dim)
     lead = (slice(None),) * dim
@@ -120,7 +128,7 @@ def _resize_whole(data: Array, taps: Taps, dim: int) -> Array:
 
 
 def _take_nearest(data: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
-    """`take_rows`, but without a gather where each row is repeated equally often."""
+    """`take_rows`, but without a gather if each row is repeated equally often."""
     rows, count = data.shape[dim], index.shape[1]
     times = count // rows
     if times < 2 or (index != np.arange(count) // times).any():
@@ -132,7 +140,7 @@ def _take_nearest(data: Array, index: np.ndarray, axis: str | None, dim: int) ->
 
 
 def _span(rows_of_shard: tuple[int, ...], taps: Taps) -> tuple[int, int]:
-    """First and last input row that a shard's output rows need; (0, -1) if none."""
+    """Returns the first and last input row that a shard needs; (0, -1) for none."""
     rows = [g for g in rows_of_shard if g >= 0]
     if not rows:
         return 0, PADDING
@@ -142,7 +150,7 @@ def _span(rows_of_shard: tuple[int, ...], taps: Taps) -> tuple[int, int]:
 def _local_taps(
     target: Layout, taps: Taps, spans: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Local positions of the two input rows of each output row."""
+    """Returns the local positions of the two input rows of each output row."""
     low = np.zeros((target.num_shards, target.length), np.int32)
     high = np.zeros_like(low)
     for d, (rows, (first, _)) in enumerate(zip(target.rows, spans, strict=True)):
@@ -153,7 +161,7 @@ def _local_taps(
 
 
 def _along(values: Array, num_dims: int, dim: int) -> Array:
-    """A vector, shaped to broadcast along one of `num_dims` dims."""
+    """Reshapes a vector to broadcast along dim `dim` of `num_dims`."""
     return values.reshape((1,) * dim + (-1,) + (1,) * (num_dims - dim - 1))
 
 

@@ -9,14 +9,15 @@ from credit_jax.parallel.rows.layout import Field, Layout
 def roll_field(
     field: Field, shift: tuple[int, int], *, out: Layout | None = None
 ) -> Field:
-    """torch.roll over latitude and longitude: out[i] = x[(i - shift) mod size].
+    """Shifts cyclically over latitude and longitude, as torch.roll.
 
-    Rows shifted beyond one pole come back at the other, as columns do around the globe.
+    out[i] = x[(i - shift) mod size]; rows beyond one pole reappear at the other.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims in front of lat.
-        shift: rows and columns to shift by; any integers.
-        out: layout of the shifted rows of the split dim; default equal blocks.
+        shift: number of rows and of columns; any integers.
+        out: layout of the shifted rows of the sharded dim; None for equal blocks, or
+            for the layout of `field` if rows are not shifted.
     """
     for dim, by in zip(lat_lon_dims(field), shift, strict=True):
         size = dim_size(field, dim)

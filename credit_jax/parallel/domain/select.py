@@ -1,4 +1,4 @@
-"""Rows of a field by their global number, along any dim, split or not."""
+"""Selection of rows of a field by global index, along any dim, sharded or not."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from credit_jax.parallel.rows.take import take_static
 def select(
     field: Field, dim: int, index: Sequence[int], *, out: Layout | None = None
 ) -> Field:
-    """The field whose row i along `dim` is row `index[i]` of the given one.
+    """Returns the field whose row i along `dim` is row `index[i]` of `field`.
 
     Args:
         field: any field.
-        dim: array dim to choose along, 1 being the first after the batch.
-        index: global row numbers, in any order, also repeated; -1 is a row of zeros.
-        out: layout of the chosen rows; default equal blocks. For the split dim only.
+        dim: array dim to select along; 1 is the first dim after the batch.
+        index: global row indices, in any order, with repeats; -1 gives zeros.
+        out: layout of the selected rows; None for equal blocks. Ignored if `dim` is not
+            the sharded dim.
     """
     if dim != field.layout.dim:
         return field.like(take_static(field.data, index, dim))
@@ -29,10 +30,10 @@ def select(
 
 
 def dim_size(field: Field, dim: int) -> int:
-    """Number of global rows along `dim`, without padding."""
+    """Returns the global number of rows along `dim`, without padding."""
     return field.layout.size if dim == field.layout.dim else field.data.shape[dim]
 
 
 def lat_lon_dims(field: Field) -> tuple[int, int]:
-    """The dims of latitude and longitude: the last two before the channel."""
+    """Returns the dims of latitude and longitude: the last two before the channel."""
     return field.data.ndim - 3, field.data.ndim - 2

@@ -11,23 +11,29 @@ from credit_jax.parallel.rows.reshard import reshard
 
 
 def pixel_shuffle_field(field: Field, scale: int) -> Field:
-    """`ops.shuffle.pixel_shuffle`: every row becomes `scale` rows on the same shard."""
+    """`ops.shuffle.pixel_shuffle` on a field; no row moves to another shard.
+
+    Args:
+        field: (batch, lat, lon, channel * scale**2), sharded along dim 1 or 2.
+        scale: upscale factor; every row becomes `scale` rows of the same shard.
+    """
     return Field(pixel_shuffle(field.data, scale), _taller(field.layout, scale))
 
 
 def unpatch_field(field: Field, patch: Pair) -> Field:
-    """`ops.shuffle.unpatch`: every row becomes rows of a patch on the same shard.
+    """`ops.shuffle.unpatch` on a field; no row moves to another shard.
 
     Args:
-        field: (batch, lat, lon, channel), rows split along dim 1 or 2.
-        patch: rows and columns.
+        field: (batch, lat, lon, channel * rows * columns of a patch), sharded along
+            dim 1 or 2.
+        patch: rows and columns of a patch.
     """
     layout = _taller(field.layout, patch[field.layout.dim - 1])
     return Field(unpatch(field.data, patch), layout)
 
 
 def _taller(layout: Layout, scale: int) -> Layout:
-    """Layout of `scale` rows in place of each row."""
+    """Returns the layout with `scale` rows in place of each row."""
     rows_per_shard = [
         tuple(g * scale + i if g >= 0 else PADDING for g in rows for i in range(scale))
         for rows in layout.rows
@@ -36,11 +42,11 @@ def _taller(layout: Layout, scale: int) -> Layout:
 
 
 def join(field: Field, other: Field) -> Field:
-    """Concatenate channels on the layout of the first field."""
+    """Concatenates the channels of two fields on the layout of the first."""
     other = reshard(other, field.layout)
     return field.like(jnp.concatenate([field.data, other.data], -1))
 
 
 def add(field: Field, other: Field) -> Field:
-    """Sum on the layout of the first field."""
+    """Adds two fields on the layout of the first."""
     return field.like(field.data + reshard(other, field.layout).data)

@@ -1,4 +1,4 @@
-"""Spatial attention on sharded fields: a gate of each point, from its channels."""
+"""Spatial attention on sharded fields: gates of points, computed from channels."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from credit_jax.parallel.rows.layout import Field
 def spatial_attention(
     field: Field, kernel: Float[Array, "kernel_h kernel_w 2 1"]
 ) -> Field:
-    """CREDIT's LightSpatialAttention: every point times a gate of its neighborhood.
+    """Multiplies every point by a gate: CREDIT's LightSpatialAttention.
 
-    The gate is the sigmoid of a convolution over mean and maximum of the channels, with
-    zeros around the grid. The gradient of a maximum goes to the first of equal ones, as
-    torch's does.
+    The gate is the sigmoid of a zero-padded convolution over mean and maximum of the
+    channels. The gradient of tied maxima goes to the first, as in torch.
 
     Args:
         field: (batch, lat, lon, channel).
-        kernel: odd sizes; (kernel_h, kernel_w, mean and maximum, 1).
+        kernel: (kernel_h, kernel_w, 2, 1), for mean and maximum, with odd sizes.
 
     Raises:
-        ValueError: an even kernel, which would not give one gate a point.
+        ValueError: a kernel of even size.
     """
     if not all(size % 2 for size in kernel.shape[:2]):
         raise ValueError(
@@ -57,19 +56,19 @@ def scse(
     expand_bias: Float[Array, " channel"] | None = None,
     points_bias: Float[Array, ""] | None = None,
 ) -> Field:
-    """Gates of channels and of points, each times the field.
+    """Sums the field times a gate of channels and the field times a gate of points.
 
     out = x * channel gate + x * sigmoid(x @ points + points_bias)
 
-    Without biases CREDIT's SCSEAttention, with them that of
+    Without biases this is CREDIT's SCSEAttention, with biases that of
     segmentation_models_pytorch.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
         squeeze, expand, squeeze_bias, expand_bias: as for `squeeze_excite`.
-        points: the channels' weights in the gate of a point; with CREDIT's depthwise
-            variant the product of both kernels.
-        points_bias: of that gate.
+        points: (channel,), kernel of the gate of points; for CREDIT's depthwise variant
+            the product of both kernels.
+        points_bias: (), bias of the gate of points, or None.
     """
     logit = jnp.matmul(field.data, points)[..., None]
     gate = jax.nn.sigmoid(logit if points_bias is None else logit + points_bias)

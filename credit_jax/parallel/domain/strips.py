@@ -1,13 +1,15 @@
-"""Layouts of a stage with window attention: rows where they divide, strips elsewhere.
+"""Layouts of a stage with window attention: complete rows, or strips of rows.
 
-Bands of short windows, or groups of rows, that the number of shards does not divide
-leave shards idle. Windows and groups of points are many more: a row is cut into strips
-of neighboring points, and shards hold whole short windows of strips, or whole groups.
+If the number of shards does not divide the bands of short windows, or the groups of
+rows of long windows, shards are idle. Rows are then cut into strips of neighboring
+points, and shards have complete short windows of strips, or complete groups of strips,
+of which there are many more.
 
-Short windows are numbered band by band, those whose columns meet in a group of long
-windows side by side, and cut into stretches: a shard holds about the rows that it has
-in a block layout. A group goes to a shard that holds most of it, so that a window moves
-between few shards: with two rows of windows in a group between d and d + n / 2 alone.
+Short windows are numbered band by band, with those whose columns share a group of long
+windows next to each other, and distributed in contiguous ranges, so a shard has about
+the rows of a block layout. A group of long windows goes to a shard that has most of it
+already, which limits communication to few shards: with two rows of windows in a group,
+to the pairs d and d + n / 2.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ import numpy as np
 from credit_jax.parallel.domain.windows import group_layout, window_layout
 from credit_jax.parallel.rows.layout import Layout
 
-# Rows of the busiest shard over an even share up to which rows stay whole; and groups
-# of the busiest shard where each has its partners on as few shards as can be.
+# Load of the busiest shard, relative to an even share: up to EVEN, rows are not cut
+# into strips; groups are distributed with up to NEARLY_EVEN to limit communication.
 EVEN, NEARLY_EVEN = 1.05, 1.07
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a stage.
+    """Short and long windows of a stage.
 
     Attributes:
-        rows, columns: of the field.
-        short, long: tokens along each side of a window.
+        rows, columns: size of the field.
+        short, long: tokens along each side of a window; 1 for no attention of the kind.
     """
 
     rows: int
@@ -42,23 +44,23 @@ class Windows:
     long: int
 
     def layouts(self, layout: Layout) -> tuple[Layout, Layout]:
-        """Layouts of whole short windows, and of whole long ones.
+        """Returns the layouts of complete short windows, and of complete long windows.
 
         Args:
-            layout: gives the shards, axis and dim.
+            layout: gives shards, axis and dim.
         """
         return _layouts(layout.to_blocks(self.rows), self)
 
     @property
     def strip(self) -> int:
-        """Points of a strip: whole short windows and groups of columns are of them."""
+        """Number of points of a strip, of which both kinds of windows consist."""
         if self.long == 1 or self.columns_meet:
             return self.short
         return math.gcd(self.short, self.columns // self.long)
 
     @property
     def columns_meet(self) -> bool:
-        """Whether the columns of a short window are in long windows together."""
+        """Whether the columns of a short window are in the same groups of long ones."""
         return self.columns // self.long % self.short == 0
 
     @property
@@ -66,9 +68,9 @@ class Windows:
         return self.columns // self.strip
 
     def short_of_strips(self) -> tuple[np.ndarray, np.ndarray]:
-        """(order, number) of each strip by its short window.
+        """Returns the order of strips by short windows, and the window of each strip.
 
-        Windows whose number is the same stay together.
+        Windows that must stay on the same shard have the same number.
         """
         row, strip = self._positions()
         column = strip * self.strip // self.short
@@ -83,7 +85,7 @@ class Windows:
         return np.lexsort(keys), number
 
     def long_of_strips(self) -> tuple[np.ndarray, np.ndarray]:
-        """(order, number) of each strip by its group of long windows."""
+        """Returns the order of strips by groups of long windows, and their groups."""
         row, strip = self._positions()
         rows, strips = self.rows // self.long, self._strips // self.long
         number = row % rows * strips + strip % strips
@@ -96,7 +98,7 @@ class Windows:
 
 @lru_cache(256)
 def _layouts(blocks: Layout, windows: Windows) -> tuple[Layout, Layout]:
-    """Rows if they are even, or if strips would be single points."""
+    """Returns layouts of rows if these are even or cannot be cut, else of strips."""
     short = window_layout(blocks, windows.rows, windows.short)
     long, all_short = short, windows.long == 1
     if not all_short:
@@ -116,7 +118,7 @@ def _layouts(blocks: Layout, windows: Windows) -> tuple[Layout, Layout]:
 
 
 def _short_strips(blocks: Layout, windows: Windows) -> tuple[np.ndarray, Layout]:
-    """The shard of each strip, and their layout by short windows."""
+    """Returns the shard of each strip, and the layout by short windows."""
     num = blocks.num_shards
     order, number = windows.short_of_strips()
     total = int(number.max()) + 1
@@ -126,7 +128,7 @@ def _short_strips(blocks: Layout, windows: Windows) -> tuple[np.ndarray, Layout]
 
 
 def _long_strips(blocks: Layout, windows: Windows, owner: np.ndarray) -> Layout:
-    """Their layout by groups, given the shard of each strip by short windows."""
+    """Returns the layout by groups, given the shard of each strip by short windows."""
     order, number = windows.long_of_strips()
     strip_counts = np.zeros((int(number.max()) + 1, blocks.num_shards), int)
     np.add.at(strip_counts, (number, owner), 1)
@@ -137,14 +139,17 @@ def _long_strips(blocks: Layout, windows: Windows, owner: np.ndarray) -> Layout:
 
 
 def _deal(strip_counts: np.ndarray, room: int) -> np.ndarray:
-    """A shard for each group, one of those that hold most of it while there is room.
+    """Assigns each group to a shard that has most of its strips and is not yet full.
 
-    Groups that the same shards hold are dealt out evenly among them, those with the
-    fewest such shards first.
+    Groups with the same strip counts are distributed evenly over the shards with most
+    strips, starting with the groups that have the fewest such shards.
 
     Args:
-        strip_counts: (groups, shards) how many strips of a group each shard has.
-        room: most groups of a shard.
+        strip_counts: (groups, shards), number of strips of a group that a shard has.
+        room: maximum number of groups of a shard.
+
+    Returns:
+        (groups,), shard of each group.
     """
     kinds: dict[tuple[int, ...], list[int]] = {}
     for group, counts in enumerate(strip_counts.tolist()):
@@ -167,7 +172,7 @@ def _deal(strip_counts: np.ndarray, room: int) -> np.ndarray:
 def _in_order(
     blocks: Layout, windows: Windows, owner: np.ndarray, order: np.ndarray
 ) -> Layout:
-    """The strips of each shard in a global order."""
+    """Returns the layout of the strips that each shard owns, in the given order."""
     strips_per_shard = [
         order[owner[order] == shard] for shard in range(blocks.num_shards)
     ]

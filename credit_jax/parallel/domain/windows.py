@@ -1,11 +1,11 @@
 """Windows of attention on sharded fields: neighboring (short) and dilated (long).
 
-Fields may be split along latitude (dim 1) or longitude (dim 2); "rows" are those of the
-split dim. A short window is w x w neighboring points. A long window is w x w points
-that are H / w rows and W / w columns apart, over the whole globe: group j of rows is j,
-j + H/w, j + 2H/w, ... Each shard gets whole windows, or whole groups; in strips
-(`domain.strips`), the strips of each window, or of each group of windows, in row-major
-order.
+Fields may be sharded along latitude (dim 1) or longitude (dim 2); "rows" are those of
+the sharded dim. A short window is w x w neighboring points. A long window is w x w
+points over the whole globe, H / w rows and W / w columns apart; its rows j, j + H/w,
+j + 2H/w, ... are group j. Each shard has complete short windows, or complete groups. In
+a layout of strips (`domain.strips`), it has the strips of each window, or of each group
+of windows, in row-major order.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ Kind = Literal["short", "long"]
 
 
 def window_layout(layout: Layout, size: int, window: int) -> Layout:
-    """Layout of whole short windows: blocks of ceil(size / window / n) windows.
+    """Returns the layout of complete short windows: ceil(size / window / n) per shard.
 
     Args:
-        layout: gives the shards, axis and dim.
-        size: number of rows.
-        window: rows of a window along the split dim; divides `size`.
+        layout: gives the n shards, axis and dim.
+        size: number of rows, a multiple of `window`.
+        window: number of rows of a window along the sharded dim.
     """
     per_shard = -(-(size // window) // layout.num_shards)
     return layout.with_rows(_blocks(size, window * per_shard, layout), size)
 
 
 def group_layout(layout: Layout, size: int, window: int) -> Layout:
-    """Layout of whole long windows, group by group; on one shard, rows in order.
+    """Returns the layout of complete long windows, group by group.
 
-    Args: as for `window_layout`.
+    A single shard has its rows in global order instead.
+
+    Args:
+        layout, size, window: as for `window_layout`.
     """
     if layout.num_shards == 1:
         return layout.to_blocks(size)
@@ -64,12 +67,13 @@ def _blocks(size: int, length: int, layout: Layout) -> list[range]:
 def partition(
     field: Field, kind: Kind, window: int | Pair
 ) -> Float[Array, "batch windows tokens channel"]:
-    """The tokens of each window of a field on `window_layout` or `group_layout`.
+    """Partitions a field into the tokens of its local windows.
 
     Args:
-        field: (batch, lat, lon, channel).
+        field: (batch, lat, lon, channel), on the layout of `window_layout` for short or
+            of `group_layout` for long windows, or of `strips.Windows.layouts`.
         kind: "short" or "long".
-        window: points along each side, or (rows, columns).
+        window: number of points along each side, or (rows, columns).
 
     Returns:
         (batch, local windows, rows * columns of a window, channel); tokens row-major.
@@ -93,7 +97,13 @@ def merge(
     kind: Kind,
     window: int | Pair,
 ) -> Field:
-    """The inverse of `partition`, on the layout of `field`."""
+    """Restores the field from its windows: the inverse of `partition`.
+
+    Args:
+        windows: (batch, windows, tokens, channel).
+        field: gives layout and size.
+        kind, window: as for `partition`.
+    """
     batch, channels = windows.shape[0], windows.shape[-1]
     if field.layout.strips > 1:
         groups, tokens, width = _in_strips(field, kind, windows.shape[2])
@@ -108,9 +118,10 @@ def merge(
 
 
 def window_grid(field: Field, kind: Kind, window: int | Pair) -> WindowGrid:
-    """Where the tokens of `partition` lie in a field.
+    """Returns the positions in the local field of the tokens of `partition`.
 
-    Args: as for `partition`.
+    Args:
+        field, kind, window: as for `partition`.
     """
     if field.layout.strips > 1:
         height, width = _sides(window)
@@ -133,11 +144,12 @@ def window_grid(field: Field, kind: Kind, window: int | Pair) -> WindowGrid:
 def window_numbers(
     field: Field, kind: Kind, window: int | Pair
 ) -> tuple[Int[Array, " windows"], Int[Array, " windows"]]:
-    """Global (row, column) among all windows of each local window of `partition`.
+    """Returns the global (row, column) of windows for each local window of `partition`.
 
-    Those of windows of padding have no meaning.
+    The values for padding windows are meaningless.
 
-    Args: as for `partition`.
+    Args:
+        field, kind, window: as for `partition`.
     """
     height, width = _sides(window)
     layout, points = field.layout, field.data.shape[2]
@@ -158,10 +170,10 @@ def window_numbers(
 
 
 def _in_strips(field: Field, kind: Kind, tokens: int) -> tuple[int, int, int]:
-    """Sizes (groups, tokens, windows) of the points of a field in strips.
+    """Returns the sizes (groups, tokens, windows) of the points of a field in strips.
 
-    The windows of a group lie side by side in its strips: one short window, whose
-    tokens are all points of its strips; or a long one for each point of a strip.
+    A group of strips is one short window, whose tokens are all points of the strips, or
+    as many long windows as a strip has points, with one token in each strip.
     """
     strips, points = field.data.shape[1:3]
     if kind == "short":
@@ -170,12 +182,12 @@ def _in_strips(field: Field, kind: Kind, tokens: int) -> tuple[int, int, int]:
 
 
 def _sides(window: int | Pair) -> Pair:
-    """Rows and columns of a window."""
+    """Returns (rows, columns) of a window."""
     return (window, window) if isinstance(window, int) else window
 
 
 def _split(field: Field, kind: Kind, window: int | Pair) -> tuple[int, int, int, int]:
-    """Sizes of rows and columns as two dims each, in the order of the array."""
+    """Returns sizes of rows and columns, each as two dims in the order of the array."""
     rows, columns = field.data.shape[1:3]
     height, width = _sides(window)
     row, column, _, _ = _order(field.layout, kind)
@@ -185,10 +197,10 @@ def _split(field: Field, kind: Kind, window: int | Pair) -> tuple[int, int, int,
 
 
 def _order(layout: Layout, kind: Kind) -> tuple[int, int, int, int]:
-    """Dims of `_split` as (window row, window column, token row, token column).
+    """Returns dims of `_split` as (window row, window column, token row, token column).
 
-    Points are in the order of short windows; or, for long windows, in the order of
-    groups along a split dim, and of rows along one of which shards hold all.
+    For long windows, a sharded dim is in the order of groups (token within window), and
+    a dim that is not sharded in global order (window within token).
     """
     grouped = None if layout.is_whole else layout.dim
     row = 1 if kind == "short" or grouped == 1 else 2

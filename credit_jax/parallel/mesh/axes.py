@@ -1,6 +1,6 @@
-"""Mesh axis names, outermost first, and how a mesh is seen from inside `shard_map`.
+"""Mesh axis names, outermost first, and the description of a mesh inside `shard_map`.
 
-"axis" is always a mesh axis; an array dimension is a "dim".
+An "axis" is always a mesh axis; an array dimension is a "dim".
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from jax.sharding import Mesh
 
-# Whole copies of the parameters; samples are split over it (CREDIT's `data: ddp`).
+# Samples are sharded, parameters are replicated (CREDIT's `data: ddp`).
 DP_REPLICATE = "dp_replicate"
-# Parameters and samples are split over it (CREDIT's `data: fsdp2`).
+# Samples and parameters are sharded (CREDIT's `data: fsdp2`).
 DP_SHARD = "dp_shard"
-# Experts; samples are split over it, too.
+# Samples and experts are sharded.
 EP = "ep"
 # Pipeline stages.
 PP = "pp"
@@ -25,23 +25,24 @@ DOMAIN = "domain"
 
 ORDER = (DP_REPLICATE, DP_SHARD, EP, PP, TP, DOMAIN)
 DP_AXES = (DP_REPLICATE, DP_SHARD)
-# Axes that samples are split over.
+# Axes over which samples are sharded.
 BATCH_AXES = (*DP_AXES, EP)
 
 
 @dataclass(frozen=True)
 class MeshAxes:
-    """The axes a step runs on: their names, or None where a mesh lacks them.
+    """Names and degrees of the axes of a mesh, for code inside of `shard_map`.
 
-    A function that gets `MeshAxes()` runs on one device with no collective.
+    With `MeshAxes()` a function runs on one device without collectives.
 
     Attributes:
-        data: axes that samples are split over.
-        shard, expert, tensor, domain: axes of parameters, experts (one of `data`, too),
-            heads and rows.
-        num_data, num_shard, num_expert, num_tensor, num_domain: their degrees.
-        ulysses: neighboring shards of the domain axis that trade heads for rows around
-            attention (`parallel.domain.heads`); 1 for none.
+        data: axes over which samples are sharded.
+        shard, expert, tensor, domain: axis over which parameters, experts, heads or
+            rows are sharded; None if the mesh has no such axis. `shard` and `expert`
+            are in `data`, too.
+        num_data, num_shard, num_expert, num_tensor, num_domain: degrees; 1 if absent.
+        ulysses: number of neighboring shards of the domain axis that exchange heads for
+            rows around attention (`parallel.domain.heads`); 1 for no exchange.
     """
 
     data: tuple[str, ...] = ()
@@ -58,12 +59,12 @@ class MeshAxes:
 
     @classmethod
     def from_mesh(cls, mesh: Mesh) -> MeshAxes:
-        """Names and degrees of the axes of `mesh` (see `ORDER`)."""
+        """Returns the axes of `mesh`, whose axis names are among `ORDER`."""
         return cls.from_degrees(mesh.shape)
 
     @classmethod
     def from_degrees(cls, degrees: Mapping[str, int]) -> MeshAxes:
-        """The same for a mesh that is not built: the degree of each of its axes."""
+        """Returns the axes of a mesh with these degrees, by axis name."""
         data = tuple(name for name in BATCH_AXES if name in degrees)
         num_data = 1
         for name in data:
@@ -83,7 +84,7 @@ class MeshAxes:
 
     @property
     def num_devices(self) -> int:
-        """How many devices the axes span."""
+        """Number of devices of the mesh, without pp."""
         return self.num_data * self.num_tensor * self.num_domain
 
     @property
@@ -100,5 +101,5 @@ class MeshAxes:
 
     @property
     def batch(self) -> tuple[str, ...]:
-        """Axes over which activations differ: samples and rows."""
+        """Axes over which activations are sharded: samples and rows."""
         return self.data + ((self.domain,) if self.domain else ())

@@ -1,4 +1,4 @@
-"""CREDIT's interface to the mesh: the section `trainer.parallelism`, and its ranks.
+"""CREDIT's interface to the mesh: the section `trainer.parallelism`, and data ranks.
 
 The section {data, tensor, domain} and the number of devices give
 `dp = devices / (tensor * domain)` data-parallel replicas. Devices are laid out
@@ -35,18 +35,18 @@ _FURTHER = tuple(key for key in ParallelismConfig.model_fields if key not in _KE
 
 
 def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
-    """The parallelism section of a trainer config, checked and complete.
+    """Returns the parallelism section of a config, validated and with defaults.
 
     Args:
-        conf: a whole config, with `trainer.parallelism` in it.
+        conf: a complete config with `trainer.parallelism`.
 
     Returns:
-        A new dict with the keys data, tensor, domain, and those of the further keys of
-        `ParallelismConfig` that differ from their default (`cp` is in domain).
+        A new dict with the keys data, tensor, domain, and those further keys of
+        `ParallelismConfig` that differ from their defaults (`cp` becomes domain).
 
     Raises:
-        ValueError: if there is no section, a degree is no integer of at least 1, the
-            data mode is unknown, keys do not agree, or there is another key.
+        ValueError: the section is missing, a degree is not a positive integer, the data
+            mode is unknown, keys contradict each other, or a key is unknown.
     """
     if isinstance(conf, Config):
         return normalize_parallelism(conf.trainer.parallelism)
@@ -61,7 +61,7 @@ def parse_parallelism_conf(conf: Mapping[str, Any] | Config) -> dict[str, Any]:
 
 
 def normalize_parallelism(section: Parallelism) -> dict[str, Any]:
-    """The section with its defaults, or the error of its first bad key."""
+    """Returns the section with its defaults; see `parse_parallelism_conf`."""
     if not isinstance(section, ParallelismConfig):
         section = _parse_section(section)
     said = section.model_dump(exclude_defaults=True, exclude={"cp"})
@@ -69,7 +69,7 @@ def normalize_parallelism(section: Parallelism) -> dict[str, Any]:
 
 
 def _parse_section(section: Mapping[str, Any]) -> ParallelismConfig:
-    """A section of CREDIT's, with the errors that CREDIT raises for its keys."""
+    """Validates a section, with the error messages of CREDIT for its keys."""
     data = section.get("data", "none")
     if data not in DATA_MODES:
         raise ValueError(
@@ -93,18 +93,18 @@ def _parse_section(section: Mapping[str, Any]) -> ParallelismConfig:
 
 
 def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:
-    """Number of data-parallel replicas: world_size / (tensor * domain).
+    """Returns the number of data-parallel replicas: world_size / (tensor * domain).
 
     Args:
         parallelism_conf: the section {data, tensor, domain}, and further keys.
         world_size: number of devices.
 
     Returns:
-        The number of replicas; with `data: none` those that would fit.
+        The number of replicas; with `data: none` the number that would fit.
 
     Raises:
-        ValueError: if world_size is not divisible by tensor * domain (and pp), or
-            is not the product of the degrees where all are given.
+        ValueError: world_size is not divisible by tensor * domain (and pp), or is not
+            the product of the degrees if all are given.
 
     >>> dp_world_size({"data": "fsdp2", "tensor": 2, "domain": 2}, 8)
     2
@@ -118,26 +118,26 @@ def dp_world_size(parallelism_conf: Parallelism, world_size: int) -> int:
 def build_device_mesh(
     parallelism_conf: Parallelism, devices: Sequence[Any] | None = None
 ) -> tuple[Mesh, dict[str, Mesh]]:
-    """Build the mesh of a parallelism section.
+    """Builds the mesh of a parallelism section.
 
-    An axis is there if its degree is above 1, outermost first dp_replicate, dp_shard,
-    (ep, pp), tp, domain. A mesh of one device has the axis dp_shard.
+    Its axes are those with a degree above 1, outermost first: dp_replicate, dp_shard,
+    ep, pp, tp, domain. A mesh of one device has the axis dp_shard.
 
     Args:
         parallelism_conf: the section {data, tensor, domain}, and further keys.
-        devices: the devices, rank by rank; None takes all of all processes.
+        devices: the devices in rank order; None for those of all processes.
 
     Returns:
-        mesh: the mesh, of Auto axes.
-        submeshes: for "dp", "tp" and "domain", where the degree is above 1, the part of
-            the mesh that shares all other coordinates with this process's first device;
-            "dp" has two axes under HSDP.
+        mesh: the mesh, with Auto axes.
+        submeshes: for those of "dp", "tp" and "domain" with a degree above 1, the part
+            of the mesh that shares all other coordinates with this process's first
+            device; "dp" has two axes under HSDP.
 
     Raises:
-        ValueError: as `dp_world_size`.
+        ValueError: as for `dp_world_size`.
 
-    Differs from CREDIT: there is a mesh without parallelism, too; and `data: none` uses
-    the first tensor * domain devices rather than replicas that drift apart.
+    Differs from CREDIT: a mesh is returned without parallelism, too; and `data: none`
+    uses the first tensor * domain devices, not replicas that drift apart.
     """
     section = normalize_parallelism(parallelism_conf)
     devices = all_devices() if devices is None else devices
@@ -155,19 +155,19 @@ def build_device_mesh(
 
 
 def data_parallel_coords(mesh: Mesh) -> tuple[int, int]:
-    """The data-parallel rank of this process's first device, and the number of ranks.
+    """Returns the data rank of this process's first device, and the number of ranks.
 
-    THE SAMPLER CONTRACT. Samples are sharded over the data-parallel axes only, never
-    over devices. Devices that differ only in their tp or domain coordinate must hold
-    the same samples:
+    THE SAMPLER CONTRACT. Samples are sharded over the axes of samples only (dp and ep),
+    not over devices. Devices that differ only in their tp or domain coordinate must
+    have the same samples:
 
     - tp peers compute partial sums of one activation; with different samples the `psum`
-      adds up parts of different inputs, without any error.
-    - domain peers hold different rows of one sample; with different samples halo
-      rows come from another sample.
+      adds terms of different inputs, without any error.
+    - domain peers have different rows of one sample; with different samples halo rows
+      come from another sample.
 
-    So a loader is built with `local_dp_ranks(mesh)` and `dp_size` from here, and never
-    with device or process numbers.
+    Build loaders with `local_dp_ranks(mesh)` and this `dp_size`, never with indices of
+    devices or processes.
 
     Args:
         mesh: a mesh of `build_device_mesh`.
@@ -176,19 +176,19 @@ def data_parallel_coords(mesh: Mesh) -> tuple[int, int]:
         (dp_rank, dp_size).
 
     Raises:
-        ValueError: if this process owns no device of the mesh.
+        ValueError: this process owns no device of the mesh.
     """
     return local_dp_ranks(mesh)[0], _dp_size(mesh)
 
 
 def local_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
-    """The data-parallel ranks whose devices this process owns, in rising order.
+    """Returns the data-parallel ranks whose devices this process owns, ascending.
 
-    A process loads the samples of exactly these ranks, each once, whatever the number
-    of its devices; see `data_parallel_coords`.
+    A process loads the samples of exactly these ranks, each once, for any number of
+    devices; see `data_parallel_coords`.
 
     Raises:
-        ValueError: if this process owns no device of the mesh.
+        ValueError: this process owns no device of the mesh.
     """
     coords = local_coords(mesh)
     if not coords:
@@ -200,9 +200,9 @@ def local_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
 
 
 def writing_dp_ranks(mesh: Mesh) -> tuple[int, ...]:
-    """The data-parallel ranks whose samples this process writes, in rising order.
+    """Returns the data-parallel ranks whose samples this process writes, ascending.
 
-    Of the processes that own devices of a rank it is the first.
+    Each rank is written by the first of the processes that own its devices.
     """
     owners: dict[int, set[int]] = {}
     for coords, device in np.ndenumerate(mesh.devices):
@@ -226,7 +226,7 @@ def _dp_size(mesh: Mesh) -> int:
 
 
 def _dp_rank(mesh: Mesh, coords: Sequence[int]) -> int:
-    """Row-major rank of a mesh coordinate over the axes of samples."""
+    """Returns the row-major rank of mesh coordinates over the axes of samples."""
     rank = 0
     for axis, coord in zip(mesh.axis_names, coords, strict=True):
         if axis in BATCH_AXES:

@@ -1,6 +1,6 @@
-"""Resolves a config section to the degree of every axis; collects all problems.
+"""Resolves a config section to the degree of every axis and collects all problems.
 
-A section names degrees as `ParallelDims` or as CREDIT does; problems are reported under
+A section may use the names of `ParallelDims` or of CREDIT; problems are reported with
 the names of the section.
 """
 
@@ -30,7 +30,7 @@ from credit_jax.parallel.mesh.model_fit import ULYSSES
 ETP = "etp"
 REST = -1
 
-# A degree and its other names: CREDIT's, context parallelism's, and the older one.
+# Accepted keys of each degree: its name, CREDIT's names, cp for context parallelism.
 NAMES = {
     DP_REPLICATE: (DP_REPLICATE,),
     DP_SHARD: (DP_SHARD, "dp"),
@@ -47,11 +47,11 @@ Degrees = dict[str, int]
 
 
 def as_section(config: Any) -> dict[str, Any]:
-    """The keys of a config section whose value is not None.
+    """Returns the items of a config section whose value is not None.
 
     Args:
-        config: a mapping, a config class, or an object with the keys as attributes (of
-            which only the known ones are looked at).
+        config: a mapping, a config object, or any object with keys as attributes, of
+            which only those in `KEYS` are read.
     """
     if isinstance(config, BaseModel):
         config = config.model_dump()
@@ -64,7 +64,7 @@ def as_section(config: Any) -> dict[str, Any]:
 
 
 def whole_number(value: Any) -> int | None:
-    """The integer that a value such as 2, 2.0 or "2" stands for, or None."""
+    """Returns the integer that a value such as 2, 2.0 or "2" stands for, or None."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -73,15 +73,16 @@ def whole_number(value: Any) -> int | None:
 
 
 def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[str]]:
-    """The degrees of a section, with the remaining one filled in.
+    """Resolves all degrees of a section for a number of devices.
 
     Args:
-        section: see `ParallelDims.from_config`; dp_shard -1 is the rest.
+        section: see `ParallelDims.from_config`; dp_shard -1 takes all remaining
+            devices.
         world_size: number of devices.
 
     Returns:
-        degrees: of every axis, etp, ulysses_degree if it is given, and world_size: the
-            devices that are used. Valid only without problems.
+        degrees: degree of every axis, etp, ulysses_degree if given, and world_size, the
+            number of devices that are used. Valid only if there are no problems.
         problems: one line each.
     """
     degrees, names, problems = _read(section)
@@ -113,7 +114,7 @@ def resolve(section: Mapping[str, Any], world_size: Any) -> tuple[Degrees, list[
 
 
 def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str]]:
-    """The degrees that a section gives, their names in it, and problems of its keys."""
+    """Returns the degrees of a section, their names in it, and problems of its keys."""
     problems = []
     for key in sorted(set(section) - set(KEYS), key=str):
         problems.append(f"{key}: unknown key; {nearest_key(key, KEYS)}")
@@ -136,7 +137,7 @@ def _read(section: Mapping[str, Any]) -> tuple[Degrees, dict[str, str], list[str
                 )
             else:
                 given[key] = number
-        # A 1 beside another name's degree is a default.
+        # A 1 is ignored as a default if another name gives a larger degree.
         said = {key: n for key, n in given.items() if n != 1} or given
         if len(set(said.values())) > 1:
             listed = " and ".join(f"{key} is {n}" for key, n in said.items())
@@ -162,7 +163,7 @@ def _allowed(degree: str, number: int) -> bool:
 
 
 def _rest(data: str | None, degrees: Degrees) -> str | None:
-    """The axis that takes the devices that are left."""
+    """Returns the axis that takes all remaining devices, if any."""
     if degrees.get(DP_SHARD) == REST or data == "none":
         return DP_SHARD
     return DP_REPLICATE if data == "ddp" and DP_REPLICATE not in degrees else None
@@ -171,7 +172,7 @@ def _rest(data: str | None, degrees: Degrees) -> str | None:
 def _fill(
     degrees: Degrees, names: Mapping[str, str], rest: str, world: int
 ) -> tuple[Degrees, list[str]]:
-    """`degrees` with axis `rest` taking what the others leave, and the problems."""
+    """Returns `degrees` with axis `rest` taking all remaining devices, and problems."""
     shown = [
         axis
         for axis in ORDER
@@ -192,7 +193,7 @@ def _fill(
 def _product_problems(
     degrees: Degrees, names: Mapping[str, str], world: int
 ) -> list[str]:
-    """Problems of the product where all degrees are given."""
+    """Returns the problem if given degrees do not multiply to `world`."""
     product = math.prod(degrees[axis] for axis in ORDER)
     if product == world:
         return []

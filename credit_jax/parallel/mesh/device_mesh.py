@@ -1,4 +1,4 @@
-"""Meshes of named axes, built from degrees, and their parts."""
+"""Meshes of named axes, built from degrees, and submeshes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from credit_jax.parallel.mesh.axes import DP_AXES, DP_SHARD, ORDER
 
 
 def all_devices() -> list[Any]:
-    """The devices of all processes, process by process."""
+    """Returns the devices of all processes, process by process."""
     return sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
 
 
 def built_degrees(degrees: Mapping[str, int]) -> dict[str, int]:
-    """The axes that a mesh of these degrees has, outermost first.
+    """Returns the degrees of the axes that a mesh has, outermost first.
 
     >>> built_degrees({"domain": 2, "tp": 1, "dp_shard": 4})
     {'dp_shard': 4, 'domain': 2}
@@ -28,17 +28,18 @@ def built_degrees(degrees: Mapping[str, int]) -> dict[str, int]:
 
 
 def mesh_of_degrees(degrees: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
-    """The mesh of named degrees over `devices`, row-major in the order of `ORDER`.
+    """Builds the mesh of named degrees over `devices`, row-major in `ORDER`.
 
     Args:
-        degrees: axis name -> degree; axes of degree 1 are left out.
-        devices: as many as the product of the degrees.
+        degrees: degree of each axis by name; axes of degree 1 are omitted.
+        devices: as many devices as the product of the degrees.
 
     Returns:
-        The mesh, of Auto axes; the axis dp_shard of size 1 if no degree is above 1.
+        The mesh, with Auto axes; if no degree is above 1, it has the axis dp_shard of
+        size 1.
 
     Raises:
-        ValueError: if an axis is unknown or the product is not the number of devices.
+        ValueError: an axis is unknown, or the product is not the number of devices.
     """
     unknown = sorted(set(degrees) - set(ORDER))
     if unknown:
@@ -55,14 +56,16 @@ def mesh_of_degrees(degrees: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
 
 
 def submesh(mesh: Mesh, axes: Sequence[str]) -> Mesh:
-    """The devices along `axes` through this process's first device (or the mesh's).
+    """Returns the part of a mesh along `axes` with this process's first device.
+
+    If this process owns no device of the mesh, it contains the mesh's first device.
 
     Args:
         mesh: a mesh.
-        axes: some of its axes; they keep the order that they have in `mesh`.
+        axes: some of its axes, in any order.
 
     Returns:
-        A mesh of these axes only.
+        A mesh of these axes only, in the order of `mesh`.
     """
     own = local_coords(mesh)
     coords = own[0] if own else (0,) * mesh.devices.ndim
@@ -81,15 +84,15 @@ def has_dp_mesh(mesh: Mesh) -> bool:
 
 
 def get_dp_mesh(mesh: Mesh) -> Mesh:
-    """The data-parallel part of a mesh, through this process's first device.
+    """Returns the data-parallel part of a mesh, as `submesh`.
 
     Returns:
-        A mesh of one axis (dp_shard: parameters are split; dp_replicate: they are not)
-        or of both (HSDP: split over dp_shard, whole copies over dp_replicate).
+        A mesh of one axis (dp_shard: parameters are sharded; dp_replicate: they are
+        replicated), or of both (HSDP: sharded over dp_shard, replicated over
+        dp_replicate).
 
     Raises:
-        ValueError: if there is no such axis, as in a purely tensor-parallel mesh; ask
-            `has_dp_mesh` first.
+        ValueError: the mesh has no such axis (`has_dp_mesh` is False).
     """
     if not has_dp_mesh(mesh):
         raise ValueError(
@@ -100,7 +103,7 @@ def get_dp_mesh(mesh: Mesh) -> Mesh:
 
 
 def local_coords(mesh: Mesh) -> list[tuple[int, ...]]:
-    """Mesh coordinates of this process's devices, in rank order."""
+    """Returns the mesh coordinates of this process's devices, in rank order."""
     process = jax.process_index()
     return [
         coords

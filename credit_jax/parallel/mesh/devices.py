@@ -1,4 +1,4 @@
-"""The devices of a mesh, simulated on a CPU-only machine."""
+"""The devices of a run, which are simulated on a CPU-only machine."""
 
 import math
 import os
@@ -17,15 +17,15 @@ _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 def required_devices(parallelism_conf: Parallelism) -> int:
-    """The fewest devices that a parallelism section can run on.
+    """Returns the minimum number of devices of a parallelism section.
 
-    tensor * domain, times the further degrees that are given.
+    It is tensor * domain, times the further degrees that are given.
     """
     return math.prod(_given_degrees(parallelism_conf).values())
 
 
 def _given_degrees(parallelism_conf: Parallelism) -> dict[str, int]:
-    """tensor, domain, and the further degrees of the mesh that are above 1."""
+    """Returns tensor, domain, and the further degrees of the mesh that are above 1."""
     section = normalize_parallelism(parallelism_conf)
     further = {axis: section.get(axis, 1) for axis in ORDER if axis != DOMAIN}
     above = {axis: degree for axis, degree in further.items() if degree > 1}
@@ -35,17 +35,17 @@ def _given_degrees(parallelism_conf: Parallelism) -> dict[str, int]:
 def training_devices(
     parallelism_conf: Parallelism, num_devices: int | None = None
 ) -> list[Any]:
-    """The devices of a training run, simulated ones if need be (`ensure_devices`).
+    """Returns the devices of a training run, simulated if necessary.
 
     Args:
         parallelism_conf: the section {data, tensor, domain}, and further keys.
-        num_devices: how many to take; None takes all there are.
+        num_devices: number of devices; None for all.
 
     Returns:
-        The devices, rank by rank.
+        The devices, in rank order.
 
     Raises:
-        ValueError: as `ensure_devices`.
+        ValueError: as for `ensure_devices`.
     """
     ensure_devices(parallelism_conf if num_devices is None else num_devices)
     return all_devices()[:num_devices]
@@ -54,14 +54,15 @@ def training_devices(
 def forward_devices(
     parallelism_conf: Parallelism, num_devices: int | None = None
 ) -> list[Any]:
-    """The devices of forward passes: with `data: none` no more than they need.
+    """Returns the devices of forward passes; with `data: none` only the required ones.
 
     Args:
         parallelism_conf: the section {data, tensor, domain}, and further keys.
-        num_devices: how many to take; None takes all, or those of `data: none`.
+        num_devices: number of devices; None for all, or with `data: none` for
+            `required_devices`.
 
     Raises:
-        ValueError: as `ensure_devices`.
+        ValueError: as for `ensure_devices`.
     """
     alone = normalize_parallelism(parallelism_conf)["data"] == "none"
     if num_devices is None and alone:
@@ -70,19 +71,19 @@ def forward_devices(
 
 
 def ensure_devices(wanted: int | Parallelism) -> None:
-    """Makes sure that there are enough devices, before JAX is used for the first time.
+    """Ensures that there are enough devices; call it before the first use of JAX.
 
-    A CPU-only machine simulates the devices, and one line is printed. The processes of
-    a run simulate equal parts of them, and each prints a line about itself. A machine
-    with accelerators must have them.
+    On a CPU-only machine the devices are simulated and a line is printed. If a run has
+    several processes, each simulates an equal part of them and prints its own line.
+    Accelerators are never simulated.
 
     Args:
         wanted: number of devices of all processes, or a parallelism section (see
             `required_devices`).
 
     Raises:
-        ValueError: if there are too few devices: accelerators, or CPU devices of a
-            JAX that is already in use; or the processes cannot share them alike.
+        ValueError: there are too few accelerators; JAX is already in use with too few
+            CPU devices; or `wanted` is not a multiple of the number of processes.
     """
     needs, why = _needs(wanted)
     processes = num_processes()
@@ -114,7 +115,7 @@ def ensure_devices(wanted: int | Parallelism) -> None:
 
 
 def _needs(wanted: int | Parallelism) -> tuple[int, str]:
-    """The number of devices, and where it comes from."""
+    """Returns the number of devices, and its explanation for error messages."""
     if isinstance(wanted, int):
         if wanted < 1:
             raise ValueError(f"the number of devices must be at least 1, got {wanted}")
@@ -126,7 +127,7 @@ def _needs(wanted: int | Parallelism) -> tuple[int, str]:
 
 
 def _simulate(needs: int) -> bool:
-    """Set the number of CPU devices; False if JAX is in use and it is too late."""
+    """Sets the number of CPU devices; returns False if JAX is already in use."""
     flag = _XLA_FLAG.search(os.environ.get("XLA_FLAGS", ""))
     configured = jax.config.values["jax_num_cpu_devices"]
     there = max(configured, int(flag[1]) if flag else 1)

@@ -1,9 +1,9 @@
-"""The degrees of all kinds of parallelism, checked before anything is built.
+"""The degrees of all kinds of parallelism, validated before a mesh is built.
 
     devices = dp_replicate x dp_shard x ep x pp x tp x domain
 
-A misconfiguration raises one error that lists all problems, with the arithmetic and
-what would fit.
+A misconfiguration raises a single error that lists all problems, with the arithmetic
+and the degrees that would fit.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class ParallelDims:
     """Degrees that multiply to `world_size`; names of degrees above 1 are mesh axes.
 
     Attributes:
-        dp_replicate: whole copies of the parameters; samples are split over it.
-        dp_shard: parameters and samples are split over it; -1 is
-            world_size / (product of the others).
-        ep: experts; samples are split over it, too.
-        etp: units of one expert; tp or 1.
+        dp_replicate: shards samples, replicates parameters.
+        dp_shard: shards samples and parameters; -1 for world_size divided by the
+            product of the other degrees.
+        ep: shards samples and experts.
+        etp: shards the units of an expert; tp or 1.
         pp: pipeline stages; only 1 is accepted.
-        tp: heads and feed-forward units.
-        domain: latitude rows.
-        ulysses_degree: neighboring domain shards that trade heads for rows around
-            attention; at most domain, and divides it. None moves whole windows instead.
+        tp: shards heads and feed-forward units.
+        domain: shards latitude rows.
+        ulysses_degree: number of neighboring domain shards that exchange heads for rows
+            around attention, a divisor of domain; None moves complete windows instead.
         world_size: number of devices.
-        cp: another name of domain; always equal to it.
+        cp: alias of domain, always equal to it.
 
     Raises:
         ValueError: listing all problems.
@@ -82,17 +82,17 @@ class ParallelDims:
     def from_config(
         cls, config: Any, world_size: int, *, model: Any = None
     ) -> ParallelDims:
-        """The degrees of a config section.
+        """Returns the degrees of a config section.
 
         Args:
             config: a mapping, or an object with such attributes. Keys are the names of
-                the degrees, or CREDIT's {data, tensor, domain}; `cp` is domain, and the
-                older `dp` is dp_shard. With `data: ddp` the devices that are left go to
-                dp_replicate, with `data: none` they stay idle; otherwise dp_shard takes
-                them, unless it is given. etp is tp unless it is given.
+                the degrees, or CREDIT's {data, tensor, domain}; `cp` is an alias of
+                domain and `dp` of dp_shard. Remaining devices go to dp_replicate with
+                `data: ddp` and stay idle with `data: none`; otherwise they go to
+                dp_shard unless it is given. etp is tp unless it is given.
             world_size: number of devices.
-            model: a model definition, or its config; what does not fit it is listed in
-                the same error (see `validate_against_model`).
+            model: a model definition, or its config; its problems are listed in the
+                same error (see `validate_against_model`).
 
         Raises:
             ValueError: listing all problems.
@@ -111,17 +111,17 @@ class ParallelDims:
         return cls(**resolved)
 
     def validate_against_model(self, model: Any) -> list[str]:
-        """Check the degrees against a model, before anything of it is built.
+        """Checks the degrees against a model before it is built.
 
-        Heads and feed-forward units of every stage must divide by tp, the heads that
-        are left by ulysses_degree, experts by ep.
-        Rows and windows run on any domain degree.
+        tp must divide the heads and feed-forward units of every stage, ulysses_degree
+        the heads per tp device, ep the experts. Rows and windows run on any domain
+        degree.
 
         Args:
             model: a model definition, or its config.
 
         Returns:
-            Notes, one line each: uneven rows, windows that shards do not share evenly.
+            Notes on rows and windows that are uneven over shards, one line each.
 
         Raises:
             ValueError: listing all sizes that do not fit.
@@ -133,14 +133,14 @@ class ParallelDims:
         return model_notes(model, self.domain, self.ulysses_degree or 1)
 
     def build_mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """The mesh of the degrees above 1, outermost first as in `axes.ORDER`.
+        """Builds the mesh of the degrees above 1, outermost first as in `axes.ORDER`.
 
         Args:
-            devices: as many as `world_size`, rank by rank; None takes the first
-                `world_size` of all processes.
+            devices: `world_size` devices in rank order; None for the first `world_size`
+                devices of all processes.
 
         Raises:
-            ValueError: if there are more or fewer devices than `world_size`.
+            ValueError: the number of devices is not `world_size`.
         """
         if devices is None:
             devices = all_devices()[: self.world_size]
@@ -153,28 +153,28 @@ class ParallelDims:
 
     @property
     def mesh_axes(self) -> MeshAxes:
-        """The axes as a step sees them; no device is needed."""
+        """The axes for code inside of `shard_map`; needs no devices."""
         axes = MeshAxes.from_degrees(self.axis_degrees)
         return replace(axes, ulysses=self.ulysses_degree or 1)
 
     @property
     def fsdp(self) -> tuple[str, ...]:
-        """Axes that parameters are split over and gathered along."""
+        """Axes over which parameters are sharded and gathered."""
         return self._there(DP_SHARD)
 
     @property
     def dp(self) -> tuple[str, ...]:
-        """Axes of whole replicas: those of samples but ep."""
+        """Data-parallel axes: dp_replicate and dp_shard."""
         return self._there(*DP_AXES)
 
     @property
     def batch(self) -> tuple[str, ...]:
-        """Axes that samples are split over."""
+        """Axes over which samples are sharded."""
         return self._there(*BATCH_AXES)
 
     @property
     def loss(self) -> tuple[str, ...]:
-        """Axes that a loss is summed over: samples and rows."""
+        """Axes over which a loss is summed: samples and rows."""
         return self._there(*BATCH_AXES, DOMAIN)
 
     def _there(self, *axes: str) -> tuple[str, ...]:
@@ -182,17 +182,17 @@ class ParallelDims:
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel replicas: dp_replicate x dp_shard."""
+        """Number of data-parallel replicas: dp_replicate x dp_shard."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def batch_size(self) -> int:
-        """Ranks that load samples of their own: dp_replicate x dp_shard x ep."""
+        """Number of ranks with different samples: dp_replicate x dp_shard x ep."""
         return self.dp_size * self.ep
 
     @property
     def non_dp_size(self) -> int:
-        """Devices of one replica: ep x pp x tp x domain."""
+        """Number of devices of a replica: ep x pp x tp x domain."""
         return self.ep * self.pp * self.tp * self.domain
 
     @property
@@ -201,12 +201,12 @@ class ParallelDims:
 
     @property
     def fsdp_enabled(self) -> bool:
-        """Whether there is a data-parallel axis: a shard axis or HSDP's outer one."""
+        """Whether there is a data-parallel axis, dp_shard or dp_replicate."""
         return self.dp_shard > 1 or self.dp_replicate > 1
 
     @property
     def hsdp_enabled(self) -> bool:
-        """Whether parameters are split over one axis and copied over the other."""
+        """Whether both data-parallel axes, dp_shard and dp_replicate, exist."""
         return self.dp_shard > 1 and self.dp_replicate > 1
 
     @property

@@ -14,22 +14,22 @@ _DIVIDED = (
     ("num_experts", EP),
 )
 
-# Key of the degree that is no mesh axis: shards that trade heads for rows.
+# Key of the degree that is not a mesh axis: shards that exchange heads for rows.
 ULYSSES = "ulysses_degree"
 
-# Share of the busiest shard, over an even one, from which there is a note.
+# Load of the busiest shard, relative to an even share, above which a note is given.
 NOTED = 1.1
-# Blocks of rows whose sizes a note lists.
+# Maximum number of blocks of rows whose sizes a note lists.
 MOST_LISTED = 64
 
 
 def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
-    """Reasons why a model cannot run on a mesh, one line each.
+    """Returns the reasons why a model cannot run on a mesh, one line each.
 
     Args:
         model: a model definition, or its config. Attributes that it lacks
             (`problems(tensor, domain)`, `num_experts`, ...) are not checked.
-        degrees: degree of each mesh axis, and `ULYSSES`; 1 where there is none.
+        degrees: degree of each mesh axis, and `ULYSSES`; missing degrees are 1.
     """
     config = getattr(model, "config", model)
     name = getattr(config, "type", type(config).__name__)
@@ -53,7 +53,7 @@ def model_problems(model: Any, degrees: Mapping[str, Any]) -> list[str]:
 
 
 def _ulysses_problems(config: Any, name: str, tp: int, degree: int) -> list[str]:
-    """Errors of heads that shards cannot share evenly, one line for all stages."""
+    """Returns a problem if the degree does not divide the heads of every stage."""
     if degree == 1:
         return []
     if not getattr(config, "trades_heads", False):
@@ -73,12 +73,12 @@ def _ulysses_problems(config: Any, name: str, tp: int, degree: int) -> list[str]
 
 
 def model_notes(model: Any, domain: int, ulysses: int = 1) -> list[str]:
-    """Notes on uneven rows and windows, which cost time but change no number.
+    """Returns notes on uneven rows and windows, which cost time but change no result.
 
     Args:
         model: a model definition, or its config.
         domain: number of latitude shards.
-        ulysses: neighboring shards that hold whole windows together.
+        ulysses: number of neighboring shards that share complete windows.
     """
     config = getattr(model, "config", model)
     height = getattr(config, "image_height", None)
@@ -105,27 +105,27 @@ def validate_sharding_constraints(
     local_h: int,
     window_sizes: Sequence[int | Sequence[int]] | None = None,
 ) -> list[str]:
-    """Notes on what is uneven or idle with `local_h` rows on each domain shard.
+    """Returns notes on uneven or idle shards with `local_h` rows on each domain shard.
 
-    No size has to divide: results are exact, and the notes are about idle time.
+    Sizes need not be divisible: results are exact, and the notes are about idle time.
 
     Args:
-        model: a model definition, or its config. None, or a model without
-            `image_height`: only `window_sizes` are checked.
-        local_h: rows of a shard at the model's input.
+        model: a model definition, or its config. For None, or a model without
+            `image_height`, only `window_sizes` are checked.
+        local_h: number of rows of a shard at the input of the model.
         window_sizes: rows of a window at each level, or (rows, columns); each level has
-            half the rows of the one before, as CREDIT assumes. None: the short windows
-            of the model's stages, with the rows that they really have.
+            half the rows of the previous one, as CREDIT assumes. None for the short
+            windows of the model's stages, with their actual rows.
 
     Returns:
-        One line each; empty if all shards have the same work.
+        Notes, one line each; empty if all shards have the same work.
 
     Raises:
         ValueError: `local_h` is below 1.
 
-    Differs from CREDIT: windows that do not divide the rows work, so the notes say what
-    they cost; and without `window_sizes` those of the model are checked, where CREDIT
-    checks nothing.
+    Differs from CREDIT: windows need not divide the rows, so the notes describe their
+    cost; and without `window_sizes` those of the model are checked, where CREDIT checks
+    nothing.
     """
     if local_h < 1:
         raise ValueError(f"local_h is {local_h}; expected at least 1 row a shard")
@@ -160,7 +160,7 @@ def _block_notes(height: int, local_h: int, domain: int) -> Iterator[str]:
 def _halved(
     local_h: int, window_sizes: Sequence[int | Sequence[int]]
 ) -> list[tuple[int, int]]:
-    """(rows of a shard, rows of a window) of each level, half the rows at each."""
+    """Returns (rows of a shard, rows of a window) of each level, halving the rows."""
     return [
         (local_h // 2**level, size if isinstance(size, int) else size[0])
         for level, size in enumerate(window_sizes)
@@ -168,7 +168,7 @@ def _halved(
 
 
 def _stage_rows(config: Any, domain: int) -> list[tuple[int, int]]:
-    """The same for the stages of a model; windows of 1 where it has no attention."""
+    """Returns (rows of a shard, rows of a window) of each stage; 1 for no attention."""
     if domain == 1:
         return []
     return [
@@ -178,13 +178,13 @@ def _stage_rows(config: Any, domain: int) -> list[tuple[int, int]]:
 
 
 def _stages(config: Any) -> Sequence[Any]:
-    """The stages of a model's geometry; empty for a model without stages."""
+    """Returns the stages of a model's geometry; empty for a model without stages."""
     geometry = config.geometry() if hasattr(config, "geometry") else None
     return () if geometry is None else geometry.stages
 
 
 def _uneven(config: Any, domain: int, ulysses: int) -> Iterator[str]:
-    """Attentions that are far from even: a window, or a group, is on one shard."""
+    """Yields attentions whose windows are distributed unevenly over shards."""
     for index, stage in enumerate(_stages(config)):
         shares = stage.shares(domain, ulysses) if stage.depth else {}
         for kind, share in shares.items():
@@ -193,7 +193,7 @@ def _uneven(config: Any, domain: int, ulysses: int) -> Iterator[str]:
 
 
 def _listed_blocks(size: int, num_shards: int) -> str:
-    """Sizes of these blocks as text; those in the middle of many are left out.
+    """Returns the sizes of the blocks of rows as text, of at most `MOST_LISTED` blocks.
 
     >>> _listed_blocks(32, 3)
     '11, 11, 10'

@@ -1,4 +1,4 @@
-"""Splits parameters into trainable and frozen ones."""
+"""Splits parameters into trainable and frozen parts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from credit_jax.parallel.params.spec import ParamSpec
 def split_frozen(
     params: Mapping[str, Any], param_specs: Mapping[str, ParamSpec]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(trainable, frozen) parts of a dict by path; their union is the dict.
+    """Returns the (trainable, frozen) parts of a dict by path, whose union is the dict.
 
     Args:
-        params: arrays, specs or anything else by path, packed or not.
-        param_specs: of the model's parameters. The vector of packed ones is trainable.
+        params: arrays, specs or other values by path, packed or not. The vector of
+            packed parameters is trainable.
+        param_specs: specs of the model's parameters, by path.
     """
     paths = [path for path in params if path in param_specs]
     frozen = {path: params[path] for path in paths if param_specs[path].frozen}
@@ -25,5 +26,5 @@ def split_frozen(
 def trainable(
     params: Mapping[str, Any], param_specs: Mapping[str, ParamSpec]
 ) -> dict[str, Any]:
-    """The trainable part, which the optimizer updates; see `split_frozen`."""
+    """Returns the trainable part, which the optimizer updates; see `split_frozen`."""
     return split_frozen(params, param_specs)[0]

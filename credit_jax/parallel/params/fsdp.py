@@ -1,13 +1,13 @@
-"""FSDP: parameters are stored split over dp_shard and gathered in each block.
+"""FSDP: parameters are stored sharded over dp_shard and gathered in each block.
 
-They may be split over the devices of the domain axis, too. Those have the same samples
-and update the same parameters, so that this shares the work of the update; blocks never
-see it, since a forward gathers them over domain once, before its first block.
+They may also be sharded over the domain axis, whose devices would otherwise repeat the
+same parameter update. The forward pass gathers them over domain once, before its first
+block.
 
-The gather is inside the block's `jax.checkpoint`, so that the backward pass gathers
-again; its transpose is the reduce-scatter of the gradient. Different compute and reduce
-dtypes need a custom VJP: gather in the compute dtype, reduce-scatter in the reduce
-dtype.
+The gather over dp_shard is inside of the block's `jax.checkpoint`, so the backward pass
+gathers again; its transpose is the reduce-scatter of the gradient. Different compute
+and reduce dtypes need a custom VJP: gather in the compute dtype, reduce-scatter in the
+reduce dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.params.sharding import ShardingRules
 from credit_jax.parallel.params.spec import ParamSpec
 
-# Name of gathered parameters for rematerialization policies.
+# The `checkpoint_name` of gathered parameters, for rematerialization policies.
 GATHERED = "gathered_parameter"
 
 
@@ -43,10 +43,10 @@ def gather(
 
     Args:
         weight: local shard of a parameter of one block.
-        param_spec: of that parameter, not stacked.
-        rules: its sharding rules.
+        param_spec: spec of the parameter, not stacked.
+        rules: sharding rules.
         axes: mesh axes.
-        precision: dtypes of the forward and of the gradient's sum.
+        precision: dtypes of the gathered parameter and of the sum of its gradient.
     """
     dim = rules.shard_dim(param_spec, axes)
     if dim is None:
@@ -61,12 +61,15 @@ def gather_over_domain(
     axes: MeshAxes,
     precision: Precision,
 ) -> dict[str, Array]:
-    """Gathers what is split over domain, in the compute dtype; the rest as it is.
+    """Gathers the parameters sharded over domain, in the compute dtype.
 
     Args:
         weights: local shards by path, after spectral norm.
-        param_specs: of them.
+        param_specs: specs of the parameters, by path.
         rules, axes, precision: as for `gather`.
+
+    Returns:
+        All parameters; those that are not sharded over domain are unchanged.
     """
     whole = dict(weights)
     for path, weight in weights.items():
@@ -88,7 +91,10 @@ def _gather(weight: Array, axis: str | None, dim: int, precision: Precision) -> 
 def _gather_as(
     weight: Array, axis: str | None, dim: int, precision: Precision
 ) -> Array:
-    """Gathered in the compute dtype; the gradient is scattered in the reduce dtype."""
+    """All-gathers in the compute dtype, reduce-scatters gradients in the reduce dtype.
+
+    It needs a custom VJP, as the two dtypes differ.
+    """
     return lax.all_gather(precision.cast(weight), axis, axis=dim, tiled=True)
 
 
@@ -116,8 +122,8 @@ def pvary_params(
 
     Args:
         params: local shards by path.
-        axes: mesh axes over which samples and rows differ.
-        precision: its reduce dtype is that of the sum.
+        axes: mesh axes over which samples and rows are sharded.
+        precision: gives the reduce dtype, in which gradients are summed.
     """
     return {path: _pvary_param(p, tuple(axes), precision) for path, p in params.items()}
 

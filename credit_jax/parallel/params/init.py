@@ -1,7 +1,7 @@
-"""Initial values as a function of global positions: the same on every mesh.
+"""Initial parameters as a function of global positions: the same on every mesh.
 
-Every element is a pure function of (key, parameter, global position), hashed by
-Threefry-2x32 in counter mode, so each device computes only its own shards. All
+Every element is a pure function of (key, index of the parameter, global position),
+drawn by Threefry-2x32 in counter mode, so each device computes only its own shards. All
 parameters of a model are drawn in one call, which compiles to one small program.
 """
 
@@ -23,7 +23,7 @@ from credit_jax.parallel.params.initializers import Initializer
 from credit_jax.parallel.params.sharding import split_degree
 from credit_jax.parallel.params.spec import ParamSpec
 
-# Elements drawn at a time.
+# Number of elements drawn in an iteration of the loop.
 CHUNK = 2**20
 
 
@@ -33,12 +33,13 @@ def initialize(
     specs: Mapping[str, PartitionSpec] | None = None,
     degrees: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """Local shards of initial parameters.
+    """Draws the local shards of initial parameters.
 
     Args:
-        param_specs: of all parameters, by path.
+        param_specs: specs of all parameters, by path.
         key: typed PRNG key.
-        specs: PartitionSpec of each, inside `shard_map`; None makes them whole.
+        specs: inside of `shard_map`, the PartitionSpec of each parameter; None draws
+            global parameters.
         degrees: size of every mesh axis that `specs` names.
     """
     degrees = degrees or {}
@@ -67,10 +68,10 @@ def _draw(
     inits: Sequence[Initializer],
     positions: Sequence[UInt[Array, " _"]],
 ) -> Float[Array, " total"]:
-    """The values of all parameters, concatenated, from one hash of all positions.
+    """Draws the values of all parameters, concatenated.
 
-    A loop over chunks bounds the temporaries and keeps XLA from recomputing the hash in
-    every slice of it.
+    A loop over chunks limits temporary memory and keeps XLA from recomputing the random
+    bits in every slice of them.
     """
     low = jnp.concatenate(positions)
     ends = np.cumsum([position.size for position in positions])
@@ -113,9 +114,9 @@ def _local_shape(
 def _positions(
     param_spec: ParamSpec, spec: PartitionSpec, degrees: Mapping[str, int]
 ) -> UInt[Array, " local"]:
-    """Row-major global position of every local element, concatenated.
+    """Returns the row-major global position of every local element, flattened.
 
-    A split dim and the whole dims after it are contiguous and take one iota, so that
+    A sharded dim and the unsharded dims after it are contiguous and need one iota, so
     most parameters need a single iota.
     """
     assert param_spec.size < 2**32, f"{param_spec.shape} is too large to count"

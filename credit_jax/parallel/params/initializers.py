@@ -1,4 +1,4 @@
-"""Distributions of initial values, as data; `parallel.params.init` draws from them."""
+"""Distributions of initial values, from which `parallel.params.init` draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Initializer:
     Attributes:
         kind: "constant" (scale), "uniform" (-scale to scale) or "normal" (std scale).
         scale: see `kind`.
-        repeat: number of neighbors along the last dim that share a draw.
+        repeat: number of consecutive elements along the last dim that share a draw.
     """
 
     kind: Literal["constant", "uniform", "normal"]
@@ -23,7 +23,7 @@ class Initializer:
 
 
 def constant(value: float) -> Initializer:
-    """Every element `value`."""
+    """All elements equal to `value`."""
     return Initializer("constant", value)
 
 

@@ -1,9 +1,9 @@
 """Packs small parameters into one vector.
 
 A WXFormer has hundreds of biases and scales and a few dozen large kernels. As separate
-arrays each of them costs a kernel for every operation of the optimizer, the average and
-the gradient sum. In the training state they are one vector, in the order of their
-paths. The packing does not depend on the mesh.
+arrays, each needs a kernel launch for every operation of the optimizer, of the moving
+average and of the gradient sum. In the training state the small parameters are one
+vector, in the order of their paths. The packing does not depend on the mesh.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from jaxtyping import Array
 
 from credit_jax.parallel.params.spec import ParamSpec
 
-# Name of the vector among the parameters.
+# Path of the vector in the dict of parameters.
 PACKED = "packed"
 
 
 def packed_paths(param_specs: Mapping[str, ParamSpec]) -> list[str]:
-    """Paths of the packed parameters, in the order of the vector."""
+    """Returns the paths of the packed parameters, in the order of the vector."""
     return sorted(path for path, d in param_specs.items() if d.is_small)
 
 
@@ -40,7 +40,10 @@ def pack(
 def unpack(
     packed: Mapping[str, Array], param_specs: Mapping[str, ParamSpec]
 ) -> dict[str, Array]:
-    """The inverse of `pack`; its transpose is one concatenation."""
+    """Restores small parameters: the inverse of `pack`.
+
+    Its transpose is one concatenation.
+    """
     paths = packed_paths(param_specs)
     out = {path: value for path, value in packed.items() if path != PACKED}
     if paths:
@@ -54,7 +57,7 @@ def unpack(
 def packed_param_specs(
     param_specs: Mapping[str, ParamSpec],
 ) -> dict[str, ParamSpec]:
-    """Parameter specs of the result of `pack`."""
+    """Returns the parameter specs of the result of `pack`."""
     paths = packed_paths(param_specs)
     out = {path: d for path, d in param_specs.items() if not d.is_small}
     if paths:

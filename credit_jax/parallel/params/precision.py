@@ -1,4 +1,4 @@
-"""Mixed precision: dtypes of the forward, of reductions and of the output."""
+"""Mixed precision: dtypes of the forward pass, of reductions and of the output."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ REDUCE = ("float32", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class Float8:
-    """Which dense layers multiply float8 values, by the recipe of `ops.float8`.
+    """Selects the dense layers that multiply in float8, by the recipe of `ops.float8`.
 
-    The choice depends on whole matrices, never on how a mesh splits them.
+    The choice depends on the global matrices, not on how a mesh shards them.
 
     Attributes:
-        min_channels: fewest input and output channels of such a layer.
+        min_channels: minimum number of input and of output channels of such a layer.
     """
 
     min_channels: int = 1024
 
     def takes(self, channels_in: int, channels_out: int) -> bool:
-        """Whether a matrix of this shape qualifies: no dim is small or ragged.
+        """Whether a matrix of this shape is multiplied in float8.
 
-        Hardware multiplies float8 in multiples of 16 channels.
+        Both dims must be at least `min_channels` and multiples of 16, as the hardware
+        requires.
         """
         dims = (channels_in, channels_out)
         return all(dim >= self.min_channels and dim % 16 == 0 for dim in dims)
@@ -36,17 +37,18 @@ class Float8:
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtypes of a step; parameters are stored in float32, or float64 to compute in it.
+    """Dtypes of a step.
 
-    Inputs of the model are cast to `compute`, and weights before they are gathered.
-    Statistics, softmax, losses and sums over tensor-parallel devices are always in
-    float32 or wider.
+    Parameters are stored in float32, or in float64 if `compute` is float64. Inputs of
+    the model are cast to `compute`, and so are parameters before they are gathered.
+    Statistics, softmax, losses and sums over tensor-parallel devices are always
+    computed in float32 or wider.
 
     Attributes:
-        compute: dtype of activations and weights in the forward.
+        compute: dtype of activations and parameters in the forward pass.
         reduce: dtype in which gradients are summed over devices.
         output: dtype that the model's output is rounded to; None for no rounding.
-        float8: the dense layers that multiply float8 values; None for none.
+        float8: selects the dense layers that multiply in float8; None for no layer.
     """
 
     compute: Any = FLOAT32
@@ -56,10 +58,13 @@ class Precision:
 
     @classmethod
     def of(cls, name: str) -> Precision:
-        """From "float32", "bfloat16", "float16" or "float64", which also reduces in it.
+        """Returns the policy for a compute dtype; only "float64" reduces in float64.
+
+        Args:
+            name: "float32", "bfloat16", "float16" or "float64".
 
         Raises:
-            ValueError: another name.
+            ValueError: any other name.
         """
         wide = "float64" if name == "float64" else "float32"
         return cls(compute=_dtype(name, COMPUTE), reduce=_dtype(wide, REDUCE))
@@ -71,11 +76,11 @@ class Precision:
 
     @property
     def needs_scaling(self) -> bool:
-        """Whether training needs loss scaling: only in float16."""
+        """Whether training needs loss scaling, which is the case only for float16."""
         return self.compute == jnp.float16
 
     def with_float8(self, float8: Float8) -> Precision:
-        """These dtypes, with dense layers in float8.
+        """Returns this policy with dense layers in float8.
 
         Raises:
             ValueError: the compute dtype is float16.
@@ -88,11 +93,11 @@ class Precision:
         return replace(self, float8=float8)
 
     def cast(self, x: Array) -> Array:
-        """`x` in the compute dtype."""
+        """Casts `x` to the compute dtype."""
         return x.astype(self.compute)
 
     def cast_output(self, x: Array) -> Array:
-        """`x` rounded to the output dtype."""
+        """Rounds `x` to the output dtype, if there is one."""
         return x if self.output is None else x.astype(self.output)
 
 
@@ -102,15 +107,15 @@ def default_mp_policy(
     reduce_dtype: str = "float32",
     output_dtype: str | None = None,
 ) -> Precision:
-    """Mixed precision: `param_dtype` in the forward, gradients summed in float32.
+    """Returns a policy from the dtypes of FSDP2's `MixedPrecisionPolicy`.
 
     Args:
-        param_dtype: dtype that weights and inputs are cast to.
+        param_dtype: dtype that parameters and inputs are cast to.
         reduce_dtype: dtype in which gradients are summed over devices.
         output_dtype: dtype that the output is rounded to; None for no rounding.
 
     Raises:
-        ValueError: another dtype.
+        ValueError: an unsupported dtype.
 
     >>> default_mp_policy().compute.name
     'bfloat16'

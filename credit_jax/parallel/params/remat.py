@@ -1,4 +1,4 @@
-"""Rematerialization of blocks."""
+"""Rematerialization policies of blocks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ class Remat:
     Spectral norm runs before the first block and is never recomputed.
 
     Attributes:
-        activations: "none" keeps the activations of a block; "full" recomputes all of
-            them in the backward pass but what collectives gave; "selective" only those
-            of attention, whose weights take the most memory for the least compute.
-            CREDIT's
-            `trainer.activation_checkpoint`.
-        reshard_after_forward: of parameters split by FSDP. True gathers them again in
-            the backward pass; False keeps the gathered copies; a number keeps those of
-            at most that many blocks, the last of the forward, which the backward pass
+        activations: "none" saves the activations of a block; "full" recomputes all of
+            them in the backward pass except results of collectives; "selective"
+            recomputes only those of attention, whose weights take the most memory for
+            the least compute. CREDIT's `trainer.activation_checkpoint`.
+        reshard_after_forward: for parameters sharded by FSDP. True gathers them again
+            in the backward pass; False saves the gathered copies; a number saves those
+            of that many blocks at the end of the forward pass, which the backward pass
             uses first.
     """
 
@@ -49,16 +48,18 @@ class Remat:
 
     @property
     def counts_blocks(self) -> bool:
-        """Whether the policy depends on the number of a block."""
+        """Whether the policy depends on the index of a block."""
         return not isinstance(self.reshard_after_forward, bool)
 
     def kept_of(self, first: int, num: int, total: int) -> int:
-        """How many of `num` blocks, the last of them, keep gathered parameters.
+        """Returns how many of `num` consecutive blocks save their gathered parameters.
+
+        They are the last of the blocks.
 
         Args:
-            first: number of blocks before these.
-            num: how many there are.
-            total: blocks of the whole model.
+            first: index of the first block in the model.
+            num: number of blocks.
+            total: number of blocks of the model.
         """
         reshard = self.reshard_after_forward
         if isinstance(reshard, bool):
@@ -72,13 +73,14 @@ class Remat:
         keep: bool,
         in_loop: bool = False,
     ) -> Callable[..., Any]:
-        """`body` under `jax.checkpoint` with this policy.
+        """Applies `jax.checkpoint` with this policy to a block.
 
         Args:
             body: the block as a function of its stored parameters and inputs.
-            keep: whether gathered parameters are kept, or there are none.
-            in_loop: whether the block is in a loop of several iterations; outside of
-                one, XLA must be kept from merging the gathers of forward and backward.
+            keep: whether gathered parameters are saved, or there are none.
+            in_loop: whether the block is in a loop of several iterations. Outside of a
+                loop, `prevent_cse` keeps XLA from merging the gathers of forward and
+                backward pass.
         """
         if self.activations == "full":
             names = [GATHERED, MOVED] if keep else [MOVED]
@@ -90,12 +92,12 @@ class Remat:
         return jax.checkpoint(body, policy=policy, prevent_cse=not in_loop)
 
     def attention(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """`body`, an attention inside a block, rematerialized if "selective"."""
+        """Applies `jax.checkpoint` to an attention inside of a block if "selective"."""
         return jax.checkpoint(body) if self.activations == "selective" else body
 
 
-# Primitives that only rearrange or convert: their results are made again, not kept,
-# since one that is made of a gathered parameter would keep all of it.
+# Primitives that only rearrange or convert. Their results are recomputed: a saved
+# result that depends on a gathered parameter would keep all of it alive.
 _REARRANGING = {
     "all_gather",
     "broadcast_in_dim",
@@ -109,7 +111,7 @@ _REARRANGING = {
 
 
 def _save_all_but_parameters(primitive: Any, *_: Any, **params: Any) -> bool:
-    """A policy of `jax.checkpoint`: saves everything but gathered parameters."""
+    """`jax.checkpoint` policy that saves everything except gathered parameters."""
     if primitive.name == "name":
         return params["name"] != GATHERED
     return primitive.name not in _REARRANGING

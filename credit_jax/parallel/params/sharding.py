@@ -25,12 +25,13 @@ class ShardingRules:
     """Assigns dims of parameters to mesh axes.
 
     Attributes:
-        tensor: dim names split over tp; experts are always split over ep.
-        shard: whether large parameters are split over dp_shard along another dim.
-        min_shard_size: parameters with fewer elements (per block, if stacked) are not
-            split over dp_shard, nor are those with no dim that the degree divides.
-        over_domain: whether large parameters are stored split over domain, too, and
-            gathered once a forward; their update is then shared by its devices.
+        tensor: names of the dims sharded over tp; experts are always sharded over ep.
+        shard: whether large parameters are sharded over dp_shard along another dim.
+        min_shard_size: parameters with fewer elements (of a block, if stacked) are not
+            sharded over dp_shard and domain, nor are parameters without a dim that is a
+            multiple of the degree.
+        over_domain: whether large parameters are also stored sharded over domain and
+            gathered once in a forward pass, which distributes their update.
     """
 
     tensor: tuple[str, ...] = TENSOR_DIMS
@@ -39,13 +40,16 @@ class ShardingRules:
     over_domain: bool = False
 
     def shard_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
-        """The dim split over dp_shard: the longest that the degree divides, or None."""
+        """Returns the dim sharded over dp_shard, or None.
+
+        It is the longest dim that is a multiple of the degree.
+        """
         if not (self.shard and axes.shard) or axes.num_shard == 1:
             return None
         return self._longest(param_spec, param_spec.shape, axes.num_shard, axes)
 
     def domain_dim(self, param_spec: ParamSpec, axes: MeshAxes) -> int | None:
-        """The dim split over domain, within its shard of dp_shard, or None."""
+        """Returns the dim sharded over domain, within a shard of dp_shard, or None."""
         if not (self.over_domain and axes.domain) or axes.num_domain == 1:
             return None
         lengths, shard = list(param_spec.shape), self.shard_dim(param_spec, axes)
@@ -60,7 +64,7 @@ class ShardingRules:
         degree: int,
         axes: MeshAxes,
     ) -> int | None:
-        """The longest dim that a degree divides, if the parameter is to be split."""
+        """Returns the longest dim that a degree divides, for large parameters only."""
         if param_spec.is_minor or param_spec.keep_whole:
             return None
         if param_spec.unstack().size < self.min_shard_size:
@@ -77,7 +81,7 @@ class ShardingRules:
         return -max(fit)[1] if fit else None
 
     def spec(self, param_spec: ParamSpec, axes: MeshAxes) -> PartitionSpec:
-        """PartitionSpec of the stored parameter."""
+        """Returns the PartitionSpec of a stored parameter."""
         names: list[Any] = [self._axis(name, axes) for name in param_spec.dims]
         shard, domain = (
             dim(param_spec, axes) for dim in (self.shard_dim, self.domain_dim)
@@ -91,30 +95,30 @@ class ShardingRules:
     def specs(
         self, param_specs: Mapping[str, ParamSpec], axes: MeshAxes
     ) -> dict[str, PartitionSpec]:
-        """PartitionSpec of every parameter, by path."""
+        """Returns the PartitionSpec of every parameter, by path."""
         return {path: self.spec(d, axes) for path, d in param_specs.items()}
 
     @property
     def splits_experts_units(self) -> bool:
-        """Whether the hidden units of an expert are split over tp."""
+        """Whether the hidden units of an expert are sharded over tp."""
         return EXPERT_MLP in self.tensor
 
     def _axis(self, name: str | None, axes: MeshAxes) -> str | None:
-        """The axis that a dim is split over, dp_shard aside."""
+        """Returns the axis for a dim name: tp, ep or None."""
         if name == EXPERTS:
             return axes.expert
         return axes.tensor if name in self.tensor else None
 
 
 def split_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The mesh axes of one entry of a PartitionSpec."""
+    """Returns the mesh axes of one entry of a PartitionSpec."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def split_degree(
     entry: str | tuple[str, ...] | None, degrees: Mapping[str, int]
 ) -> int:
-    """How many parts a dim with this entry of a PartitionSpec has.
+    """Returns the number of shards of a dim with this entry of a PartitionSpec.
 
     >>> split_degree(("dp_shard", "domain"), {"dp_shard": 2, "domain": 4})
     8
@@ -125,7 +129,7 @@ def split_degree(
 def matrix_specs(
     param_spec: ParamSpec, spec: PartitionSpec
 ) -> dict[str, PartitionSpec]:
-    """Specs of a matrix's spectral norm state u (output dims) and v (input dims)."""
+    """Returns the PartitionSpecs of u (output dims) and v (input dims) of a matrix."""
     names = tuple(spec) + (None,) * (len(param_spec.shape) - len(spec))
     lead = names[:1] if param_spec.is_stacked else ()
     out = param_spec.matrix_out or ()

@@ -1,18 +1,18 @@
-"""Parameters declared as data.
+"""Parameter specs: shape, dim names, initialization and properties of a parameter.
 
-A `ParamSpec` is made once, where the layer is written. Initialization, sharding,
-spectral norm, checkpoints and the bridge read it.
+A `ParamSpec` is declared once, in the layer. Initialization, sharding, spectral norm,
+checkpoints and the bridge read it.
 
 Dim names:
-    layers      blocks of a stage, stacked for `lax.scan`; never split
+    layers      blocks of a stage, stacked for `lax.scan`; never sharded
     embed       channels of a stage
-    heads       attention heads; split over tp
+    heads       attention heads; sharded over tp
     head_dim    channels of a head
-    mlp         hidden units between a column and a row layer; split over tp
-    experts     experts of a layer; split over ep
-    expert_mlp  hidden units of an expert; split over tp, unless etp is 1
+    mlp         hidden units between a column and a row layer; sharded over tp
+    experts     experts of a layer; sharded over ep
+    expert_mlp  hidden units of an expert; sharded over tp, unless etp is 1
     conv_in, conv_out   channels of a convolution
-    None        everything else (kernel height and width, q/k/v)
+    None        all others (kernel height and width, q/k/v)
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LAYERS = "layers"
 
 ZEROS = constant(0.0)
 
-# Dims that tensor parallelism may split.
+# Dim names of experts, and those that may be sharded over tp.
 EXPERTS, EXPERT_MLP = "experts", "expert_mlp"
 DENSE_TENSOR_DIMS = ("heads", "mlp")
 TENSOR_DIMS = (*DENSE_TENSOR_DIMS, EXPERT_MLP)
 
-# Parameters with fewer elements stay whole: gathering them costs more than it saves.
+# Parameters with fewer elements are not sharded: gathering costs more than it saves.
 MIN_SHARD_SIZE = 1024
 
 
@@ -44,16 +44,17 @@ class ParamSpec:
 
     Attributes:
         shape: global shape.
-        dims: a dim name (see the module's legend) or None for every dim.
+        dims: name of every dim (see the module's legend), or None.
         init: distribution of the initial values.
         matrix_out: output dims of the matrix that spectral norm divides by its largest
-            singular value; None for parameters without it (biases, scales).
+            singular value; None for parameters without spectral norm.
         dtype: storage dtype.
-        keep_whole: never split over dp_shard, whatever its size.
-        calls: of the layer in a training forward. Spectral norm iterates before each,
-            so that each divides by another sigma. 0: u and v exist but are constant,
-            and the matrix is not divided.
-        frozen: not trained: no gradient, no optimizer state, no weight decay.
+        keep_whole: whether the parameter is never sharded over dp_shard and domain.
+        calls: number of calls of the layer in a training forward pass. Spectral norm
+            runs a power iteration before each, so each call has its own sigma. With 0,
+            u and v exist but are constant, and the matrix is not divided.
+        frozen: whether the parameter is not trained: it has no gradient, optimizer
+            state or weight decay.
     """
 
     shape: tuple[int, ...]
@@ -78,40 +79,40 @@ class ParamSpec:
 
     @property
     def matrix_in(self) -> tuple[int, ...]:
-        """Dims that form the columns of the matrix."""
+        """Input dims of the matrix: all but the output dims and the stacked dim."""
         out = self.matrix_out or ()
         first = 1 if self.is_stacked else 0
         return tuple(d for d in range(first, len(self.shape)) if d not in out)
 
     @property
     def is_minor(self) -> bool:
-        """Whether the parameter is never split over dp_shard.
+        """Whether the parameter is too small to be sharded over dp_shard.
 
-        Biases, scales and small matrices are minor. The size is that of one block,
-        which is the unit of a gather.
+        Biases, scales and small matrices are minor. If stacked, the size is that of one
+        block, which is the unit of a gather.
         """
         block = self.unstack()
         return len(block.shape) <= 1 or block.size < MIN_SHARD_SIZE
 
     @property
     def is_small(self) -> bool:
-        """Whether the parameter is packed with others into one vector.
+        """Whether `packing` puts the parameter into the vector of small parameters.
 
-        Minor parameters are, except those that tp or ep splits and those that are
+        It does so with minor parameters that are neither sharded over tp or ep nor
         frozen.
         """
         split = any(name in (*TENSOR_DIMS, EXPERTS) for name in self.dims)
         return self.is_minor and not split and not self.frozen
 
     def stack(self, num: int) -> ParamSpec:
-        """The same parameter of `num` equal blocks on a leading dim."""
+        """Returns the spec of this parameter of `num` blocks, with a leading dim."""
         out = self.matrix_out and tuple(d + 1 for d in self.matrix_out)
         return replace(
             self, shape=(num, *self.shape), dims=(LAYERS, *self.dims), matrix_out=out
         )
 
     def unstack(self) -> ParamSpec:
-        """The parameter of one of the stacked blocks."""
+        """Returns the spec of the parameter of one of the stacked blocks."""
         if not self.is_stacked:
             return self
         out = self.matrix_out and tuple(d - 1 for d in self.matrix_out)

@@ -1,1 +1,1 @@
-"""Runs of several processes: who started them, and how they find each other."""
+"""Runs of several processes: launchers, connection and failure detection."""

@@ -1,4 +1,4 @@
-"""The processes of a run find each other, or end with a reason."""
+"""Connects the processes of a run, or ends them with an explanation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import jax
 from credit_jax.parallel.processes.launch import Launch, local_devices
 from credit_jax.parallel.processes.watch import watch_others
 
-_PAUSE, _LONGEST = 0.2, 5.0  # seconds between attempts, and of one
+_PAUSE, _LONGEST = 0.2, 5.0  # seconds between attempts, and limit of one attempt
 _GO, _LINE = b"+", 64
 _unannounced: list[Launch] = []
-_LATER = 30  # seconds after which JAX ends a process that the watch did not
+_LATER = 30  # seconds by which JAX's own failure detection is later than the watch
 
 
 class ProcessesMissingError(ConnectionError):
-    """Processes of a run did not find each other in time."""
+    """Raised if processes of a run do not connect in time."""
 
 
 def connect(
@@ -29,20 +29,23 @@ def connect(
     timeout: float = 600,
     heartbeat: float = 100,
 ) -> None:
-    """Joins the processes of a run; before JAX is used for the first time.
+    """Connects this process to the others of a run, before the first use of JAX.
 
-    They meet first without JAX, whose runtime ends a process that waits in vain with a
-    traceback of its own. `announce` says so when the devices are known.
+    The processes first connect without JAX, whose runtime would end a process that
+    waits in vain with its own traceback. `announce` prints a line about this process
+    when its devices are known.
 
     Args:
-        launch: of `find_launch` or `launch_by_hand`.
-        timeout: seconds to wait for the others.
-        heartbeat: seconds of silence after which a process is lost, and all end
-            (`credit_jax.parallel.processes.watch`).
+        launch: as returned by `find_launch` or `launch_by_hand`.
+        timeout: seconds to wait for the other processes.
+        heartbeat: seconds of silence after which a process is considered lost and all
+            processes end (`credit_jax.parallel.processes.watch`).
 
     Raises:
-        ProcessesMissingError: others did not come within the time; says which.
-        OSError: the port of the coordinator is in use, or its host unknown.
+        ProcessesMissingError: processes did not connect in time; the message lists
+            them.
+        ValueError: a process of another run connected.
+        OSError: the port of the coordinator is in use.
     """
     if launch.coordinator is None:
         jax.distributed.initialize(
@@ -67,9 +70,9 @@ def connect(
 
 
 def announce() -> None:
-    """Prints one line about this process, if it has joined a run and said nothing.
+    """Prints one line about this process, once after `connect`.
 
-    To be called when JAX may be used: the line has the number of its devices.
+    It starts JAX's backend, as the line contains the number of devices.
     """
     while _unannounced:
         line = described(_unannounced.pop(), jax.local_device_count())
@@ -77,11 +80,11 @@ def announce() -> None:
 
 
 def described(launch: Launch, num_devices: int) -> str:
-    """One line: which process this is, where, with what, and of what.
+    """Returns one line with the number, host, devices and launcher of this process.
 
     Args:
-        launch: of the process.
-        num_devices: its own.
+        launch: launch of this process.
+        num_devices: number of its devices.
     """
     where = f", coordinator {launch.coordinator}" if launch.coordinator else ""
     devices = f"{num_devices} device{'' if num_devices == 1 else 's'}"
@@ -92,17 +95,17 @@ def described(launch: Launch, num_devices: int) -> str:
 
 
 def num_processes() -> int:
-    """Processes of this run; unlike `jax.process_count`, it starts no backend."""
+    """Returns the number of processes; unlike `jax.process_count` without a backend."""
     from jax._src.distributed import global_state
 
     return global_state.num_processes
 
 
 def _meet(launch: Launch, timeout: float) -> dict[int, socket.socket]:
-    """Returns when all processes have come to the coordinator.
+    """Waits until all processes have connected to process 0.
 
     Returns:
-        Open connections: of process 0 to all others, of the others to it.
+        Open connections by process: of process 0 to all others, of others to process 0.
     """
     assert launch.coordinator is not None
     host, _, port = launch.coordinator.rpartition(":")
@@ -116,7 +119,7 @@ def _meet(launch: Launch, timeout: float) -> dict[int, socket.socket]:
 def _gather(
     launch: Launch, port: int, deadline: float, timeout: float
 ) -> dict[int, socket.socket]:
-    """Process 0: waits for the others, and lets them go together."""
+    """In process 0: waits for all others, then releases them together."""
     connections: dict[int, socket.socket] = {}
     with ExitStack() as stack:
         server = _listen(port)
@@ -159,10 +162,10 @@ def _listen(port: int) -> socket.socket:
 
 
 def _read_number(connection: socket.socket, launch: Launch) -> int:
-    """The number of a process that has come.
+    """Returns the number of a process that has connected.
 
     Raises:
-        ValueError: it belongs to another run, or its number is taken.
+        ValueError: it belongs to a run with another number of processes.
     """
     process, _, count = connection.recv(_LINE).decode("ascii", "replace").partition("/")
     if count.strip() != str(launch.num_processes) or not process.isdigit():
@@ -178,7 +181,7 @@ def _read_number(connection: socket.socket, launch: Launch) -> int:
 def _join(
     launch: Launch, address: tuple[str, int], deadline: float, timeout: float
 ) -> socket.socket:
-    """Any other process: comes to process 0, and waits there for the rest."""
+    """In other processes: connects to process 0 and waits until it releases them."""
     cause: OSError | None = None
     while (rest := deadline - time.monotonic()) > 0:
         try:
@@ -206,6 +209,6 @@ def _join(
 
 
 def _listed(numbers: set[int]) -> str:
-    """The first few of some numbers."""
+    """Formats the first eight of some numbers."""
     first = ", ".join(str(number) for number in sorted(numbers)[:8])
     return first + (", ..." if len(numbers) > 8 else "")

@@ -1,4 +1,4 @@
-"""The exit code of a run that is to be resumed."""
+"""The exit code of a run that should be resumed."""
 
-# EX_TEMPFAIL of sysexits.h: nothing is wrong with the run, start it again (--resume).
+# EX_TEMPFAIL of sysexits.h: the run did not fail by itself; start it with --resume.
 RESUME = 75

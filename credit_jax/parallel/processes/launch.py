@@ -1,9 +1,9 @@
-"""Which process of a run this is, from the variables of whatever started it.
+"""Finds the process number and the coordinator from a launcher's environment variables.
 
-`find_launch` knows JAX's own variables, torchrun, Open MPI 4 and 5, SLURM's srun, PMI
-(Cray MPICH and PALS, as under PBS), indexed jobs of Kubernetes, and TPU pods. The first
-process is the coordinator. Its host is that of `JAX_COORDINATOR_ADDRESS`, that of
-`MASTER_ADDR`, or the first of the job; its port follows from the number of the job.
+`find_launch` supports JAX's own variables, torchrun, Open MPI 4 and 5, SLURM's srun,
+PMI (Cray MPICH and PALS, as under PBS), indexed jobs of Kubernetes, and TPU pods. The
+first process is the coordinator. Its host is that of `JAX_COORDINATOR_ADDRESS`, that of
+`MASTER_ADDR`, or the first host of the job; its port is derived from the job number.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pathlib import Path
 
 Environment = Mapping[str, str]
 
-# Ports for private use, as JAX chooses among them.
+# Range of private ports, the same as in JAX's cluster detection.
 _FIRST_PORT, _NUM_PORTS = 61440, 4096
 _LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A process of a run of several.
+    """Identity of a process in a run of several processes.
 
     Attributes:
-        launcher: what started it, as users call it.
-        process: its number, from 0.
-        num_processes: of the run.
-        coordinator: host:port on which process 0 listens; None where JAX finds it all
-            (TPU pods), and the numbers above mean nothing.
-        local_process: its number among those of its host; None if unknown.
-        local_processes: how many there are on its host; None if unknown.
-        bound: whether the launcher shows each process its own GPUs only.
+        launcher: name of the launcher, for messages.
+        process: index of the process.
+        num_processes: number of processes of the run.
+        coordinator: host:port on which process 0 listens; None for TPU pods, where JAX
+            finds the coordinator and does not use the numbers above.
+        local_process: index among the processes of its host; None if unknown.
+        local_processes: number of processes on its host; None if unknown.
+        bound: whether the launcher makes only its own GPUs visible to each process.
     """
 
     launcher: str
@@ -47,15 +47,15 @@ class Launch:
 def launch_by_hand(
     coordinator: str | None, process: int | None, num_processes: int | None
 ) -> Launch | None:
-    """The launch that a command line names, or None if it names nothing.
+    """Returns the launch from command line options, or None if all are None.
 
     Args:
         coordinator: host:port.
-        process: number of this process.
-        num_processes: of the run.
+        process: index of this process.
+        num_processes: number of processes of the run.
 
     Raises:
-        ValueError: some of them are missing, or do not fit together.
+        ValueError: some of the options are missing, or they are inconsistent.
     """
     given = {
         "--coordinator": coordinator,
@@ -77,13 +77,13 @@ def launch_by_hand(
 
 
 def find_launch(environ: Environment) -> Launch | None:
-    """The launch of this process; None if it is the only one.
+    """Returns the launch of this process; None for a run of a single process.
 
     Args:
-        environ: its environment variables.
+        environ: environment variables of this process.
 
     Raises:
-        ValueError: the variables do not fit together, or none names the coordinator.
+        ValueError: the variables are inconsistent, or none gives the coordinator.
     """
     for find in _LAUNCHERS:
         launch = find(environ)
@@ -93,10 +93,11 @@ def find_launch(environ: Environment) -> Launch | None:
 
 
 def local_devices(launch: Launch, environ: Environment) -> list[int] | None:
-    """The GPUs of this process, as numbers among those it sees; None is all of them.
+    """Returns the indices of this process's GPUs among its visible ones; None for all.
 
-    Processes of one host that see the same GPUs share them evenly. Those to which the
-    launcher shows only their own (`srun --gpus-per-task`, `--gpu-bind`) take all.
+    Processes of a host to which the same GPUs are visible share them evenly. If the
+    launcher makes only its own GPUs visible to each process (`srun --gpus-per-task`,
+    `--gpu-bind`), each uses all of them.
     """
     own, count = launch.local_process, launch.local_processes
     visible = _num_gpus(environ)
@@ -107,7 +108,7 @@ def local_devices(launch: Launch, environ: Environment) -> list[int] | None:
 
 
 def _num_gpus(environ: Environment) -> int:
-    """GPUs that this process sees, as far as can be known without a driver."""
+    """Returns the number of visible GPUs, as far as it is known without a driver."""
     named = environ.get("CUDA_VISIBLE_DEVICES", environ.get("ROCR_VISIBLE_DEVICES"))
     if named is not None:
         return len([name for name in named.split(",") if name.strip()])
@@ -130,7 +131,7 @@ def _jax(environ: Environment) -> Launch | None:
 
 
 def _torchrun(environ: Environment) -> Launch | None:
-    """Torchrun listens on MASTER_PORT itself; the coordinator takes the next one."""
+    """`torchrun`, which listens on MASTER_PORT; the coordinator uses the next port."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in environ for name in names):
         return None
@@ -142,7 +143,7 @@ def _torchrun(environ: Environment) -> Launch | None:
 
 
 def _open_mpi(environ: Environment) -> Launch | None:
-    """Mpirun of Open MPI 4 and 5."""
+    """`mpirun` of Open MPI 4 and 5."""
     if "OMPI_COMM_WORLD_RANK" not in environ:
         return None
     names = [
@@ -150,7 +151,7 @@ def _open_mpi(environ: Environment) -> Launch | None:
         for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     ]
     rank, size, local, local_size = (_number(environ, name) for name in names)
-    # Version 4 names the address of mpirun, which runs on the first host.
+    # Version 4 gives the address of mpirun, which runs on the first host.
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
     found = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", uri)
     hosts = [next(filter(None, found.groups()))] if found else []
@@ -163,12 +164,12 @@ def _open_mpi(environ: Environment) -> Launch | None:
 
 
 def _slurm(environ: Environment) -> Launch | None:
-    """Srun. The batch script itself has no step, and is not one of its processes."""
+    """`srun`; a batch script itself has no job step and is not one of the processes."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     if any(name not in environ for name in names):
         return None
     rank, size, local = (_number(environ, name) for name in names)
-    # "4(x2),3": tasks of every host.
+    # Tasks of every host, such as "4(x2),3".
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     local_size = _tasks_here(counts, _optional(environ, "SLURM_NODEID") or 0)
     hosts = [first_host(environ.get("SLURM_STEP_NODELIST", ""))]
@@ -184,7 +185,7 @@ def _slurm(environ: Environment) -> Launch | None:
 
 
 def _pmi(environ: Environment) -> Launch | None:
-    """Mpiexec of Cray MPICH, PALS, MPICH and Intel MPI."""
+    """`mpiexec` of Cray MPICH, PALS, MPICH and Intel MPI."""
     if "PMI_RANK" not in environ or "PMI_SIZE" not in environ:
         return None
     rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
@@ -201,7 +202,7 @@ def _pmi(environ: Environment) -> Launch | None:
 
 
 def _kubernetes(environ: Environment) -> Launch | None:
-    """An indexed job; the manifest has to name the coordinator and the completions."""
+    """An indexed job, whose manifest must set the coordinator and the completions."""
     if "JOB_COMPLETION_INDEX" not in environ:
         return None
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES")
@@ -220,7 +221,7 @@ def _kubernetes(environ: Environment) -> Launch | None:
 
 
 def _tpu(environ: Environment) -> Launch | None:
-    """The workers of a TPU pod, whom JAX asks for all the rest."""
+    """The workers of a TPU pod, where JAX finds the coordinator."""
     workers = environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
     if len(workers) < 2 or environ.get("JAX_PLATFORMS", "tpu").split(",")[0] != "tpu":
         return None
@@ -228,7 +229,8 @@ def _tpu(environ: Environment) -> Launch | None:
     return Launch("TPU pod", worker, len(workers), None)
 
 
-# torchrun and mpirun may run within a job of SLURM, whose srun may speak PMI.
+# In order of precedence: torchrun and mpirun may run within a SLURM job, and srun may
+# set the variables of PMI.
 _LAUNCHERS: Sequence[Callable[[Environment], Launch | None]] = (
     _jax,
     _torchrun,
@@ -244,7 +246,7 @@ _LAUNCHERS: Sequence[Callable[[Environment], Launch | None]] = (
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a SLURM list.
+    """Returns the first host of a SLURM node list.
 
     >>> first_host("node[007-015,21],other3")
     'node007'
@@ -254,7 +256,7 @@ def first_host(nodes: str) -> str:
 
 
 def _tasks_here(counts: str, node: int) -> int | None:
-    """Tasks of a node, from SLURM's "4(x2),3"."""
+    """Returns the number of tasks of a node, from a list such as SLURM's "4(x2),3"."""
     found: list[int] = []
     for part in filter(None, counts.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -272,10 +274,10 @@ def _coordinator(
     job: str,
     hosts: Sequence[str],
 ) -> str:
-    """host:port of the first process.
+    """Returns host:port of the first process.
 
     Raises:
-        ValueError: no variable names its host.
+        ValueError: no variable gives its host.
     """
     if "JAX_COORDINATOR_ADDRESS" in environ:
         return environ["JAX_COORDINATOR_ADDRESS"]
@@ -298,7 +300,7 @@ def _coordinator(
 
 
 def _first_of_pbs(environ: Environment) -> str:
-    """The first host of a job of PBS, or nothing."""
+    """Returns the first host of a PBS job, or ""."""
     path = Path(environ.get("PBS_NODEFILE", ""))
     return path.read_text().split("\n", 1)[0].strip() if path.is_file() else ""
 
@@ -314,7 +316,7 @@ def _several(
     names: Sequence[str],
     bound: bool = False,
 ) -> Launch | None:
-    """The launch, or None of a run of one process."""
+    """Returns the checked launch, or None for a run of a single process."""
     launch = Launch(
         launcher,
         process,

@@ -1,9 +1,9 @@
-"""Processes of a run notice when one of them is gone, and end with a reason.
+"""Failure detection: all processes of a run end with an explanation if one is lost.
 
-The connections over which they met stay open. Process 0 has one to each other process.
-A process that is killed closes its own; one whose host is lost falls silent. Process 0
-tells the others, and all end within seconds of that. Without it they would wait in a
-collective until JAX's coordinator ends them with a traceback.
+The connections of `connect` stay open; process 0 has one to each other process. The
+connection of a killed process is closed, and a process whose host is lost sends no
+heartbeats. Process 0 notifies the others, and all end within seconds. Otherwise they
+would wait in a collective until JAX's coordinator ends them with a traceback.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from credit_jax.parallel.processes.exit_code import RESUME
 
 _BEAT, _BYE, _LOST = "beat", "bye", "lost"
-_GRACE = 2.0  # seconds in which processes that fail alike say so themselves
-_WAIT = 10.0  # seconds that a process which failed waits for the others to end
+_GRACE = 2.0  # seconds for processes with the same failure to report it themselves
+_WAIT = 10.0  # seconds that a failed process waits for the others to end
 _DONE = (0, RESUME)
 
 
 def _end(code: int, text: str) -> None:
-    """Ends this process whatever its threads wait for."""
+    """Ends this process immediately, without waiting for its threads."""
     sys.stdout.flush()
     print(f"error: {text}", file=sys.stderr, flush=True)
     os._exit(code)
@@ -34,7 +34,7 @@ def _end(code: int, text: str) -> None:
 
 @dataclass
 class _Peer:
-    """Another process, and what is known of it."""
+    """Connection to another process, time of its last message, and unread input."""
 
     number: int
     connection: socket.socket
@@ -47,10 +47,11 @@ class Watch:
     """Watches the other processes of a run in a thread.
 
     Attributes:
-        process: number of this process.
-        connections: to process 0, or of process 0 to all others.
-        silence: seconds without a word after which a process is lost.
-        end: ends this process with a code and a reason.
+        process: index of this process.
+        connections: connections by process: to process 0, or of process 0 to all
+            others.
+        silence: seconds without a message after which a process is considered lost.
+        end: function (exit code, message) that ends this process.
     """
 
     process: int
@@ -63,7 +64,7 @@ class Watch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts the thread."""
         now = time.monotonic()
         for number, connection in self.connections.items():
             connection.settimeout(self.silence)
@@ -72,12 +73,12 @@ class Watch:
         self._thread.start()
 
     def leave(self, code: int) -> None:
-        """Tells the others that this process ends, and how.
+        """Notifies the others that this process ends, with its exit code.
 
-        A process that is done goes on watching until the others are, too: JAX would
-        wait for them in any case, and a connection that is closed with beats unread
-        loses what was sent last. One that failed waits until the others know, then
-        ends.
+        After success, the process keeps watching until the others are done: JAX would
+        wait for them anyway, and closing a connection with unread heartbeats discards
+        the last messages sent. After failure, it waits until the others are notified
+        and does not return.
 
         Args:
             code: exit code of this process.
@@ -93,10 +94,10 @@ class Watch:
         os._exit(code)
 
     def wait(self) -> None:
-        """Waits for the watch to end this process because another one is gone.
+        """Waits a few seconds for the watch to end this process.
 
-        To be called at an error of JAX's runtime, which may be a consequence of that;
-        returns if it is not.
+        Call it after an error of JAX's runtime, which may be a consequence of the loss
+        of another process; it returns if it is not.
         """
         self._thread.join(2 * _GRACE)
 
@@ -121,7 +122,7 @@ class Watch:
                     return
 
     def _read(self, peer: _Peer) -> bool:
-        """Reads what a process says; false if it says no more."""
+        """Reads messages of a process; returns False if it sends no more."""
         try:
             data = peer.connection.recv(4096)
         except OSError:
@@ -172,12 +173,12 @@ class Watch:
 
     def _send_all(self, line: str) -> None:
         with self._lock:
-            # Also to those that said goodbye: they wait for ours.
+            # Also to those that have left, as they wait for this process to leave.
             for connection in self.connections.values():
                 try:
                     connection.sendall(f"{line}\n".encode())
                 except OSError:
-                    continue  # reading says so, too
+                    continue  # reading reports the failure
 
 
 _watches: list[Watch] = []
@@ -186,20 +187,20 @@ _watches: list[Watch] = []
 def watch_others(
     process: int, connections: Mapping[int, socket.socket], silence: float
 ) -> None:
-    """Watches the other processes until this one leaves; see `Watch`."""
+    """Starts a `Watch` of the other processes, until this one leaves."""
     watch = Watch(process, connections, silence)
     watch.start()
     _watches.append(watch)
 
 
 def leave_others(code: int) -> None:
-    """Tells the other processes of the run, if there are any; see `Watch.leave`."""
+    """Notifies the other processes, if any, that this one ends; see `Watch.leave`."""
     while _watches:
         _watches.pop().leave(code)
 
 
 def wait_for_reason() -> bool:
-    """Gives the watch time to say that another process is gone; see `Watch.wait`.
+    """Waits for the watch to end this process, if others are watched; see `Watch.wait`.
 
     Returns:
         Whether other processes are watched.

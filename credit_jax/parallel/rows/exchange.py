@@ -1,8 +1,8 @@
-"""The transports for rows in any order: `all_to_all`, or several `ppermute`.
+"""The transports for rows in any order: one `all_to_all`, or several `ppermute`.
 
-One `all_to_all` where most shards need rows of most others (the groups of long
-attention): each sends 1/n of its rows to each. Otherwise as many `ppermute` as a shard
-has partners, each between pairs of shards that exchange rows and no others.
+One `all_to_all` is used if most shards need rows of most others, as the groups of long
+attention do. Otherwise there are as many `ppermute` as a shard has partners, each
+between pairs of shards that exchange rows.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """Which local rows each shard sends, and where it puts what it receives.
+    """The local rows that each shard sends, and the positions of received rows.
 
     Attributes:
-        pieces: (pairs, index (shards, rows)): local rows that each shard sends to its
-            partner in `pairs` (source, destination), or keeps where there are no
-            pairs; or, for all_to_all, one piece with pairs None and an index of shape
-            (shards, shards * rows), by destination. -1 fills up.
-        position: (shards, rows) where each needed row is among the received ones; -1
-            for zeros.
-        valid: (shards, rows) which needed rows are not zeros.
+        pieces: one (pairs, index) for each `ppermute`; index (shards, rows) has the
+            local rows that a shard sends to its partner in `pairs` (source,
+            destination), or keeps if `pairs` is empty. For `all_to_all`, a single piece
+            with pairs None and an index (shards, shards * rows), by destination. An
+            index is padded with -1.
+        position: (shards, rows), position of each needed row among the received rows;
+            -1 for zeros.
+        valid: (shards, rows), whether a needed row is not zeros.
     """
 
     pieces: tuple[tuple[Pairs | None, np.ndarray], ...]
@@ -44,13 +45,13 @@ class ExchangePlan:
 
 
 def plan_exchange(have: Rows, need: Rows) -> ExchangePlan:
-    """The plan from the rows of each shard to those that it needs.
+    """Returns the plan to move rows from the shards that have them to those that need.
 
     Args:
         have, need: global rows of every shard; -1 in `need` is a row of zeros.
 
     Raises:
-        ValueError: a needed row is on no shard.
+        ValueError: no shard has a needed row.
     """
     where = {row: (s, i) for s, rows in enumerate(have) for i, row in enumerate(rows)}
     where.pop(PADDING, None)
@@ -78,12 +79,12 @@ def plan_exchange(have: Rows, need: Rows) -> ExchangePlan:
 
 
 def exchange_rows(x: Array, have: Layout, plan: ExchangePlan) -> Array:
-    """The needed rows from local rows of `have`.
+    """Returns the needed rows.
 
     Args:
-        x: local rows.
-        have: their layout.
-        plan: of `plan_exchange`.
+        x: local array on the layout `have`.
+        have: layout of `x`.
+        plan: as returned by `plan_exchange`.
     """
     axis, dim = have.axis, have.dim
     received = []
@@ -94,14 +95,14 @@ def exchange_rows(x: Array, have: Layout, plan: ExchangePlan) -> Array:
         elif pairs:
             piece = keep_moved(lax.ppermute(piece, axis, pairs))
         received.append(piece)
-    # Where nothing is needed, nothing is received.
+    # Nothing is received if no shard needs a row.
     buffer = jnp.concatenate(received, dim) if received else x
     rows = take_rows(buffer, plan.position, axis, dim)
     return keep_rows(rows, plan.valid, axis, dim)
 
 
 def check_rows_exist(there: Iterable[int], needed: Rows) -> None:
-    """Raise ValueError where a needed row is not `there`."""
+    """Raises ValueError if a needed row is not in `there`."""
     there = set(there)
     absent = sorted({row for rows in needed for row in rows if row >= 0} - there)
     if absent:
@@ -141,11 +142,11 @@ def _pieces_permute(needed: dict, where: dict, num: int) -> tuple[tuple, list]:
 
 
 def _rounds(needed: dict, num: int) -> list[list[tuple[int, int]]]:
-    """The rows that stay, then permutations, at most one for each partner of a shard.
+    """Returns the rows that stay, then permutations, with the least number of rounds.
 
-    An edge coloring of a bipartite graph (Koenig): if no round is free at both ends of
-    a pair, two rounds are swapped along their alternating path. Pairs are sorted by
-    number of rows, so that the pairs of one round have about as many.
+    This is an edge coloring of a bipartite graph (Koenig): if no round is free at both
+    ends of a pair, two rounds are swapped along their alternating path. Pairs are
+    sorted by number of rows, so the pairs of a round have similar numbers.
     """
     stays = [(s, s) for s in range(num) if needed[s, s]]
     moves = [(s, d) for (s, d), rows in needed.items() if rows and s != d]
@@ -172,7 +173,7 @@ def _rounds(needed: dict, num: int) -> list[list[tuple[int, int]]]:
 def _swap_rounds(
     to: list[dict[int, int]], by: list[dict[int, int]], d: int, one: int, other: int
 ) -> None:
-    """Swap two rounds along the path from destination `d`, which is idle in `other`."""
+    """Swaps two rounds along the path from destination `d`, idle in `other`."""
     path: list[tuple[int, int, int]] = []
     here, now = d, one
     while now in by[here]:
@@ -190,7 +191,7 @@ def _swap_rounds(
 
 
 def _fill_idle(index: np.ndarray, sends: dict[int, list[int]]) -> np.ndarray:
-    """Gives idle shards the index of a busy one, so that all share one index."""
+    """Gives idle shards the index of a busy one, so `take_rows` may find one slice."""
     busy = next(s for s, rows in sends.items() if len(rows) == index.shape[1])
     idle = [s for s, rows in sends.items() if not rows]
     index[idle] = index[busy]

@@ -1,8 +1,8 @@
 """The halo transport: rows of neighboring shards, one `ppermute` for each neighbor.
 
-It serves layouts in which each shard needs one row range around its own block, as
-convolutions do. Every shard sends as many of its first and last rows as any shard needs
-of them; the needed range is then cut from [low rows | own block | high rows].
+It is used if each shard needs one range of rows around its own block, as convolutions
+do. All shards send the same number of their first and last rows, the largest that any
+shard needs; the needed range is then sliced from [low rows | own block | high rows].
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from credit_jax.parallel.rows.take import keep_rows, take_rows
 
 @dataclass(frozen=True)
 class RowRange:
-    """Ascending rows of one shard: entry i is row `first + i`, or padding.
+    """Consecutive rows of one shard: entry i is row `first + i`, or padding.
 
     Attributes:
-        first: global row of entry 0; negative where the range begins with padding.
+        first: global row of entry 0; may be negative if the range starts with padding.
         low, high: the first and the last global row that is not padding.
     """
 
@@ -37,13 +37,13 @@ class RowRange:
 
 @dataclass(frozen=True)
 class HaloPlan:
-    """How each shard gets one row range from its own block and its neighbors.
+    """Plan to assemble one range of rows from the own block and those of neighbors.
 
     Attributes:
-        low, high: rows to add before and after the block of every shard.
-        starts: for each shard where its row range starts in the extended block;
-            negative, or past the end, where the range has zeros beyond a pole.
-        valid: (shards, rows) which rows are not zeros; None if zeros need no mask.
+        low, high: numbers of rows to add before and after the block of every shard.
+        starts: for each shard, the start of its row range in the extended block. A
+            range may extend beyond the block, where it has zeros beyond a pole.
+        valid: (shards, rows), whether a row is not zeros; None if no mask is needed.
     """
 
     low: int
@@ -53,10 +53,10 @@ class HaloPlan:
 
 
 def plan_halo(have: Layout, need: Layout) -> HaloPlan | None:
-    """The plan from `have` to `need`, or None where the halo transport cannot serve.
+    """Returns the plan from `have` to `need`, or None for other transports.
 
-    That is where `have` is no block layout, where a shard needs rows that are not one
-    ascending range, or where ranges reach into too many neighbors.
+    It is None if `have` is not a block layout, if a shard needs rows that are not one
+    ascending range, or if ranges extend over too many neighbors.
     """
     if not have.is_block or max(map(max, need.rows)) >= have.size:
         return None
@@ -80,13 +80,13 @@ def plan_halo(have: Layout, need: Layout) -> HaloPlan | None:
 
 
 def exchange_halo(x: Array, have: Layout, need: Layout, plan: HaloPlan) -> Array:
-    """The rows of `need` from local blocks of `have`.
+    """Returns the rows of `need`.
 
     Args:
         x: local block.
-        have: its block layout.
-        need: the layout that `plan` was made for.
-        plan: of `plan_halo`.
+        have: block layout of `x`.
+        need: layout of the result, for which `plan` was made.
+        plan: as returned by `plan_halo`.
     """
     block, dim = have.length, have.dim
     below, above = _hops(plan.low, block), _hops(plan.high, block)
@@ -100,7 +100,7 @@ def exchange_halo(x: Array, have: Layout, need: Layout, plan: HaloPlan) -> Array
 
 
 def _row_range(rows: tuple[int, ...]) -> RowRange | str | None:
-    """The range of a shard, None if all is padding, "irregular" if not ascending."""
+    """Returns the range of a shard, None if all padding, "irregular" if not a range."""
     array = np.asarray(rows)
     there = np.flatnonzero(array >= 0)
     if not len(there):
@@ -114,10 +114,10 @@ def _row_range(rows: tuple[int, ...]) -> RowRange | str | None:
 def _valid_rows(
     have: Layout, need: Layout, active: Mapping[int, RowRange]
 ) -> np.ndarray | None:
-    """Rows that are not padding, or None where padding comes out as zeros anyway.
+    """Returns which rows are not padding, or None if padding is zeros without a mask.
 
-    Rows beyond the first and the last shard are zeros: `ppermute` gives zeros to shards
-    that nothing is sent to. Other padding needs a mask.
+    Rows beyond the first and the last shard are zeros, as `ppermute` gives zeros to
+    shards that receive nothing. Other padding needs a mask.
     """
     valid = np.asarray(need.rows) >= 0
     if len(active) < need.num_shards:
@@ -131,7 +131,7 @@ def _valid_rows(
 
 
 def _hops(width: int, block: int) -> list[tuple[int, int]]:
-    """(distance of a neighbor, rows needed from it) that together make `width` rows."""
+    """Returns (distance, rows) of the neighbors that together give `width` rows."""
     count = -(-width // block)
     return [(k, min(block, width - (k - 1) * block)) for k in range(1, count + 1)]
 
@@ -139,7 +139,7 @@ def _hops(width: int, block: int) -> list[tuple[int, int]]:
 def _from_neighbors(
     x: Array, have: Layout, sent: Sequence[tuple[int, slice]]
 ) -> list[Array]:
-    """What each shard gets where all send these rows to the shard so many further."""
+    """Sends rows of all shards to the shards at given distances, (distance, rows)."""
     shards = range(have.num_shards)
     pieces = [
         lax.slice_in_dim(x, rows.start, rows.stop, axis=have.dim) for _, rows in sent
@@ -154,7 +154,7 @@ def _from_neighbors(
 def _cut(
     extended: Array, starts: tuple[int, ...], length: int, axis: str | None, dim: int
 ) -> Array:
-    """`length` rows from `starts[shard]` on, with zeros outside of the array."""
+    """Returns `length` rows from `starts[shard]` on, with zeros beyond the array."""
     before = max(0, -min(starts))
     after = max(0, max(starts) + length - extended.shape[dim])
     extended = pad_dim(extended, dim, (before, after))

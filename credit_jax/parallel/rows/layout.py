@@ -1,4 +1,4 @@
-"""Fields and their row layouts: which global rows each shard holds, at trace time."""
+"""Fields and their row layouts: the global rows of each shard, known at trace time."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of every shard along one array dim.
+    """The global rows of every shard along one array dim.
 
-    A layout may be in strips: every row is cut into as many strips of neighboring
-    points, strip s of row r has the number r * strips + s, and shards hold strips in
-    any order, (batch, strips, points of a strip, channel). `reshard` moves between rows
-    and strips; functions of single points need not know which a field is in.
+    A layout may be in strips: every row is cut into the same number of strips of
+    neighboring points. Strip s of row r has the index r * strips + s, shards have
+    strips in any order, and arrays are (batch, strips, points of a strip, channel).
+    `reshard` converts between rows and strips; pointwise functions work on both.
 
     Attributes:
-        rows: for each shard the global row of each local row, or the number of each
+        rows: for each shard, the global row of each local row, or the index of each
             local strip; -1 is padding.
         size: number of global rows.
-        axis: mesh axis the rows are split over; None on one device.
-        dim: array dim that holds the rows (1: latitude of NHWC, 2: longitude).
-        strips: of a row; 1: the layout is in rows.
+        axis: mesh axis over which the rows are sharded; None on one device.
+        dim: array dim of the rows (1: latitude of NHWC, 2: longitude).
+        strips: number of strips of a row; 1 for a layout in rows.
     """
 
     rows: Rows
@@ -60,18 +60,18 @@ class Layout:
 
     @property
     def length(self) -> int:
-        """Number of rows of a local array, padding included."""
+        """Number of rows of a local array, including padding."""
         return len(self.rows[0])
 
     @cached_property
     def is_block(self) -> bool:
-        """Whether shard d holds rows d*length, d*length + 1, ..., then padding."""
+        """Whether shard d has rows d*length, d*length + 1, ..., then padding."""
         in_order = block_rows(self.size, self.num_shards, self.length)
         return self.strips == 1 and self.rows == in_order
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every shard holds all rows, in order."""
+        """Whether every shard has all rows, in order."""
         return self.strips == 1 and set(self.rows) == {tuple(range(self.size))}
 
     @cached_property
@@ -79,7 +79,7 @@ class Layout:
         return any(row < 0 for rows in self.rows for row in rows)
 
     def with_rows(self, rows_per_shard: Iterable[Sequence[int]], size: int) -> Layout:
-        """Another layout on the same axis and dim; shards are padded to one length.
+        """Returns another layout on the same axis and dim, padded to equal lengths.
 
         Args:
             rows_per_shard: global rows of each shard; -1 is padding.
@@ -90,42 +90,42 @@ class Layout:
     def with_strips(
         self, strips_per_shard: Iterable[Sequence[int]], size: int, strips: int
     ) -> Layout:
-        """Another layout on the same axis and dim, in strips.
+        """Returns another layout on the same axis and dim, in strips.
 
         Args:
-            strips_per_shard: numbers of the strips of each shard; -1 is padding.
+            strips_per_shard: indices of the strips of each shard; -1 is padding.
             size: number of global rows.
-            strips: of a row.
+            strips: number of strips of a row.
         """
         rows = _padded(strips_per_shard)
         return Layout(rows, size, self.axis, self.dim, strips)
 
     def in_strips(self, strips: int) -> Layout:
-        """The same points in the same order, with every row cut into strips."""
+        """Returns the layout of the same points with every row cut into strips."""
         return self if strips == self.strips else _cut_rows(self, strips)
 
     def to_blocks(self, size: int | None = None) -> Layout:
-        """The block layout over the same shards: equal blocks of ceil(size / n) rows.
+        """Returns the block layout over the same n shards, of ceil(size / n) rows each.
 
         Args:
-            size: number of global rows; default that of this layout.
+            size: number of global rows; None for that of this layout.
         """
         rows = self.size if size is None else size
         return Layout(block_rows(rows, self.num_shards), rows, self.axis, self.dim)
 
     def of_shard(self, per_shard: np.ndarray) -> Array:
-        """This shard's value of an array indexed by shard."""
+        """Returns the value of this shard from an array indexed by shard."""
         return jnp.asarray(per_shard)[axis_index(self.axis)]
 
     def local(self, per_row: np.ndarray | Array, fill: float | int = 0) -> Array:
-        """This shard's values of an array indexed by global row.
+        """Returns the values of local rows from an array indexed by global row.
 
         Args:
-            per_row: (size, ...) values of every global row.
+            per_row: (size, ...), values of every global row.
             fill: value for padding rows.
 
         Returns:
-            (rows or strips, ...): a strip has the value of its row.
+            (rows or strips, ...); a strip has the value of its row.
         """
         index = np.maximum(np.asarray(self.rows), 0) // self.strips
         local_rows = jnp.asarray(index)[axis_index(self.axis)]
@@ -136,20 +136,23 @@ class Layout:
         return jnp.where(real, values, jnp.asarray(fill, values.dtype))
 
     def real_rows(self) -> Bool[Array, " rows"]:
-        """Which local rows of this shard are not padding."""
+        """Returns a mask of the local rows or strips, False for padding."""
         real = np.asarray(self.rows) >= 0
         return jnp.asarray(real)[axis_index(self.axis)]
 
     def global_rows(self) -> Array:
-        """Global row of each local row or strip, -1 for padding, int32."""
+        """Returns the global row of each local row or strip, -1 for padding, int32."""
         rows = np.asarray(self.rows, np.int32) // self.strips
         return jnp.asarray(rows)[axis_index(self.axis)]
 
     def columns(self, points: int) -> Int[Array, "rows points"]:
-        """Global column of every point of each local strip, or of all rows, int32.
+        """Returns the global column of every point, int32.
 
         Args:
-            points: of a local row or strip.
+            points: number of points of a local row or strip.
+
+        Returns:
+            (strips, points); or (1, points) for a layout in rows.
         """
         point = jnp.arange(points)[None]
         if self.strips == 1:
@@ -179,12 +182,14 @@ def _cut_rows(layout: Layout, strips: int) -> Layout:
 
 
 def block_rows(size: int, num_shards: int, length: int | None = None) -> Rows:
-    """Equal blocks: shard d holds rows [d * length, (d + 1) * length), -1 past the end.
+    """Returns equal blocks: shard d has rows d * length to (d + 1) * length - 1.
+
+    Rows past the end are -1.
 
     Args:
         size: number of global rows.
         num_shards: number of blocks.
-        length: rows of a block; default ceil(size / num_shards).
+        length: number of rows of a block; None for ceil(size / num_shards).
     """
     length = max(-(-size // num_shards), 1) if length is None else length
     return tuple(
@@ -196,7 +201,7 @@ def block_rows(size: int, num_shards: int, length: int | None = None) -> Rows:
 def block_layout(
     size: int, num_shards: int = 1, axis: str | None = None, dim: int = 1
 ) -> Layout:
-    """The layout of inputs and outputs: equal blocks of ceil(size / num_shards) rows.
+    """Returns the layout of inputs and outputs: blocks of ceil(size / num_shards) rows.
 
     Args:
         size: number of global rows.
@@ -213,10 +218,10 @@ def block_layout(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Field:
-    """A local array and its row layout.
+    """A local array and its row layout, a pytree with a static layout.
 
     Attributes:
-        data: local array, rows along `layout.dim`; NHWC (batch, lat, lon, channel).
+        data: local array with rows along `layout.dim`; NHWC (batch, lat, lon, channel).
         layout: the global rows of every shard.
     """
 
@@ -225,15 +230,15 @@ class Field:
 
     @property
     def row_points(self) -> int:
-        """Points of a whole row of a field (batch, lat, lon, channel)."""
+        """Number of points of a complete row of a field (batch, lat, lon, channel)."""
         return self.data.shape[2] * self.layout.strips
 
     def like(self, data: Array) -> Field:
-        """Another array on the same layout."""
+        """Returns a field with another array on the same layout."""
         return Field(data, self.layout)
 
     def mask(self) -> Bool[Array, "*shape"]:
-        """Which rows are not padding, shaped to broadcast against `data`."""
+        """Returns a mask, False for padding rows, that broadcasts against `data`."""
         shape = [1] * self.data.ndim
         shape[self.layout.dim] = self.layout.length
         return self.layout.real_rows().reshape(shape)

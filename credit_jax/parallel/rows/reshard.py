@@ -1,13 +1,13 @@
 """`reshard`: moves the rows of a field between the shards of a dim.
 
-An operation states, as a `Layout`, which global rows each shard needs: in any order,
-repeated, or as padding (-1, a row of zeros). `reshard` turns the layout of a field into
-that one. Its gradient is JAX's own transpose.
+An operation gives the global rows that each shard needs as a `Layout`: in any order,
+with repeats, or as padding (-1, a row of zeros). `reshard` converts a field to that
+layout. Its gradient is the transpose derived by JAX.
 
 The transport is chosen at trace time:
     halo        each shard needs one row range around its own block (`rows.halo`);
     all_to_all  most shards need rows of most others (`rows.exchange`);
-    permute     any other rows (`rows.exchange`).
+    permute     all other cases (`rows.exchange`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from credit_jax.parallel.rows.take import keep_rows, take_static
 
 _PLANS_KEPT = 4096
 
-# Scope names in profiles and compiled programs: what rows are moved for.
+# Names of scopes in profiles and compiled programs, by the purpose of the exchange.
 HALO, WINDOWS, RELAYOUT = "halo", "windows", "relayout"
 
 _plan_halo = lru_cache(_PLANS_KEPT)(plan_halo)
@@ -37,28 +37,27 @@ _plan_exchange = lru_cache(_PLANS_KEPT)(plan_exchange)
 
 
 def reshard(field: Field, need: Layout, *, scope: str = RELAYOUT) -> Field:
-    """The same field with shard d holding the global rows `need.rows[d]`.
+    """Returns the field with the global rows `need.rows[d]` on shard d.
 
     Args:
         field: local array and its layout.
-        need: rows needed on each shard; -1 (padding) becomes a row of zeros. Its
-            `size` may differ from that of the field, whose rows `need.rows` names.
-        scope: name of what the rows are for in profiles and compiled programs: HALO
-            (the reach of a convolution), WINDOWS (of attention) or RELAYOUT (any
-            other).
+        need: rows that each shard needs, as indices of rows of `field`; -1 (padding)
+            gives a row of zeros. `need.size` may differ from the size of `field`.
+        scope: named scope in profiles and compiled programs: HALO (neighborhoods of
+            convolutions), WINDOWS (of attention) or RELAYOUT (all others).
 
     Returns:
         Field on layout `need`.
 
     Raises:
-        ValueError: a needed row is on no shard.
+        ValueError: no shard has a needed row.
     """
     with jax.named_scope(scope):
         return Field(_reshard(field.data, field.layout, need), need)
 
 
 def in_rows(field: Field) -> Field:
-    """The field in whole rows: in equal blocks if it was in strips, else unchanged."""
+    """Returns the field in rows: in equal blocks if it is in strips, else unchanged."""
     in_blocks = field.layout.to_blocks
     return field if field.layout.strips == 1 else reshard(field, in_blocks())
 
@@ -68,7 +67,7 @@ def _reshard(x: Array, have: Layout, need: Layout) -> Array:
     if strips > 1:
         return _reshard_strips(x, have, need, strips)
     if need.rows == have.rows:
-        # The layout may name as zeros what is padding of any value in the field.
+        # Padding rows have any value in the field, but must be zeros in the result.
         return keep_rows(x, np.asarray(have.rows) >= 0, have.axis, have.dim)
     if have.num_shards == 1:
         return _reshard_one_shard(x, have, need)
@@ -79,9 +78,9 @@ def _reshard(x: Array, have: Layout, need: Layout) -> Array:
 
 
 def _reshard_strips(x: Array, have: Layout, need: Layout, strips: int) -> Array:
-    """`_reshard` where one of the layouts, or both, are in strips of the same length.
+    """`_reshard` if one layout is in strips, or both are with equally many.
 
-    A row of the one is so many strips of the other, side by side.
+    A layout in rows is converted to one of consecutive strips.
     """
     batch, rows, points, *rest = x.shape
     if have.strips == 1:

@@ -1,9 +1,9 @@
-"""Local row gathers in their cheapest form: slices where the index is regular.
+"""Selection of local rows by slices if possible, else by a gather.
 
 A gather is slow. Nearly every index of a layout is a slice, a reversed slice, a few of
-these, or a matrix transpose; those forms are recognized at trace time, everything else
-stays a gather. Where no row is taken twice its transpose is a gather, too, and no
-scatter, which a GPU would do by atomic additions.
+these, or a matrix transpose. These forms are recognized at trace time; all others are
+gathers. If no row is taken twice, the transpose of a gather is a gather, too, not a
+scatter, which uses atomic additions on GPUs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_PIECES = 8
 
 
 def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
-    """Rows `index[shard]` of the local array.
+    """Returns rows `index[shard]` of the local array.
 
     Args:
         x: local array.
-        index: (shards, rows) local row numbers of each shard; -1 may be any row that
-            nothing depends on.
+        index: (shards, rows), local row indices of each shard; -1 gives any row, on
+            which nothing may depend.
         axis: mesh axis of the shards; None on one device.
         dim: array dim of the rows.
     """
@@ -44,7 +44,7 @@ def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
 
 
 def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
-    """Rows `index` of `x` along `dim`, known at trace time; -1 is a row of zeros."""
+    """Returns rows `index` of `x` along `dim`, equal on all shards; -1 gives zeros."""
     if list(index) == list(range(x.shape[dim])):
         return x
     columns = _as_transpose(index, x.shape[dim])
@@ -61,11 +61,11 @@ def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
 
 
 def keep_rows(x: Array, valid: np.ndarray | None, axis: str | None, dim: int) -> Array:
-    """The local array with zeros in place of the rows that are not valid.
+    """Replaces the rows that are not valid by zeros.
 
     Args:
         x: local array.
-        valid: (shards, rows) which rows each shard keeps; None keeps all.
+        valid: (shards, rows), whether each shard keeps a row; None keeps all.
         axis: mesh axis of the shards; None on one device.
         dim: array dim of the rows.
     """
@@ -78,7 +78,7 @@ def keep_rows(x: Array, valid: np.ndarray | None, axis: str | None, dim: int) ->
 
 
 def _runs(index: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Maximal (start, step, count) runs of step +1, -1 or, for zero rows, 0."""
+    """Returns maximal (start, step, count) runs of step +1, -1 or, for zero rows, 0."""
     runs: list[list[int]] = []
     previous = None
     for row in index:
@@ -125,7 +125,7 @@ def _piece(x: Array, start: int, step: int, count: int, dim: int) -> Array:
 
 
 def _filled(rows: np.ndarray, size: int) -> np.ndarray:
-    """An index without -1: a slice if it can be one, else row 0 in its place."""
+    """Replaces -1 in an index: so that it is a slice if possible, else by row 0."""
     real = np.flatnonzero(rows >= 0)
     if len(real) == len(rows):
         return rows
@@ -139,7 +139,7 @@ def _filled(rows: np.ndarray, size: int) -> np.ndarray:
 def _gather(
     x: Array, index: np.ndarray, used: np.ndarray, axis: str | None, dim: int
 ) -> Array:
-    """Rows `index[shard]`; nothing depends on those that are not `used`."""
+    """Returns rows `index[shard]`; nothing may depend on those that are not `used`."""
     inverse = _inverse(index, used, x.shape[dim])
     if inverse is None:
         return _rows_at(x, index, axis, dim)
@@ -160,7 +160,7 @@ def _gather(
 
 
 def _inverse(index: np.ndarray, used: np.ndarray, size: int) -> np.ndarray | None:
-    """Where each row is in the index of each shard, or -1; None if one is there twice.
+    """Returns the position of each row in the index, or -1; None if a row is repeated.
 
     Args:
         index, used: (shards, rows).
@@ -183,9 +183,7 @@ def _rows_at(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
 
 
 def _as_transpose(index: Sequence[int], size: int) -> int | None:
-    """The number of columns if the index reads a row-major (n, columns) matrix by
-    columns.
-    """
+    """Returns the number of columns if the index transposes a row-major matrix."""
     if len(index) != size or size < 4 or index[0] != 0:
         return None
     columns = index[1]
