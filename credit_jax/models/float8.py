@@ -1,4 +1,4 @@
-"""What float8 does for a model: on which devices, and which of its matrices."""
+"""Notes on models and devices that gain nothing from float8."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.params.precision import Precision
 
-# Compute capability of the first NVIDIA GPUs that multiply float8.
+# Lowest compute capability of NVIDIA GPUs with float8 matrix products.
 _FIRST_CAPABILITY = (8, 9)
 
 
 def float8_notes(
     model_def: ModelDef, precision: Precision, devices: Iterable[Any] = ()
 ) -> list[str]:
-    """Why float8 does not help this model here, one line each.
+    """Returns the reasons why a model gains nothing from float8, one line each.
 
     Args:
         model_def: the model.
-        precision: that it runs in; without float8 there are no lines.
-        devices: that it runs on, where they are known.
+        precision: its precision; without float8 there are no reasons.
+        devices: devices that it runs on, if known.
     """
     if precision.float8 is None:
         return []
@@ -42,7 +42,7 @@ def float8_notes(
 
 
 def multiplies_float8(device: Any) -> bool:
-    """Whether a device has float8 (e4m3) products: NVIDIA GPUs from Ada and Hopper."""
+    """Whether a device has float8 (e4m3) products: NVIDIA GPUs since Ada and Hopper."""
     if device.platform not in ("gpu", "cuda"):
         return False
     capability = str(getattr(device, "compute_capability", "0"))

@@ -1,4 +1,4 @@
-"""Floating-point operations of a program: its matrix products and convolutions."""
+"""Counts floating-point operations (FLOPs) of the matrix products of a program."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from credit_jax.nn.noise import Noise
 
 
 def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
-    """Operations of one call; see `flops_of`."""
+    """Returns the FLOPs of one call of a function; see `flops_of`."""
     return flops_of(jax.make_jaxpr(function)(*arguments))
 
 
 def gradient_flops(model_def: ModelDef, samples: int = 1) -> float:
-    """Operations of the gradient of a model by its weights, on one device.
+    """Returns the FLOPs of the gradient of a model with respect to its weights.
 
-    Nothing is recomputed; a training step has hardly any more.
+    The count is for one device without rematerialization; the remaining operations of a
+    training step are negligible.
 
     Args:
         model_def: the model; it is traced, not compiled.
-        samples: of the batch.
+        samples: number of samples of the batch.
     """
     shaped = jax.ShapeDtypeStruct
     weights = {p: shaped(d.shape, d.dtype) for p, d in model_def.param_specs.items()}
@@ -46,18 +47,19 @@ def gradient_flops(model_def: ModelDef, samples: int = 1) -> float:
 
 
 def flops_of(program: Any) -> float:
-    """Operations of one call on one device, a multiplication and an addition being two.
+    """Returns the FLOPs of one call on one device; a multiply-add counts as two.
 
-    Recomputed operations count again, those of loops once per iteration, and unused
-    ones (such as the gradient by the data) not at all, because XLA removes them. The
-    count is that of the jaxpr, the same on every backend. Elementwise operations are
-    left out, as usual in model FLOPs utilization. A kernel tells its own operations.
+    Matrix products and convolutions are counted in the jaxpr, so the count does not
+    depend on the backend. Elementwise operations do not count, as usual in model FLOPs
+    utilization. Recomputed operations count again, those of a scan once per iteration,
+    and unused operations (such as the gradient of the data) do not count, because XLA
+    removes them. A Pallas kernel counts by its cost estimate.
 
     Args:
         program: a closed jaxpr, such as `jitted.trace(...).jaxpr`.
 
     Raises:
-        ValueError: a loop whose length is not known.
+        ValueError: a while loop, whose length is not known, contains such operations.
     """
     jaxpr = program.jaxpr
     needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
@@ -76,7 +78,7 @@ def _of_equation(equation: Any) -> float:
         depth = math.prod(shape[d] for d in contracted)
         return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
     if name == "ragged_dot_general":
-        # Every row times one kernel, or, in the gradient by these, every row once.
+        # Each row is multiplied by one kernel, also in the gradient of the kernels.
         rows, columns = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
         return 2.0 * math.prod(rows) * columns[-1]
     if name == "conv_general_dilated":
@@ -99,7 +101,7 @@ def _of_equation(equation: Any) -> float:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """The programs within an equation."""
+    """Yields the jaxprs within the parameters of an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, core.ClosedJaxpr):

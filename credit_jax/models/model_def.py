@@ -38,12 +38,12 @@ class ModelDef:
     """Definition of a model: its config and its module, without weights.
 
     Parameters are a flat dict from path ("stages/0/embed/convs/0/kernel") to array;
-    blocks of a stage are stacked on a leading dim.
+    those of the blocks of a stage are stacked on a leading dim.
 
     Attributes:
-        config: its validated `model:` section.
-        make: builds the NNX module.
-        keep_whole: patterns of parameter paths that FSDP never splits.
+        config: the validated `model:` section.
+        make: function (config) -> NNX module.
+        keep_whole: patterns (fnmatch) of parameter paths that FSDP does not shard.
     """
 
     config: Any
@@ -65,7 +65,7 @@ class ModelDef:
 
     @cached_property
     def param_specs(self) -> dict[str, ParamSpec]:
-        """Shape, dtype and dim names of every parameter, by path."""
+        """`ParamSpec` of every parameter, by path."""
         named = named_variables(self._abstract, Parameter)
         return {path: param_spec_of(variable) for path, variable in named}
 
@@ -76,7 +76,7 @@ class ModelDef:
 
     @property
     def matrices(self) -> dict[str, ParamSpec]:
-        """The parameters that spectral norm applies to; empty where it is off."""
+        """Specs of the parameters with spectral norm, by path; empty if it is off."""
         if not getattr(self.config, "use_spectral_norm", False):
             return {}
         named = self.param_specs.items()
@@ -84,7 +84,7 @@ class ModelDef:
 
     @cached_property
     def batch_stats(self) -> dict[str, dict[str, ParamSpec]]:
-        """Specs of the running statistics of every batch norm, by path and name."""
+        """Specs of the running statistics, by path of the layer and name."""
         specs: dict[str, dict[str, ParamSpec]] = {}
         for path, variable in named_variables(self._abstract, nnx.BatchStat):
             norm, _, name = path.rpartition("/")
@@ -102,7 +102,7 @@ class ModelDef:
 
     @property
     def num_active_parameters(self) -> int:
-        """Number of parameters that one token meets: of experts those it chooses."""
+        """Number of parameters used for a token: of experts only those it chooses."""
         return sum(
             d.size * self.config.moe_top_k // self.config.num_experts
             if EXPERTS in d.dims
@@ -117,12 +117,12 @@ class ModelDef:
 
     @property
     def network_inputs(self) -> Mapping[str, InputSpec]:
-        """Specs of the inputs of `apply`, by name: more only with a `process`."""
+        """Specs of the inputs of `apply`: `inputs`, and those that a process adds."""
         return self.config.network_inputs
 
     @property
     def process(self) -> Process | None:
-        """What makes a prediction of many forward passes; None if it is one."""
+        """The process that samples a prediction by several forward passes, or None."""
         return self.config.process
 
     @property
@@ -132,22 +132,22 @@ class ModelDef:
 
     @property
     def draws_noise(self) -> bool:
-        """Whether a forward pass draws noise, in evaluation, too."""
+        """Whether a forward pass draws noise, in training and in evaluation."""
         return getattr(self.config, "draws_noise", False)
 
     @property
     def input_channels(self) -> int:
-        """Channels of one frame of the input "x"."""
+        """Number of channels of a frame of the input "x"."""
         return self._x.channels
 
     @property
     def output_channels(self) -> int:
-        """Channels of one output frame."""
+        """Number of channels of an output frame."""
         return self.output.channels
 
     @property
     def frames(self) -> int:
-        """Frames of the input "x"."""
+        """Number of frames of the input "x"."""
         return self._x.frames
 
     @property
@@ -156,12 +156,12 @@ class ModelDef:
 
     @property
     def image_height(self) -> int:
-        """Rows of the output."""
+        """Number of rows of the output."""
         return self.output.height
 
     @property
     def image_width(self) -> int:
-        """Columns of the output."""
+        """Number of columns of the output."""
         return self.output.width
 
     @property
@@ -171,12 +171,17 @@ class ModelDef:
         return x
 
     def validate(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Errors of the model on a mesh with these degrees, one line each."""
+        """Returns errors of the model on a mesh with these degrees, one line each.
+
+        Args:
+            tensor: tensor-parallel degree.
+            domain: domain-parallel degree.
+        """
         found = self.config.problems(tensor, domain)
         return found or self._indivisible(tensor)
 
     def _indivisible(self, tensor: int) -> list[str]:
-        """Errors of dims that tp splits and the degree does not divide."""
+        """Returns errors of dims sharded over tp that the degree does not divide."""
         return [
             f"{path}: {length} {name} are not divisible by tensor {tensor}; would fit: "
             f"{divisors(length)}"
@@ -186,7 +191,7 @@ class ModelDef:
         ]
 
     def unmatched(self) -> list[str]:
-        """Errors of patterns of `keep_whole` that match no parameter."""
+        """Returns errors of patterns of `keep_whole` that match no parameter."""
         return [
             f"keep_whole has {pattern!r}, which matches no parameter; there are "
             f"{', '.join(sorted(self.param_specs)[:3])}, ..."
@@ -196,15 +201,15 @@ class ModelDef:
 
     @cached_property
     def num_blocks(self) -> int:
-        """Number of blocks of one forward pass, counted by abstract evaluation."""
+        """Number of blocks of a forward pass, counted by abstract evaluation."""
         blocks = BlockCount()
         self._trace(Context(blocks=blocks))
         return blocks.counted
 
     def float8_matrices(self, precision: Precision) -> list[tuple[int, int]]:
-        """(input, output) channels of the matrices that are multiplied in float8.
+        """Returns (input, output) channels of the matrices multiplied in float8.
 
-        Sorted, each shape once, found by abstract evaluation of one forward pass.
+        They are sorted and unique, found by abstract evaluation of a forward pass.
         """
         found: list[tuple[int, int]] = []
         if precision.float8 is not None:
@@ -212,7 +217,7 @@ class ModelDef:
         return sorted(set(found))
 
     def _trace(self, context: Context) -> None:
-        """Traces one forward pass of one sample; nothing is computed."""
+        """Traces a forward pass of one sample, by abstract evaluation."""
         shaped = jax.ShapeDtypeStruct
         specs = self.network_inputs.items()
         inputs = {k: shaped(s.shape(1), jnp.float32) for k, s in specs}
@@ -225,10 +230,10 @@ class ModelDef:
         jax.eval_shape(forward, weights, inputs, jax.random.key(0))
 
     def auxiliary_losses(self, batch_stats: Collection) -> dict[str, Array]:
-        """What the model adds to the loss of a training forward, by name.
+        """Returns the terms that the model adds to the training loss, by name.
 
         Args:
-            batch_stats: after that forward.
+            batch_stats: the collection after the forward pass.
         """
         losses = getattr(self.config, "auxiliary_losses", None)
         return losses(batch_stats) if losses and batch_stats else {}
@@ -239,11 +244,11 @@ class ModelDef:
         specs: Mapping[str, PartitionSpec] | None = None,
         degrees: Mapping[str, int] | None = None,
     ) -> Weights:
-        """Initial parameters: local shards inside `shard_map`, whole arrays outside.
+        """Draws initial parameters: local shards inside of `shard_map`.
 
         Args:
             key: typed PRNG key.
-            specs: PartitionSpec of each parameter; None makes them whole.
+            specs: PartitionSpec of each parameter; None for global arrays.
             degrees: size of every mesh axis that `specs` names.
         """
         return initialize(self.param_specs, key, specs, degrees)
@@ -254,7 +259,11 @@ class ModelDef:
         specs: Mapping[str, PartitionSpec] | None = None,
         degrees: Mapping[str, int] | None = None,
     ) -> ModelState:
-        """Initial collections of `nn.model_state`; args as for `init`."""
+        """Returns the initial collections of `nn.model_state`.
+
+        Args:
+            key, specs, degrees: as for `init`.
+        """
         vectors = spectral_norm.init_spectral_norm(key, self.matrices, specs, degrees)
         return {SPECTRAL_NORM: vectors, BATCH_STATS: self._fresh_batch_stats()}
 
@@ -274,22 +283,22 @@ class ModelDef:
         context: Context,
         batch_stats: Collection | None = None,
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """One forward pass on local arrays.
+        """Runs a forward pass on local arrays.
 
         Args:
             weights: local shards of all parameters, after spectral norm.
-            inputs: those that `network_inputs` declares: local samples, and of fields
-                local rows, in equal blocks with padding at the end.
+            inputs: the inputs of `network_inputs`: local samples, and for fields local
+                rows, in equal blocks with padding at the end.
             context: mesh axes, precision, remat; training mode if it has a key.
-            batch_stats: that collection of `nn.model_state`; required with batch norms.
+            batch_stats: the collection of `nn.model_state`; required if the model has
+                running statistics.
 
         Returns:
-            Local prediction, (batch, channel, time, rows, lon) in equal blocks.
+            Local prediction (batch, channel, time, rows, lon), rows in equal blocks.
 
         Raises:
-            ValueError: inputs that do not match `network_inputs`; a model with batch
-                norms and no `batch_stats`; a model whose network draws noise and a
-                context without it.
+            ValueError: the inputs do not match `network_inputs`; running statistics are
+                missing; or the model draws noise and the context has none.
         """
         return self.apply_and_update(weights, inputs, context, batch_stats)[0]
 
@@ -300,7 +309,7 @@ class ModelDef:
         context: Context,
         batch_stats: Collection | None = None,
     ) -> tuple[Float[Array, "batch channel_out time_out rows lon"], Collection]:
-        """`apply` that also returns `batch_stats`, updated in training mode."""
+        """Runs `apply`, and also returns `batch_stats`, updated in training mode."""
         check_inputs(inputs, self.network_inputs)
         if self.batch_stats and not batch_stats:
             raise no_statistics_error(self._abstract)
@@ -317,7 +326,7 @@ class ModelDef:
     def bind(
         self, weights: Mapping[str, Array], batch_stats: Collection | None = None
     ) -> Any:
-        """The NNX module with these arrays; frozen parameters have no gradient."""
+        """Returns the NNX module with these arrays, without gradient of frozen ones."""
         graph, params, stats = self._split
         stored = {
             f"{path}/{name}": array
@@ -337,7 +346,7 @@ def check_inputs(inputs: Any, specs: Mapping[str, InputSpec]) -> None:
 
     Args:
         inputs: arrays by name.
-        specs: of them.
+        specs: specs of the inputs, by name.
 
     Raises:
         ValueError: names or shapes do not match the specs.
@@ -363,7 +372,7 @@ def check_inputs(inputs: Any, specs: Mapping[str, InputSpec]) -> None:
 
 
 def _filled(state: Any, values: Mapping[str, Array]) -> Any:
-    """A state of variables with these values, by path."""
+    """Returns the state with the values of its variables, by path."""
     filled = [
         (path, variable.replace(values["/".join(map(str, path))]))
         for path, variable in nnx.to_flat_state(state)
@@ -372,7 +381,7 @@ def _filled(state: Any, values: Mapping[str, Array]) -> Any:
 
 
 def parameter_count(model_def: ModelDef) -> dict[str, int]:
-    """Number of parameters below each first path component."""
+    """Returns the number of parameters below each first path component."""
     counts: dict[str, int] = {}
     for path, param_spec in model_def.param_specs.items():
         head = path.split("/")[0]

@@ -1,4 +1,4 @@
-"""A model on a mesh, made by `build_parallel_model`."""
+"""A model on a mesh, as returned by `build_parallel_model`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from credit_jax.parallel.params.spec import (
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import Field, block_layout
 
-# Folded into the key of a training forward, it gives that of its noise.
+# Folded into the key of a training forward pass, it gives the key of its noise.
 NOISE = 1_852_798_835
 
 
@@ -50,14 +50,14 @@ class ParallelModel:
 
     `init`, `apply` and `fuse_spectral_norm` are functions of global arrays, which
     compose with `jax.jit`, `jax.grad`, `jax.vmap`, `lax.scan` and `jax.checkpoint`.
-    Methods named `local_*` take local shards, inside a `shard_map`.
+    Methods named `local_*` take local shards, inside of `shard_map`.
 
     Weights are a dict from path to array, sharded by `packed_specs`; small parameters
     are packed into one vector (`parallel.params.packing`).
 
     Attributes:
         model_def: the model.
-        parallel_config: mesh, layout of parameters, precision, rematerialization.
+        parallel_config: mesh, sharding rules, precision, rematerialization.
     """
 
     model_def: ModelDef
@@ -73,12 +73,12 @@ class ParallelModel:
 
     @cached_property
     def specs(self) -> dict[str, PartitionSpec]:
-        """PartitionSpec of every parameter by path, none packed."""
+        """PartitionSpec of every parameter by path, before packing."""
         return self.parallel_config.rules.specs(self.model_def.param_specs, self.axes)
 
     @cached_property
     def packed_specs(self) -> dict[str, PartitionSpec]:
-        """PartitionSpec of the weights."""
+        """PartitionSpec of the weights by path, packed."""
         param_specs = packed_param_specs(self.model_def.param_specs)
         return self.parallel_config.rules.specs(param_specs, self.axes)
 
@@ -96,18 +96,22 @@ class ParallelModel:
         return {SPECTRAL_NORM: vectors, BATCH_STATS: batch_stats}
 
     def input_specs(self, *, stacked: bool = False) -> dict[str, PartitionSpec]:
-        """PartitionSpec of every input; `stacked` has micro-batches in front."""
+        """Returns the PartitionSpec of every input, by name.
+
+        Args:
+            stacked: whether there is a leading dim of micro-batches.
+        """
         inputs = self.model_def.inputs.items()
         return {k: s.partition_spec(self.axes, stacked=stacked) for k, s in inputs}
 
     def batch_specs(self, *, stacked: bool = False) -> dict[str, PartitionSpec]:
-        """PartitionSpec of a batch: every input, and the target "y"."""
+        """Returns the PartitionSpec of every input and of the target "y", by name."""
         target = self.model_def.output.partition_spec(self.axes, stacked=stacked)
         return {**self.input_specs(stacked=stacked), "y": target}
 
     @cached_property
     def reducer(self) -> FieldReducer:
-        """Global means of fields like the model's output."""
+        """Computes global means of fields with the grid of the model's output."""
         rows = block_layout(
             self.model_def.image_height,
             self.axes.num_domain,
@@ -117,10 +121,14 @@ class ParallelModel:
         return FieldReducer(rows, self.axes)
 
     def init(self, key: Array) -> tuple[Weights, ModelState]:
-        """Initial weights and state; each device computes only its own shards.
+        """Returns initial weights and state; each device draws only its own shards.
 
         Args:
             key: typed PRNG key; the same key gives the same weights on every mesh.
+
+        Returns:
+            The weights, sharded by `packed_specs`; and the model state
+            (`nn.model_state`), sharded by `model_state_specs`.
         """
         return self._init(key)
 
@@ -131,22 +139,23 @@ class ParallelModel:
         inputs: Mapping[str, Array],
         noise: Noise | None = None,
     ) -> Array:
-        """One prediction in evaluation mode: a forward pass, of a process a sample.
+        """Predicts in evaluation mode: by a forward pass, or a sample of the process.
 
-        Jitted. For many forwards with equal weights, call `fuse_spectral_norm` first.
+        The function is jitted. For several calls with the same weights, call
+        `fuse_spectral_norm` first.
 
         Args:
             params: weights, global arrays.
-            model_state: of `init` or a training state.
-            inputs: those that `model_def.inputs` declares, such as {"x": (batch,
-                channel, time, lat, lon)}; rows padded as by `place_batch`.
-            noise: of models that draw noise; another key gives another member.
+            model_state: as returned by `init`, or that of a training state.
+            inputs: the inputs of `model_def.inputs`, such as {"x": (batch, channel,
+                time, lat, lon)}, with rows padded as by `place_batch`.
+            noise: for models that draw noise; each key gives another ensemble member.
 
         Returns:
-            (batch, channel_out, time_out, lat, lon), rows padded alike.
+            (batch, channel_out, time_out, lat, lon), with rows padded in the same way.
 
         Raises:
-            ValueError: inputs that do not match `model_def.inputs`; the model draws
+            ValueError: the inputs do not match `model_def.inputs`, or the model draws
                 noise and none is given.
         """
         check_inputs(inputs, self.model_def.inputs)
@@ -157,14 +166,14 @@ class ParallelModel:
     ) -> tuple[Weights, ModelState]:
         """Divides each matrix by its spectral norm, for repeated evaluation.
 
-        A forward with the result equals one with the arguments and does not compute
-        spectral norm.
+        A forward pass with the result gives the same prediction as one with the
+        arguments, without computing spectral norm.
 
         Args:
             params, model_state: as for `apply`.
 
         Returns:
-            The divided weights, and the state with an empty spectral norm collection.
+            The divided weights, and the state with an empty collection "spectral_norm".
         """
         if not model_state[SPECTRAL_NORM]:
             return params, model_state
@@ -174,11 +183,14 @@ class ParallelModel:
     def shard_map(
         self, body: Callable[..., Any], *, batch_specs: Any, out_specs: Any
     ) -> Callable[..., Any]:
-        """`jax.jit` of `jax.shard_map` of a function of weights, state and a batch.
+        """Applies `jax.shard_map` and `jax.jit` to a function of weights and a batch.
 
         Args:
-            body: (params, model_state, batch) -> outputs, of local shards.
+            body: function (params, model_state, batch) -> outputs of local shards.
             batch_specs, out_specs: PartitionSpecs of the batch and of the outputs.
+
+        Returns:
+            Function (params, model_state, batch) -> outputs of global arrays.
         """
 
         def run(params: Weights, model_state: ModelState, batch: Any) -> Any:
@@ -228,7 +240,7 @@ class ParallelModel:
         return lambda params, model_state: fuse(params, model_state, None)
 
     def local_init(self, key: Array) -> tuple[Weights, ModelState, Array]:
-        """Local shards of initial weights and state, and a key for dropout."""
+        """Returns local shards of initial weights and state, and a key for dropout."""
         degrees = dict(self.mesh.shape)
         weights_key, state_key, dropout_key = jax.random.split(key, 3)
         params = self.model_def.init(weights_key, self.specs, degrees)
@@ -246,23 +258,25 @@ class ParallelModel:
         num_members: int = 1,
         capture_intermediates: list[Field] | None = None,
     ) -> Array:
-        """Prediction of local samples and rows in evaluation mode.
+        """Predicts local samples and rows in evaluation mode.
 
-        With a process and the inputs of its network it is the output of the network.
+        For a model with a process, the inputs of `model_def.network_inputs` give the
+        output of its network, those of `model_def.inputs` a sample.
 
         Args:
             params: weights, local shards.
-            model_state: local shards; used as it is, without a power iteration.
+            model_state: local shards; no power iteration is run.
             inputs, noise: see `apply`.
             interleaved: how samples are numbered for noise. True: sample i of data-
-                parallel rank r is number i * num_data + r, the order in which the
-                sampler assigns them. False: samples of a rank are consecutive, as they
-                are in a global array.
-            num_members: ensemble members of each sample, side by side on the batch dim.
-            capture_intermediates: if given, receives each block's output.
+                parallel rank r has index i * num_data + r, the order in which the
+                sampler assigns them. False: the samples of a rank are consecutive, as
+                in a global array.
+            num_members: number of ensemble members of each sample, consecutive along
+                the batch dim.
+            capture_intermediates: see `Context`.
 
         Returns:
-            (batch, channel_out, time_out, rows, lon), float32 or wider.
+            (batch, channel_out, time_out, rows, lon), in the dtype of the inputs.
         """
         context = replace(
             self._context(inputs, num_members, interleaved=interleaved),
@@ -276,11 +290,11 @@ class ParallelModel:
     def local_noised(
         self, target: Array, key: Array, *, num_members: int = 1
     ) -> Noised:
-        """What the network of a process learns from, of local samples and rows.
+        """Returns training data of the network of a process: local samples and rows.
 
         Args:
             target: (batch, channel, 1, rows, lon), standardized.
-            key, num_members: as for `local_training_forward`, which then gets the
+            key, num_members: as for `local_training_forward`, which then needs the
                 inputs "noised" and "time", too.
         """
         process = self.model_def.process
@@ -298,13 +312,13 @@ class ParallelModel:
         *,
         num_members: int = 1,
     ) -> tuple[Array, ModelState]:
-        """Prediction in training mode, and the state after it.
+        """Predicts in training mode; also returns the state after the forward pass.
 
         Args:
-            params, inputs: as for `local_forward`; samples are numbered as the sampler
-                assigns them (`interleaved`).
-            model_state: of `local_iterate`.
-            key: of dropout and noise, equal on all devices.
+            params, inputs: as for `local_forward`; samples are numbered as with
+                `interleaved`.
+            model_state: as returned by `local_iterate`.
+            key: typed PRNG key of dropout and noise, equal on all devices.
             num_members: as for `local_forward`.
         """
         noise = Noise(jax.random.fold_in(key, NOISE))
@@ -318,7 +332,7 @@ class ParallelModel:
 
     @jax.named_scope(scopes.SPECTRAL_NORM)
     def local_iterate(self, params: Weights, model_state: ModelState) -> ModelState:
-        """The state for a training forward: spectral norm after its power iterations.
+        """Returns the state for a training forward pass, after power iterations.
 
         Args:
             params, model_state: as for `local_forward`.
@@ -351,7 +365,7 @@ class ParallelModel:
         inputs: Mapping[str, Array],
         context: Context,
     ) -> Array:
-        """A sample of the process; spectral norm is applied once."""
+        """Draws a sample of the process, applying spectral norm once."""
         process, weights = self.model_def.process, self._weights(params, model_state)
         assert process is not None, "the model has a process"
 
@@ -364,14 +378,14 @@ class ParallelModel:
         return self._output(process.sample(network, batch, context), inputs)
 
     def _output(self, prediction: Array, inputs: Mapping[str, Array]) -> Array:
-        """A prediction in the output dtype, then in that of the inputs."""
+        """Rounds a prediction to the output dtype, then casts to that of the inputs."""
         dtype = jnp.result_type(*inputs.values())
         return self.parallel_config.precision.cast_output(prediction).astype(dtype)
 
     def _context(
         self, inputs: Mapping[str, Array], num_members: int, *, interleaved: bool
     ) -> Context:
-        """The context of an evaluation forward; args as for `local_forward`."""
+        """Returns the context of an evaluation forward pass; see `local_forward`."""
         rank = self._data_rank()
         size = next(iter(inputs.values())).shape[0] // num_members
         return Context(
@@ -386,7 +400,7 @@ class ParallelModel:
         )
 
     def _weights(self, params: Weights, model_state: ModelState) -> Weights:
-        """The weights of a forward: after spectral norm, as blocks take them."""
+        """Returns the parameters for the blocks, after spectral norm and gathering."""
         config = self.parallel_config
         normalized = self._normalized(params, model_state)
         with jax.named_scope(scopes.PARAMETERS):
@@ -400,7 +414,7 @@ class ParallelModel:
 
     @jax.named_scope(scopes.SPECTRAL_NORM)
     def _normalized(self, params: Weights, model_state: ModelState) -> Weights:
-        """Local shards of all parameters, after spectral norm."""
+        """Returns local shards of all parameters, after spectral norm."""
         return spectral_norm.normalize(
             unpack(params, self.model_def.param_specs),
             model_state[SPECTRAL_NORM],
@@ -409,7 +423,7 @@ class ParallelModel:
         )
 
     def _data_rank(self) -> Array | int:
-        """This device's rank among the data-parallel ones, dp_replicate outermost."""
+        """Returns the data-parallel rank of this device, dp_replicate outermost."""
         rank: Array | int = 0
         for name in self.axes.data:
             rank = rank * self.mesh.shape[name] + axis_index(name)
@@ -431,45 +445,47 @@ def build_parallel_model(
     over_domain: bool = False,
     unroll_blocks: int = UNROLL_BLOCKS,
 ) -> ParallelModel:
-    """A model with all parallelism applied, ready for training.
+    """Returns a model with all parallelism applied, ready for training.
 
-    The order is fixed, since each step depends on those before it:
+    The order of the steps is fixed, as each depends on those before it:
 
-    1. Tensor parallelism: `tp_plan` of a block renames dims of parameter specs.
-       Layouts, spectral norm and initial values all read them.
-    2. Layout: each parameter's dims are mapped to mesh axes, tp first; FSDP splits the
-       longest dim that is left.
-    3. Spectral norm divides the stored float32 shards, once per forward, outside of the
-       blocks: rematerialization does not repeat it, and no cast precedes it.
-    4. Inside each block's `jax.checkpoint`, weights are cast, then gathered: the
+    1. Tensor parallelism: `tp_plan` of a block renames dims of parameter specs, which
+       sharding, spectral norm and initialization read.
+    2. Sharding: dims of each parameter are mapped to mesh axes, tp first; FSDP shards
+       the longest remaining dim.
+    3. Spectral norm divides the stored float32 shards once in a forward pass, outside
+       of the blocks: rematerialization does not repeat it, and no cast precedes it.
+    4. Inside of each block's `jax.checkpoint`, parameters are cast, then gathered: the
        backward pass gathers again, and the transpose reduce-scatters the gradient. The
-       checkpoint of attention is nested in it. Float8 rounds gathered weights.
-    5. One `shard_map` over the whole mesh initializes the weights, already sharded.
+       checkpoint of attention is nested in it. Float8 rounds gathered parameters.
+    5. A `shard_map` over the mesh initializes the weights as shards.
 
     Args:
         model: the `model:` section of a config, or a model definition.
-        mesh: from `build_device_mesh` or `ParallelDims.build_mesh`.
+        mesh: mesh of `build_device_mesh` or `ParallelDims.build_mesh`.
         ac_mode: activation checkpointing: "none", "full", or "selective" (attention).
-        mp_policy: dtypes, `default_mp_policy()` for bfloat16; None is float32.
-        fp8: multiply large dense layers in float8 (`ops.float8`), with `Float8()` if
-            True; not in float16.
-        ulysses_degree: neighboring domain shards that trade heads for rows around
-            attention (`parallel.domain.heads`); None moves whole windows instead.
-        etp: tensor-parallel devices that share the hidden units of an expert, all or 1;
-            None is all.
-        reshard_after_forward: True frees gathered parameters after the forward, False
-            keeps them, a number keeps those of at most that many blocks.
-        min_shard_size: parameters with fewer elements stay whole.
-        keep_whole: patterns of paths that stay whole, "stages/0/embed/*".
-        over_domain: store large parameters split over the domain axis, too, whose
-            devices then share their update; gathered once a forward.
-        unroll_blocks: stages of at most so many blocks are no loop on GPUs.
+        mp_policy: dtypes, such as `default_mp_policy()` for bfloat16; None for float32.
+        fp8: whether to multiply large dense layers in float8 (`ops.float8`), or which
+            layers; True for `Float8()`. Not with float16.
+        ulysses_degree: number of neighboring domain shards that exchange heads for rows
+            around attention (`parallel.domain.heads`); None moves complete windows
+            instead.
+        etp: number of tensor-parallel devices that shard the hidden units of an expert,
+            all or 1; None for all.
+        reshard_after_forward: see `Remat`.
+        min_shard_size: parameters with fewer elements are not sharded.
+        keep_whole: patterns of parameter paths that are not sharded by FSDP, such as
+            "stages/0/embed/*".
+        over_domain: whether to store large parameters sharded over the domain axis,
+            too; see `ShardingRules`.
+        unroll_blocks: see `ParallelConfig`.
 
     Raises:
-        ValueError: the model does not parse or does not fit the mesh; lists all errors.
+        ValueError: the model section is invalid or does not fit the mesh; lists all
+            errors.
 
     Warns:
-        UserWarning: float8 is asked for, and no layer or no device has a use for it.
+        UserWarning: float8 is requested, but no layer or no device benefits from it.
     """
     model_def = model if isinstance(model, ModelDef) else build(model)
     if keep_whole:

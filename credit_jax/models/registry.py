@@ -41,10 +41,10 @@ class ModelEntry(NamedTuple):
     """A registered model.
 
     Attributes:
-        config: class of its `model:` section.
-        module: its NNX class, called with the config.
-        key_table: module of `credit_jax.state_dict` that has CREDIT's names of its
-            parameters; None for a model that CREDIT does not have.
+        config: class of the `model:` section.
+        module: NNX class of the model, called with the config.
+        key_table: module of `credit_jax.state_dict` with the names of the parameters in
+            CREDIT; None for a model that is not in CREDIT.
     """
 
     config: type[StrictModel]
@@ -86,13 +86,10 @@ MODELS: dict[str, ModelEntry] = {
 
 
 def parse_model(section: Mapping[str, Any]) -> Any:
-    """The validated config of a `model:` section.
+    """Returns the validated, frozen config of a `model:` section.
 
     Args:
-        section: the mapping in the YAML.
-
-    Returns:
-        The frozen config of that model.
+        section: the section as a mapping.
 
     Raises:
         ValueError: unknown type or key, or an invalid value; lists all errors.
@@ -104,10 +101,10 @@ def parse_model(section: Mapping[str, Any]) -> Any:
 
 
 def build(section: Mapping[str, Any]) -> ModelDef:
-    """The model definition of a `model:` section.
+    """Returns the model definition of a `model:` section.
 
     Raises:
-        ValueError: the section does not parse, or sizes are inconsistent; lists all.
+        ValueError: the section is invalid, or sizes are inconsistent; lists all errors.
     """
     config = parse_model(section)
     problems = config.problems()
@@ -117,5 +114,5 @@ def build(section: Mapping[str, Any]) -> ModelDef:
 
 
 def define_model(config: Any) -> ModelDef:
-    """The model definition of a config without `problems`."""
+    """Returns the model definition of a config without `problems`."""
     return ModelDef(config, MODELS[config.type].module)

@@ -12,12 +12,12 @@ from credit_jax.parallel.placement import batch_spec, vector_spec
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """An array (batch, channel, time, lat, lon).
+    """Spec of a field (batch, channel, time, lat, lon).
 
     Attributes:
-        channels: of one frame.
-        frames: time steps.
-        height, width: points of the grid, lat and lon.
+        channels: number of channels of a frame.
+        frames: number of time steps.
+        height, width: number of latitudes and of longitudes.
     """
 
     channels: int
@@ -26,30 +26,36 @@ class FieldSpec:
     width: int
 
     def shape(self, batch: int) -> tuple[int, ...]:
-        """Shape of a whole array of `batch` samples."""
+        """Returns the shape of a global array of `batch` samples."""
         return batch, self.channels, self.frames, self.height, self.width
 
     def partition_spec(self, axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
-        """Samples over dp, rows over domain; `stacked` has micro-batches in front."""
+        """Returns the PartitionSpec: samples over dp, rows over domain.
+
+        With `stacked`, there is a leading dim of micro-batches.
+        """
         return batch_spec(axes, stacked=stacked)
 
 
 @dataclass(frozen=True)
 class VectorSpec:
-    """An array (batch, size): a vector per sample, not located on the grid.
+    """Spec of vectors (batch, size), one for each sample.
 
     Attributes:
-        size: length of the vector.
+        size: length of a vector.
     """
 
     size: int
 
     def shape(self, batch: int) -> tuple[int, ...]:
-        """Shape of a whole array of `batch` samples."""
+        """Returns the shape of a global array of `batch` samples."""
         return batch, self.size
 
     def partition_spec(self, axes: MeshAxes, *, stacked: bool = False) -> PartitionSpec:
-        """Samples over dp; `stacked` has micro-batches in front."""
+        """Returns the PartitionSpec: samples over dp.
+
+        With `stacked`, there is a leading dim of micro-batches.
+        """
         return vector_spec(axes, stacked=stacked)
 
 

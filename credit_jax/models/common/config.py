@@ -11,37 +11,37 @@ from credit_jax.config.base import StrictModel
 from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.models.common.geometry import Geometry
 
-# Rows or columns of a grid: the globe at 1 km has 40,000.
+# Maximum number of rows or columns of a grid; the globe at 1 km has 40,000.
 MAX_SIDE = 100_000
 
 
 class ModelConfig(StrictModel):
-    """A `model:` section.
+    """The `model:` section of a config.
 
-    A subclass has the keys of CREDIT's constructor as fields, and defines:
+    A subclass has the keys of CREDIT's constructor as fields, and may define:
 
-    - `inputs` and `output`, specs of the arrays; by default one field
-      "x" and a field on its grid, from `input_channels`, `frames`, `output_channels`,
+    - `inputs` and `output`, specs of the arrays; by default one input field "x" and an
+      output field on the same grid, from `input_channels`, `frames`, `output_channels`,
       `output_frames`, `image_height` and `image_width`;
-    - `problems`, the errors of its sizes;
+    - `problems`, which returns errors of its sizes;
     - `files` and `check_files`, for a model that reads files;
-    - `auxiliary_losses(batch_stats)`, if a training forward adds to the loss: values by
-      name, of what layers noted in their `nnx.BatchStat` variables;
+    - `auxiliary_losses(batch_stats)`, which returns terms of the training loss by name,
+      computed from the `nnx.BatchStat` variables of layers;
     - `geometry`, the sizes of its stages, for notes on a mesh, the stage table and the
       memory estimate of `credit_jax.check`; None for a model without stages.
 
-    Spectral norm applies to the model's matrices if its key `use_spectral_norm` is
+    Spectral norm applies to the matrices of the model if its key `use_spectral_norm` is
     true.
 
     Attributes:
         type: CREDIT's `model.type`.
     """
 
-    # Whether a forward pass draws noise, in evaluation, too (`nn.noise`).
+    # Whether a forward pass draws noise (`nn.noise`), in training and evaluation.
     draws_noise: ClassVar[bool] = False
 
-    # Whether domain shards can trade heads for rows (`parallel.domain.heads`): the
-    # attentions of its stages then have the heads that `geometry` says.
+    # Whether domain shards can exchange heads for rows (`parallel.domain.heads`). If
+    # so, `geometry` must give the heads of its attentions.
     trades_heads: ClassVar[bool] = False
 
     type: Any
@@ -72,16 +72,16 @@ class ModelConfig(StrictModel):
 
     @property
     def network_inputs(self) -> Mapping[str, InputSpec]:
-        """Specs of the inputs of the network: those of `inputs`, and of `process`."""
+        """Specs of the inputs of the network: `inputs` and those of `process`."""
         return self.inputs
 
     @property
     def process(self) -> Any:
-        """The `models.diffusion.process.Process` that samples a prediction, or None."""
+        """The `models.diffusion.process.Process` that samples predictions, or None."""
         return None
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Errors of the sizes, one line each.
+        """Returns errors of the sizes, one line each.
 
         Args:
             tensor: tensor-parallel degree.
@@ -92,16 +92,17 @@ class ModelConfig(StrictModel):
 
     @property
     def files(self) -> Mapping[str, str]:
-        """The files that the forward pass reads, by key of the section."""
+        """Paths of the files that the forward pass reads, by key of the section."""
         return {}
 
     def check_files(self) -> None:
-        """Reads the files of `files`.
+        """Reads `files` and checks them against the model.
 
         Raises:
-            OSError, ValueError: a file cannot be read, or does not fit the model.
+            OSError: a file cannot be read.
+            ValueError: a file does not fit the model.
         """
 
     def geometry(self) -> Geometry | None:
-        """Sizes of the stages; None for a model without stages."""
+        """Returns the sizes of the stages; None for a model without stages."""
         return None

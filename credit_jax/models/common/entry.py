@@ -1,4 +1,4 @@
-"""From the arrays of a batch to fields, and back."""
+"""Conversion between the arrays of a batch and fields, with padding and cropping."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def enter(
     padding: PaddingConfig | None = None,
     fold: FrameFold = "channel",
 ) -> Field:
-    """Folds frames into channels, NHWC, and pads.
+    """Folds frames into channels, converts to an NHWC field, and pads it.
 
     Args:
-        x: local samples and rows.
-        height: global rows of `x`.
+        x: (batch, channel, time, rows, lon), local samples and rows.
+        height: global number of rows of `x`.
         context: gives the shards.
         padding: an active padding, or None.
         fold: how frames become channels, see `FrameFold`.
@@ -45,12 +45,15 @@ def enter(
 def leave(
     field: Field, config: PaddedConfig, *, interpolate: bool
 ) -> Float[Array, "batch channel_out time_out rows lon"]:
-    """Crops the padding, interpolates to the grid, unfolds frames, in equal blocks.
+    """Crops the padding, interpolates to the output grid, and unfolds frames.
 
     Args:
-        field: the last one.
-        config: of the model.
-        interpolate: whether to interpolate to the grid of the output.
+        field: (batch, lat, lon, channel_out * time_out), output of the network.
+        config: config of the model.
+        interpolate: whether to interpolate to the output grid.
+
+    Returns:
+        (batch, channel_out, time_out, rows, lon), rows in equal blocks.
     """
     pad, output = config.padding, config.output
     if pad is not None:
@@ -69,12 +72,12 @@ def correct(
     y: Float[Array, "batch channel_out time_out rows lon"],
     context: Context,
 ) -> Float[Array, "batch channel_out time_out rows lon"]:
-    """The prediction after `gen1_post_conf`; unchanged where that is not active.
+    """Applies the corrections of `gen1_post_conf` to a prediction, if active.
 
     Args:
-        config: of the model.
-        x: the input.
-        y: the prediction.
+        config: config of the model.
+        x: (batch, channel, time, rows, lon), input of the model.
+        y: (batch, channel_out, time_out, rows, lon), its prediction.
         context: gives the shards.
     """
     conf = config.gen1_post_conf

@@ -1,4 +1,4 @@
-"""The frames of an input, folded into the channels of one field."""
+"""Folding of the frames of an input into channels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ FrameFold = Literal["channel", "mean"]
 def fold_frames(
     x: Float[Array, "batch channel time rows lon"], fold: FrameFold
 ) -> Float[Array, "batch rows lon folded"]:
-    """Folds the frames of x into its channels, NHWC.
+    """Folds the frames of x into channels, NHWC.
 
     Args:
-        x: frames of a field.
+        x: (batch, channel, time, rows, lon).
         fold: see `FrameFold`. "mean" is torch's avg_pool3d with a kernel of two frames:
-            the third of three frames is dropped; one frame is taken as it is.
+            a third frame is ignored, and a single frame is used unchanged.
     """
     if fold == "mean":
         x = x[:, :, :2].mean(2, keepdims=True)
@@ -27,7 +27,7 @@ def fold_frames(
 
 
 def mean_problems(frames: int) -> list[str]:
-    """Errors of a number of frames that the fold "mean" takes."""
+    """Returns errors of a number of frames for the fold "mean"."""
     if frames <= 3:
         return []
     return [
@@ -37,7 +37,7 @@ def mean_problems(frames: int) -> list[str]:
 
 
 def unseen_frames(frames: int) -> dict[str, str]:
-    """The key `frames` and what it has no effect on, with the fold "mean"."""
+    """Returns a note on the key `frames` if the fold "mean" ignores a third frame."""
     if frames != 3:
         return {}
     return {

@@ -1,8 +1,8 @@
-"""`model.gen1_post_conf`: the corrections that CREDIT's first generation trains with.
+"""`model.gen1_post_conf`: the corrections with which CREDIT's first generation trains.
 
-gen1 corrects a model's output inside its forward pass; gen2's training drops the same
-section. `credit-jax config --to jax` moves gen1's `post_conf` here, with the keys of
-gen1's `data` section that its blocks read.
+gen1 corrects the output of a model inside of its forward pass; gen2's training ignores
+the same section. `credit-jax config --to jax` converts gen1's `post_conf` to this
+section, with the keys of gen1's `data` section that its blocks read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from credit_jax.physics.channels import ChannelFixers, ChannelUnits
 from credit_jax.physics.conservation import PhysicsGrid
 from credit_jax.physics.files import read_arrays
 
-# Blocks that read the grid's file.
+# Blocks that read the file with the grid.
 _ON_GRID = (
     "global_mass_fixer",
     "global_water_fixer",
@@ -28,17 +28,18 @@ _ON_GRID = (
 
 
 class PostConfData(StrictModel):
-    """What the blocks read of gen1's `data` section.
+    """The keys of gen1's `data` section that the blocks read.
 
     Attributes:
-        variables: on levels; surface_variables, diagnostic_variables: without: all
-            variables of the output, in channel order.
-        levels: of each.
+        variables: names of the output variables on levels, in channel order.
+        surface_variables, diagnostic_variables: names of the output variables without
+            levels, in channel order.
+        levels: number of levels of each of `variables`.
         lead_time_periods: hours of a step.
-        save_loc_physics: file with the grid; tracer_fixer does without.
+        save_loc_physics: file with the grid; not needed by tracer_fixer.
         mean_path, std_path: files with the mean and standard deviation of every
-            variable (`scaler_type: std_new`); null for data that are normalized on
-            disk, which the blocks take as they are.
+            variable (`scaler_type: std_new`); None for data that are normalized on
+            disk, which the blocks use unchanged.
     """
 
     variables: Names
@@ -52,18 +53,18 @@ class PostConfData(StrictModel):
 
     @property
     def by_variable(self) -> dict[str, int]:
-        """Variable -> its channels, in channel order."""
+        """Number of channels of each variable, in channel order."""
         flat = (*self.surface_variables, *self.diagnostic_variables)
         return dict.fromkeys(self.variables, self.levels) | dict.fromkeys(flat, 1)
 
     @property
     def by_channel(self) -> tuple[str, ...]:
-        """Name of the variable of every channel."""
+        """Variable name of every channel."""
         pairs = self.by_variable.items()
         return tuple(name for name, count in pairs for _ in range(count))
 
     def units(self) -> ChannelUnits:
-        """Mean and standard deviation of every channel; 0 and 1 without files.
+        """Returns mean and standard deviation of every channel; 0 and 1 without files.
 
         Raises:
             OSError: a file cannot be read.
@@ -89,11 +90,11 @@ class PostConfData(StrictModel):
 
 
 class Gen1PostConf(PostConf):
-    """gen1's `post_conf`, at the end of the model's forward pass.
+    """gen1's `post_conf`, applied at the end of the forward pass.
 
     Attributes:
-        activate: whether it runs.
-        data: what the blocks read of gen1's `data` section.
+        activate: whether it is applied.
+        data: the keys of gen1's `data` section that the blocks read.
     """
 
     activate: bool = True
@@ -106,7 +107,7 @@ class Gen1PostConf(PostConf):
 
     @property
     def files(self) -> dict[str, str]:
-        """The files that the active blocks read, by key."""
+        """Paths of the files that the active blocks read, by key."""
         if not self.activate:
             return {}
         keys = ["save_loc_physics"] if self.on_grid else []
@@ -116,10 +117,11 @@ class Gen1PostConf(PostConf):
 
     @cached_property
     def fixers(self) -> ChannelFixers:
-        """The active blocks; their files are read once.
+        """The active blocks; their files are read on first use.
 
         Raises:
-            OSError, ValueError: see `build_channel_fixers`.
+            OSError: see `build_channel_fixers`.
+            ValueError: see `build_channel_fixers`.
         """
         data = self.data
         return build_channel_fixers(
@@ -131,10 +133,10 @@ class Gen1PostConf(PostConf):
         )
 
     def check_grid(self, grid: tuple[int, int]) -> None:
-        """Compares the grid of `data.save_loc_physics` with that of the model.
+        """Checks the grid of `data.save_loc_physics` against that of the model.
 
         Args:
-            grid: latitudes and longitudes of the model.
+            grid: number of latitudes and of longitudes of the model.
 
         Raises:
             OSError: a file cannot be read.
@@ -151,11 +153,11 @@ class Gen1PostConf(PostConf):
                 )
 
     def problems(self, num_channels: int, frames: int) -> list[str]:
-        """Errors of the section in a model, one line each.
+        """Returns errors of the section for a model, one line each.
 
         Args:
-            num_channels: of the model's output.
-            frames: of the model's output.
+            num_channels: number of channels of the model's output.
+            frames: number of frames of the model's output.
         """
         where, found = "model.gen1_post_conf", []
         sums = " + ".join(f"{n} {count}" for n, count in self.data.by_variable.items())

@@ -16,14 +16,14 @@ class StageGeometry:
     """Sizes of one encoder stage.
 
     Attributes:
-        height, width: points of the stage's fields.
-        channels: of the fields.
-        depth: number of transformer blocks; 0 is a stage without attention.
-        heads: of each attention.
-        head_channels: of each head.
+        height, width: number of latitudes and of longitudes of the fields.
+        channels: number of channels of the fields.
+        depth: number of transformer blocks; 0 for a stage without attention.
+        heads: number of heads of an attention.
+        head_channels: number of channels of a head.
         local_window, global_window: tokens along each side of a window.
-        attentions: number of attentions, and of feed-forward layers, of a block: those
-            of short and of long windows, or one.
+        attentions: number of attentions, and of feed-forward layers, of a block: 2 for
+            short and long windows, else 1.
     """
 
     height: int
@@ -37,11 +37,14 @@ class StageGeometry:
     attentions: int = 2
 
     def shares(self, domain: int, ulysses: int = 1) -> dict[str, float]:
-        """Points of the busiest shard over an even share, by kind of attention.
+        """Returns the load of the busiest shard relative to an even share.
 
         Args:
             domain: number of latitude shards.
-            ulysses: neighboring shards that hold whole windows together.
+            ulysses: number of neighboring shards that share complete windows.
+
+        Returns:
+            Ratio of points, at least 1, by kind of attention ("short", "long").
         """
         blocks = block_layout(self.height, domain, DOMAIN)
         sides = self.local_window, self.global_window
@@ -61,12 +64,12 @@ class Geometry:
     """Grid sizes along the layers of a model, (lat, lon) each.
 
     Attributes:
-        grid: of the input.
-        padded: after padding.
-        patched: after the patch embedding.
-        stages: of the encoder.
-        decoded: after the decoder.
-        output: of the prediction.
+        grid: size of the input.
+        padded: size after padding.
+        patched: size after the patch embedding.
+        stages: sizes of the stages of the encoder.
+        decoded: size after the decoder.
+        output: size of the prediction.
     """
 
     grid: tuple[int, int]

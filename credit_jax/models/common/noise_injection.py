@@ -20,17 +20,17 @@ class NoiseInjection(nnx.Module):
     channel, and a linear layer `style` of the latent noise z of each sample.
 
     Args of the constructor:
-        name: of its noise, unique within the model.
+        name: name of the noise, unique within the model.
         latent: size of z.
-        channels: of the field.
-        factor: a constant, which checkpoints have.
+        channels: number of channels of the field.
+        factor: a constant, stored as a frozen parameter as in CREDIT's checkpoints.
     """
 
     def __init__(self, name: str, latent: int, channels: int, factor: float) -> None:
         self.name = name
         init = torch_uniform(latent)
         shape = latent, channels
-        # CREDIT makes these layers after spectral norm.
+        # No spectral norm: CREDIT adds these layers after applying it to the model.
         self.kernel = parameter(init, shape, ("embed", "embed"))
         self.bias = parameter(init, (channels,), ("embed",))
         self.modulation = parameter(constant(1.0), (channels,), ("embed",))

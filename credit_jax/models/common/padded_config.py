@@ -1,4 +1,4 @@
-"""Config keys of what is around a network: padding, corrections of the output."""
+"""Config keys shared by models: padding of the input, corrections of the output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit_jax.models.common.padding import PaddingConfig
 
 
 def _active_blocks(value: Any) -> Any:
-    """The names of the blocks of a `post_conf` that is active; None if it is not."""
+    """Returns the names of the active blocks of a `post_conf`; None if not active."""
     if not isinstance(value, Mapping):
         return value
     if not value.get("activate"):
@@ -26,19 +26,20 @@ PostBlocks = Annotated[tuple[str, ...] | None, BeforeValidator(_active_blocks)]
 
 
 class CorrectedConfig(ModelConfig):
-    """Keys of the corrections behind CREDIT's models.
+    """Keys of corrections of the output, shared by CREDIT's models.
 
     Attributes:
-        post_conf: names of its active blocks, which CREDIT's gen2 training drops.
-        gen1_post_conf: corrections at the end of the forward pass, which gen1 trains
-            with; not in CREDIT's gen2.
+        post_conf: names of the active blocks of `post_conf`, which has no effect, as in
+            CREDIT's gen2 training.
+        gen1_post_conf: corrections at the end of the forward pass, as in CREDIT's gen1
+            training; not a key of CREDIT's gen2.
     """
 
     post_conf: PostBlocks = None
     gen1_post_conf: Gen1PostConf | None = None
 
     def without_effect(self) -> dict[str, str]:
-        """An active `post_conf`; see `StrictModel.without_effect`."""
+        """Returns an active `post_conf`; see `StrictModel.without_effect`."""
         if not self.post_conf:
             return {}
         why = (
@@ -61,14 +62,14 @@ class CorrectedConfig(ModelConfig):
             self.gen1_post_conf.check_grid((self.output.height, self.output.width))
 
     def post_problems(self) -> list[str]:
-        """Errors of `gen1_post_conf`."""
+        """Returns errors of `gen1_post_conf`, one line each."""
         if self.gen1_post_conf is None:
             return []
         return self.gen1_post_conf.problems(self.output.channels, self.output.frames)
 
 
 class PaddedConfig(CorrectedConfig):
-    """Keys of what CREDIT's models have around the network.
+    """Keys of padding and of corrections of the output, shared by CREDIT's models.
 
     Attributes:
         padding_conf: see `PaddingConfig`.

@@ -11,7 +11,7 @@ from credit_jax.parallel.domain.padding import check_padding
 
 
 def repeated(count: int) -> Any:
-    """Validator of a tuple field: one integer stands for `count` equal ones."""
+    """Returns a validator of a tuple field: an integer is repeated `count` times."""
 
     def repeat(value: Any) -> Any:
         return (value,) * count if isinstance(value, int) else value
@@ -27,9 +27,10 @@ class PaddingConfig(StrictModel):
 
     Attributes:
         activate: whether to pad.
-        mode: "earth" (across the pole) or "mirror" (reflected).
-        pad_lat: rows to add (north, south); one number for both.
-        pad_lon: columns to add (west, east); one number for both.
+        mode: "earth" (across the pole) or "mirror" (reflected); see
+            `parallel.domain.padding.pad_globe`.
+        pad_lat: number of rows to add (north, south); an integer for both.
+        pad_lon: number of columns to add (west, east); an integer for both.
     """
 
     activate: bool = True
@@ -41,11 +42,11 @@ class PaddingConfig(StrictModel):
 def padding_problems(
     padding: PaddingConfig | None, height: int, width: int
 ) -> list[str]:
-    """The error of a padding that needs more points than the grid has, if any.
+    """Returns an error if a padding needs more points than the grid has.
 
     Args:
         padding: active padding, or None.
-        height, width: of the grid.
+        height, width: size of the grid.
     """
     if padding is None:
         return []
@@ -59,11 +60,11 @@ def padding_problems(
 def flat_padding_problems(
     padding: PaddingConfig | None, pad_lat: int | None, pad_lon: int | None
 ) -> list[str]:
-    """The error of the flat keys of old configs without `padding_conf`, if any.
+    """Returns an error if a config has flat padding keys but no `padding_conf`.
 
     Args:
         padding: `model.padding_conf`.
-        pad_lat, pad_lon: the flat keys.
+        pad_lat, pad_lon: the flat keys of older configs.
     """
     flat = {"pad_lat": pad_lat, "pad_lon": pad_lon}
     given = {key: value for key, value in flat.items() if value}

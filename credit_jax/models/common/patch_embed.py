@@ -22,12 +22,12 @@ from credit_jax.parallel.scopes import EMBEDDING
 class PatchEmbed(nnx.Module):
     """CREDIT's CubeEmbedding: convolution with stride = kernel = patch, LayerNorm.
 
-    The kernel spans all frames, which are folded into the channels (channel * time).
+    The kernel covers all frames, which are folded into the channels (channel * time).
 
     Args of the constructor:
-        channel_in: of one frame.
-        channel_out: of the embedding.
-        frames: of the kernel.
+        channel_in: number of channels of a frame.
+        channel_out: number of channels of the embedding.
+        frames: number of frames.
         patch: rows and columns of a patch.
     """
 
@@ -45,7 +45,10 @@ class PatchEmbed(nnx.Module):
 
 
 class _PatchProjection(nnx.Module):
-    """Kernel (time, height, width, in, out), without spectral norm (a Conv3d)."""
+    """Projection of patches; its kernel (time, height, width, in, out) is a Conv3d's.
+
+    It has no spectral norm.
+    """
 
     def __init__(self, channel_in: int, channel_out: int, size: Sequence[int]) -> None:
         fan_in = channel_in * size[0] * size[1] * size[2]

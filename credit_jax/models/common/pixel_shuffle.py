@@ -17,10 +17,11 @@ class UpBlock(nnx.Module):
     """Convolution, pixel shuffle to twice the grid, sharpening, two residual layers.
 
     Args of the constructor:
-        channel_in, channel_out: channels.
-        num_groups: of the norms.
-        smooth: initial kernels are those of `icnr`, and not torch's default.
-        sharp_spectral_norm: whether spectral norm covers the sharpening.
+        channel_in, channel_out: numbers of channels.
+        num_groups: number of groups of the norms.
+        smooth: whether to initialize the kernel before the shuffle by `icnr` instead of
+            torch's default.
+        sharp_spectral_norm: whether spectral norm applies to the sharpening.
     """
 
     scale = 2
@@ -64,8 +65,8 @@ class Head(nnx.Module):
     """Final upsampling: convolution, pixel shuffle, convolution to the output.
 
     Args of the constructor:
-        channel_in, channel_out: channels.
-        smooth: as of `UpBlock`.
+        channel_in, channel_out: numbers of channels.
+        smooth: as for `UpBlock`.
     """
 
     scale = 2
@@ -83,7 +84,7 @@ class Head(nnx.Module):
 
 
 def _shuffled_conv(channel_in: int, channel_out: int, scale: int, smooth: bool) -> Conv:
-    """The convolution before a pixel shuffle."""
+    """Builds the convolution before a pixel shuffle."""
     kernel_init = icnr(9 * channel_in, scale) if smooth else None
     bias_init = constant(0.0) if smooth else None
     return Conv(

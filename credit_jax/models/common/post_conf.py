@@ -1,4 +1,4 @@
-"""`model.post_conf` of CREDIT's first generation: fixers at a model's end."""
+"""`model.post_conf` of CREDIT's first generation: fixers of a model's output."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NO_DEMO = {"simple_demo": Unavailable("give the file of the grid", (False,))}
 
 
 class TracerConf(StrictModel):
-    """`tracer_fixer`.
+    """`tracer_fixer`, which limits the values of variables.
 
     Attributes:
-        activate: whether it runs.
-        denorm: thresholds are in physical units.
-        tracer_name: variables of the output.
-        tracer_thres: smallest value of each.
-        tracer_thres_max: largest value of each; null sets none.
+        activate: whether it is applied.
+        denorm: whether the thresholds are in physical units.
+        tracer_name: names of output variables.
+        tracer_thres: lower limit of each variable.
+        tracer_thres_max: upper limit of each variable; None for no upper limits.
     """
 
     activate: bool = False
@@ -45,18 +45,21 @@ class TracerConf(StrictModel):
 
 
 class FixerConf(StrictModel):
-    """What the global fixers share.
+    """Keys shared by the global fixers.
+
+    The fixers of water and energy use midpoint, grid_type and lon_lat_level_name of
+    `global_mass_fixer` if that has lon_lat_level_name, as in CREDIT.
 
     Attributes:
-        activate: whether it runs.
-        denorm: the model's fields are normalized.
-        midpoint: fields are means of layers. Water and energy take this, grid_type and
-            lon_lat_level_name from `global_mass_fixer` if it has them, as in CREDIT.
-        grid_type: levels are hybrid ("sigma") or of constant pressure ("pressure").
+        activate: whether it is applied.
+        denorm: whether the fields of the model are normalized.
+        midpoint: whether fields are means over layers, not values on levels.
+        grid_type: "sigma" for hybrid levels, "pressure" for levels of constant
+            pressure.
         lon_lat_level_name: names in `data.save_loc_physics` of longitude, latitude,
             and a and b of hybrid levels, or pressure.
-        surface_pressure_name: on hybrid levels.
-        specific_total_water_name: variables.
+        surface_pressure_name: variable of surface pressure, for hybrid levels.
+        specific_total_water_name: variable of specific total water.
     """
 
     unavailable: ClassVar = {**_INSIDE, **_NO_DEMO}
@@ -85,7 +88,7 @@ class WaterConf(FixerConf):
     """`global_water_fixer`.
 
     Attributes:
-        precipitation_name, evaporation_name: m in the step.
+        precipitation_name, evaporation_name: variables, in m accumulated over the step.
     """
 
     precipitation_name: Names = ()
@@ -93,11 +96,11 @@ class WaterConf(FixerConf):
 
 
 class AirConf(FixerConf):
-    """What both energy fixers share.
+    """Keys shared by both energy fixers.
 
     Attributes:
-        air_temperature_name, u_wind_name, v_wind_name: variables of the air.
-        surface_geopotential_name: variable of `data.save_loc_physics`.
+        air_temperature_name, u_wind_name, v_wind_name: variables on levels.
+        surface_geopotential_name: variable in `data.save_loc_physics`.
     """
 
     air_temperature_name: Names = ()
@@ -107,12 +110,15 @@ class AirConf(FixerConf):
 
 
 class EnergyConf(AirConf):
-    """`global_energy_fixer`, of net fluxes, J / m^2 in the step.
+    """`global_energy_fixer`, with net fluxes in J / m^2 accumulated over the step.
 
     Attributes:
-        TOA_net_radiation_flux_name: two, into the top.
-        surface_net_radiation_flux_name: two, into the surface.
-        surface_energy_flux_name: sensible and latent heat, into the surface.
+        TOA_net_radiation_flux_name: variables of net radiation at the top of the
+            atmosphere, positive downward.
+        surface_net_radiation_flux_name: variables of net radiation at the surface,
+            positive downward.
+        surface_energy_flux_name: variables of sensible and latent heat flux, positive
+            downward.
     """
 
     TOA_net_radiation_flux_name: Names = ()
@@ -121,13 +127,17 @@ class EnergyConf(AirConf):
 
 
 class UpDownConf(AirConf):
-    """`global_energy_fixer_updown`, of fluxes up and down, J / m^2 in the step.
+    """`global_energy_fixer_updown`, with separate upward and downward fluxes.
+
+    All fluxes are in J / m^2 accumulated over the step.
 
     Attributes:
-        TOA_down_solar_name, TOA_up_solar_name, TOA_up_OLR_name: at the top.
+        TOA_down_solar_name, TOA_up_solar_name, TOA_up_OLR_name: variables of radiation
+            at the top of the atmosphere.
         surf_down_solar_name, surf_up_solar_name, surf_down_LW_name, surf_up_LW_name:
-            at the surface.
-        surf_SH_name, surf_LH_name: sensible and latent heat, into the air.
+            variables of radiation at the surface.
+        surf_SH_name, surf_LH_name: variables of sensible and latent heat flux, positive
+            upward.
     """
 
     TOA_down_solar_name: Names = ()
@@ -144,24 +154,24 @@ class UpDownConf(AirConf):
 
 
 class InactiveConf(StrictModel):
-    """A block that must not be active.
+    """Section of a block that is not available and must not be active.
 
     Attributes:
-        activate: false.
+        activate: False.
     """
 
     activate: Literal[False] = False
 
 
 class PostConf(StrictModel):
-    """`model.post_conf`: they run in the order of these keys.
+    """`model.post_conf`: fixers, applied in the order of these keys.
 
     Attributes:
-        activate: whether any runs.
-        tracer_fixer: limits of variables.
-        global_mass_fixer, global_water_fixer: budgets of dry air and of water.
-        global_energy_fixer, global_energy_fixer_updown: budget of energy.
-        skebs: random backscatter of kinetic energy; not available.
+        activate: whether any fixer is applied.
+        tracer_fixer: limits the values of variables.
+        skebs: stochastic kinetic energy backscatter; not available.
+        global_mass_fixer, global_water_fixer: close the budgets of dry air and water.
+        global_energy_fixer, global_energy_fixer_updown: close the budget of energy.
     """
 
     ignored: ClassVar = {"grid": "only skebs reads it"}
@@ -175,7 +185,7 @@ class PostConf(StrictModel):
     global_energy_fixer_updown: UpDownConf = Field(default_factory=UpDownConf)
 
 
-# Fluxes of the energy fixers and their signs as energy into the air.
+# Fluxes of the energy fixers, and their signs as energy input of the atmosphere.
 _NET = (
     ("TOA_net_radiation_flux_name", 1.0),
     ("surface_net_radiation_flux_name", -1.0),
@@ -202,17 +212,18 @@ def build_channel_fixers(
     save_loc_physics: str,
     lead_time_periods: int,
 ) -> ChannelFixers:
-    """The active fixers, in CREDIT's order.
+    """Builds the active fixers, in CREDIT's order.
 
     Args:
         conf: `model.post_conf`.
-        variables: name of the variable of each channel of the model's output.
-        units: of the channels.
+        variables: variable name of each channel of the model's output.
+        units: mean and standard deviation of the channels.
         save_loc_physics: file with the grid.
         lead_time_periods: hours of a step.
 
     Raises:
-        ValueError: a fixer names no variable of the output, or the file does not fit.
+        ValueError: a fixer names a variable that the output lacks, or the file does not
+            fit.
         OSError: the file cannot be read.
     """
     build = _Builder(conf, variables, save_loc_physics, lead_time_periods)
@@ -232,7 +243,7 @@ def build_channel_fixers(
 
 
 class _Builder:
-    """Fixers of one config."""
+    """Builds the fixers of one config."""
 
     def __init__(
         self, conf: PostConf, variables: Sequence[str], path: str, hours: int
@@ -293,7 +304,7 @@ class _Builder:
         return humidity, self._channels(own, "surface_pressure_name")[0]
 
     def _of_grid(self, own: FixerConf) -> FixerConf:
-        """The section with the grid: that of the mass fixer, if it has one."""
+        """Returns the section with the grid: that of the mass fixer, if it has one."""
         mass = self.conf.global_mass_fixer
         return mass if mass.lon_lat_level_name else own
 
@@ -307,7 +318,7 @@ class _Builder:
         )
 
     def _channels(self, own: StrictModel, key: str) -> list[int]:
-        """Channels of the variables that a key names."""
+        """Returns the channels of the variables that a key names."""
         names = getattr(own, key)
         found = [i for i, name in enumerate(self.variables) if name in names]
         missing = [name for name in names if name not in self.variables]
@@ -320,6 +331,6 @@ class _Builder:
         return found
 
     def _range(self, own: StrictModel, key: str) -> slice:
-        """Channels of a variable on levels."""
+        """Returns the channels of a variable on levels."""
         channels = self._channels(own, key)
         return slice(channels[0], channels[-1] + 1)

@@ -32,7 +32,7 @@ class ConvTranspose(nnx.Module):
         stride: int,
         padding: int = 0,
     ) -> None:
-        # What torch takes for the fan in of its (in, out, height, width) weight.
+        # As in torch, which computes fan_in from dim 1 of (in, out, height, width).
         init = torch_uniform(channel_out * kernel_size**2)
         self.stride = stride
         self.padding = padding
@@ -74,11 +74,12 @@ def doubling(
     kernel_size: int = 2,
     padding: int = 0,
 ) -> ResizeConv | ConvTranspose:
-    """A layer that doubles the grid: `interpolate` picks `ResizeConv`.
+    """Builds a layer that doubles the grid.
 
     Args:
-        channel_in, channel_out: channels.
-        interpolate: CREDIT's `upsample_v_conv`.
+        channel_in, channel_out: numbers of channels.
+        interpolate: whether it is a `ResizeConv`, CREDIT's `upsample_v_conv`, or a
+            `ConvTranspose`.
         kernel_size, padding: of the transposed convolution.
     """
     if interpolate:
@@ -89,13 +90,13 @@ def doubling(
 
 
 class ResidualUpBlock(nnx.Module):
-    """Doubles the grid; two residual layers of convolution and norm; attention.
+    """Doubles the grid, then two residual layers of convolution and norm, attention.
 
     Args of the constructor:
-        channel_in, channel_out: channels.
-        num_groups: of the norms.
+        channel_in, channel_out: numbers of channels.
+        num_groups: number of groups of the norms.
         interpolate: see `doubling`.
-        attention: a kind of `nn.field_attention.KINDS`, or None.
+        attention: one of `nn.field_attention.KINDS`, or None.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class ResidualUpBlock(nnx.Module):
 
 
 class UpsampleHead(nnx.Module):
-    """Doubles the grid, to the channels of the output."""
+    """Doubles the grid and maps to the channels of the output."""
 
     def __init__(
         self, channel_in: int, channel_out: int, *, interpolate: bool = False

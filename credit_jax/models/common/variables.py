@@ -1,4 +1,4 @@
-"""Keys that count the channels of input and output of a model."""
+"""Config keys that give the numbers of channels of a model's input and output."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from credit_jax.models.common.config import ModelConfig
 
 
 class ChannelKeys(ModelConfig):
-    """Channels of one frame of input and output, which a subclass counts."""
+    """Interface of configs that count the channels of input and output."""
 
     @property
     def input_channels(self) -> int:
-        """Channels of one input frame."""
+        """Number of channels of an input frame."""
         raise NotImplementedError
 
     @property
     def output_channels(self) -> int:
-        """Channels of one output frame."""
+        """Number of channels of an output frame."""
         raise NotImplementedError
 
     def channel_sum(self, direction: str) -> str:
-        """The arithmetic of `input_channels` or `output_channels`, for errors.
+        """Returns the arithmetic of the number of channels, for error messages.
 
         Args:
             direction: "input" or "output".
@@ -30,7 +30,7 @@ class ChannelKeys(ModelConfig):
         raise NotImplementedError
 
     def channel_problems(self) -> list[str]:
-        """The error of a model without input or output channels, if any."""
+        """Returns an error if a model has no input or no output channels."""
         if self.input_channels >= 1 and self.output_channels >= 1:
             return []
         return [
@@ -44,9 +44,10 @@ class VariableKeys(ChannelKeys):
     """Numbers of variables of input and output, with CREDIT's names and defaults.
 
     Attributes:
-        channels: number of 3D variables; levels: of each.
-        surface_channels, input_only_channels, output_only_channels: 2D variables of
-            input and output, of the input only, of the output only.
+        channels: number of 3D variables.
+        surface_channels, input_only_channels, output_only_channels: number of 2D
+            variables of both input and output, of the input only, of the output only.
+        levels: number of levels of each 3D variable.
     """
 
     channels: int = 4
@@ -77,12 +78,12 @@ class VariableKeys(ChannelKeys):
 
 
 class ChannelCounts(StrictModel):
-    """`channels`, which CREDIT counts from its `data.datasets`.
+    """`model.channels`, which CREDIT computes from its `data.datasets`.
 
     Attributes:
-        boundary: channels of the input only.
-        prognostic: of input and output.
-        diagnostic: of the output only.
+        boundary: number of channels of the input only.
+        prognostic: number of channels of both input and output.
+        diagnostic: number of channels of the output only.
     """
 
     boundary: NonNegativeInt
@@ -91,10 +92,10 @@ class ChannelCounts(StrictModel):
 
 
 class ChannelCountKeys(ChannelKeys):
-    """Numbers of channels of the models that downscale.
+    """Numbers of channels of downscaling models.
 
     Attributes:
-        channels: of one frame, by kind.
+        channels: numbers of channels of a frame, by kind.
     """
 
     channels: ChannelCounts

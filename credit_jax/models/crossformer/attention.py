@@ -1,4 +1,4 @@
-"""Window attention of CrossFormer and WXFormer, heads split over the tensor axis."""
+"""Window attention of CrossFormer and WXFormer, with heads sharded over tp."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PositionBias(nnx.Module):
 
     @jax.named_scope(POSITION_BIAS)
     def __call__(self, window: int) -> Float[Array, "tokens tokens"]:
-        """Bias of every pair of tokens of a window, (w * w, w * w)."""
+        """Returns the bias of every pair of tokens of a window, (w * w, w * w)."""
         dtype = self.linear_0.kernel[...].dtype
         x = jnp.asarray(bias_positions(window), dtype)
         x = jax.nn.relu(self.norm_0(self.linear_0(x)))
@@ -63,7 +63,7 @@ class PositionBias(nnx.Module):
 
 
 class QueryKeyValue(nnx.Module):
-    """Column-parallel projection to q, k, v; heads split over tp, no bias."""
+    """Column-parallel projection to q, k and v without bias; heads sharded over tp."""
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         self.channels = channels
@@ -84,7 +84,7 @@ class QueryKeyValue(nnx.Module):
     def side_by_side(
         self, x: Float[Array, "*batch channel"], context: Context
     ) -> Float[Array, "*batch three heads head_dim"]:
-        """q, k and v of every head at each point."""
+        """Returns q, k and v of every local head at each point."""
         shape = (self.channels, 3 * self.width)
         return matmul(x, self.kernel[...], context, shape=shape, split="column")
 
@@ -97,13 +97,13 @@ class QueryKeyValue(nnx.Module):
     def values_side_by_side(
         self, x: Float[Array, "*batch channel"], context: Context
     ) -> Float[Array, "*batch heads head_dim"]:
-        """The values v of every head at each point."""
+        """Returns only the values v of every local head at each point."""
         shape, kernel = (self.channels, self.width), self.kernel[...][:, 2]
         return matmul(x, kernel, context, shape=shape, split="column")
 
 
 class SeparateQueryKeyValue(nnx.Module):
-    """`QueryKeyValue` as three matrices, each with its own spectral norm."""
+    """`QueryKeyValue` with three matrices, each with its own spectral norm."""
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         self.channels = channels
@@ -128,7 +128,7 @@ class SeparateQueryKeyValue(nnx.Module):
     def side_by_side(
         self, x: Float[Array, "*batch channel"], context: Context
     ) -> Float[Array, "*batch three heads head_dim"]:
-        """q, k and v of every head at each point."""
+        """Returns q, k and v of every local head at each point."""
         shape = (self.channels, 3 * self.width)
         kernel = jnp.stack([self.q[...], self.k[...], self.v[...]], 1)
         return matmul(x, kernel, context, shape=shape, split="column")
@@ -142,7 +142,7 @@ class SeparateQueryKeyValue(nnx.Module):
     def values_side_by_side(
         self, x: Float[Array, "*batch channel"], context: Context
     ) -> Float[Array, "*batch heads head_dim"]:
-        """The values v of every head at each point."""
+        """Returns only the values v of every local head at each point."""
         shape = (self.channels, self.width)
         return matmul(x, self.v[...], context, shape=shape, split="column")
 
@@ -151,7 +151,7 @@ Projection = type[QueryKeyValue] | type[SeparateQueryKeyValue]
 
 
 class OutProjection(nnx.Module):
-    """Row-parallel projection of all heads: one `psum` over tp, then the bias once."""
+    """Row-parallel projection of all heads: a `psum` over tp, then the bias."""
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         init = torch_uniform(heads * dim_head)
@@ -184,7 +184,14 @@ class OutProjection(nnx.Module):
         *,
         fuses: bool,
     ) -> Float[Array, "*batch channel"]:
-        """`skip` and the projection, in one kernel where nothing is between them."""
+        """Returns `skip + self(x, context)`, if possible by one fused kernel.
+
+        Args:
+            x: (batch..., heads, head_dim), local heads.
+            skip: (batch..., channel).
+            context: context of the forward pass.
+            fuses: whether to use the kernel, which has neither tp nor float8.
+        """
         if not fuses or context.axes.tensor or context.precision.float8:
             return skip + self(x, context)
         kernel = self.kernel[...].reshape(-1, skip.shape[-1])
@@ -195,12 +202,12 @@ class WindowAttention(nnx.Module):
     """Attention in neighboring (short) or dilated (long) windows, with residual.
 
     Args of the constructor:
-        channels: of the field; heads = channels // dim_head.
+        channels: number of channels of the field; heads = channels // dim_head.
         kind: "short" or "long".
         window: tokens along each side of a window.
-        dim_head: channels of a head.
-        dropout: rate on the attention weights.
-        query_key_value: the projection to q, k and v.
+        dim_head: number of channels of a head.
+        dropout: dropout rate of the attention weights.
+        query_key_value: class of the projection to q, k and v.
     """
 
     def __init__(
@@ -224,7 +231,7 @@ class WindowAttention(nnx.Module):
         self.position_bias = PositionBias(channels // 4)
 
     def bias(self) -> Bias | None:
-        """Bias of every pair of tokens; None for windows of one token."""
+        """Returns the bias of every pair of tokens; None for windows of one token."""
         return None if self.window == 1 else self.position_bias(self.window)
 
     @jax.named_scope(ATTENTION)
@@ -234,9 +241,9 @@ class WindowAttention(nnx.Module):
         """Attends within windows.
 
         Args:
-            field: on a layout of `attention_layouts`.
-            context: of the forward pass.
-            bias: of `bias()`; made here if it is not given.
+            field: (batch, lat, lon, channel), on a layout of `attention_layouts`.
+            context: context of the forward pass.
+            bias: as returned by `bias()`, which is called if None.
         """
         bias = self.bias() if bias is None else bias
 
@@ -259,7 +266,7 @@ class WindowAttention(nnx.Module):
         return field.like(self.to_out.add(mixed, skip, context, fuses=fuses))
 
     def _mixed(self, field: Field, context: Context, bias: Any) -> Field:
-        """What attention adds to the residual, of the normalized field."""
+        """Returns the attention of the normalized field, without the residual."""
         x = partition(field, self.kind, self.window)
         if self.window == 1:
             v = self.to_qkv.values(x, context)
@@ -272,7 +279,7 @@ class WindowAttention(nnx.Module):
     def _mix_in_place(
         self, field: Field, context: Context, bias: Any
     ) -> Float[Array, "batch rows columns heads head_dim"]:
-        """Weighted sum of values; no window is copied out of the field."""
+        """Returns the weighted sum of values by a kernel that reads fields in place."""
         if self.window == 1:
             return self.to_qkv.values_side_by_side(field.data, context)
         qkv = field.like(self.to_qkv.side_by_side(field.data, context))
@@ -287,7 +294,7 @@ class WindowAttention(nnx.Module):
     def _mix_by_heads(
         self, field: Field, context: Context, bias: Bias, *, fuses: bool
     ) -> Float[Array, "batch rows columns heads head_dim"]:
-        """Weighted sum of values, of all rows of a group and a part of the heads."""
+        """Returns the weighted sum of values, exchanging heads for rows around it."""
         degree = context.axes.ulysses
         exchange = HeadExchange(field.layout, self.kind, self.window, degree)
         qkv = exchange.to_heads(self.to_qkv.side_by_side(field.data, context))
@@ -311,7 +318,7 @@ class WindowAttention(nnx.Module):
         context: Context,
         part: Array | int | None = None,
     ) -> Float[Array, "batch windows heads tokens head_dim"]:
-        """Weighted sum of values; `part` as for `drop_attention`."""
+        """Returns the weighted sum of values; `part` as for `drop_attention`."""
         q, k, v = qkv
         logits = attention_logits(q * self.scale, k, dtype=context.precision.wide)
         logits = logits + bias.astype(logits.dtype)[None, None, None]
@@ -325,7 +332,7 @@ class WindowAttention(nnx.Module):
         context: Context,
         part: Array | int | None = None,
     ) -> Array:
-        """Dropout by global sample, window, head and pair of tokens."""
+        """Dropout with a mask by global sample, window, head and pair of tokens."""
         rows, columns = window_numbers(field, self.kind, self.window)
         return drop_attention(
             weights,

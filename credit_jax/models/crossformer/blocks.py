@@ -26,18 +26,19 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import WINDOWS, reshard
 from credit_jax.parallel.scopes import EMBEDDING
 
-# Of short and of long attention; None for windows of one token.
+# Biases of short and of long attention; None for windows of one token.
 Biases = tuple[Float[Array, "short short"] | None, Float[Array, "long long"] | None]
-# What makes the feed-forward layers of a block, see `TransformerBlock`.
+# Constructors of the feed-forward layers of a block, see `TransformerBlock`.
 FeedForwards = tuple[Callable[..., Any], Callable[..., Any]]
 DENSE: FeedForwards = (FeedForward, FeedForward)
 
 
 class CrossEmbed(nnx.Module):
-    """Convolutions of several kernel sizes and one stride, joined along channels.
+    """Convolutions of several kernel sizes and one stride, concatenated.
 
-    Padding is that of `parallel.domain.conv.scale_padding`. The i-th smallest kernel
-    has channel_out / 2**(i + 1) output channels, the largest the remaining ones.
+    Padding is that of `parallel.domain.conv.scale_padding`. Kernel i of ascending
+    sizes (from 0) has channel_out // 2**(i + 1) output channels, the largest has the
+    remaining ones.
     """
 
     def __init__(
@@ -61,13 +62,16 @@ class CrossEmbed(nnx.Module):
 
     @jax.named_scope(EMBEDDING)
     def __call__(self, field: Field, context: Context, *, windows: Pair) -> Field:
-        """Embeds; the output has the layout of short windows.
+        """Embeds a field.
 
         Args:
             field: (batch, lat, lon, channel).
-            context: of the forward pass.
+            context: context of the forward pass.
             windows: tokens along each side of the short and of the long windows of
-                the attention behind it.
+                the following attention.
+
+        Returns:
+            Field on the layout of short windows.
         """
         kernels = [conv.kernel[...] for conv in self.convs]
         size = kernels[-1].shape[0]
@@ -93,15 +97,15 @@ class TransformerBlock(nnx.Module):
     """Short attention, feed-forward, long attention, feed-forward, each with residual.
 
     Input and output have the layout of short windows. Long attention and the layer
-    after it run in the layout of long windows, so a block reshards twice.
+    after it use the layout of long windows, so a block reshards twice.
 
     Args of the constructor:
-        channels: of the field.
+        channels: number of channels of the field.
         local_window, global_window: tokens along each side of a window.
-        dim_head, query_key_value: of the attention, see `WindowAttention`.
-        attn_dropout, ff_dropout: rates in training.
-        feed_forwards: what makes the layer after short, and after long attention:
-            (channels, dropout=rate) -> layer.
+        dim_head, query_key_value: see `WindowAttention`.
+        attn_dropout, ff_dropout: dropout rates of attention weights and hidden units.
+        feed_forwards: constructors (channels, dropout=rate) -> layer of the layers
+            after short and after long attention.
     """
 
     ready_of = ("position_bias",)
@@ -134,7 +138,7 @@ class TransformerBlock(nnx.Module):
         self.long_feed_forward = after_long(channels, dropout=ff_dropout)
 
     def ready(self) -> Biases:
-        """What depends on parameters alone; `Context.scan` makes it of all blocks."""
+        """Returns the biases; `Context.scan` computes those of all blocks at once."""
         return self.short_attention.bias(), self.long_attention.bias()
 
     def __call__(
@@ -144,8 +148,8 @@ class TransformerBlock(nnx.Module):
 
         Args:
             field: (batch, lat, lon, channel).
-            context: of the forward pass.
-            ready: of `ready()`; made here if it is not given.
+            context: context of the forward pass.
+            ready: as returned by `ready()`; a bias that is None is computed.
         """
         layout = field.layout
         sides = self.short_attention.window, self.long_attention.window

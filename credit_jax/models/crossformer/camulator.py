@@ -1,7 +1,7 @@
 """CREDIT's `camulator` (models/camulator.py), a climate emulator.
 
 The encoder of the CrossFormer family with a decoder of pixel-shuffle blocks, whose
-sharpening has no spectral norm. Two frames enter as their mean.
+sharpening has no spectral norm. The mean of two frames enters the encoder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CamulatorConfig(VariableKeys, EncoderDecoderConfig):
 
 
 class Camulator(EncoderDecoder):
-    """The whole model; see `CamulatorConfig` for its keys."""
+    """The Camulator model; see `CamulatorConfig` for its keys."""
 
     def __init__(self, config: CamulatorConfig) -> None:
         up = partial(UpBlock, smooth=False, sharp_spectral_norm=False)

@@ -10,12 +10,12 @@ from typing import Any
 from credit_jax.config.messages import divisors
 from credit_jax.models.common.frames import mean_problems
 
-# Blocks of a stage; far beyond what can be trained, so that a typing error is found.
+# Maximum number of blocks of a stage, far more than anyone trains: detects typos.
 MAX_DEPTH = 1000
 
 
 def shape_problems(config: Any) -> list[str]:
-    """Errors of keys that do not depend on the grid."""
+    """Returns errors of keys that do not depend on the grid."""
     found = []
     if len(config.cross_embed_kernel_sizes) != 4:
         found.append(
@@ -52,7 +52,7 @@ def shape_problems(config: Any) -> list[str]:
 
 
 def patch_problems(config: Any) -> list[str]:
-    """Errors of patches and of frames."""
+    """Returns errors of patches and of frames."""
     found = []
     if (config.patch_height == 1) != (config.patch_width == 1):
         found.append(
@@ -73,7 +73,7 @@ def patch_problems(config: Any) -> list[str]:
 
 
 def dropout_problems(config: Any) -> list[str]:
-    """Errors of rates."""
+    """Returns errors of dropout rates."""
     found = []
     for name in ("attn_dropout", "ff_dropout"):
         rate = getattr(config, name)
@@ -83,7 +83,7 @@ def dropout_problems(config: Any) -> list[str]:
 
 
 def stage_problems(config: Any) -> list[str]:
-    """Errors of embedding kernels, their channels, and window sizes."""
+    """Returns errors of embedding kernels, their channels, and window sizes."""
     found = []
     geometry = config.geometry()
     above = geometry.patched
@@ -96,7 +96,7 @@ def stage_problems(config: Any) -> list[str]:
 
 
 def _window_problems(config: Any, index: int, stage: Any) -> list[str]:
-    """Errors of windows that do not divide the height or width of a stage."""
+    """Returns errors of windows that do not divide the height or width of a stage."""
     return [
         f"model.{kind}_window_size[{index}] is {window}, which does not divide the "
         f"{name} {size} of stage {index} ({_trail(config, name, index)}); would fit: "
@@ -109,7 +109,7 @@ def _window_problems(config: Any, index: int, stage: Any) -> list[str]:
 
 
 def _embed_problems(config: Any, index: int, above: tuple[int, int]) -> list[str]:
-    """Errors of kernels larger than the padded field of the previous stage."""
+    """Returns errors of kernels that do not fit the field of the previous stage."""
     found = []
     kernels = sorted(config.cross_embed_kernel_sizes[index])
     stride = config.cross_embed_strides[index]
@@ -138,7 +138,7 @@ def _embed_problems(config: Any, index: int, above: tuple[int, int]) -> list[str
 
 
 def decoder_problems(config: Any) -> list[str]:
-    """Errors of skip connections, groups and cropping."""
+    """Returns errors of skip connections, groups and cropping."""
     found = []
     stages = config.geometry().stages
     for index in (1, 2, 3):
@@ -171,7 +171,7 @@ def decoder_problems(config: Any) -> list[str]:
 
 
 def group_problems(config: Any) -> list[str]:
-    """Errors of channels that the groups of the decoder's norms do not divide."""
+    """Returns errors of channels that the groups of decoder norms do not divide."""
     found = []
     for index in range(3):
         channels = config.dim[3] // 2 ** (index + 1)
@@ -186,7 +186,7 @@ def group_problems(config: Any) -> list[str]:
 
 
 def tensor_problems(config: Any, tensor: int) -> list[str]:
-    """Errors of heads and hidden units that the tensor degree does not divide."""
+    """Returns errors of heads and hidden units that the tp degree does not divide."""
     found = []
     for index, channels in enumerate(config.dim):
         heads, hidden = channels // config.dim_head, 4 * channels
@@ -205,7 +205,7 @@ def tensor_problems(config: Any, tensor: int) -> list[str]:
 
 
 def _trail(config: Any, name: str, index: int) -> str:
-    """The arithmetic behind the size of a stage: "45 + 19 padding, / 2 / 2"."""
+    """Returns the arithmetic of the size of a stage: "45 + 19 padding / 2 / 2"."""
     size = config.image_height if name == "height" else config.image_width
     pad, dim = config.padding, 0 if name == "height" else 1
     added = sum((pad.pad_lat, pad.pad_lon)[dim]) if pad else 0
@@ -217,7 +217,7 @@ def _trail(config: Any, name: str, index: int) -> str:
 
 
 def kernel_problems(config: Any) -> list[str]:
-    """Errors of kernels smaller than their stride, where both ends are padded alike."""
+    """Returns errors of kernels smaller than their stride, for symmetric padding."""
     return [
         f"model.cross_embed_kernel_sizes[{index}] is {list(sizes)} with stride "
         f"{stride}; expected kernels of at least the stride"

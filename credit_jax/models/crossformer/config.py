@@ -1,6 +1,7 @@
 """Config keys shared by the models of the CrossFormer family.
 
-Four encoder stages, a decoder that doubles the grid four times, padding.
+The family has four encoder stages, a decoder that doubles the grid four times, and
+padding.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class StagesConfig(ModelConfig):
     Attributes:
         image_height, image_width: grid of input and output.
         frames: time steps of the input.
-        dim, depth: channels and number of transformer blocks of each stage.
-        dim_head: channels of an attention head.
-        global_window_size, local_window_size: of long and short attention, for each
-            stage.
-        cross_embed_kernel_sizes, cross_embed_strides: of each stage's embedding.
-        use_spectral_norm: on every 2D convolution and linear layer.
+        dim, depth: numbers of channels and of transformer blocks of each stage.
+        dim_head: number of channels of an attention head.
+        global_window_size, local_window_size: tokens along each side of the windows of
+            long and of short attention, for each stage.
+        cross_embed_kernel_sizes, cross_embed_strides: of the embedding of each stage.
+        use_spectral_norm: whether 2D convolutions and linear layers have spectral norm.
     """
 
     trades_heads: ClassVar[bool] = True
-    # Whether embeddings pad both ends alike (`parallel.domain.conv.scale_padding`).
+    # Whether embeddings pad symmetrically (`parallel.domain.conv.scale_padding`).
     symmetric_embedding: ClassVar[bool] = False
 
     image_height: PositiveInt = 640
@@ -59,7 +60,7 @@ class StagesConfig(ModelConfig):
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Rows and columns of a patch; (1, 1) is no patch embedding."""
+        """Rows and columns of a patch; (1, 1) for no patch embedding."""
         return 1, 1
 
     @property
@@ -79,7 +80,12 @@ class StagesConfig(ModelConfig):
         return (pad.pad_lat, pad.pad_lon) if pad else ((0, 0), (0, 0))
 
     def scale_sizes(self, index: int, size: int) -> list[int]:
-        """Output size of each kernel of a stage's embedding for `size` input points."""
+        """Returns the output size of each kernel of the embedding of a stage.
+
+        Args:
+            index: index of the stage.
+            size: number of input points along a dim.
+        """
         stride = self.cross_embed_strides[index]
         sizes = []
         for kernel in sorted(self.cross_embed_kernel_sizes[index]):
@@ -88,7 +94,7 @@ class StagesConfig(ModelConfig):
         return sizes
 
     def geometry(self) -> Geometry:
-        """Grid sizes along the layers; valid only if `problems()` is empty."""
+        """Returns grid sizes along the layers; valid only if `problems()` is empty."""
         lat, lon = self.pads
         padded = self.image_height + sum(lat), self.image_width + sum(lon)
         patched = padded[0] // self.patch[0], padded[1] // self.patch[1]
@@ -117,17 +123,18 @@ class StagesConfig(ModelConfig):
 
 
 class EncoderDecoderConfig(PaddedConfig, StagesConfig):
-    """Keys of an encoder and a decoder with padding around them.
+    """Keys of an encoder and a decoder, with padding and cropping.
 
-    A subclass has the channels of input and output, and `output_frames`.
+    A subclass defines the channels of input and output, and `output_frames`.
 
     Attributes:
-        patch_height, patch_width: points of a patch; 1 x 1 is no patch embedding.
-        attn_dropout, ff_dropout: rates in training.
-        interp: interpolate the output to the grid.
+        patch_height, patch_width: rows and columns of a patch; 1 x 1 for no patch
+            embedding.
+        attn_dropout, ff_dropout: dropout rates of attention weights and hidden units.
+        interp: whether to interpolate the output to the grid.
     """
 
-    # How frames without patches enter the first stage.
+    # How frames become channels of the first stage, without patch embedding.
     frame_fold: ClassVar[FrameFold] = "channel"
 
     patch_height: PositiveInt = 1
@@ -137,7 +144,7 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
     interp: bool = True
 
     def without_effect(self) -> dict[str, str]:
-        """An active `post_conf`, an unseen frame; see `StrictModel.without_effect`."""
+        """Returns an active `post_conf` and ignored frames, as `StrictModel` does."""
         found = super().without_effect()
         if self.frame_fold == "mean" and self.patch == (1, 1):
             found |= unseen_frames(self.frames)
@@ -154,11 +161,11 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
         return self.interp
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Errors of the sizes, with the arithmetic and the values that would fit.
+        """Returns errors of the sizes, with arithmetic and values that would fit.
 
         Args:
             tensor: tensor-parallel degree.
-            domain: domain-parallel degree; any degree works, some shards may idle.
+            domain: domain-parallel degree; any degree works, but shards may be idle.
         """
         return [
             *checks.shape_problems(self),
@@ -174,10 +181,10 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
 
 
 class EncoderConfig(VariableKeys, EncoderDecoderConfig):
-    """Keys of `wxformer` and `crossformer`: channels, and frames of the output.
+    """Keys of `wxformer` and `crossformer`.
 
     Attributes:
-        output_frames: time steps of the output.
+        output_frames: number of time steps of the output.
     """
 
     output_frames: PositiveInt = 1

@@ -1,7 +1,7 @@
 """CREDIT's older `crossformer` (models/crossformer.py), the released WXFormer weights.
 
 The encoder of the CrossFormer family with a decoder of transposed convolutions, or of
-interpolation and convolution, and optional attention over channels and points.
+interpolation and convolution, and optional attention over channels or points.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from credit_jax.models.crossformer.encoder_decoder import EncoderDecoder
 
 
 def _attention(value: Any) -> Any:
-    """Lower case as in CREDIT; "none" is None."""
+    """Converts to lower case as CREDIT does, and "none" to None."""
     value = value.lower() if isinstance(value, str) else value
     return None if value == "none" else value
 
@@ -38,10 +38,11 @@ class CrossFormerKeys(EncoderConfig):
 
     Attributes:
         attention_type: attention at the end of each block of the decoder; None or
-            "none" for none.
-        upsample_v_conv: the decoder interpolates and convolves, instead of transposed
-            convolutions.
-        pad_lat, pad_lon: of old configs; an error without `padding_conf`.
+            "none" for no attention.
+        upsample_v_conv: whether the decoder interpolates and convolves, instead of
+            transposed convolutions.
+        pad_lat, pad_lon: padding keys of older configs; an error without
+            `padding_conf`, ignored with it.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -64,7 +65,7 @@ class CrossFormerKeys(EncoderConfig):
     pad_lon: int | None = None
 
     def without_effect(self) -> dict[str, str]:
-        """Flat padding keys, which `padding_conf` overrides; see `EncoderConfig`."""
+        """Returns flat padding keys that `padding_conf` overrides, and others' keys."""
         found = super().without_effect()
         if self.padding_conf is None:
             return found
@@ -82,13 +83,13 @@ class CrossFormerKeys(EncoderConfig):
 
 
 class CrossFormerConfig(CrossFormerKeys):
-    """The section of `crossformer`; see `CrossFormerKeys`."""
+    """The `model:` section of `crossformer`; see `CrossFormerKeys`."""
 
     type: Literal["crossformer"] = "crossformer"
 
 
 class CrossFormer(EncoderDecoder):
-    """The whole model; see `CrossFormerKeys` for its keys."""
+    """The CrossFormer model; see `CrossFormerKeys` for its keys."""
 
     def __init__(self, config: CrossFormerKeys) -> None:
         interpolate, attention = config.upsample_v_conv, config.attention_type

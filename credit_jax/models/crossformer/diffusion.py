@@ -1,7 +1,7 @@
 """CREDIT's `crossformer-diffusion` (models/wxformer/crossformer_diffusion.py).
 
-A `crossformer` that removes noise from a target, given the input: a prediction is a
-sample of the process of `model.diffusion`.
+A `crossformer` that removes noise from a target, conditioned on the input. A prediction
+is a sample of the diffusion process of `model.diffusion`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from credit_jax.nn.layers import Linear
 class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConfig):
     """Constructor keys of CREDIT's CrossFormerDiffusion, with its defaults.
 
-    Differs from CREDIT: `frames` is 1 where the key is absent; CREDIT's 2 fail.
+    Differs from CREDIT: `frames` defaults to 1, as CREDIT's default of 2 fails.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -62,7 +62,7 @@ class DiffusionCrossFormerConfig(DiffusionKeys, VariableKeys, EncoderDecoderConf
 
 
 class DiffusionCrossFormer(EncoderDecoder):
-    """The network; see `DiffusionCrossFormerConfig` for its keys."""
+    """The denoising network; see `DiffusionCrossFormerConfig` for its keys."""
 
     config: DiffusionCrossFormerConfig
 
@@ -83,13 +83,14 @@ class DiffusionCrossFormer(EncoderDecoder):
 
 
 class TimeEmbedding(nnx.Module):
-    """What the step of the noise adds to the output of each stage.
+    """Embeds the diffusion time into vectors to add to the outputs of all stages.
 
-    CREDIT embeds it twice in a forward pass and drops the second result: spectral norm
-    iterates twice, and the first call counts.
+    CREDIT computes the embedding twice in a forward pass and discards the second
+    result. Spectral norm therefore iterates twice, and the weights are those of the
+    first call.
 
     Args of the constructor:
-        dim: channels of the stages.
+        dim: number of channels of each stage.
     """
 
     def __init__(self, dim: tuple[int, ...]) -> None:

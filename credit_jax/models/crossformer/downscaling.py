@@ -1,7 +1,8 @@
 """CREDIT's `crossformer_downscaling` (models/wxformer/crossformer_downscaling.py).
 
-A `crossformer` with a decoder of transposed convolutions, on a regional grid: channels
-are boundary conditions, prognostic and diagnostic ones. Two frames enter as their mean.
+A `crossformer` with a decoder of transposed convolutions, on a regional grid. Channels
+are boundary conditions, prognostic and diagnostic variables. The mean of two frames
+enters the encoder.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class DownscalingCrossFormerConfig(ChannelCountKeys, EncoderDecoderConfig):
 
 
 class DownscalingCrossFormer(EncoderDecoder):
-    """The whole model; see `DownscalingCrossFormerConfig` for its keys."""
+    """The downscaling model; see `DownscalingCrossFormerConfig` for its keys."""
 
     def __init__(self, config: DownscalingCrossFormerConfig) -> None:
         super().__init__(config, ResidualUpBlock, UpsampleHead)

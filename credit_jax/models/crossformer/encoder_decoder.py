@@ -1,9 +1,9 @@
 """The CrossFormer family: a windowed-attention encoder, a decoder, skip connections.
 
-An encoder of four stages, each a cross-scale strided convolution followed by short and
-long window attention; a decoder of three blocks that double the grid, each joined with
-the stage of its size; a head that doubles it once more. The models differ in the blocks
-of the decoder.
+The encoder has four stages, each a cross-scale strided convolution followed by short
+and long window attention. The decoder has three blocks that double the grid, each
+concatenated with the output of the stage of its size, and a head that doubles it once
+more. The models differ in the blocks of the decoder.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from credit_jax.parallel.rows.layout import Field
 
 
 class EncoderDecoder(nnx.Module):
-    """A model of the family, given the blocks of its decoder.
+    """Base class of the models of the family.
 
     Args of the constructor:
         config: see `EncoderDecoderConfig` for its keys.
-        make_up: (channels in, channels out, groups of its norms) -> block that doubles
+        make_up: constructor (channel_in, channel_out, num_groups) -> block that doubles
             the grid.
-        make_head: (channels in, channels out) -> the last block.
-        feed_forwards: of the stages, see `Stage`.
+        make_head: constructor (channel_in, channel_out) -> last block.
+        feed_forwards: constructors of the feed-forward layers, see `TransformerBlock`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EncoderDecoder(nnx.Module):
         self.cube_embedding = PatchEmbed(
             folded, config.dim[0], config.frames, config.patch
         )
-        # Fields of a process enter with those of x, one frame and no patches.
+        # Fields of a diffusion process (one frame, no patches) are concatenated with x.
         others = [s for name, s in config.network_inputs.items() if name != "x"]
         folded += sum(s.channels for s in others if isinstance(s, FieldSpec))
         widths = (folded if config.patch == (1, 1) else config.dim[0], *config.dim)
@@ -69,9 +69,11 @@ class EncoderDecoder(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predicts from the input "x"; rows are in block layout over the domain axis.
+        """Predicts from local samples and rows, in block layout over the domain axis.
 
-        Differs from CREDIT: nothing; see `common.frames` for the order of frames.
+        Args:
+            inputs: "x", (batch, channel, time, rows, lon), and those of a process.
+            context: context of the forward pass.
         """
         config, x = self.config, self._entering(inputs)
         fold = config.frame_fold if config.patch == (1, 1) else "channel"
@@ -102,23 +104,23 @@ class EncoderDecoder(nnx.Module):
     def _entering(
         self, inputs: Mapping[str, Array]
     ) -> Float[Array, "batch channel time rows lon"]:
-        """The fields that enter the first stage."""
+        """Returns the fields that enter the first stage."""
         return inputs["x"]
 
     def _added(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Sequence[Float[Array, "batch channel"]]:
-        """What is added to the output of each stage, at all points; () is nothing."""
+        """Returns vectors to add to the output of each stage; () for none."""
         del inputs, context
         return ()
 
     def _encoded(self, field: Field, index: int, context: Context) -> Field:
-        """What a model makes of the output of a stage."""
+        """Hook that transforms the output of a stage."""
         del index, context
         return field
 
     def _decoded(self, field: Field, index: int, context: Context) -> Field:
-        """What a model makes of the output of a block of the decoder."""
+        """Hook that transforms the output of a block of the decoder."""
         del index, context
         return field
 

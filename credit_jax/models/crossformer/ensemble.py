@@ -1,7 +1,7 @@
-"""CREDIT's `crossformer-ensemble` and `crossformer-style`, one model.
+"""CREDIT's `crossformer-ensemble` and `crossformer-style`, which are the same model.
 
-A `crossformer` that adds noise to its features, in training and in evaluation: another
-draw is another member of an ensemble. models/wxformer/crossformer_ensemble.py.
+A `crossformer` that adds noise to its features, in training and in evaluation; each
+draw gives a member of an ensemble. Source: models/wxformer/crossformer_ensemble.py.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class EnsembleConfig(CrossFormerKeys):
 
     Attributes:
         noise_latent_dim: size of the latent noise of a sample.
-        encoder_noise_factor, decoder_noise_factor: of the noise; constants.
-        encoder_noise: whether stages add noise; blocks of the decoder always do.
-        freeze: only the layers of the noise are trained.
-        correlated: all layers share the latent noise of a forward pass.
+        encoder_noise_factor, decoder_noise_factor: constant factors of the noise.
+        encoder_noise: whether to add noise after stages of the encoder; it is always
+            added after blocks of the decoder.
+        freeze: whether only the layers of the noise are trained.
+        correlated: whether all layers share the latent noise of a forward pass.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -54,7 +55,7 @@ class EnsembleConfig(CrossFormerKeys):
         return [*self._noise_problems(), *super()._own_problems()]
 
     def _noise_problems(self) -> list[str]:
-        """Errors of what CREDIT's forward pass cannot take."""
+        """Returns errors of settings with which CREDIT's forward pass fails."""
         found = []
         for key in ("frames", "output_frames"):
             if getattr(self, key) != 1:
@@ -79,7 +80,7 @@ class EnsembleConfig(CrossFormerKeys):
 
 
 class EnsembleCrossFormer(CrossFormer):
-    """The whole model; see `EnsembleConfig` for its keys."""
+    """The ensemble model; see `EnsembleConfig` for its keys."""
 
     config: EnsembleConfig
 
@@ -104,7 +105,7 @@ class EnsembleCrossFormer(CrossFormer):
         )
 
     def _encoded(self, field: Field, index: int, context: Context) -> Field:
-        """With noise, but behind the last stage."""
+        """Adds noise to the output of every stage except the last."""
         if index == 3 or not self.config.encoder_noise:
             return field
         return self._noisy(self.encoder_noise[index], field, context)
@@ -119,7 +120,7 @@ class EnsembleCrossFormer(CrossFormer):
 
 
 def _freeze(module: nnx.Module) -> None:
-    """Marks all parameters as not trained."""
+    """Marks all parameters as frozen."""
     for _, variable in named_variables(module, Parameter):
         spec = replace(param_spec_of(variable), frozen=True)
         variable.set_metadata(param_spec=spec)

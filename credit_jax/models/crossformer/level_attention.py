@@ -27,14 +27,15 @@ from credit_jax.parallel.scopes import ATTENTION
 class LevelAttention(nnx.Module):
     """CREDIT's ColumnAttention: tokens are levels, their channels the variables.
 
-    It is added to the field. Its layers have no biases and no spectral norm.
+    Its result is added to the field. The linear layers have no bias and no spectral
+    norm.
 
     Args of the constructor:
-        variables: on levels; heads divide them.
-        levels: tokens.
-        heads: of the attention.
-        stride: the attention sees means of stride x stride points, and is interpolated
-            back to the grid.
+        variables: number of variables on levels, a multiple of `heads`.
+        levels: number of levels.
+        heads: number of heads.
+        stride: the input is pooled over stride x stride points, and the result is
+            interpolated back to the grid.
     """
 
     def __init__(self, variables: int, levels: int, heads: int, stride: int) -> None:
@@ -51,7 +52,7 @@ class LevelAttention(nnx.Module):
         self.proj = parameter(init, (variables, variables), ("embed", "embed"))
 
     def __call__(self, field: Field, context: Context) -> Field:
-        """Adds the attention to a field of channels variable * level."""
+        """Adds the attention to a field with channels (variable * level)."""
         seen, stride = field, (self.stride, self.stride)
         if self.stride > 1:
             seen = avg_pool2d_field(field, stride, stride=stride)
@@ -86,7 +87,7 @@ class LevelAttention(nnx.Module):
 
 
 class Levels(nnx.Module):
-    """The bias of every variable and level, then the attention over levels."""
+    """Adds a bias for every variable and level, then applies `LevelAttention`."""
 
     def __init__(self, variables: int, levels: int, heads: int, stride: int) -> None:
         channels = variables * levels

@@ -1,7 +1,8 @@
 """CREDIT's `nextgen_wxformer` (models/wxformer/wxformer_next.py).
 
-The encoder and decoder of WXFormer with attention over levels in front, all points
-mixed by a few nodes in between, and the last frame added to the output.
+The encoder and decoder of WXFormer, with attention over levels before the encoder,
+global mixing through a few nodes between encoder and decoder, and the last input frame
+added to the output.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
     """Constructor keys of CREDIT's NextGenWXFormer, with its defaults.
 
     Attributes:
-        col_attn_heads: of the attention over levels.
-        col_attn_stride: it sees means of so many rows and columns.
-        decoder_col_attn: whether there is a second one behind the decoder.
-        num_spectral_nodes: that mix all points of the last stage.
+        col_attn_heads: number of heads of the attention over levels.
+        col_attn_stride: number of rows and of columns over which its input is pooled.
+        decoder_col_attn: whether there is another one after the decoder.
+        num_spectral_nodes: number of nodes that mix all points of the last stage.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -70,7 +71,7 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
     num_spectral_nodes: PositiveInt = 64
 
     def without_effect(self) -> dict[str, str]:
-        """Diagnostics to which other variables are added."""
+        """Returns a note on output-only channels to which others are added."""
         shared = min(self.output_only_channels, self.input_only_channels)
         if shared < 1:
             return {}
@@ -111,7 +112,7 @@ class NextGenWXFormerConfig(VariableKeys, StagesConfig):
 
 
 class NextGenWXFormer(nnx.Module):
-    """The whole model; see `NextGenWXFormerConfig` for its keys."""
+    """The NextGen WXFormer model; see `NextGenWXFormerConfig` for its keys."""
 
     def __init__(self, config: NextGenWXFormerConfig) -> None:
         self.config = config
@@ -144,9 +145,13 @@ class NextGenWXFormer(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out 1 rows lon"]:
-        """Predicts from the input "x"; rows are in block layout over the domain axis.
+        """Predicts from local samples and rows, in block layout over the domain axis.
 
-        Frames fold frame-major (time * channel).
+        Frames are folded into channels as (time * channel).
+
+        Args:
+            inputs: "x", (batch, channel, time, rows, lon).
+            context: context of the forward pass.
         """
         x = inputs["x"]
         field = self._enter(context.precision.cast(x), context)
@@ -165,7 +170,7 @@ class NextGenWXFormer(nnx.Module):
     def _enter(
         self, x: Float[Array, "batch channel time rows lon"], context: Context
     ) -> Field:
-        """Variables on levels of every frame through `Levels`, then folded frames."""
+        """Applies `Levels` to the variables on levels of every frame, folds frames."""
         batch, _, time, rows, lon = x.shape
         layout = context.rows(self.config.image_height)
         with jax.named_scope(INPUT):
@@ -185,7 +190,7 @@ class NextGenWXFormer(nnx.Module):
         x: Float[Array, "batch channel time rows lon"],
         context: Context,
     ) -> Float[Array, "batch channel_out 1 rows lon"]:
-        """The last frame plus the change on the grid; absent channels start at 0."""
+        """Interpolates to the grid and adds the last frame, 0 for absent channels."""
         config = self.config
         with jax.named_scope(OUTPUT):
             field = resize_bilinear(field, (config.image_height, config.image_width))

@@ -1,4 +1,4 @@
-"""Mixing of all points of a field by way of a few nodes."""
+"""Global mixing of all points of a field through a few nodes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ EXPANSION = 2
 class SpectralNodes(nnx.Module):
     """CREDIT's SpectralGNNBottleneck: points to nodes, a network at each node, back.
 
-    Each shard sums over its own rows; one `psum` of (batch, node, channel) makes the
-    nodes whole. The weights have a value for every point: they fix the grid.
+    Each shard sums over its own rows, and a `psum` of (batch, node, channel) sums over
+    shards. The weights depend on the grid, as they have a value for every point.
 
     Args of the constructor:
-        channels: of the field.
-        height, width: points of the field.
+        channels: number of channels of the field.
+        height, width: number of latitudes and of longitudes of the field.
         nodes: number of nodes.
     """
 
@@ -56,7 +56,7 @@ class SpectralNodes(nnx.Module):
     def _gathered(
         self, field: Field, context: Context
     ) -> Float[Array, "batch node channel"]:
-        """Every node, the same on all shards; padding rows have weight 0."""
+        """Returns the nodes, equal on all shards; padding rows have weight 0."""
         weights = field.layout.local(jnp.moveaxis(self.gather[...], 0, -1))
         part = jnp.einsum(
             "brwc,rwk->bkc",

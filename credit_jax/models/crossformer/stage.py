@@ -21,17 +21,17 @@ from credit_jax.parallel.scopes import BLOCKS
 
 
 class Stage(nnx.Module):
-    """Embedding and `depth` transformer blocks, which `lax.scan` runs.
+    """Embedding and `depth` transformer blocks, run by `Context.scan`.
 
     Args of the constructor:
-        channel_in, channels: of the input, and of the stage.
+        channel_in, channels: numbers of channels of the input and of the stage.
         depth: number of transformer blocks.
         kernel_sizes, stride, symmetric: of the embedding, see `CrossEmbed`.
         local_window, global_window: tokens along each side of a window.
-        dim_head: channels of an attention head.
-        attn_dropout, ff_dropout: rates in training.
-        query_key_value: of the attention, see `WindowAttention`.
-        feed_forwards: of a block, see `TransformerBlock`.
+        dim_head: number of channels of an attention head.
+        attn_dropout, ff_dropout: dropout rates of attention weights and hidden units.
+        query_key_value: class of the projection, see `WindowAttention`.
+        feed_forwards: constructors of layers, see `TransformerBlock`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Stage(nnx.Module):
         feed_forwards: FeedForwards = DENSE,
     ) -> None:
         self.depth = depth
-        # Without attention the rows of the embedding stay in no windows.
+        # Without attention, the output of the embedding is not in windows.
         self.windows = (local_window, global_window) if depth else (1, 1)
 
         def block() -> TransformerBlock:

@@ -28,13 +28,13 @@ class WXFormerKeys(EncoderConfig):
 
 
 class WXFormerConfig(WXFormerKeys):
-    """The section of `wxformer`; see `WXFormerKeys`."""
+    """The `model:` section of `wxformer`; see `WXFormerKeys`."""
 
     type: Literal["wxformer", "wxformer_base"] = "wxformer"
 
 
 class WXFormer(EncoderDecoder):
-    """The whole model; see `WXFormerConfig` for its keys."""
+    """The WXFormer model; see `WXFormerConfig` for its keys."""
 
     def __init__(self, config: WXFormerConfig) -> None:
         super().__init__(config, UpBlock, Head)

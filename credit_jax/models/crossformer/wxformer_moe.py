@@ -1,4 +1,4 @@
-"""WXFormer with mixtures of experts as feed-forward layers, unknown to CREDIT."""
+"""WXFormer with mixtures of experts as feed-forward layers; not in CREDIT."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class WXFormerMoEConfig(WXFormerKeys):
     """Keys of WXFormer, and those of its experts, named as in KempnerForge.
 
     Attributes:
-        num_experts: of a layer.
-        moe_top_k: experts of a token.
-        moe_shared_experts: experts that every token takes, besides.
-        moe_frequency: 2 has experts in every second feed-forward layer, that after long
-            attention; 1 in every one.
-        moe_router: "softmax_topk", the only one: weights are the largest probabilities
-            of a softmax, divided by their sum.
-        moe_aux_loss_weight: of the loss that balances the load of experts, of each
-            layer (`ops.experts.balance_loss`); its least is 1.
-        moe_router_z_loss_weight: of the mean squared logarithm of the sum of
-            exponentials of the router's logits, of each layer.
+        num_experts: number of experts of a layer.
+        moe_top_k: number of experts that each token chooses.
+        moe_shared_experts: number of additional experts that every token uses.
+        moe_frequency: 1 for experts in all feed-forward layers, 2 for experts in every
+            second layer, which is the layer after long attention.
+        moe_router: only "softmax_topk", whose weights are the largest probabilities of
+            a softmax, divided by their sum.
+        moe_aux_loss_weight: weight of the load-balancing loss of each layer
+            (`ops.experts.balance_loss`), which is 1 for uniform routing.
+        moe_router_z_loss_weight: weight of the router z-loss of each layer, the mean
+            squared logsumexp of the router's logits.
     """
 
     type: Literal["wxformer_moe"] = "wxformer_moe"
@@ -61,7 +61,10 @@ class WXFormerMoEConfig(WXFormerKeys):
     def auxiliary_losses(
         self, batch_stats: Mapping[str, Mapping[str, Array]]
     ) -> dict[str, Float[Array, ""]]:
-        """Weighted sums over all layers of experts; those of weight 0 are left out."""
+        """Returns the weighted sums of losses over all expert layers, by name.
+
+        Losses of weight 0 are omitted.
+        """
         layers = batch_stats.values()
         losses = {}
         if self.moe_aux_loss_weight:
@@ -74,7 +77,7 @@ class WXFormerMoEConfig(WXFormerKeys):
 
 
 class WXFormerMoE(EncoderDecoder):
-    """The whole model; see `WXFormerMoEConfig` for its keys."""
+    """The WXFormer model with experts; see `WXFormerMoEConfig` for its keys."""
 
     def __init__(self, config: WXFormerMoEConfig) -> None:
         experts = partial(ExpertFeedForward, routing=config.routing)

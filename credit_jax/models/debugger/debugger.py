@@ -1,6 +1,6 @@
 """CREDIT's `debugger` (models/debugger_model.py): one linear layer over channels.
 
-It tries data, losses and checkpoints without the cost of a model.
+It tests data, losses and checkpoints without the cost of a real model.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from credit_jax.parallel.params.initializers import torch_uniform
 class DebuggerConfig(VariableKeys):
     """Constructor keys of CREDIT's DebuggerModel, with its defaults.
 
-    Other keys that CREDIT passes over are ignored with a warning.
+    Unknown keys are ignored with a warning, as CREDIT's model accepts any keys.
 
     Attributes:
         image_height, image_width: grid of input and output.
-        frames: time steps of input and output.
+        frames: number of time steps of input and output.
     """
 
     passes_over: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class DebuggerConfig(VariableKeys):
 
     @property
     def output_frames(self) -> int:
-        """Time steps of the output: those of the input."""
+        """Number of time steps of the output, equal to that of the input."""
         return self.frames
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
@@ -72,7 +72,7 @@ class Channels(nnx.Module):
 
 
 class Debugger(nnx.Module):
-    """The whole model; see `DebuggerConfig` for its keys."""
+    """The debugger model; see `DebuggerConfig` for its keys."""
 
     def __init__(self, config: DebuggerConfig) -> None:
         self.linear = Channels(config.input_channels, config.output_channels)
@@ -80,7 +80,7 @@ class Debugger(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out time rows lon"]:
-        """The linear layer at every point and frame."""
+        """Applies the linear layer at every point and frame."""
         x = inputs["x"]
         data = jnp.moveaxis(context.precision.cast(x), 1, -1)
         return jnp.moveaxis(context.run(self.linear, data), -1, 1).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""`model.diffusion`: the process of models that draw a prediction from noise."""
+"""`model.diffusion`: the diffusion process of models that sample predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from credit_jax.models.common.padding import repeated
 from credit_jax.models.diffusion.process import NOISED, TIME, Process
 from credit_jax.models.diffusion.schedule import SCHEDULES
 
-# Of the linear schedule: with fewer, betas are above 1.
+# Minimum number of steps of the linear schedule: with fewer, betas are above 1.
 FEWEST_LINEAR = 21
 
 
@@ -23,23 +23,24 @@ class DiffusionConfig(StrictModel):
     """Arguments of CREDIT's GaussianDiffusion, with its defaults.
 
     Attributes:
-        image_size: (lat, lon) of the grid; one number for both.
-        timesteps: of the process, T.
-        sampling_timesteps: network evaluations of a sample: DDIM if there are fewer
-            than T, else DDPM, as with null. With 0 a sample is the noise itself, as in
-            CREDIT, one of whose example configs has it.
-        objective: what the network predicts: the noise, the target, or v.
+        image_size: size (lat, lon) of the grid; an integer for both.
+        timesteps: number of steps T of the process.
+        sampling_timesteps: number of network evaluations for a sample: fewer than T for
+            DDIM; T or None for DDPM. With 0 a sample is the noise itself, as in CREDIT,
+            one of whose example configs sets it.
+        objective: prediction of the network: the noise, the target, or v.
         beta_schedule: "sigmoid", "linear" or "cosine".
         schedule_fn_kwargs: arguments of the schedule.
-        noise_type: "normal", or "log-uniform": times e^u, u uniform from ln 0.02 to
-            ln 200 at every point.
-        ddim_sampling_eta: noise that DDIM adds, 0 for none.
-        offset_noise_strength: of noise in training that is equal at all points.
-        min_snr_loss_weight, min_snr_gamma: whether, and at which ratio of signal to
-            noise, weights of the loss are clipped.
-        condition: whether the network sees the input; only true.
-        clip_denoised: whether samplers clamp the target that they infer to -1 and 1,
-            as CREDIT does, although data are standardized. Not in CREDIT.
+        noise_type: "normal", or "log-uniform" for normal noise times e^u, with u
+            uniform from ln 0.02 to ln 200 at every point.
+        ddim_sampling_eta: strength of the noise that DDIM adds, 0 for no noise.
+        offset_noise_strength: strength of additional noise in training that is constant
+            over all points.
+        min_snr_loss_weight, min_snr_gamma: whether to clip the signal-to-noise ratio in
+            the weights of the loss, and its maximum.
+        condition: whether the input is given to the network; only True.
+        clip_denoised: whether samplers clip the inferred target to [-1, 1], as CREDIT
+            does although data are standardized. Not in CREDIT.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -68,7 +69,7 @@ class DiffusionConfig(StrictModel):
     clip_denoised: bool = True
 
     def without_effect(self) -> dict[str, str]:
-        """A sampler without steps; see `StrictModel.without_effect`."""
+        """Returns a sampler without steps; see `StrictModel.without_effect`."""
         if self.sampling_timesteps != 0:
             return {}
         why = (
@@ -78,7 +79,7 @@ class DiffusionConfig(StrictModel):
         return {"sampling_timesteps": why}
 
     def problems(self, height: int, width: int) -> list[str]:
-        """Errors of the process of a model on a grid, one line each."""
+        """Returns errors of the process for a grid (height, width), one line each."""
         found = []
         if self.image_size != (height, width):
             found.append(
@@ -122,7 +123,10 @@ class DiffusionConfig(StrictModel):
         ]
 
     def process(self, output: FieldSpec) -> Process:
-        """The process of targets like `output`; only if `problems` is empty."""
+        """Builds the process for targets with the spec `output`.
+
+        It is valid only if `problems` is empty.
+        """
         arguments = {
             name: value
             for name, value in self.schedule_fn_kwargs.items()
@@ -143,10 +147,10 @@ class DiffusionConfig(StrictModel):
 
 
 class DiffusionKeys(ModelConfig):
-    """A model whose network removes noise from a target.
+    """Keys of a model whose network removes noise from a target.
 
-    Its prediction from "x" is a sample; the network has the inputs "noised" and "time"
-    beside "x".
+    Its prediction from "x" is a sample. The network has the inputs "noised" and "time"
+    in addition to "x".
 
     Attributes:
         diffusion: see `DiffusionConfig`.
@@ -168,7 +172,7 @@ class DiffusionKeys(ModelConfig):
         return {**self.inputs, NOISED: self.output, TIME: VectorSpec(1)}
 
     def process_problems(self) -> list[str]:
-        """Errors of the process, and of what CREDIT's network cannot take."""
+        """Returns errors of the process, and of settings with which CREDIT fails."""
         keys: Any = self
         found = self.diffusion.problems(keys.image_height, keys.image_width)
         if keys.frames != 1:

@@ -1,6 +1,6 @@
 """A Gaussian diffusion process: noised targets, and samplers that remove the noise.
 
-Ho et al. (2020), with v as in Salimans and Ho (2022); credit/diffusion.py. With
+Ho et al. (2020), with v-prediction of Salimans and Ho (2022); credit/diffusion.py. With
 a = alpha_bar(t), a noised target is x_t = sqrt(a) x_0 + sqrt(1 - a) e.
 """
 
@@ -23,26 +23,26 @@ from credit_jax.nn.context import Context
 from credit_jax.ops.vma import pvary
 from credit_jax.parallel.rows.layout import Field
 
-# Inputs of the network beside "x": the noised target, and the step of its noise.
+# Additional inputs of the network: the noised target, and the step t of its noise.
 NOISED, TIME = "noised", "time"
 
-# Fields (batch, channel, 1, rows, lon): local samples, rows in equal blocks.
+# Local samples and rows, in equal blocks.
 Sample = Float[Array, "batch channel 1 rows lon"]
 # (x_t, step) -> output of the network.
 Network = Callable[[Array, Array], Array]
 
-# Standard deviations of log-uniform noise.
+# Range of the standard deviation of log-uniform noise.
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.02, 200.0
 
 
 class Noised(NamedTuple):
-    """What the network learns from.
+    """Training data of the network.
 
     Attributes:
         x: the noised target.
-        time: (batch, 1) step of its noise, float.
-        target: what the network should give.
-        weights: (batch,) of each sample in the loss.
+        time: (batch, 1) float, step t of the noise.
+        target: the desired output of the network.
+        weights: (batch,), weight of each sample in the loss.
     """
 
     x: Sample
@@ -53,18 +53,19 @@ class Noised(NamedTuple):
 
 @dataclass(frozen=True)
 class Process:
-    """See the module.
+    """A Gaussian diffusion process, see the module.
 
     Attributes:
-        output: of a target.
-        betas: variance that each of T steps adds, float64.
+        output: spec of a target.
+        betas: variances that the T steps add, float64.
         objective: "pred_noise", "pred_x0" or "pred_v".
-        num_samples: network evaluations of a sample, 0 to T.
+        num_samples: number of network evaluations for a sample, 0 to T.
         log_uniform: whether noise is scaled by a random factor at each point.
-        eta: noise that DDIM adds.
-        offset: strength of noise in training that is equal at all points.
-        largest_snr: at which weights of the loss are clipped; None does not clip.
-        clip: whether samplers clamp the target that they infer to -1 and 1.
+        eta: strength of the noise that DDIM adds.
+        offset: strength of noise in training that is constant over all points.
+        largest_snr: maximum signal-to-noise ratio in the weights of the loss; None for
+            no maximum.
+        clip: whether samplers clip the inferred target to [-1, 1].
     """
 
     output: FieldSpec
@@ -79,7 +80,7 @@ class Process:
 
     @property
     def num_steps(self) -> int:
-        """T."""
+        """Number of steps T."""
         return len(self.betas)
 
     @cached_property
@@ -88,13 +89,13 @@ class Process:
         return tables(np.array(self.betas), self.objective, self.largest_snr)
 
     def noised(self, target: Sample, context: Context) -> Noised:
-        """A target with noise of a random step for each sample.
+        """Adds the noise of a random step to each sample of a target.
 
         Draws "time", "noise", with `log_uniform` "noise scale", and with an `offset`
-        "noise offset".
+        "noise offset" from the noise of the context.
 
         Args:
-            target: x_0, standardized.
+            target: (batch, channel, 1, rows, lon), x_0, standardized.
             context: gives the noise.
         """
         batch, channels = target.shape[:2]
@@ -123,17 +124,17 @@ class Process:
         )
 
     def sample(self, network: Network, batch: int, context: Context) -> Sample:
-        """Samples from noise, by `lax.scan` over the steps of the sampler.
+        """Draws samples by DDPM or DDIM, with a `lax.scan` over the steps.
 
-        Without steps they are the noise.
+        With `num_samples` 0, the samples are the initial noise.
 
-        Draws "start", and "step" at every step that adds noise, with a key that is
-        folded with the number of the step.
+        Draws "start", and "step" at every step that adds noise, with the index of the
+        step folded into the key. The sampler computes in float32 or wider.
 
         Args:
-            network: of local arrays.
+            network: function of local arrays (x_t, step).
             batch: number of local samples.
-            context: gives the noise; the sampler computes in float32 or wider.
+            context: gives the noise.
         """
         dtype = context.precision.wide
         start = self._noise("start", batch, context).astype(dtype)
@@ -155,7 +156,7 @@ class Process:
         return lax.scan(body, start, jax.tree.map(jnp.asarray, tables))[0]
 
     def _noise(self, name: str, batch: int, context: Context) -> Array:
-        """Noise at every point and channel of the local part of a target."""
+        """Draws noise at every point and channel of the local part of a target."""
         output, rows = self.output, context.rows(self.output.height)
         shape = batch, rows.length, output.width, output.channels
         field = Field(jnp.zeros(shape), rows)
@@ -174,7 +175,7 @@ class Process:
 
     @cached_property
     def _ddim_tables(self) -> dict[str, np.ndarray]:
-        """Tables at the steps of DDIM, and the factors of what a step adds up."""
+        """Tables at the steps of DDIM, and the factors of the terms of a step."""
         times = ddim_times(self.num_steps, self.num_samples)
         time, following = np.array(times[:-1]), np.array(times[1:])
         product = self.tables["alphas_cumprod"].astype(np.float64)
@@ -192,7 +193,7 @@ class Process:
     def _ddpm(
         self, x: Array, output: Array, at: Mapping[str, Array], context: Context
     ) -> Array:
-        """x_{t-1} from its distribution given x_t and the inferred target."""
+        """Draws x_{t-1} from its distribution given x_t and the inferred target."""
         target, _ = self._inferred(x, output, at)
         mean = at["posterior_mean_coef1"] * target + at["posterior_mean_coef2"] * x
         deviation = jnp.exp(0.5 * at["posterior_log_variance_clipped"])
@@ -202,7 +203,7 @@ class Process:
     def _ddim(
         self, x: Array, output: Array, at: Mapping[str, Array], context: Context
     ) -> Array:
-        """X at the next step from the inferred target and noise: Song et al. (2021)."""
+        """Returns x at the next step of DDIM: Song et al. (2021)."""
         target, noise = self._inferred(x, output, at)
         x = at["target"] * target + at["noise"] * noise
         if self.eta == 0:
@@ -212,7 +213,7 @@ class Process:
     def _inferred(
         self, x: Array, output: Array, at: Mapping[str, Array]
     ) -> tuple[Array, Array]:
-        """The target and the noise that an output stands for."""
+        """Infers the target and the noise from an output of the network."""
         recip, recipm1 = (
             at["sqrt_recip_alphas_cumprod"],
             at["sqrt_recipm1_alphas_cumprod"],

@@ -1,7 +1,7 @@
-"""Noise schedules of a diffusion process, and what follows from them.
+"""Noise schedules of a diffusion process, and tables derived from them.
 
-credit/diffusion.py: everything is computed in float64 and kept in float32, as the
-buffers that CREDIT's checkpoints have.
+As in credit/diffusion.py, all values are computed in float64 and stored in float32, as
+the buffers of CREDIT's checkpoints.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ LARGEST_BETA = 0.999
 
 
 def linear_betas(timesteps: int) -> Steps:
-    """Betas from 0.1 / T to 20 / T: Ho et al. (2020), scaled from their T of 1000."""
+    """Linear schedule, betas from 0.1 / T to 20 / T: Ho et al. (2020) scaled to T."""
     scale = 1000 / timesteps
     return np.linspace(scale * 0.0001, scale * 0.02, timesteps)
 
 
 def cosine_betas(timesteps: int, s: float = 0.008) -> Steps:
-    """alpha_bar = cos^2((t / T + s) / (1 + s) pi / 2): Nichol and Dhariwal (2021)."""
+    """Cosine schedule: Nichol and Dhariwal (2021).
+
+    alpha_bar(t) is proportional to cos^2((t / T + s) / (1 + s) pi / 2).
+    """
     t = np.linspace(0, timesteps, timesteps + 1) / timesteps
     return _betas_of(np.cos((t + s) / (1 + s) * np.pi * 0.5) ** 2)
 
@@ -31,9 +34,10 @@ def cosine_betas(timesteps: int, s: float = 0.008) -> Steps:
 def sigmoid_betas(
     timesteps: int, start: float = -3, end: float = 3, tau: float = 1
 ) -> Steps:
-    """alpha_bar(t) by a sigmoid from `start` to `end`: Jabri et al. (2022), figure 8.
+    """Sigmoid schedule: Jabri et al. (2022), figure 8.
 
-    The values at both ends are in float32, as in CREDIT.
+    alpha_bar(t) follows a sigmoid from `start` to `end` with temperature `tau`. The
+    values at both ends are computed in float32, as in CREDIT.
     """
     t = np.linspace(0, timesteps, timesteps + 1) / timesteps
     first, last = (_sigmoid32(end_of / tau) for end_of in (start, end))
@@ -49,24 +53,24 @@ SCHEDULES: Mapping[str, Callable[..., Steps]] = {
 
 
 def _sigmoid32(x: float) -> np.float64:
-    """The sigmoid of a float32 number, rounded to float32."""
+    """Sigmoid of a number rounded to float32, with a result rounded to float32."""
     return np.float64(np.float32(1.0 / (1.0 + np.exp(-np.float64(np.float32(x))))))
 
 
 def _betas_of(alphas_cumprod: Float[np.ndarray, " edge"]) -> Steps:
-    """Betas of products of alphas that are given at the T + 1 edges of the steps."""
+    """Returns betas from alpha_bar at the T + 1 edges of the steps."""
     relative = alphas_cumprod / alphas_cumprod[0]
     return np.clip(1 - relative[1:] / relative[:-1], 0, LARGEST_BETA)
 
 
 def tables(betas: Steps, objective: str, largest_snr: float | None) -> dict[str, Steps]:
-    """Everything that depends on the step alone, float32, in the order of CREDIT.
+    """Returns all quantities that depend only on the step, float32, in CREDIT's order.
 
     Args:
-        betas: variance that each step adds, float64.
+        betas: variances that the steps add, float64.
         objective: "pred_noise", "pred_x0" or "pred_v".
-        largest_snr: at which the signal-to-noise ratio in "loss_weight" is clipped
-            (Hang et al., 2023); None does not clip.
+        largest_snr: maximum signal-to-noise ratio in "loss_weight" (Hang et al., 2023);
+            None for no maximum.
     """
     alphas = 1.0 - betas
     product = np.cumprod(alphas)
@@ -98,11 +102,11 @@ def tables(betas: Steps, objective: str, largest_snr: float | None) -> dict[str,
 
 
 def ddim_times(timesteps: int, samples: int) -> list[int]:
-    """The steps that DDIM takes, from the last one down to -1, the sample itself.
+    """Returns the steps of DDIM, from T - 1 down to -1, which is the sample itself.
 
-    `samples` + 1 numbers from -1 to T - 1, equally spaced in float32 as torch.linspace
-    has them (each half from its end, product and sum rounded once), then truncated
-    towards 0.
+    They are `samples` + 1 numbers from -1 to T - 1, equally spaced in float32 as by
+    torch.linspace (each half from its end, with product and sum rounded once), then
+    truncated towards 0.
     """
     first, last = np.float64(-1), np.float64(timesteps - 1)
     step = np.float64(np.float32(last - first) / np.float32(samples))

@@ -27,9 +27,9 @@ GATES = ("z_x", "z_h", "r_x", "r_h", "h_x", "h_h")
 
 
 class NodeNorm(nnx.Module):
-    """(x - mean) / (deviation + epsilon) over all nodes, by sample and channel.
+    """(x - mean) / (deviation + epsilon) over all nodes, for each sample and channel.
 
-    Scale and bias exist and are not used, as in CREDIT.
+    Scale and bias exist but are not used, as in CREDIT.
     """
 
     def __init__(self, channels: int) -> None:
@@ -52,7 +52,7 @@ class NodeNorm(nnx.Module):
 
 
 class EdgeEmbedding(nnx.Module):
-    """A linear layer of the attributes of edges, and a norm over all edges."""
+    """A linear layer on the attributes of edges, and a norm over all edges."""
 
     def __init__(self, channels: int) -> None:
         self.linear = Linear(3, channels)
@@ -69,11 +69,11 @@ class EdgeEmbedding(nnx.Module):
 
 
 class Gates(nnx.Module):
-    """The linear layers of the gates, which all blocks share."""
+    """The linear layers of the gates, which are shared by all blocks."""
 
     def __init__(self, channels: int, num_blocks: int) -> None:
         for name in GATES:
-            # The first block has no state to call with.
+            # The first block has no state, so it does not call the "_h" layers.
             calls = num_blocks if name.endswith("_x") else num_blocks - 1
             setattr(self, name, Linear(channels, channels, calls=calls))
 
@@ -84,7 +84,7 @@ class Gates(nnx.Module):
 
 
 class GraphAttention(nnx.Module):
-    """PyTorch Geometric's TransformerConv, whose layers have no spectral norm."""
+    """PyTorch Geometric's TransformerConv, without spectral norm."""
 
     def __init__(
         self, channels: int, dim_head: int, *, dropout: float, attributes: bool
@@ -127,7 +127,7 @@ class GraphAttention(nnx.Module):
         edges: ShardEdges,
         context: Context,
     ) -> Float[Array, "batch edge head"]:
-        """Dropout by sample, edge and head."""
+        """Dropout with a mask by global sample, edge and head."""
         if context.key is None or self.dropout == 0.0:
             return weights
         high = context.samples(len(weights))[:, None, None]
@@ -138,10 +138,10 @@ class GraphAttention(nnx.Module):
 
 
 class GraphBlock(nnx.Module):
-    """Attention, two linear layers, the sum with the input, a norm, gates.
+    """Attention, two linear layers, a residual sum, a norm, and gates.
 
-    The carry has the field "x", which is the state of the gates behind the first block,
-    the weights "gates", and what the attention sees "along" edges.
+    The carry has the field "x", which after the first block is the state of the gates,
+    the parameters "gates", and the edge embeddings "along".
     """
 
     def __init__(
@@ -169,9 +169,9 @@ class GraphBlock(nnx.Module):
 
 
 def _gated(x: Array, h: Array, gates: dict[str, Any], block: Array) -> Array:
-    """The new state; the first block has none before it.
+    """Returns the new state: tanh(W x) in the first block, which has no state yet.
 
-    (1 - z) h + z tanh(W r h), and tanh(W x) in the first block.
+    In later blocks it is (1 - z) h + z tanh(W (r h)).
     """
     first = block == 0
 

@@ -1,4 +1,4 @@
-"""Edge files of CREDIT's graph model, as its programs graph_edges write them."""
+"""Edge files of CREDIT's graph model, as written by its graph_edges programs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class EdgeFile:
     """Edges in both directions and their attributes.
 
     Attributes:
-        height, width: of the grid whose points are the nodes, row by row.
-        edges: (edge, 2) begin and end; each pair of nodes once.
-        attributes: (edge, 3) exp(-d^2) of the standardized differences of latitude and
-            longitude and of the standardized distance. An edge that the file has in
-            both directions, or from a node to itself, has twice that.
+        height, width: size of the grid, whose points are the nodes in row-major order.
+        edges: (edge, 2), source and target; each ordered pair of nodes once.
+        attributes: (edge, 3), exp(-d^2) of the standardized differences of latitude and
+            longitude and of the standardized distance. The values of an edge that the
+            file has in both directions, or from a node to itself, are added up.
     """
 
     height: int
@@ -31,10 +31,14 @@ class EdgeFile:
 
 
 def read_edges(path: str) -> EdgeFile:
-    """Reads an edge file; the last one read is kept.
+    """Reads an edge file; the last four files are cached until they are modified.
+
+    Args:
+        path: NetCDF file with edges, distances, latitude and longitude.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is no such file.
+        OSError: the file cannot be read.
+        ValueError: it is not an edge file, or its nodes are not a grid.
     """
     return _read(path, Path(path).stat().st_mtime_ns)
 
@@ -68,7 +72,7 @@ def _read(path: str, _: int) -> EdgeFile:
 
 
 def _grid(path: str, latitude: Float[np.ndarray, " node"]) -> tuple[int, int]:
-    """Rows and columns: the nodes of a row, side by side, have one latitude."""
+    """Returns rows and columns; consecutive nodes of equal latitude are a row."""
     ends = np.flatnonzero(np.diff(latitude))
     width = int(ends[0]) + 1 if len(ends) else len(latitude)
     if len(latitude) % width:
@@ -80,7 +84,7 @@ def _grid(path: str, latitude: Float[np.ndarray, " node"]) -> tuple[int, int]:
 
 
 def _standard(x: Float[np.ndarray, " item"]) -> Float[np.ndarray, " item"]:
-    """(x - mean) / (unbiased standard deviation + epsilon), float32."""
+    """Returns (x - mean) / (unbiased standard deviation + epsilon), float32."""
     deviation = np.float32(x.std(ddof=1, dtype=np.float64))
     return (x - np.float32(x.mean(dtype=np.float64))) / (deviation + EPSILON)
 
@@ -90,7 +94,7 @@ def _both_ways(
     attributes: Float[np.ndarray, "pair 3"],
     nodes: int,
 ) -> tuple[Int[np.ndarray, "edge 2"], Float[np.ndarray, "edge 3"]]:
-    """PyTorch Geometric's to_undirected: equal edges are one, attributes add up."""
+    """PyTorch Geometric's to_undirected, which sums the attributes of equal edges."""
     every = np.concatenate([pairs, pairs[:, ::-1]])
     number, place = np.unique(every[:, 0] * nodes + every[:, 1], return_inverse=True)
     total = np.zeros((len(number), 3), np.float32)

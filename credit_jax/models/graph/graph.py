@@ -30,15 +30,17 @@ class GraphConfig(ChannelKeys):
     """Constructor keys of CREDIT's GraphResTransfGRU, with its defaults.
 
     Attributes:
-        n_variables, levels, n_surface_variables, n_static_variables: 3D variables on
-            levels, 2D variables, those of the input only.
-        hidden_size, dim_head: channels, and those of an attention head.
-        dropout: rate of attention weights in training.
-        n_blocks: of the network.
-        history_len: time steps of the input; only 2.
-        edge_path: the file of the edges, see `read_edges`.
-        use_spectral_norm: on the linear layers but those of the attention.
-        use_edge_attr: whether the attention sees the attributes of edges.
+        n_variables, levels: number of 3D variables, and of their levels.
+        n_surface_variables, n_static_variables: number of 2D variables of both input
+            and output, and of the input only.
+        hidden_size, dim_head: number of channels, and of those of an attention head.
+        dropout: dropout rate of attention weights.
+        n_blocks: number of blocks.
+        history_len: number of time steps of the input; only 2.
+        edge_path: file with the edges, see `read_edges`.
+        use_spectral_norm: whether linear layers, except those of the attention, have
+            spectral norm.
+        use_edge_attr: whether the attention uses the attributes of edges.
         image_height, image_width: the grid; by default that of the file. Not in CREDIT.
     """
 
@@ -63,7 +65,7 @@ class GraphConfig(ChannelKeys):
     @model_validator(mode="before")
     @classmethod
     def _grid_of_file(cls, value: Any) -> Any:
-        """The grid of the file, where it is there and the keys are not."""
+        """Adds the grid of the file, if it can be read and no key gives the grid."""
         keys = ("image_height", "image_width")
         if not isinstance(value, Mapping) or any(key in value for key in keys):
             return value
@@ -75,7 +77,7 @@ class GraphConfig(ChannelKeys):
 
     @property
     def frames(self) -> int:
-        """Time steps of the input."""
+        """Number of time steps of the input."""
         return self.history_len
 
     @property
@@ -112,7 +114,7 @@ class GraphConfig(ChannelKeys):
             )
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `ModelConfig.problems`; tp splits nothing, and any rows will do."""
+        """See `ModelConfig.problems`; any tp and domain degree is valid."""
         del tensor, domain
         found = self.channel_problems()
         if self.history_len != 2:
@@ -133,14 +135,14 @@ class GraphConfig(ChannelKeys):
 
 @lru_cache(8)
 def _edges_on(layout: Layout, columns: int, path: str) -> tuple[ShardEdges, Any]:
-    """The edges of every shard, and their attributes (shard, edge, 3)."""
+    """Returns the edges of every shard, and their attributes (shard, edge, 3)."""
     file = read_edges(path)
     plan = shard_edges(layout, columns, file.edges)
     return plan, file.attributes[plan.number]
 
 
 class Graph(nnx.Module):
-    """The whole model; see `GraphConfig` for its keys."""
+    """The graph model; see `GraphConfig` for its keys."""
 
     def __init__(self, config: GraphConfig) -> None:
         self.config = config
@@ -158,13 +160,18 @@ class Graph(nnx.Module):
             blocks,
         )
         self.gates = Gates(hidden, blocks)
-        # CREDIT has it and does not call it.
+        # CREDIT's model has this norm but does not call it.
         self.unused_norm = NodeNorm(hidden)
 
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out 1 rows lon"]:
-        """Predicts from the input "x"; rows are in blocks over the domain axis."""
+        """Predicts from local samples and rows, in block layout over the domain axis.
+
+        Args:
+            inputs: "x", (batch, channel, time, rows, lon).
+            context: context of the forward pass.
+        """
         config, x = self.config, inputs["x"]
         layout = context.rows(config.image_height)
         edges, attributes = _edges_on(layout, config.image_width, config.edge_path)

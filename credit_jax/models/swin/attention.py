@@ -1,4 +1,4 @@
-"""Cosine attention in shifted windows (Swin Transformer V2), heads split over tp."""
+"""Cosine attention in shifted windows (Swin Transformer V2), heads sharded over tp."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from credit_jax.parallel.params.initializers import constant, torch_uniform
 from credit_jax.parallel.rows.layout import Field, Layout
 from credit_jax.parallel.scopes import ATTENTION
 
-# CREDIT and timm add it to logits of pairs of tokens that must not see each other. It
-# is not minus infinity: logits reach it where the logit scale is at its clamp.
+# Added to logits of masked pairs of tokens, as in CREDIT and timm. It is not minus
+# infinity: the weight is not zero if the logit scale is near its maximum of 100.
 MASKED = -100.0
-# Largest logarithm of the logit scale.
+# Maximum of the logarithm of the logit scale.
 MAX_LOGIT_SCALE = math.log(100.0)
-# Smallest length that a query or a key is divided by, torch.nn.functional.normalize's.
+# Minimum norm by which queries and keys are divided, as torch.nn.functional.normalize.
 EPSILON = 1e-12
 
 
 class QueryKeyValue(nnx.Module):
-    """Column-parallel projection to q, k, v; heads split over tp.
+    """Column-parallel projection to q, k and v; heads sharded over tp.
 
     Args of the constructor:
-        channels: of the field.
-        heads: channels // heads are the channels of a head.
+        channels: number of channels of the field.
+        heads: number of heads, a divisor of `channels`.
         key_bias: whether keys have a bias, too.
-        trained: a kernel that is not trained is not divided by spectral norm either;
-            its u and v stay as they are.
-        divided: whether spectral norm divides the kernel.
+        trained: whether the kernel is trained; otherwise it is frozen.
+        divided: whether spectral norm divides the kernel; otherwise its u and v are
+            constant.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class QueryKeyValue(nnx.Module):
 
 
 class OutProjection(nnx.Module):
-    """Row-parallel projection of all heads: one `psum` over tp, then the bias once."""
+    """Row-parallel projection of all heads: a `psum` over tp, then the bias."""
 
     def __init__(self, channels: int, heads: int) -> None:
         init = torch_uniform(channels)
@@ -118,14 +118,14 @@ class ShiftedWindowAttention(nnx.Module):
     """Cosine attention within windows of a field that may be shifted; no residual.
 
     Args of the constructor:
-        channels: of the field.
-        heads: of the attention.
+        channels: number of channels of the field.
+        heads: number of heads.
         window: rows and columns of a window.
         qkv: the projection to queries, keys and values.
         bias: the position bias, or None.
-        columns_meet: whether the first and the last columns are neighbors, so that
-            only rows of opposite edges are masked.
-        attn_drop, proj_drop: rates on the attention weights and on the output.
+        columns_meet: whether the first and the last column are neighbors, so only rows
+            of opposite edges are masked.
+        attn_drop, proj_drop: dropout rates of the attention weights and of the output.
     """
 
     def __init__(
@@ -154,9 +154,10 @@ class ShiftedWindowAttention(nnx.Module):
         """Attends within windows.
 
         Args:
-            field: shifted, with whole windows on every shard.
-            context: of the block.
-            shift: rows and columns that the field is shifted by.
+            field: (batch, lat, lon, channel), after the shift, with complete windows on
+                every shard.
+            context: context of the block.
+            shift: rows and columns by which the field is shifted.
         """
 
         def attended(data: Array) -> Array:
@@ -194,12 +195,12 @@ class ShiftedWindowAttention(nnx.Module):
         return field.like(dropped)
 
     def _scale(self, dtype: jnp.dtype) -> Float[Array, " heads"]:
-        """exp(min(logit scale, ln 100)), with torch's gradient at the clamp."""
+        """Returns exp(min(logit scale, ln 100)), with torch's gradient at the limit."""
         scale = self.logit_scale[...].astype(dtype)
         return jnp.exp(jnp.where(scale <= MAX_LOGIT_SCALE, scale, MAX_LOGIT_SCALE))
 
     def _mask(self, field: Field, shift: Pair) -> Float[Array, "windows tokens tokens"]:
-        """`MASKED` for pairs of opposite edges, in the last rows and columns."""
+        """Returns `MASKED` for pairs of tokens from opposite edges, otherwise 0."""
         rows, columns = beyond_edge(self.window, shift)
         if self.columns_meet:
             columns = np.zeros_like(columns)
@@ -213,14 +214,14 @@ class ShiftedWindowAttention(nnx.Module):
         return jnp.where(masked, MASKED, 0.0).reshape(-1, *rows.shape)
 
     def _first_rows(self, layout: Layout) -> Array:
-        """Global number of the first row of each local row of windows."""
+        """Returns the global index of the first row of each local row of windows."""
         return layout.global_rows().reshape(-1, self.window[0])[:, 0]
 
 
 def _unit(x: Float[Array, "*batch channel"]) -> Float[Array, "*batch channel"]:
-    """X / max(|x|, `EPSILON`), whose gradient at zero is torch's: that of x / epsilon.
+    """Returns x / max(|x|, `EPSILON`), computed in float32 or wider.
 
-    In float32 or wider.
+    The gradient at zero is that of x / epsilon, as in torch.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = jnp.sum(wide * wide, -1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Blocks of Swin Transformer V2: attention and feed-forward, normalized after each."""
+"""Blocks of Swin Transformer V2: attention and feed-forward, with post-norm."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from credit_jax.parallel.domain.roll import roll_field
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import FEED_FORWARD
 
-# Blocks without and with a shift of the windows, in turn.
+# Static arguments of blocks, which alternate.
 PLAIN, SHIFTED = {"shifted": False}, {"shifted": True}
 
 
 class FeedForward(nnx.Module):
-    """Up, exact GELU, dropout, down, dropout: timm's Mlp."""
+    """Up, exact GELU, dropout, down, dropout, as timm's Mlp."""
 
     tp_plan = (("fc1", "fc2"),)
 
@@ -43,17 +43,17 @@ class FeedForward(nnx.Module):
 class SwinBlock(nnx.Module):
     """x + norm(attention(x)), then x + norm(feed_forward(x)).
 
-    Input and output have whole windows on every shard. The field of a shifted block is
-    rolled so that its windows lie across the borders of those of the block before; the
-    layout of the rolled rows is that of the others.
+    Input and output have complete windows on every shard. A shifted block rolls the
+    field, keeping its layout, so its windows cross the borders of the windows of the
+    previous block.
 
     Args of the constructor:
         attention, feed_forward: the branches.
-        channels: of the field.
-        shift: rows and columns that a shifted block rolls by.
+        channels: number of channels of the field.
+        shift: rows and columns by which a shifted block rolls the field.
         norm_scale: initial value of the scales of the norms.
-        drop_path: probability that a branch is left out for a sample; or that of each
-            block of a stack.
+        drop_path: probability of dropping a branch for a sample; or the probabilities
+            of all blocks of a stack.
     """
 
     def __init__(

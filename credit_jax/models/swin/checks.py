@@ -8,12 +8,12 @@ from credit_jax.config.messages import divisors
 from credit_jax.models.swin.u_transformer import StageSizes
 from credit_jax.ops.padding import Pair
 
-# Blocks; far beyond what can be trained, so that a typing error is found.
+# Maximum number of blocks, far more than anyone trains: detects typos.
 MAX_DEPTH = 1000
 
 
 def rate_problems(config: Any, names: tuple[str, ...]) -> list[str]:
-    """Errors of rates of dropout."""
+    """Returns errors of dropout rates."""
     return [
         f"model.{name} is {rate}; expected 0 <= {name} < 1"
         for name in names
@@ -23,10 +23,10 @@ def rate_problems(config: Any, names: tuple[str, ...]) -> list[str]:
 
 
 def stage_problems(sizes: StageSizes, tensor: int) -> list[str]:
-    """Errors of heads, groups, windows and depth.
+    """Returns errors of heads, groups, windows and depth.
 
     Args:
-        sizes: of the U-Transformer.
+        sizes: sizes of the U-Transformer.
         tensor: tensor-parallel degree.
     """
     found, dim = [], sizes.channels
@@ -59,12 +59,12 @@ def stage_problems(sizes: StageSizes, tensor: int) -> list[str]:
 def patch_problems(
     padded: Pair, patch: Pair, names: Pair | tuple[str, str]
 ) -> list[str]:
-    """Errors of patches that the U-Transformer cannot put together again.
+    """Returns errors of patches for which CREDIT's U-Transformer fails.
 
     Args:
-        padded: rows and columns of the grid with its padding.
-        patch: of a patch.
-        names: keys of the patch.
+        padded: rows and columns of the padded grid.
+        patch: rows and columns of a patch.
+        names: config keys of the patch.
     """
     found = []
     for size, side, name in zip(padded, patch, names, strict=True):
@@ -89,11 +89,11 @@ def patch_problems(
 
 
 def frame_problems(frames: int, cube: int) -> list[str]:
-    """The error of frames that are not one cube, if any.
+    """Returns an error if the frames do not make exactly one cube.
 
     Args:
-        frames: of the input.
-        cube: frames of a patch.
+        frames: number of frames of the input.
+        cube: number of frames of a patch.
     """
     if frames // cube == 1:
         return []
@@ -104,7 +104,7 @@ def frame_problems(frames: int, cube: int) -> list[str]:
 
 
 def grid_problems(config: Any) -> list[str]:
-    """Errors of patches, windows, frames and channels of `swin`."""
+    """Returns errors of patches, windows, frames and channels of `swin`."""
     found = []
     patch = config.patch_size
     for name, size, count, window in zip(
@@ -142,10 +142,10 @@ def grid_problems(config: Any) -> list[str]:
 
 
 def head_problems(config: Any, tensor: int) -> list[str]:
-    """Errors of the stages of `swin`.
+    """Returns errors of the stages of `swin`.
 
     Args:
-        config: of the model.
+        config: config of the model.
         tensor: tensor-parallel degree.
     """
     depths, heads, dim = config.depths, config.num_heads, config.embed_dim

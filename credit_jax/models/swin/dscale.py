@@ -1,4 +1,4 @@
-"""CREDIT's `dscale` (models/dscale_wrf.py): fuxi, modulated by a vector of time."""
+"""CREDIT's `dscale` (models/dscale_wrf.py): fuxi modulated by an encoding of time."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class DscaleConfig(UTransformerConfig):
 
     Attributes:
         image_height, image_width: grid of input and output.
-        patch_height, patch_width: points of a patch.
-        total_input_channels, total_target_channels: of a frame.
-        time_encode_dim: numbers of the input "x_extra", such as sines of the hour.
-        frames: time steps of the input "x".
-        frame_patch_size: frames of a patch; `frames` make one patch.
-        dim: channels of all fields.
-        proj_drop, attn_drop: rates in training.
+        patch_height, patch_width: rows and columns of a patch.
+        total_input_channels, total_target_channels: number of channels of a frame of
+            input and output.
+        time_encode_dim: length of the input "x_extra", such as sines of the hour.
+        frames: number of time steps of the input "x".
+        frame_patch_size: number of frames of a patch; `frames` must make one patch.
+        dim: number of channels of all fields.
+        proj_drop, attn_drop: dropout rates of projections and attention weights.
     """
 
     ignored: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -65,16 +66,16 @@ class DscaleConfig(UTransformerConfig):
 
     @property
     def input_channels(self) -> int:
-        """Channels of one input frame."""
+        """See `ChannelKeys`."""
         return self.total_input_channels
 
     @property
     def output_channels(self) -> int:
-        """Channels of one output frame."""
+        """See `ChannelKeys`."""
         return self.total_target_channels
 
     def channel_sum(self, direction: str) -> str:
-        """Which keys count the channels, for errors: see `VariableKeys`."""
+        """See `ChannelKeys.channel_sum`."""
         key = {"input": "total_input_channels", "output": "total_target_channels"}
         return f"{key[direction]} {getattr(self, key[direction])}"
 
@@ -104,7 +105,7 @@ class DscaleConfig(UTransformerConfig):
 
 
 class Dscale(UTransformerModel):
-    """The whole model; see `DscaleConfig` for its keys."""
+    """The Dscale model; see `DscaleConfig` for its keys."""
 
     def __init__(self, config: DscaleConfig) -> None:
         super().__init__(config)
@@ -116,9 +117,12 @@ class Dscale(UTransformerModel):
     def __call__(
         self, inputs: Mapping[str, Any], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predicts from "x" and the vector "x_extra"; rows are in block layout.
+        """Predicts from local samples and rows, in block layout over the domain axis.
 
-        Differs from CREDIT: nothing.
+        Args:
+            inputs: "x", (batch, channel, time, rows, lon), and "x_extra", (batch,
+                time_encode_dim).
+            context: context of the forward pass.
         """
         config: Any = self.config
         x = inputs["x"]

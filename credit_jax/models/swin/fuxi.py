@@ -1,4 +1,4 @@
-"""CREDIT's `fuxi` (models/fuxi.py): cubes of frames, a U-Transformer, patches again."""
+"""CREDIT's `fuxi` (models/fuxi.py): cube embedding, U-Transformer, unpatching."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
 
     Attributes:
         image_height, image_width: grid of input and output.
-        patch_height, patch_width: points of a patch.
-        frames: time steps of the input.
-        frame_patch_size: frames of a patch; `frames` make one patch.
-        dim: channels of all fields.
-        proj_drop, attn_drop: rates in training.
-        pad_lat, pad_lon: of old configs; an error without `padding_conf`.
+        patch_height, patch_width: rows and columns of a patch.
+        frames: number of time steps of the input.
+        frame_patch_size: number of frames of a patch; `frames` must make one patch.
+        dim: number of channels of all fields.
+        proj_drop, attn_drop: dropout rates of projections and attention weights.
+        pad_lat, pad_lon: padding keys of older configs; an error without
+            `padding_conf`, ignored with it.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -68,7 +69,7 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
     pad_lon: int | None = None
 
     def without_effect(self) -> dict[str, str]:
-        """Keys that change nothing; see `UTransformerConfig`."""
+        """Returns keys without effect; see `StrictModel.without_effect`."""
         found = super().without_effect()
         if self.padding_conf is not None:
             flat = [k for k in ("pad_lat", "pad_lon") if getattr(self, k) is not None]
@@ -100,7 +101,7 @@ class FuxiConfig(VariableKeys, UTransformerConfig):
 
 
 class Fuxi(UTransformerModel):
-    """The whole model; see `FuxiConfig` for its keys."""
+    """The Fuxi model; see `FuxiConfig` for its keys."""
 
     def __init__(self, config: FuxiConfig) -> None:
         super().__init__(config)
@@ -111,9 +112,11 @@ class Fuxi(UTransformerModel):
     def __call__(
         self, inputs: Mapping[str, Any], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predicts from the input "x"; rows are in block layout over the domain axis.
+        """Predicts from local samples and rows, in block layout over the domain axis.
 
-        Differs from CREDIT: nothing.
+        Args:
+            inputs: "x", (batch, channel, time, rows, lon).
+            context: context of the forward pass.
         """
         config: Any = self.config
         x = inputs["x"]

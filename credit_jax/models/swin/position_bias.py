@@ -1,4 +1,4 @@
-"""Networks of the continuous position bias of Swin Transformer V2."""
+"""Networks for the continuous position bias of Swin Transformer V2."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from credit_jax.ops.shifted_windows import (
 from credit_jax.parallel.params.initializers import torch_uniform
 from credit_jax.parallel.scopes import POSITION_BIAS
 
-# Largest bias of a pair of tokens of `OffsetBias`.
+# Upper limit of the bias of `OffsetBias`.
 LARGEST = 16.0
 
 
 class OffsetBias(nnx.Module):
-    """timm's: a network over all offsets, 16 sigmoid(.) of which is the bias.
+    """timm's position bias: 16 sigmoid of a network over all offsets.
 
     Args of the constructor:
-        heads: of the attention, split over tp.
-        window: rows and columns.
-        hidden: units of the network.
+        heads: number of heads, sharded over tp.
+        window: rows and columns of a window.
+        hidden: number of hidden units of the network.
     """
 
     def __init__(self, heads: int, window: Pair, *, hidden: int = 512) -> None:
@@ -45,7 +45,7 @@ class OffsetBias(nnx.Module):
 
     @jax.named_scope(POSITION_BIAS)
     def __call__(self, context: Context) -> Float[Array, "heads tokens tokens"]:
-        """Bias of every pair of tokens of a window."""
+        """Returns the bias of every pair of tokens of a window, float32 or wider."""
         dtype = self.hidden.kernel[...].dtype
         x = jnp.asarray(scaled_offsets(self.window), dtype)
         table = dense(jax.nn.relu(self.hidden(x)), self.out[...])
@@ -55,15 +55,15 @@ class OffsetBias(nnx.Module):
 
 
 class PairBias(nnx.Module):
-    """CREDIT's (Swin V2 CR): a network over the offset of every pair of tokens.
+    """CREDIT's position bias (Swin V2 CR): a network over offsets of pairs of tokens.
 
-    In training its hidden units drop out, whatever the rates of the config.
+    In training it has dropout independently of the rates of the config.
 
     Args of the constructor:
-        heads: of the attention, split over tp.
-        window: rows and columns.
-        hidden: units of the network.
-        dropout: rate on them.
+        heads: number of heads, sharded over tp.
+        window: rows and columns of a window.
+        hidden: number of hidden units of the network.
+        dropout: dropout rate of the hidden units.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PairBias(nnx.Module):
 
     @jax.named_scope(POSITION_BIAS)
     def __call__(self, context: Context) -> Float[Array, "heads tokens tokens"]:
-        """Bias of every pair of tokens of a window."""
+        """Returns the bias of every pair of tokens of a window."""
         offsets = token_offsets(self.window).astype(np.float32)
         logs = np.sign(offsets) * np.log(1 + np.abs(offsets))
         x = jnp.asarray(logs.reshape(-1, 2), self.hidden.kernel[...].dtype)

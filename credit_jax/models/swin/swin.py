@@ -43,20 +43,24 @@ class SwinConfig(VariableKeys, PaddedConfig):
     Attributes:
         img_size: rows and columns of the grid.
         patch_size: points along each side of a patch.
-        window_size: tokens along each side of a window; one number for both.
-        img_window_ratio: without `window_size` a window has as many tokens as the grid
-            has points, with its padding, divided by this.
-        frames: time steps of the input; of two the model takes the mean.
-        embed_dim: channels of all fields.
-        depths, num_heads: of each stage; all stages have one grid.
-        mlp_ratio: hidden units of the feed-forward layers for each channel.
-        init_values: initial scales of the norms; null is 1.
-        proj_drop_rate, attn_drop_rate: rates in training.
-        drop_path_rate: of the last block; it grows linearly from 0.
-        full_pos_embed: a trained field is added to the patches.
-        rel_pos: a network gives the position bias.
-        residual: the model predicts a change of the first channels of the input.
-        use_spectral_norm: on every 2D convolution and linear layer.
+        window_size: tokens along each side of a window; an integer for both.
+        img_window_ratio: without `window_size`, the points along each side of the
+            padded grid divided by this are the tokens along each side of a window.
+        frames: number of time steps of the input; if above 1, the mean of the first two
+            enters the network.
+        embed_dim: number of channels of all fields.
+        depths, num_heads: number of blocks and of heads of each stage; all stages have
+            the same grid.
+        mlp_ratio: hidden units of the feed-forward layers divided by channels.
+        init_values: initial scales of the norms; None for 1.
+        proj_drop_rate, attn_drop_rate: dropout rates of projections and attention
+            weights.
+        drop_path_rate: probability of dropping a branch in the last block; it increases
+            linearly from 0 in the first block.
+        full_pos_embed: whether a trained field is added to the patches.
+        rel_pos: whether the attention has a position bias.
+        residual: whether the model predicts the change of the first input channels.
+        use_spectral_norm: whether 2D convolutions and linear layers have spectral norm.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -101,7 +105,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
     use_spectral_norm: bool = False
 
     def without_effect(self) -> dict[str, str]:
-        """Keys that change nothing; see `PaddedConfig`."""
+        """Returns keys without effect; see `StrictModel.without_effect`."""
         found = super().without_effect()
         if self.frames == 3:
             found["frames"] = (
@@ -122,17 +126,17 @@ class SwinConfig(VariableKeys, PaddedConfig):
 
     @property
     def image_height(self) -> int:
-        """Rows of the grid."""
+        """Number of rows of the grid."""
         return self.img_size[0]
 
     @property
     def image_width(self) -> int:
-        """Columns of the grid."""
+        """Number of columns of the grid."""
         return self.img_size[1]
 
     @property
     def padded(self) -> Pair:
-        """Rows and columns of the grid with its padding."""
+        """Rows and columns of the padded grid."""
         lat, lon = self.pads
         return self.img_size[0] + sum(lat), self.img_size[1] + sum(lon)
 
@@ -144,7 +148,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
 
     @property
     def window(self) -> Pair:
-        """Rows and columns of a window; all of the grid where that is not larger."""
+        """Rows and columns of a window, at most those of the grid of patches."""
         given = self.window_size
         if given is None:
             given = tuple(size // self.img_window_ratio for size in self.padded)
@@ -153,7 +157,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
 
     @property
     def shift(self) -> Pair:
-        """Of every other block; none along a dim of a single window."""
+        """Shift (rows, columns) of every other block; 0 along a dim of one window."""
         rows, columns = (
             0 if size <= window else window // 2
             for size, window in zip(self.patches, self.window, strict=True)
@@ -161,13 +165,13 @@ class SwinConfig(VariableKeys, PaddedConfig):
         return rows, columns
 
     def drop_path(self, stage: int) -> tuple[float, ...]:
-        """Rates of the blocks of a stage."""
+        """Returns the drop-path rates of the blocks of a stage."""
         total, first = sum(self.depths), sum(self.depths[:stage])
         step = self.drop_path_rate / max(total - 1, 1)
         return tuple(step * (first + i) for i in range(self.depths[stage]))
 
     def geometry(self) -> Geometry:
-        """Grid sizes along the layers; valid only if `problems()` is empty."""
+        """Returns grid sizes along the layers; valid only if `problems()` is empty."""
         stages = tuple(
             StageGeometry(
                 *self.patches,
@@ -185,11 +189,11 @@ class SwinConfig(VariableKeys, PaddedConfig):
         return Geometry(grid, self.padded, self.patches, stages, self.padded, grid)
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Errors of the sizes, with the arithmetic and the values that would fit.
+        """Returns errors of the sizes, with arithmetic and values that would fit.
 
         Args:
             tensor: tensor-parallel degree.
-            domain: domain-parallel degree; any degree works, some shards may idle.
+            domain: domain-parallel degree; any degree works, but shards may be idle.
         """
         rates = ("proj_drop_rate", "attn_drop_rate", "drop_path_rate")
         return [
@@ -203,7 +207,7 @@ class SwinConfig(VariableKeys, PaddedConfig):
 
 
 class Embedding(nnx.Module):
-    """A vector of each patch, normalized; a trained field may be added."""
+    """Embeds each patch to a vector, then a norm; may add a trained field."""
 
     def __init__(self, config: SwinConfig) -> None:
         size, channels = config.patch_size, config.embed_dim
@@ -227,7 +231,7 @@ class Embedding(nnx.Module):
 
 
 class Head(nnx.Module):
-    """The values of all points of each patch, without bias."""
+    """Maps each token to the values of all points of its patch, without bias."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
         self.kernel = parameter(
@@ -243,7 +247,7 @@ class Head(nnx.Module):
 
 
 class Swin(nnx.Module):
-    """The whole model; see `SwinConfig` for its keys."""
+    """The Swin model; see `SwinConfig` for its keys."""
 
     def __init__(self, config: SwinConfig) -> None:
         self.config = config
@@ -258,10 +262,14 @@ class Swin(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Any], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predicts from the input "x"; rows are in block layout over the domain axis.
+        """Predicts from local samples and rows, in block layout over the domain axis.
+
+        Args:
+            inputs: "x", (batch, channel, time, rows, lon).
+            context: context of the forward pass.
 
         Differs from CREDIT: padding, with which CREDIT's model fails, is added before
-        the patches and cropped after them, as its source means it.
+        the patch embedding and cropped after unpatching, as its source intends.
         """
         config, x = self.config, inputs["x"]
         cast = context.precision.cast(x)

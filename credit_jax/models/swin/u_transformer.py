@@ -1,4 +1,4 @@
-"""FuXi's U-Transformer: down by two, a stage of Swin Transformer V2, up by two."""
+"""FuXi's U-Transformer: downsampling, Swin Transformer V2 blocks, upsampling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from credit_jax.parallel.domain.windows import window_layout
 from credit_jax.parallel.rows.layout import PADDING, Field
 from credit_jax.parallel.scopes import BLOCKS, DECODER, EMBEDDING
 
-# Hidden units of the feed-forward layers for each channel.
+# Hidden units of the feed-forward layers divided by channels.
 EXPANSION = 4
 
 
@@ -31,15 +31,16 @@ class StageSizes:
     """Sizes of a U-Transformer.
 
     Attributes:
-        channels: of all fields.
-        num_groups: of the norms on the way down, and up.
-        heads: of the attention.
+        channels: number of channels of all fields.
+        num_groups: number of groups of the norms of down- and upsampling.
+        heads: number of heads.
         window: tokens along each side of a window.
         depth: number of blocks.
-        tokens: rows and columns of tokens, before they are padded to whole windows.
+        tokens: rows and columns of tokens, before padding to complete windows.
         trained_qkv: whether the matrices of queries, keys and values are trained.
         divided_qkv: whether spectral norm divides them.
-        proj_drop, attn_drop, drop_path: rates in training.
+        proj_drop, attn_drop, drop_path: dropout rates of projections, of attention
+            weights, and of branches.
     """
 
     channels: int
@@ -56,21 +57,21 @@ class StageSizes:
 
     @property
     def pads(self) -> tuple[Pair, Pair]:
-        """Zeros (low, high) that fill the last window of rows, and of columns."""
+        """Zeros (low, high) of rows and of columns that complete the windows."""
         missing = [-size % self.window for size in self.tokens]
         rows, columns = ((m // 2, m - m // 2) for m in missing)
         return rows, columns
 
     @property
     def padded(self) -> Pair:
-        """Rows and columns of tokens in whole windows."""
+        """Rows and columns of tokens, padded to complete windows."""
         rows, columns = self.tokens
         lat, lon = self.pads
         return rows + sum(lat), columns + sum(lon)
 
     @property
     def shift(self) -> Pair:
-        """Of every other block; none along a dim of a single window."""
+        """Shift (rows, columns) of every other block; 0 along a dim of one window."""
         rows, columns = (
             0 if size == self.window else self.window // 2 for size in self.padded
         )
@@ -78,7 +79,7 @@ class StageSizes:
 
 
 class ResidualDownBlock(nnx.Module):
-    """Halves the grid, rounded up; two residual layers of convolution and norm."""
+    """Halves the grid, rounded up, then two residual layers of convolution and norm."""
 
     def __init__(self, channels: int, num_groups: int) -> None:
         self.conv = Conv(channels, channels, 3, stride=2, padding=1)
@@ -150,7 +151,7 @@ def _block(sizes: StageSizes) -> SwinBlock:
 
 @jax.named_scope(EMBEDDING)
 def _pad_zeros(field: Field, sizes: StageSizes) -> Field:
-    """Tokens of zeros around the others, so that all are in whole windows."""
+    """Pads tokens with zeros to complete windows, on the layout of windows."""
     out = window_layout(field.layout, sizes.padded[0], sizes.window)
     for dim, (low, high) in zip(lat_lon_dims(field), sizes.pads, strict=True):
         index = [PADDING] * low + [*range(dim_size(field, dim))] + [PADDING] * high

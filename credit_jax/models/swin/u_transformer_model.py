@@ -1,4 +1,4 @@
-"""Keys and parts of the models with a U-Transformer: fuxi, wrf and dscale."""
+"""Keys and modules shared by the models with a U-Transformer: fuxi, wrf, dscale."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ Both = Annotated[tuple[PositiveInt, PositiveInt], repeated(2)]
 
 
 class UTransformerConfig(PaddedConfig):
-    """Keys that fuxi, wrf and dscale share, with CREDIT's defaults.
+    """Keys shared by fuxi, wrf and dscale, with CREDIT's defaults.
 
-    A subclass has `image_height`, `image_width`, `patch`, `frames`,
+    A subclass defines `image_height`, `image_width`, `patch`, `frames`,
     `frame_patch_size`, `dim`, and channels of input and output.
 
     Attributes:
-        num_groups: of the group norms on the way down and up; one number for both.
-        num_heads, window_size, depth: of the blocks of Swin Transformer V2.
-        use_spectral_norm: on every 2D convolution and linear layer.
-        interp: interpolate the output to the grid.
-        drop_path: rate in training.
-        train_qkv: whether the matrices of queries, keys and values are trained where
-            spectral norm is on. CREDIT does not train them: timm reads the weight of
-            the layer without calling it, so that it is neither divided nor trained.
-            True trains it; it is not divided either, so that weights give the same
-            prediction. Not in CREDIT.
+        num_groups: number of groups of the norms of down- and upsampling; an integer
+            for both.
+        num_heads, window_size, depth: number of heads, tokens along each side of a
+            window, and number of the blocks of Swin Transformer V2.
+        use_spectral_norm: whether 2D convolutions and linear layers have spectral norm.
+        interp: whether to interpolate the output to the grid.
+        drop_path: probability of dropping a branch in training.
+        train_qkv: whether to train the matrices of queries, keys and values if spectral
+            norm is on. CREDIT does not: timm reads the weight of the layer without
+            calling it, so it is neither divided nor trained. With True it is trained
+            but not divided, so weights give the same prediction. Not in CREDIT.
     """
 
     num_groups: Both = (32, 32)
@@ -59,7 +60,7 @@ class UTransformerConfig(PaddedConfig):
     train_qkv: bool = False
 
     def without_effect(self) -> dict[str, str]:
-        """Keys that change nothing; see `PaddedConfig`."""
+        """Returns keys without effect; see `StrictModel.without_effect`."""
         found, keys = super().without_effect(), _keys(self)
         if keys.frame_patch_size < keys.frames < 2 * keys.frame_patch_size:
             found["frames"] = (
@@ -72,7 +73,7 @@ class UTransformerConfig(PaddedConfig):
 
     @property
     def dropouts(self) -> tuple[float, float]:
-        """Rates of outputs of layers, and of attention weights."""
+        """Dropout rates of projections, and of attention weights."""
         return 0.0, 0.0
 
     @property
@@ -83,7 +84,7 @@ class UTransformerConfig(PaddedConfig):
 
     @property
     def padded(self) -> Pair:
-        """Rows and columns of the grid with its padding."""
+        """Rows and columns of the padded grid."""
         lat, lon = self.pads
         return self.output.height + sum(lat), self.output.width + sum(lon)
 
@@ -112,7 +113,7 @@ class UTransformerConfig(PaddedConfig):
         )
 
     def geometry(self) -> Geometry:
-        """Grid sizes along the layers; valid only if `problems()` is empty."""
+        """Returns grid sizes along the layers; valid only if `problems()` is empty."""
         sizes, patch = self.stage, _keys(self).patch
         stage = StageGeometry(
             *sizes.padded,
@@ -133,11 +134,11 @@ class UTransformerConfig(PaddedConfig):
         return Geometry(grid, self.padded, self.patches, (stage,), decoded, output)
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """Errors of the sizes, with the arithmetic and the values that would fit.
+        """Returns errors of the sizes, with arithmetic and values that would fit.
 
         Args:
             tensor: tensor-parallel degree.
-            domain: domain-parallel degree; any degree works, some shards may idle.
+            domain: domain-parallel degree; any degree works, but shards may be idle.
         """
         keys = _keys(self)
         found = [
@@ -160,11 +161,11 @@ class UTransformerConfig(PaddedConfig):
 
     @property
     def rates(self) -> tuple[str, ...]:
-        """Keys that are rates."""
+        """Names of the keys that are dropout rates."""
         return ("drop_path",)
 
     def _crop_problems(self) -> list[str]:
-        """The error of an output that is not on the grid, and not interpolated."""
+        """Returns an error if the output is neither on the grid nor interpolated."""
         geometry = self.geometry()
         if geometry.output == geometry.grid:
             return []
@@ -177,12 +178,12 @@ class UTransformerConfig(PaddedConfig):
 
 
 def _keys(config: UTransformerConfig) -> Any:
-    """The config, whose subclass has more keys."""
+    """Returns the config as Any, to read the keys that subclasses define."""
     return config
 
 
 class PatchHead(nnx.Module):
-    """The values of all points of each patch."""
+    """Maps each token to the values of all points of its patch."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
         self.linear = Linear(channel_in, channel_out)
@@ -193,9 +194,9 @@ class PatchHead(nnx.Module):
 
 
 class Film(nnx.Module):
-    """Each channel times one number, plus another, linear functions of a vector.
+    """Feature-wise modulation: scale and shift of channels, linear in a vector.
 
-    CREDIT makes the layer after spectral norm is put on the others.
+    It has no spectral norm: CREDIT adds the layer after applying it to the others.
     """
 
     def __init__(self, size: int, channels: int) -> None:
@@ -213,7 +214,7 @@ class Film(nnx.Module):
 
 
 class UTransformerModel(nnx.Module):
-    """What follows the embedding of patches."""
+    """Base class of models with a U-Transformer, without the patch embedding."""
 
     def __init__(self, config: UTransformerConfig) -> None:
         self.config = config
@@ -228,7 +229,13 @@ class UTransformerModel(nnx.Module):
         x: Float[Array, "batch channel time rows lon"],
         context: Context,
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """The prediction of embedded patches; `x` is the input, for corrections."""
+        """Predicts from embedded patches.
+
+        Args:
+            field: (batch, rows, columns, channel), the embedded patches.
+            x: (batch, channel, time, rows, lon), input of the model, for corrections.
+            context: context of the forward pass.
+        """
         config = self.config
         field = self.u_transformer(field, context)
         field = unpatch_field(context.run(self.head, field), _keys(config).patch)

@@ -1,4 +1,4 @@
-"""CREDIT's `wrf` (models/swin_wrf.py): fuxi of a region and of what is around it."""
+"""CREDIT's `wrf` (models/swin_wrf.py): fuxi of a region with fields around it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ class OutsideConfig(StrictModel):
     """`param_outside`: the fields around the region. Every key is required.
 
     Attributes:
-        image_height, image_width: of their grid.
-        patch_height, patch_width: points of a patch.
-        levels, channels, surface_channels: 3D variables on levels, 2D variables.
-        frames: time steps; they make one patch.
-        frame_patch_size: frames of a patch.
-        dim: channels of the embedding.
+        image_height, image_width: size of their grid.
+        patch_height, patch_width: rows and columns of a patch.
+        levels, channels: number of levels, and of 3D variables.
+        surface_channels: number of 2D variables.
+        frames: number of time steps, which must make one patch.
+        frame_patch_size: number of frames of a patch.
+        dim: number of channels of the embedding.
     """
 
     image_height: PositiveInt
@@ -54,7 +55,7 @@ class OutsideConfig(StrictModel):
 
     @property
     def variables(self) -> int:
-        """Channels of a frame."""
+        """Number of channels of a frame."""
         return self.channels * self.levels + self.surface_channels
 
 
@@ -62,8 +63,8 @@ class InteriorConfig(OutsideConfig):
     """`param_interior`: the fields of the region. Every key is required.
 
     Attributes:
-        input_only_channels, output_only_channels: 2D variables of the input only, of
-            the output only.
+        input_only_channels, output_only_channels: number of 2D variables of the input
+            only, and of the output only.
     """
 
     input_only_channels: int
@@ -75,8 +76,8 @@ class WRFConfig(UTransformerConfig):
 
     Attributes:
         param_interior: the region, which is predicted.
-        param_outside: what is around it.
-        time_encode_dim: numbers of the input "x_extra".
+        param_outside: the fields around the region.
+        time_encode_dim: length of the input "x_extra", an encoding of time.
     """
 
     ignored: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -90,12 +91,12 @@ class WRFConfig(UTransformerConfig):
 
     @property
     def image_height(self) -> int:
-        """Rows of the region."""
+        """Number of rows of the region."""
         return self.param_interior.image_height
 
     @property
     def image_width(self) -> int:
-        """Columns of the region."""
+        """Number of columns of the region."""
         return self.param_interior.image_width
 
     @property
@@ -105,31 +106,31 @@ class WRFConfig(UTransformerConfig):
 
     @property
     def frames(self) -> int:
-        """Time steps of the region."""
+        """Number of time steps of the region."""
         return self.param_interior.frames
 
     @property
     def frame_patch_size(self) -> int:
-        """Frames of a patch of the region."""
+        """Number of frames of a patch of the region."""
         return self.param_interior.frame_patch_size
 
     @property
     def dim(self) -> int:
-        """Channels of all fields."""
+        """Number of channels of all fields."""
         return self.param_interior.dim
 
     @property
     def input_channels(self) -> int:
-        """Channels of one frame of the region."""
+        """Number of channels of a frame of the region."""
         return self.param_interior.variables + self.param_interior.input_only_channels
 
     @property
     def output_channels(self) -> int:
-        """Channels of one output frame."""
+        """Number of channels of an output frame."""
         return self.param_interior.variables + self.param_interior.output_only_channels
 
     def channel_sum(self, direction: str) -> str:
-        """The arithmetic of the channels of the region, for errors."""
+        """See `ChannelKeys.channel_sum`."""
         own = self.param_interior
         only = f"{direction}_only_channels"
         return (
@@ -180,7 +181,7 @@ class WRFConfig(UTransformerConfig):
 
 
 class WRF(UTransformerModel):
-    """The whole model; see `WRFConfig` for its keys."""
+    """The WRF model; see `WRFConfig` for its keys."""
 
     def __init__(self, config: WRFConfig) -> None:
         super().__init__(config)
@@ -196,9 +197,12 @@ class WRF(UTransformerModel):
     def __call__(
         self, inputs: Mapping[str, Any], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predicts from "x", "x_outside" and "x_extra"; rows are in block layout.
+        """Predicts from local samples and rows, in block layout over the domain axis.
 
-        Differs from CREDIT: nothing.
+        Args:
+            inputs: "x" and "x_outside", (batch, channel, time, rows, lon), each on its
+                grid, and "x_extra", (batch, time_encode_dim).
+            context: context of the forward pass.
         """
         config: Any = self.config
         outside, cast = config.param_outside, context.precision.cast

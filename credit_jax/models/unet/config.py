@@ -17,7 +17,7 @@ from credit_jax.models.common.variables import (
 )
 from credit_jax.models.unet.resnet import RESNETS, ResNetSizes
 
-# Channels of the smallest gate of the decoder's attention: 16 times fewer than these.
+# Minimum number of decoder channels: gates have channels // 16 hidden units.
 LEAST_CHANNELS = 16
 
 
@@ -41,14 +41,15 @@ class ArchitectureConfig(StrictModel):
     """Arguments of segmentation_models_pytorch's Unet, with its defaults.
 
     Attributes:
-        name: "unet"; CREDIT's other networks are not there.
-        encoder_name: a ResNet or ResNeXt.
-        encoder_depth: how many times the encoder halves the grid.
-        encoder_weights: name of pretrained weights, which are not read: see
+        name: "unet"; CREDIT's other networks are not available.
+        encoder_name: name of a ResNet or ResNeXt, one of `RESNETS`.
+        encoder_depth: number of times that the encoder halves the grid.
+        encoder_weights: name of pretrained weights, which are not read, see
             `without_effect`.
-        decoder_use_norm: "batchnorm", or true.
-        decoder_channels: of the blocks of the decoder, one for each halving.
-        decoder_interpolation: how the decoder doubles the grid.
+        decoder_use_norm: "batchnorm", or True.
+        decoder_channels: number of channels of each of the `encoder_depth` blocks of
+            the decoder.
+        decoder_interpolation: interpolation by which the decoder doubles the grid.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -78,7 +79,7 @@ class ArchitectureConfig(StrictModel):
     decoder_interpolation: Literal["nearest", "bilinear"] = "nearest"
 
     def without_effect(self) -> dict[str, str]:
-        """Pretrained weights; see `StrictModel.without_effect`."""
+        """Returns a note on pretrained weights; see `StrictModel.without_effect`."""
         if self.encoder_weights is None:
             return {}
         return {
@@ -93,7 +94,7 @@ class ArchitectureConfig(StrictModel):
         return RESNETS[self.encoder_name]
 
     def problems(self) -> list[str]:
-        """Errors of the decoder's channels, one line each."""
+        """Returns errors of the decoder's channels, one line each."""
         where = "model.architecture.decoder_channels"
         channels = list(self.decoder_channels)
         if len(channels) != self.encoder_depth:
@@ -112,13 +113,14 @@ class ArchitectureConfig(StrictModel):
 class UNetKeys(CorrectedConfig, ChannelKeys):
     """Keys of `unet` and `unet_downscaling`, with CREDIT's defaults.
 
-    Other keys that CREDIT passes over are ignored with a warning.
+    Unknown keys are ignored with a warning, as CREDIT's model accepts any keys.
 
     Attributes:
         image_height, image_width: grid of input and output.
-        frames: time steps of the input, which enter as their mean.
-        rk4_integration: the network is a tendency, which four stages of Runge-Kutta
-            combine.
+        frames: number of time steps of the input; the mean of the first two enters the
+            network.
+        rk4_integration: whether the output combines four evaluations of the network as
+            the stages of a Runge-Kutta scheme.
         architecture: see `ArchitectureConfig`.
     """
 
@@ -138,11 +140,11 @@ class UNetKeys(CorrectedConfig, ChannelKeys):
     architecture: ArchitectureConfig
 
     def without_effect(self) -> dict[str, str]:
-        """An active `post_conf`, an unseen frame; see `StrictModel.without_effect`."""
+        """Returns an active `post_conf` and ignored frames, as `StrictModel` does."""
         return super().without_effect() | unseen_frames(self.frames)
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `ModelConfig.problems`; tp splits nothing, and any rows will do."""
+        """See `ModelConfig.problems`; any tp and domain degree is valid."""
         del tensor, domain
         found = [
             *self.architecture.problems(),

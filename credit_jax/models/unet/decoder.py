@@ -1,4 +1,4 @@
-"""The decoder of a U-Net: it doubles the grid and joins the encoder's fields."""
+"""The decoder of a U-Net, which doubles the grid and concatenates encoder fields."""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ class UpBlock(nnx.Module):
     """Interpolation, join, attention; (conv, batch norm, ReLU) twice, attention.
 
     Args of the constructor:
-        channel_in: of the coarse field.
-        channel_skip: of the field that is joined; 0 for none. The attention of the
-            joined field has parameters all the same, as in PyTorch.
-        channel_out: of the output.
-        bilinear: the interpolation, else by the nearest point.
+        channel_in: number of channels of the coarse field.
+        channel_skip: number of channels of the concatenated field; 0 for none, in which
+            case the first attention has parameters but is not applied, as in
+            segmentation_models_pytorch.
+        channel_out: number of channels of the output.
+        bilinear: whether the interpolation is bilinear, or nearest.
     """
 
     def __init__(
@@ -86,11 +87,11 @@ class UpBlock(nnx.Module):
 
 
 class UNetDecoder(nnx.Module):
-    """From the encoder's fields back to the grid.
+    """Decodes the fields of the encoder to the grid.
 
     Args of the constructor:
-        encoder: channels of the encoder's fields, finest first.
-        channels: of the blocks, coarsest first.
+        encoder: numbers of channels of the encoder's fields, finest first.
+        channels: numbers of channels of the blocks, coarsest first.
         bilinear: see `UpBlock`.
     """
 
@@ -107,7 +108,13 @@ class UNetDecoder(nnx.Module):
     def __call__(
         self, fields: Sequence[Field], grid: tuple[int, int], context: Context
     ) -> Field:
-        """The last block's output, on `grid`; `fields` are finest first."""
+        """Returns the output of the last block.
+
+        Args:
+            fields: fields of the encoder, finest first.
+            grid: rows and columns of the result.
+            context: context of the forward pass.
+        """
         *finer, field = fields
         skips = [*reversed(finer), None]
         for block, skip in zip(self.blocks, skips, strict=True):

@@ -1,4 +1,4 @@
-"""Blocks of a U-Net that removes noise: residual blocks with a time, attention."""
+"""Blocks of a denoising U-Net: residual blocks conditioned on time, attention."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from credit_jax.parallel.params.initializers import (
 from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.scopes import ATTENTION, NORM
 
-# Tokens beside the points that every attention sees.
+# Number of memory tokens of every attention.
 NUM_MEMORY = 4
 
 Vector = Float[Array, "batch channel"]
 
 
 def conv(channel_in: int, channel_out: int, size: int, *, stride: int = 1) -> Conv:
-    """A convolution without spectral norm; of an odd size on the same grid."""
+    """Builds a convolution without spectral norm; odd sizes keep the grid."""
     padding = size // 2 if size % 2 else 0
     return Conv(
         channel_in,
@@ -51,7 +51,7 @@ def conv(channel_in: int, channel_out: int, size: int, *, stride: int = 1) -> Co
 
 
 class RMSNorm(nnx.Module):
-    """x / max(|x|, 1e-12) * scale * sqrt(channels), the norm over channels."""
+    """x / max(|x|, 1e-12) * scale * sqrt(channels), with the norm over channels."""
 
     def __init__(self, channels: int) -> None:
         self.scale = parameter(constant(1.0), (channels,), ("embed",))
@@ -67,11 +67,11 @@ class RMSNorm(nnx.Module):
 
 
 class TimeEmbedding(nnx.Module):
-    """Sines and cosines of the step, two linear layers.
+    """Sinusoidal embedding of the diffusion step, then two linear layers.
 
     Args of the constructor:
-        channels: even; half of them are sines.
-        theta: smallest frequency is 1 / theta.
+        channels: number of sines and cosines, half of them each; even.
+        theta: inverse of the smallest frequency.
     """
 
     def __init__(self, channels: int, theta: float) -> None:
@@ -93,12 +93,13 @@ class TimeEmbedding(nnx.Module):
 
 
 class ResidualBlock(nnx.Module):
-    """(conv, norm, scale and shift by the time, SiLU), (conv, norm, SiLU), plus x.
+    """(conv, norm, scale and shift by time, SiLU), (conv, norm, SiLU), with residual.
 
     Args of the constructor:
-        channel_in, channel_out: channels; a 1 x 1 convolution joins unequal ones.
-        time: channels of the embedded time.
-        dropout: rate behind the first half.
+        channel_in, channel_out: numbers of channels; if they differ, the residual has a
+            1 x 1 convolution.
+        time: number of channels of the embedded time.
+        dropout: dropout rate after the first half.
     """
 
     def __init__(
@@ -118,7 +119,14 @@ class ResidualBlock(nnx.Module):
     def __call__(
         self, field: Field, other: Field | None, time: Vector, context: Context
     ) -> Field:
-        """`other` is joined to the field first."""
+        """Applies the block.
+
+        Args:
+            field: (batch, lat, lon, channel).
+            other: field to concatenate with the first one, or None.
+            time: (batch, channel), the embedded time.
+            context: context of the forward pass.
+        """
         if other is not None:
             field = join(field, other)
         layout = field.layout
@@ -133,13 +141,13 @@ class ResidualBlock(nnx.Module):
 
 
 class GlobalAttention(nnx.Module):
-    """Attention between all points, plus x.
+    """Attention between all points, with residual.
 
     Args of the constructor:
-        channels: of the field.
-        heads, dim_head: of the attention.
-        full: whether every point attends to every other one; else by a matrix for all
-            points.
+        channels: number of channels of the field.
+        heads, dim_head: number of heads, and of channels of a head.
+        full: whether the attention is `full_attention` or `linear_attention` of
+            `parallel.domain.global_attention`.
     """
 
     def __init__(self, channels: int, heads: int, dim_head: int, *, full: bool) -> None:
@@ -174,7 +182,7 @@ class GlobalAttention(nnx.Module):
 
 
 class PeriodicConv(nnx.Module):
-    """A 3 x 3 convolution around the globe, rows mirrored at the poles."""
+    """A 3 x 3 convolution, periodic in longitude, reflected at the poles."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
         self.conv = conv(channel_in, channel_out, 3)
@@ -186,7 +194,7 @@ class PeriodicConv(nnx.Module):
 
 
 class Downsample(nnx.Module):
-    """Half the grid: a 2 x 2 convolution of stride 2."""
+    """Halves the grid by a 2 x 2 convolution of stride 2."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
         self.conv = conv(channel_in, channel_out, 2, stride=2)
@@ -197,7 +205,7 @@ class Downsample(nnx.Module):
 
 
 class Upsample(nnx.Module):
-    """Twice the grid: the nearest point, then a 3 x 3 convolution."""
+    """Doubles the grid by nearest interpolation, then a 3 x 3 convolution."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
         self.conv = conv(channel_in, channel_out, 3)

@@ -1,6 +1,6 @@
 """CREDIT's `unet-diffusion` (models/unet_diffusion.py): a U-Net that removes noise.
 
-A prediction is a sample of the process of `model.diffusion`.
+A prediction is a sample of the diffusion process of `model.diffusion`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from credit_jax.parallel.rows.layout import Field
 
 
 def _full_attention(value: Any) -> Any:
-    """What is empty or false is the default, as in CREDIT."""
+    """Replaces empty and false values by the default, as in CREDIT."""
     return value or None
 
 
 class Level:
-    """Sizes of a level: channels in and out, attention."""
+    """Sizes of a level: channels (in, out), attention (heads, dim_head, full)."""
 
     def __init__(self, channels: tuple[int, int], attention: tuple[int, int, bool]):
         self.channel_in, self.channel_out = channels
@@ -50,20 +50,22 @@ class Level:
 class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
     """Constructor keys of CREDIT's UnetDiffusion, with its defaults.
 
-    Differs from CREDIT: `frames` is 1 where the key is absent, since CREDIT's 2 fail,
-    and `padding_conf` may be absent.
+    Differs from CREDIT: `frames` defaults to 1, as CREDIT's default of 2 fails, and
+    `padding_conf` may be absent.
 
     Attributes:
         image_height, image_width: grid of input and output.
-        init_dim: channels of the first convolution; None is `dim[0]`.
-        dim: the first one counts: channels of the levels by `dim_mults`.
-        dim_mults: one for each level; every level but the last halves the grid.
-        sinusoidal_pos_emb_theta: of the time, see `TimeEmbedding`.
-        dropout: rate in training.
-        attn_dim_head, attn_heads: of the attention of each level; one number for all.
-        full_attn: whether every point attends to every other one, for each level; None
-            is on the last. Text is true on every level, as in CREDIT, the text "None"
-            of its example config, too: YAML has no None.
+        init_dim: number of channels of the first convolution; None for `dim[0]`.
+        dim: only the first entry is used; level i has dim[0] * dim_mults[i] channels.
+        dim_mults: one factor for each level; every level but the last halves the grid.
+        sinusoidal_pos_emb_theta: theta of `TimeEmbedding`.
+        dropout: dropout rate of residual blocks.
+        attn_dim_head, attn_heads: number of channels of a head, and of heads, for each
+            level; an integer for all levels.
+        full_attn: whether the attention of each level is full or linear; None for full
+            attention on the last level only. A string means full attention on all
+            levels, as in CREDIT, even the string "None" of its example config, as YAML
+            has no None.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -104,7 +106,7 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
 
     @property
     def first(self) -> int:
-        """Channels of the first convolution."""
+        """Number of channels of the first convolution."""
         return self.init_dim or self.dim[0]
 
     @property
@@ -123,7 +125,7 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
         ]
 
     def without_effect(self) -> dict[str, str]:
-        """An active `post_conf`, further entries of `dim`, what `full_attn` says."""
+        """Returns notes on `post_conf`, `full_attn`, and further entries of `dim`."""
         found = super().without_effect()
         if isinstance(self.full_attn, str):
             found["full_attn"] = (
@@ -139,7 +141,7 @@ class DiffusionUNetConfig(DiffusionKeys, VariableKeys, PaddedConfig):
         return found
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
-        """See `ModelConfig.problems`; tp splits nothing, and any rows will do."""
+        """See `ModelConfig.problems`; any tp and domain degree is valid."""
         del tensor, domain
         found = [
             *self.process_problems(),
@@ -194,7 +196,7 @@ def _each(value: Any, count: int) -> tuple[Any, ...]:
 
 
 class DiffusionUNet(nnx.Module):
-    """The network; see `DiffusionUNetConfig` for its keys."""
+    """The denoising network; see `DiffusionUNetConfig` for its keys."""
 
     def __init__(self, config: DiffusionUNetConfig) -> None:
         self.config = config
@@ -232,9 +234,12 @@ class DiffusionUNet(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out 1 rows lon"]:
-        """What the process asks for, from "x", "noised" and "time".
+        """Predicts the objective of the process, for local samples and rows.
 
-        Differs from CREDIT: nothing.
+        Args:
+            inputs: "x" and "noised", (batch, channel, 1, rows, lon), and "time",
+                (batch, 1).
+            context: context of the forward pass.
         """
         config, cast, given = self.config, context.precision.cast, inputs["x"]
         x = cast(jnp.concatenate([inputs[NOISED], given], 1))
@@ -272,13 +277,13 @@ def _attention(level: Level, channels: int) -> GlobalAttention:
 
 
 class LevelBlocks(nnx.Module):
-    """The blocks of one level; the whole model runs them one by one.
+    """The blocks of a level, which the model runs one by one.
 
-    Layers of different kinds have different paths, as their keys in checkpoints have.
+    Layers of different kinds have different paths, as in the keys of checkpoints.
 
     Args of the constructor:
         block_1, block_2: residual blocks.
-        attention: behind them.
+        attention: attention after the residual blocks.
         resize: the last layer.
     """
 
@@ -298,7 +303,7 @@ class LevelBlocks(nnx.Module):
 
     @property
     def layers(self) -> tuple[nnx.Module, nnx.Module]:
-        """The attention, and the last layer."""
+        """The attention and the last layer."""
         attention = self.full_attention if self.attention is None else self.attention
         resize = self.periodic if self.resize is None else self.resize
         assert attention is not None, "one of them is there"
@@ -318,7 +323,7 @@ class Entry(nnx.Module):
 
 
 class Final(nnx.Module):
-    """The last convolution, of single points."""
+    """The last convolution, 1 x 1."""
 
     def __init__(self, channel_in: int, channel_out: int) -> None:
         self.conv: Conv = conv(channel_in, channel_out, 1)

@@ -30,10 +30,11 @@ class ResNetSizes:
     """Sizes of a ResNet.
 
     Attributes:
-        depths: blocks of each of four layers.
-        expansion: 1 for blocks of two convolutions; else bottlenecks of three, with so
-            many times as many channels at their end.
-        groups, group_width: of the middle convolution of a bottleneck.
+        depths: number of blocks of each of four layers.
+        expansion: 1 for blocks of two convolutions; otherwise blocks are bottlenecks of
+            three convolutions, and the last multiplies the channels by this factor.
+        groups, group_width: number of groups of the middle convolution of a bottleneck,
+            and their width.
     """
 
     depths: tuple[int, int, int, int]
@@ -43,7 +44,7 @@ class ResNetSizes:
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """Channels after the stem and after each layer."""
+        """Number of channels after the stem and after each layer."""
         return WIDTHS[0], *(width * self.expansion for width in WIDTHS)
 
 
@@ -64,7 +65,7 @@ RESNETS = {
 
 
 class ConvNorm(nnx.Module):
-    """A convolution without bias that keeps the grid or halves it, and a batch norm."""
+    """A convolution without bias that keeps or halves the grid, and a batch norm."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class ConvNorm(nnx.Module):
 
 
 def relu(field: Field) -> Field:
-    """max(x, 0) at every point."""
+    """Returns max(x, 0)."""
     return field.like(jax.nn.relu(field.data))
 
 
@@ -102,11 +103,11 @@ class ResidualBlock(nnx.Module):
     """torchvision's BasicBlock, or its Bottleneck.
 
     Args of the constructor:
-        channel_in: of the input.
-        width: of the inner convolutions; the output has `sizes.expansion` times as
-            many channels, the middle of a bottleneck those of its groups.
-        stride: 2 halves the grid.
-        sizes: kind of block.
+        channel_in: number of channels of the input.
+        width: base number of channels; the output has width * sizes.expansion, inner
+            convolutions of a bottleneck width * group_width // 64 * groups channels.
+        stride: stride of the 3 x 3 convolution; 2 halves the grid.
+        sizes: sizes of the network.
     """
 
     def __init__(
@@ -152,10 +153,11 @@ def _conv_norm(
 
 
 class Stem(nnx.Module):
-    """A convolution of 7 x 7 points, batch norm and ReLU: half the grid."""
+    """A 7 x 7 convolution that halves the grid, batch norm and ReLU."""
 
     def __init__(self, channel_in: int) -> None:
-        # Made anew for the channels of the data, with torch's default.
+        # segmentation_models_pytorch replaces this layer for other numbers of input
+        # channels, with torch's default initialization.
         init = torch_uniform(49 * channel_in)
         self.embed = ConvNorm(channel_in, WIDTHS[0], 7, kernel_init=init, stride=2)
 
@@ -164,7 +166,7 @@ class Stem(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Residual blocks; the first one may halve the grid, `lax.scan` runs the others."""
+    """Residual blocks; the first may halve the grid, `Context.scan` runs the others."""
 
     def __init__(
         self, channel_in: int, width: int, depth: int, stride: int, sizes: ResNetSizes
@@ -183,11 +185,11 @@ class Layer(nnx.Module):
 
 
 class ResNetEncoder(nnx.Module):
-    """Fields on ever coarser grids.
+    """Encodes a field to fields on successively coarser grids.
 
     Args of the constructor:
-        channel_in: of the input.
-        sizes: of the network.
+        channel_in: number of channels of the input.
+        sizes: sizes of the network.
     """
 
     def __init__(self, channel_in: int, sizes: ResNetSizes) -> None:
@@ -199,7 +201,7 @@ class ResNetEncoder(nnx.Module):
         )
 
     def __call__(self, field: Field, context: Context, depth: int) -> list[Field]:
-        """The fields on 1/2, 1/4, ... of the grid, `depth` of them."""
+        """Returns `depth` fields, on 1/2, 1/4, ... of the grid."""
         found = [context.run(self.stem, field)]
         field = max_pool2d_field(
             found[0], (3, 3), stride=(2, 2), padding=((1, 1), (1, 1))

@@ -1,7 +1,7 @@
 """CREDIT's `unet` and `unet_downscaling`: segmentation_models_pytorch's U-Net.
 
-A ResNet encoder, a decoder with gates of channels and points, and a convolution. Two
-frames enter as their mean.
+A ResNet encoder, a decoder with gates of channels and points, and a convolution. The
+mean of two frames enters the encoder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Head(nnx.Module):
 
 
 class UNet(nnx.Module):
-    """The whole model; see `UNetConfig` for its keys."""
+    """The U-Net model; see `UNetConfig` for its keys."""
 
     def __init__(self, config: UNetConfig | DownscalingUNetConfig) -> None:
         self.config = config
@@ -61,9 +61,13 @@ class UNet(nnx.Module):
     def __call__(
         self, inputs: Mapping[str, Array], context: Context
     ) -> Float[Array, "batch channel_out time_out rows lon"]:
-        """Predicts from the input "x"; rows are in block layout over the domain axis.
+        """Predicts from local samples and rows, in block layout over the domain axis.
 
-        Differs from CREDIT: in training the statistics of batch norms are those of the
+        Args:
+            inputs: "x", (batch, channel, time, rows, lon).
+            context: context of the forward pass.
+
+        Differs from CREDIT: in training, the statistics of batch norms are those of the
         global batch, not of each data-parallel rank.
         """
         x = inputs["x"]
@@ -83,7 +87,7 @@ class UNet(nnx.Module):
         return reshard(context.run(self.head, decoded), field.layout)
 
     def _runge_kutta(self, field: Field, context: Context) -> Field:
-        """(k1 + 2 k2 + 2 k3 + k4) / 6; k1 = f(x), k2 = f(x + k1 / 2), ..."""
+        """Returns (k1 + 2 k2 + 2 k3 + k4) / 6; k1 = f(x), k2 = f(x + k1 / 2), ..."""
         slopes = [self._network(field, context)]
         for factor in (0.5, 0.5, 1.0):
             stage = field.like(field.data + slopes[-1].data * factor)
