@@ -319,7 +319,7 @@ def _parameters_of(modules: Sequence[str]) -> Callable[[Any, Any], bool]:
 class _Part:
     """Consecutive blocks that one scan runs, `group` blocks in each iteration.
 
-    Stacked arrays have a group dim behind the iteration dim only if `group` is above 1.
+    Stacked arrays have a group dim after the iteration dim only if `group` is above 1.
 
     Attributes:
         first: index of the first block.

@@ -1,4 +1,4 @@
-"""The matrix product of dense layers, in float8 if the context's precision says so."""
+"""The matrix product of dense layers, in float8 if the precision selects the layer."""
 
 from __future__ import annotations
 

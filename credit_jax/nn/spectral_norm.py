@@ -97,7 +97,7 @@ def iterate(
     """Returns u and v for one training forward pass: one power iteration per call.
 
     v = W'u / |W'u|, u = Wv / |Wv|, without gradient. If a layer is called several times
-    (`ParamSpec.calls`), its u and v have a dim of calls, behind the dim of stacked
+    (`ParamSpec.calls`), its u and v have a dim of calls, after the dim of stacked
     blocks; `after_calls` removes it.
 
     Args:

@@ -44,8 +44,8 @@ def float8_dense(
     Args:
         x: (batch..., channel).
         kernel: (channel, out...).
-        summed: mesh axis over which the channels are sharded, if any; the maxima
-            behind the scales are taken over it.
+        summed: mesh axis over which the channels are sharded, if any; the scales are
+            computed from maxima over it.
         made: mesh axis over which the output dims are sharded, if any.
         dtype: dtype of the result; None for that of x.
     """

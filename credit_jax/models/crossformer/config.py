@@ -144,7 +144,7 @@ class EncoderDecoderConfig(PaddedConfig, StagesConfig):
     interp: bool = True
 
     def without_effect(self) -> dict[str, str]:
-        """Returns an active `post_conf` and ignored frames, as `StrictModel` does."""
+        """Returns keys without effect; see `StrictModel.without_effect`."""
         found = super().without_effect()
         if self.frame_fold == "mean" and self.patch == (1, 1):
             found |= unseen_frames(self.frames)

@@ -65,7 +65,7 @@ class CrossFormerKeys(EncoderConfig):
     pad_lon: int | None = None
 
     def without_effect(self) -> dict[str, str]:
-        """Returns flat padding keys that `padding_conf` overrides, and others' keys."""
+        """Returns keys without effect; see `StrictModel.without_effect`."""
         found = super().without_effect()
         if self.padding_conf is None:
             return found

@@ -140,7 +140,7 @@ class UNetKeys(CorrectedConfig, ChannelKeys):
     architecture: ArchitectureConfig
 
     def without_effect(self) -> dict[str, str]:
-        """Returns an active `post_conf` and ignored frames, as `StrictModel` does."""
+        """Returns keys without effect; see `StrictModel.without_effect`."""
         return super().without_effect() | unseen_frames(self.frames)
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:

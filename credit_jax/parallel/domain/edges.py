@@ -117,7 +117,7 @@ def edge_attention(
     """Returns the sum over incoming edges of softmax(q (k + e) / sqrt(dim)) (v + e).
 
     The softmax is over the incoming edges of a node, in float32 or wider; a node
-    without incoming edges has zeros. This is PyTorch Geometric's TransformerConv.
+    without incoming edges has zeros. As in PyTorch Geometric's TransformerConv.
 
     Args:
         query, key, value: fields (batch, lat, lon, head, dim) on the same layout.
