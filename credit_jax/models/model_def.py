@@ -309,7 +309,14 @@ class ModelDef:
         context: Context,
         batch_stats: Collection | None = None,
     ) -> tuple[Float[Array, "batch channel_out time_out rows lon"], Collection]:
-        """Runs `apply`, and also returns `batch_stats`, updated in training mode."""
+        """Runs `apply`, and also returns `batch_stats`, updated in training mode.
+
+        Args:
+            weights, inputs, context, batch_stats: as for `apply`.
+
+        Raises:
+            ValueError: as for `apply`.
+        """
         check_inputs(inputs, self.network_inputs)
         if self.batch_stats and not batch_stats:
             raise no_statistics_error(self._abstract)

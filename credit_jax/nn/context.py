@@ -125,6 +125,11 @@ class Context:
     ) -> Float[Array, "batch size"]:
         """Returns `size` draws of N(0, 1) for each of `batch` local samples, float32.
 
+        Args:
+            name: name of the call site, unique within a block.
+            batch: number of local samples.
+            size: number of draws of a sample.
+
         Raises:
             ValueError: the context has no noise.
         """
@@ -151,6 +156,11 @@ class Context:
         self, name: str, batch: int, bound: int
     ) -> Int[Array, " batch"]:
         """Returns a random integer in [0, bound) for each of `batch` local samples.
+
+        Args:
+            name: name of the call site, unique within a block.
+            batch: number of local samples.
+            bound: at most 2**24.
 
         Raises:
             ValueError: the context has no noise.

@@ -56,7 +56,11 @@ class Noise:
     def uniform_field(
         self, name: str, samples: Array, layout: Layout, columns: int, channels: int
     ) -> Float[Array, "batch rows lon channel"]:
-        """Returns uniform noise in [0, 1), float32; arguments as for `normal_field`."""
+        """Returns uniform noise in [0, 1) on local samples and rows, float32.
+
+        Args:
+            name, samples, layout, columns, channels: as for `normal_field`.
+        """
         return self._field(random_uniform, name, samples, layout, columns, channels)
 
     def _field(

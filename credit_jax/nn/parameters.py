@@ -36,7 +36,11 @@ def parameter(
     calls: int = 1,
     frozen: bool = False,
 ) -> Parameter:
-    """Declares a parameter; see `ParamSpec` for the arguments."""
+    """Declares a parameter.
+
+    Args:
+        init, shape, dims, matrix_out, calls, frozen: see `ParamSpec`.
+    """
     param_spec = ParamSpec(
         shape,
         dims,

@@ -77,7 +77,13 @@ class Dispatch:
     def of(
         cls, chosen: Int[Array, "tokens choice"], num: int, first: Array | int = 0
     ) -> Dispatch:
-        """Returns the dispatch to the experts `first` to `first + num - 1`."""
+        """Returns the dispatch to the experts `first` to `first + num - 1`.
+
+        Args:
+            chosen: (tokens, choice), as returned by `choose_experts`.
+            num: number of experts of the range.
+            first: index of the first expert of the range.
+        """
         local = chosen.reshape(-1) - first
         group = jnp.where((local >= 0) & (local < num), local, num)
         order = jnp.argsort(group, stable=True).astype(jnp.int32)

@@ -190,7 +190,10 @@ def pool_windows(
 
 
 def window_sum(x: Array, window: Windows, num: int, dim: int, *, low: int) -> Array:
-    """Returns sums of `num` windows along `dim`, with `low` zeros in front of x."""
+    """Returns sums of `num` windows along `dim`, with `low` zeros in front of x.
+
+    Points beyond the end of x are zeros, too.
+    """
     x = _points_of(x, window, num, dim, low=low, value=0.0)
     if window.size == window.stride:
         shape = (*x.shape[:dim], num, window.size, *x.shape[dim + 1 :])

@@ -71,6 +71,10 @@ def kernel_gradient(
 def num_groups(rows: int, channels: int, out: int) -> int:
     """Returns the divisor of `rows` nearest to the groups that fill a GPU with tiles.
 
+    Args:
+        rows: length of the contracted dim.
+        channels, out: dims of the result.
+
     >>> num_groups(288000, 128, 384)
     45
     """

@@ -21,7 +21,13 @@ from credit_jax.parallel.scopes import DECODER
 
 
 class ConvTranspose(nnx.Module):
-    """torch.nn.ConvTranspose2d on fields, with bias."""
+    """torch.nn.ConvTranspose2d on fields, with bias.
+
+    Args of the constructor:
+        channel_in, channel_out: numbers of channels.
+        kernel_size, stride: of both dims.
+        padding: rows and columns removed from every edge of the output.
+    """
 
     def __init__(
         self,
@@ -129,7 +135,12 @@ class ResidualUpBlock(nnx.Module):
 
 
 class UpsampleHead(nnx.Module):
-    """Doubles the grid and maps to the channels of the output."""
+    """Doubles the grid and maps to the channels of the output.
+
+    Args of the constructor:
+        channel_in, channel_out: numbers of channels.
+        interpolate: see `doubling`.
+    """
 
     def __init__(
         self, channel_in: int, channel_out: int, *, interpolate: bool = False

@@ -63,7 +63,12 @@ class PositionBias(nnx.Module):
 
 
 class QueryKeyValue(nnx.Module):
-    """Column-parallel projection to q, k and v without bias; heads sharded over tp."""
+    """Column-parallel projection to q, k and v without bias; heads sharded over tp.
+
+    Args of the constructor:
+        channels: number of channels of the field.
+        heads, dim_head: number of heads, and of channels of a head.
+    """
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         self.channels = channels
@@ -103,7 +108,11 @@ class QueryKeyValue(nnx.Module):
 
 
 class SeparateQueryKeyValue(nnx.Module):
-    """`QueryKeyValue` with three matrices, each with its own spectral norm."""
+    """`QueryKeyValue` with three matrices, each with its own spectral norm.
+
+    Args of the constructor:
+        channels, heads, dim_head: as for `QueryKeyValue`.
+    """
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         self.channels = channels
@@ -151,7 +160,11 @@ Projection = type[QueryKeyValue] | type[SeparateQueryKeyValue]
 
 
 class OutProjection(nnx.Module):
-    """Row-parallel projection of all heads: a `psum` over tp, then the bias."""
+    """Row-parallel projection of all heads: a `psum` over tp, then the bias.
+
+    Args of the constructor:
+        channels, heads, dim_head: as for `QueryKeyValue`.
+    """
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         init = torch_uniform(heads * dim_head)

@@ -39,6 +39,12 @@ class CrossEmbed(nnx.Module):
     Padding is that of `parallel.domain.conv.scale_padding`. Kernel i of ascending
     sizes (from 0) has channel_out // 2**(i + 1) output channels, the largest has the
     remaining ones.
+
+    Args of the constructor:
+        channel_in, channel_out: numbers of channels.
+        kernel_sizes: sizes of the square kernels, in any order.
+        stride: of both dims.
+        symmetric: see `scale_padding`.
     """
 
     def __init__(

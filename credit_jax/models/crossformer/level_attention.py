@@ -87,7 +87,11 @@ class LevelAttention(nnx.Module):
 
 
 class Levels(nnx.Module):
-    """Adds a bias for every variable and level, then applies `LevelAttention`."""
+    """Adds a bias for every variable and level, then applies `LevelAttention`.
+
+    Args of the constructor:
+        variables, levels, heads, stride: as for `LevelAttention`.
+    """
 
     def __init__(self, variables: int, levels: int, heads: int, stride: int) -> None:
         channels = variables * levels

@@ -22,7 +22,12 @@ PLAIN, SHIFTED = {"shifted": False}, {"shifted": True}
 
 
 class FeedForward(nnx.Module):
-    """Up, exact GELU, dropout, down, dropout, as timm's Mlp."""
+    """Up, exact GELU, dropout, down, dropout, as timm's Mlp.
+
+    Args of the constructor:
+        channels, hidden: numbers of channels and of hidden units.
+        dropout: dropout rate of the hidden units and of the output.
+    """
 
     tp_plan = (("fc1", "fc2"),)
 

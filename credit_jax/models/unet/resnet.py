@@ -65,7 +65,14 @@ RESNETS = {
 
 
 class ConvNorm(nnx.Module):
-    """A convolution without bias that keeps or halves the grid, and a batch norm."""
+    """A convolution without bias that keeps or halves the grid, and a batch norm.
+
+    Args of the constructor:
+        channel_in, channel_out: numbers of channels.
+        kernel_size, stride: of both dims.
+        kernel_init: initializer of the kernel.
+        groups: number of channel groups.
+    """
 
     def __init__(
         self,
@@ -166,7 +173,12 @@ class Stem(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Residual blocks; the first may halve the grid, `Context.scan` runs the others."""
+    """Residual blocks; the first may halve the grid, `Context.scan` runs the others.
+
+    Args of the constructor:
+        channel_in, width, stride, sizes: of the first block, see `ResidualBlock`.
+        depth: number of blocks.
+    """
 
     def __init__(
         self, channel_in: int, width: int, depth: int, stride: int, sizes: ResNetSizes

@@ -81,7 +81,13 @@ def linear_attention(
 
 
 def split_heads(field: Field, num: int, heads: int) -> tuple[Field, ...]:
-    """Splits channels (num head dim) into `num` fields (batch, lat, lon, head, dim)."""
+    """Splits channels (num head dim) into `num` fields (batch, lat, lon, head, dim).
+
+    Args:
+        field: (batch, lat, lon, channel).
+        num: number of fields.
+        heads: number of heads.
+    """
     x = field.data
     x = x.reshape(*x.shape[:-1], num, heads, -1)
     return tuple(field.like(x[..., i, :, :]) for i in range(num))

@@ -35,7 +35,7 @@ class Windows:
 
     Attributes:
         rows, columns: size of the field.
-        short, long: tokens along each side of a window; 1 for no attention of the kind.
+        short, long: tokens along each side of a window; 1 if each point is a window.
     """
 
     rows: int

@@ -44,7 +44,13 @@ def take_rows(x: Array, index: np.ndarray, axis: str | None, dim: int) -> Array:
 
 
 def take_static(x: Array, index: Sequence[int], dim: int) -> Array:
-    """Returns rows `index` of `x` along `dim`, equal on all shards; -1 gives zeros."""
+    """Returns rows `index` of `x` along `dim`, with the same index on all shards.
+
+    Args:
+        x: local array.
+        index: local row indices; -1 gives a row of zeros.
+        dim: array dim of the rows.
+    """
     if list(index) == list(range(x.shape[dim])):
         return x
     columns = _as_transpose(index, x.shape[dim])
