@@ -1,1 +1,1 @@
-"""Files: opening NetCDF and Zarr, writing what appears complete or not at all."""
+"""Opens NetCDF files and Zarr stores, and writes files and folders atomically."""

@@ -1,7 +1,7 @@
 """Files and folders that appear complete or not at all.
 
-They are written beside their final place, under a name that begins with a dot and ends
-with the host and the process, and renamed at the end.
+They are written to the same parent folder under a temporary name, which begins with a
+dot and contains the host name and the process ID, and renamed when complete.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 @contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write a file to; it replaces `path` when the block ends without error.
+    """Yields a temporary path; its file replaces `path` if the block raises no error.
 
-    What processes of this machine that are gone left unfinished is removed first.
+    Temporary files that dead processes of this host left behind are removed first.
 
     Args:
-        path: the file; its folder is made.
+        path: final path of the file; its parent folder is created.
     """
     target = Path(path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -38,12 +38,13 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder to fill; it gets the name `path` when the block ends without error.
+    """Yields a temporary folder, which is renamed to `path` if the block succeeds.
 
-    What processes of this machine that are gone left unfinished is removed first.
+    Temporary folders that dead processes of this host left behind are removed first.
 
     Args:
-        path: the folder; it must not exist, or be empty.
+        path: final path of the folder, which must not exist or must be empty; its
+            parent folder is created.
     """
     target = Path(path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def move_aside(path: Path) -> Path:
-    """Moves a file to a name with the time in it, and returns the name.
+    """Renames a file to a new name that contains the UTC time, and returns its path.
 
     >>> move_aside(Path("scaler.json"))
     PosixPath('scaler_20260102_030405.json')
@@ -92,7 +93,7 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Whether another process of this machine has that number."""
+    """Whether another process of this host has that ID."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

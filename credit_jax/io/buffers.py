@@ -1,8 +1,8 @@
-"""Large arrays in memory that is used again.
+"""A pool of memory for large numpy arrays.
 
 The kernel clears each page of fresh memory when it is first touched, which takes longer
-than a plain read of a field into pages that are there. Arrays of fields and of batches
-come and go in few sizes, so that one finds the memory of an earlier one.
+than reading a field into pages that are already mapped. Arrays of fields and of batches
+have few distinct sizes, so a new array can mostly reuse the memory of an earlier one.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-# The C library has smaller arrays in memory that it keeps itself.
+# Bytes; for smaller arrays the C library reuses memory by itself.
 _SMALLEST = 2**20
-# Memory that is kept while no array is in it.
+# Default limit of the unused memory that is kept for later arrays.
 FREE_BYTES = 2**31
 
 
 class Buffers:
-    """Makes arrays, and takes their memory back when nothing refers to it any more.
+    """Allocates numpy arrays, and reuses their memory once no array refers to it.
 
     Thread-safe.
 
     Args:
-        free_bytes: largest size of the memory that is kept while no array is in it.
+        free_bytes: limit, in bytes, of the unused memory that is kept for later arrays.
     """
 
     def __init__(self, free_bytes: int = FREE_BYTES) -> None:
         self._free_bytes = free_bytes
         self._free: list[np.ndarray] = []
         self._lock = threading.Lock()
-        # A garbage collection within `empty` may put memory here: no lock is needed.
+        # `_Lease.__del__` may run in a garbage collection within `_take`, which has the
+        # lock: it must put memory back without it.
         self._returned: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Shaped[np.ndarray, ...]:
-        """An array of arbitrary values, as of `numpy.empty`."""
+        """Returns an uninitialized array, as `numpy.empty` does."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size < _SMALLEST:
             return np.empty(shape, dtype)
@@ -48,7 +49,7 @@ class Buffers:
         return np.asarray(_Lease(memory, shape, np.dtype(dtype), self._returned))
 
     def _take(self, size: int) -> np.ndarray | None:
-        """Free memory of a size, the latest one; the oldest goes beyond the limit."""
+        """Returns unused memory of a size, if any; drops the oldest above the limit."""
         with self._lock:
             while not self._returned.empty():
                 self._free.append(self._returned.get())
@@ -81,5 +82,5 @@ class _Lease:
         self._returned.put(self._memory)
 
 
-# All readers and loaders share it: their arrays have the same sizes.
+# Shared by all readers and loaders, whose arrays have the same sizes.
 BUFFERS = Buffers()

@@ -1,4 +1,4 @@
-"""Digests of files, to find what was damaged."""
+"""SHA-256 digests of files, to detect damaged ones."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 from credit_jax.io.atomic import new_file
 
-# Reading and hashing leave the interpreter free; more threads than this read no faster.
+# Reading and hashing release the GIL; more threads than this read no faster.
 _NUM_THREADS = 8
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file was when it was written.
+    """Digest and size of a file at the time it was recorded.
 
     Attributes:
-        sha256: digest of its bytes, hexadecimal.
-        size: bytes.
+        sha256: digest of the content, hexadecimal.
+        size: in bytes.
     """
 
     sha256: str
@@ -38,7 +38,7 @@ def record_of(path: Path) -> FileRecord:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """The records of all files below a folder, by name, sorted."""
+    """The records of all files below a folder, by sorted relative path."""
     names = sorted(_files_below(folder))
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         records = pool.map(lambda name: record_of(folder / name), names)
@@ -46,7 +46,7 @@ def record_files(folder: Path) -> dict[str, FileRecord]:
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Names of all files below a folder, with /, links included."""
+    """Relative POSIX paths of all files below a folder, including symbolic links."""
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
         for name in (*names, *links):
@@ -70,18 +70,18 @@ def write_records(path: Path, records: Mapping[str, FileRecord]) -> None:
 
 
 def find_damage(path: Path, *, or_newer: bool = False) -> list[str]:
-    """What differs below a folder from the records that were written into it.
+    """Compares the files of a folder with the records that `write_records` wrote.
 
-    Files that have no record are not looked at.
+    Files without a record are not checked.
 
     Args:
-        path: of `write_records`; the folder is the one it is in.
-        or_newer: leave out files that were written after their records, as a run does
-            that goes on in the folder.
+        path: file of the records, in the folder to check.
+        or_newer: accept files that are newer than their records, such as those of a
+            run that continues in the folder.
 
     Returns:
-        One line for each file that is missing or has another content; no lines where
-        there are no records.
+        One line for each file that is missing or differs, or one line if the records
+        cannot be read; an empty list if `path` does not exist.
     """
     if not path.is_file():
         return []

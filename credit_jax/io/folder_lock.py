@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""A lock that lets only one run at a time use a folder."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NAME = ".lock"
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Holds a folder while the block runs; the system frees it if the process dies.
+    """Locks a folder while the block runs; the system unlocks it if the process dies.
 
-    The lock is one of the file system (`flock`), on network file systems of all hosts
-    that mount it. Where a file system has none, nothing is held.
+    The lock is `flock` on a file in the folder; on network file systems that support
+    it, it holds for all hosts. Where the file system has no locks, none is taken.
 
     Args:
-        folder: that exists.
+        folder: an existing folder.
 
     Raises:
-        ValueError: another process holds it; names that process.
+        ValueError: another process has the lock; the message names that process.
     """
     path = folder / NAME
     file = _taken(path)
@@ -42,13 +42,13 @@ def folder_lock(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # What remains where that is not permitted any more is free: see `_taken`.
+            # A file that cannot be removed is unlocked nevertheless: see `_taken`.
             with suppress(OSError):
                 path.unlink()
 
 
 def _taken(path: Path) -> IO[str] | None:
-    """The open file that is locked; None where the file system has no locks."""
+    """Opens and locks a file; None where the file system has no locks."""
     while True:
         file = path.open("a+", encoding="utf-8")
         try:
@@ -64,7 +64,7 @@ def _taken(path: Path) -> IO[str] | None:
         except OSError:
             file.close()
             return None
-        # The holder before may have removed the file between the two calls.
+        # The previous owner may have removed the file between `open` and `flock`.
         if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
             file.seek(0)
             file.truncate()

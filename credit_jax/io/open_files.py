@@ -1,4 +1,4 @@
-"""Opening NetCDF and Zarr files: the engine of each, and each file once."""
+"""Opens NetCDF files and Zarr stores with a thread-safe engine, each only once."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import xarray as xr
 from credit_jax.io.remote import is_url, open_binary, store_at
 from credit_jax.io.retry import is_transient, retried
 
-# Files whose metadata are kept.
+# Data sets that stay open.
 MAX_OPEN = 1000
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _CLASSIC = (b"CDF\x01", b"CDF\x02")
 
 
 def reading_engine(path: str | Path) -> str | None:
-    """The xarray engine that reads a file from any thread.
+    """Returns the xarray engine that reads a file from any thread.
 
-    The netCDF C library knows no threads: a read beside another read, or beside the
-    writing or closing of any other file, can crash the process. NetCDF-4 files are HDF5
-    and are read by h5netcdf, whose library locks itself; classic ones by scipy.
+    The netCDF C library is not thread-safe: a read concurrent with another read, or
+    with writing or closing any other file, can crash the process. NetCDF-4 files are
+    HDF5 and are read by h5netcdf, which takes h5py's lock; classic ones by scipy.
 
     Args:
-        path: a file, or the folder or the address of a Zarr store; an address that ends
-            with .nc is that of a NetCDF-4 file.
+        path: a file, or the folder or the URL of a Zarr store; a URL that ends with .nc
+            is taken for a NetCDF-4 file.
 
     Returns:
         Name of the engine; None leaves the choice to xarray.
@@ -49,10 +49,10 @@ def reading_engine(path: str | Path) -> str | None:
 
 
 class OpenFiles:
-    """Files that are opened at their first use and stay open, for any thread.
+    """A thread-safe cache of open data sets.
 
-    One instance is shared by all that read for a run, so that each file is opened once.
-    Of more than MAX_OPEN files, those used longest ago are closed.
+    All readers of a run share one instance, so that each file is opened once. Beyond
+    MAX_OPEN data sets, the least recently used are dropped.
     """
 
     def __init__(self) -> None:
@@ -60,15 +60,16 @@ class OpenFiles:
         self._datasets: collections.OrderedDict = collections.OrderedDict()
 
     def dataset(self, path: str | Path, engine: str | None = None) -> xr.Dataset:
-        """The data set of a file; no field is read.
+        """Opens a file, or returns it from the cache; arrays are not read.
 
         Args:
-            path: a file, or the folder or the address of a Zarr store.
-            engine: xarray's engine; None goes by what the file holds.
+            path: a file, or the folder or the URL of a Zarr store.
+            engine: xarray's engine, ignored for URLs; None chooses by `reading_engine`.
 
         Raises:
-            ValueError: the file is no complete NetCDF file or Zarr store.
-            OSError: its storage fails again and again.
+            ValueError: it is not a complete NetCDF file or Zarr store, or obstore,
+                which URLs need, is not installed.
+            OSError: the storage failed at every attempt.
         """
         key = os.fspath(path), engine
         with self._lock:
@@ -86,8 +87,8 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
     def read() -> xr.Dataset:
         place = _remote(path, engine) if is_url(path) else path
         with warnings.catch_warnings():
-            # Zarr 3 has no consolidated metadata; times outside of datetime64 become
-            # cftime objects, and where they are read, that is an error.
+            # Zarr 3 has no consolidated metadata. Times that datetime64 cannot hold
+            # become cftime objects; whoever reads them raises the error.
             warnings.filterwarnings("ignore", "Failed to open Zarr store with")
             warnings.filterwarnings("ignore", "Unable to decode time axis")
             return xr.open_dataset(place, engine=engine, cache=False)
@@ -104,7 +105,7 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
 
 
 def _remote(url: str, engine: str | None) -> Any:
-    """A NetCDF file or a Zarr store at an address."""
+    """What xarray opens for a URL: a file object (NetCDF) or a Zarr store."""
     if engine == "h5netcdf":
         return open_binary(url)
     from zarr.storage import ObjectStore

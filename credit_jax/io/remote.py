@@ -1,4 +1,4 @@
-"""Files at an address, read by ranges, without credentials and without the GIL."""
+"""Remote files, read by byte ranges with obstore: anonymous, and without the GIL."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from credit_jax.io.retry import retried
 
-# Addresses whose existence is remembered.
+# URLs whose existence is cached.
 _KEPT = 100_000
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is an address: gs://, s3://, http:// or https://."""
+    """Whether a path is a URL, such as gs://, s3://, http:// or https://."""
     return "://" in str(path)
 
 
 @functools.lru_cache(64)
 def store_at(url: str) -> Any:
-    """The store of an address.
+    """The obstore store of a URL, without credentials.
 
     Raises:
         ValueError: obstore is not installed.
@@ -38,10 +38,11 @@ def store_at(url: str) -> Any:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file, in a folder or at an address.
+    """Whether a path or URL exists; for URLs, the first answer is cached.
 
     Raises:
-        OSError: a server does not answer.
+        OSError: the server cannot be reached.
+        ValueError: obstore, which URLs need, is not installed.
     """
     return _exists_there(path) if is_url(path) else os.path.exists(path)
 
@@ -61,15 +62,16 @@ def _exists_there(url: str) -> bool:
 
 
 def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
-    """Some bytes of a file, in a folder or at an address.
+    """Reads a range of bytes of a local file or a URL.
 
     Args:
-        path: of the file.
-        start: of the bytes.
-        size: of them; -1 reads to the end.
+        path: path or URL of the file.
+        start: offset of the first byte.
+        size: number of bytes; -1 reads to the end.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
+        ValueError: obstore, which URLs need, is not installed.
     """
     if not is_url(path):
         return retried(lambda: _local_bytes(path, start, size), path)
@@ -94,10 +96,11 @@ def _local_bytes(path: str, start: int, size: int) -> bytes:
 
 
 def open_binary(url: str) -> io.BufferedReader:
-    """A file at an address, as one that is read in pieces.
+    """Opens a URL as a binary file that is read by ranges.
 
     Raises:
-        OSError: there is none, or the server does not answer.
+        OSError: there is no such file, or the server does not answer.
+        ValueError: obstore is not installed.
     """
     store, key = _parts(url)
     import obstore
@@ -117,7 +120,7 @@ def _parts(url: str) -> tuple[Any, str]:
 
 
 class _Ranges(io.RawIOBase):
-    """obstore's reader as a raw file of Python."""
+    """obstore's reader as a Python raw file."""
 
     def __init__(self, reader: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Reads that are tried again when storage fails for a while, and named when slow."""
+"""Retries reads when storage fails temporarily, and logs slow ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Seconds between attempts; a quarter more or less, so that processes do not come back
-# together.
+# Seconds between attempts, with a jitter of a quarter, so that the processes of a run
+# do not all retry at once.
 PAUSES = (1.0, 4.0, 16.0)
 SLOW_SECONDS = 60.0
 _JITTER = 0.25
@@ -37,7 +37,7 @@ _ERRNOS = frozenset(
         errno.ENFILE,
     }
 )
-# HDF5, TensorStore and obstore tell the cause in words only.
+# HDF5, TensorStore and obstore give the cause only in the text of the error.
 _WORDS = (
     "Input/output error",
     "Stale file handle",
@@ -58,9 +58,9 @@ _LOG = logging.getLogger("credit_jax")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a read that failed so may succeed a little later.
+    """Whether a read that failed with this error may succeed when retried.
 
-    A file that is not there, cut off or damaged stays so.
+    False for files that are missing, not permitted, truncated or damaged.
     """
     if isinstance(error, FileNotFoundError | PermissionError):
         return False
@@ -73,18 +73,18 @@ def is_transient(error: BaseException) -> bool:
 
 
 def retried(read: Callable[[], T], path: str) -> T:
-    """What a read gives, tried again while storage fails.
+    """Returns the result of `read`, retried after transient errors.
 
-    A read that takes longer than SLOW_SECONDS is named in the log, and again whenever
-    that time has doubled.
+    A read that takes longer than SLOW_SECONDS is logged, and again each time its
+    duration has doubled.
 
     Args:
-        read: may be called several times.
+        read: function that reads; it may be called several times.
         path: what it reads, for messages.
 
     Raises:
-        OSError: storage failed at every attempt.
-        Exception: any other error of `read`, at once.
+        OSError: every attempt failed with a transient error.
+        Exception: any other error of `read`, without a retry.
     """
     began = time.monotonic()
     for attempt, pause in enumerate((*PAUSES, None), 1):
@@ -115,7 +115,7 @@ def retried(read: Callable[[], T], path: str) -> T:
 
 @contextmanager
 def named_if_slow(path: str) -> Iterator[None]:
-    """Around a read: while it takes too long, a line in the log names it."""
+    """Logs a warning while the read in the block takes longer than SLOW_SECONDS."""
     number = next(_numbers)
     _reads[number] = path, time.monotonic()
     _start_watch()
@@ -142,7 +142,7 @@ def _start_watch() -> None:
 
 
 def _name_slow() -> None:
-    """Looks at the reads that are going on, forever."""
+    """Checks the reads in progress in an endless loop, and logs slow ones."""
     due: dict[int, float] = {}
     while True:
         time.sleep(SLOW_SECONDS / 12)

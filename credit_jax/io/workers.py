@@ -1,4 +1,4 @@
-"""Threads with a bounded queue, whose errors end the run."""
+"""Threads with a bounded queue, which pass their errors on to the caller."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from queue import Empty, Full, Queue
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
-# How often a blocked thread looks whether it is to stop, in seconds.
+# Interval at which a blocked thread checks whether to stop, in seconds.
 _POLL = 0.1
 
 
 class Workers:
-    """Threads that run jobs; a limited number of jobs waits.
+    """A thread pool with a limited number of pending jobs.
 
-    After an error the remaining jobs are dropped, and the next call of `submit`,
+    After an error the remaining jobs are dropped, and every later call of `submit`,
     `check` or `close` raises it.
 
     Args:
-        num_threads: 1 runs the jobs in order.
-        max_pending: jobs that wait or run, before `submit` waits.
-        name: of the threads.
+        num_threads: number of threads; 1 runs the jobs in order.
+        max_pending: number of waiting and running jobs at which `submit` blocks.
+        name: prefix of the names of the threads.
+
+    Attributes:
+        seconds: total run time of all jobs.
     """
 
     def __init__(self, num_threads: int, max_pending: int, name: str) -> None:
@@ -34,7 +37,7 @@ class Workers:
         self.seconds = 0.0
 
     def submit(self, job: Callable[[], Any]) -> Future:
-        """Runs a job in a thread; waits for a free place first."""
+        """Queues a job; blocks while `max_pending` jobs wait or run."""
         self.check()
         self._slots.acquire()
         try:
@@ -54,7 +57,7 @@ class Workers:
         self.check()
 
     def cancel(self) -> None:
-        """Drops the jobs that wait, and waits for those that run."""
+        """Drops the waiting jobs, and waits for the running ones."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, job: Callable[[], Any]) -> None:
@@ -72,11 +75,16 @@ class Workers:
 
 
 class ReadAhead(Generic[Item]):
-    """An iterator whose items are made by a thread, some in advance.
+    """An iterator whose items a background thread computes in advance.
+
+    An error in the thread is raised by `next`.
 
     Args:
-        items: what the thread iterates over.
-        num_ahead: items that are ready in advance.
+        items: iterable that the thread consumes.
+        num_ahead: number of items that are computed in advance.
+
+    Attributes:
+        seconds: time that the thread has spent computing items.
     """
 
     def __init__(self, items: Iterable[Item], num_ahead: int) -> None:
@@ -100,7 +108,7 @@ class ReadAhead(Generic[Item]):
         return self
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread, and waits for it."""
         self._stop.set()
         self._thread.join()
 

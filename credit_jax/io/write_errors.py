@@ -1,4 +1,4 @@
-"""What failed where a file could not be written, in one error."""
+"""One error class for all failures to write a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jax.errors import JaxRuntimeError
 
-# TensorStore's number of the system's error, in the text of its own.
+# The errno in the text of TensorStore's errors.
 _NUMBER = re.compile(r"os_error_code='(\d+)'")
 
 
@@ -20,20 +20,23 @@ class WriteError(OSError):
 
 @contextmanager
 def write_errors(path: Path, advice: str = "") -> Iterator[None]:
-    """Raises a `WriteError` for the errors of writing in the block.
+    """Converts errors of writing in the block to `WriteError`.
 
-    Those are OSErrors, and the RuntimeErrors and ValueErrors that PyTorch, Orbax and
-    TensorStore raise in their place. Errors of JAX's runtime, such as that of a
-    collective in a save, are no errors of writing.
+    These are OSErrors, and the RuntimeErrors and ValueErrors that PyTorch, Orbax and
+    TensorStore raise instead. Errors of JAX's runtime, such as that of a collective
+    during a save, are passed on.
 
     Args:
-        path: what is written, for the error.
-        advice: what to do, behind it.
+        path: what is written, for the message.
+        advice: what the user can do, appended to the message.
+
+    Raises:
+        WriteError: the block raised an OSError, RuntimeError or ValueError.
     """
     try:
         yield
     except (WriteError, JaxRuntimeError):
-        # Also of JAX is what a process says whose peer has died.
+        # A process whose peer has died gets a JaxRuntimeError, too.
         raise
     except (OSError, RuntimeError, ValueError) as error:
         text = f"{path}: could not be written: {_cause(error)}"
@@ -41,7 +44,7 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """The system's words for an error, if it has some."""
+    """The operating system's message for an error, if known, else its first line."""
     found = _NUMBER.search(str(error))
     if found is not None:
         return os.strerror(int(found.group(1)))
