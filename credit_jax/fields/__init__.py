@@ -1,4 +1,4 @@
-"""Channel layouts, area weights and global means for functions of whole fields."""
+"""Channel layouts, area weights and global means for losses, metrics and transforms."""
 
 from credit_jax.fields.area_weights import latitude_weights
 from credit_jax.fields.bridgescaler import read_scalers, target_variances

@@ -5,10 +5,13 @@ from jaxtyping import Float
 
 
 def latitude_weights(latitude: Float[np.ndarray, " lat"]) -> Float[np.ndarray, " lat"]:
-    """`cos(latitude) / mean(cos(latitude))`, float32: mean 1 over the rows.
+    """Area weights `cos(latitude) / mean(cos(latitude))` of rows, in float32.
 
     Args:
-        latitude: (H,) degrees north.
+        latitude: (lat,) degrees north.
+
+    Returns:
+        (lat,) weights with mean 1.
 
     >>> latitude_weights(np.array([60.0, 0.0, -60.0])).round(2).tolist()
     [0.75, 1.5, 0.75]

@@ -1,8 +1,8 @@
 """Reads the scalers that bridgescaler and `credit preprocess` write as JSON.
 
-A file is `{data_type: {source: {var_key: scaler}}}`, data_type being "input" or
-"target". Each scaler is a string of JSON: the attributes of bridgescaler's object and
-its class name under "type", arrays in base64 under "__numpy__".
+A file is `{data_type: {source: {var_key: scaler}}}`, where data_type is "input" or
+"target". Each scaler is a JSON string: the attributes of bridgescaler's object and its
+class name under "type"; arrays are base64 under "__numpy__".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxtyping import Float, Shaped
 from numpy.lib.format import descr_to_dtype
 
 Channels = Float[np.ndarray, " channel"]
-# Names or numbers of the channels that a scaler was fitted to; () if it has none.
+# Names or indices of the channels that a scaler was fitted to; () if it has none.
 Columns: TypeAlias = tuple[Any, ...]
 
 
@@ -29,9 +29,9 @@ class StandardScaler:
     """bridgescaler's DStandardScaler(Tensor): `(x - mean) / sqrt(variance)`.
 
     Attributes:
-        mean: (channel,) a channel is a level, or a grid point; dtype of the file.
+        mean: (channel,) in the dtype of the file; a channel is a level or a grid point.
         variance: (channel,) population variance.
-        columns: of the channels.
+        columns: names or indices of the channels.
         channels_last: whether channels are the last dim of an array, or the second.
     """
 
@@ -59,9 +59,9 @@ class MinMaxScaler:
     """bridgescaler's DMinMaxScaler(Tensor): `(x - min) / (max - min)`.
 
     Attributes:
-        minimum: (channel,).
-        maximum: (channel,).
-        columns: of the channels.
+        minimum: (channel,) smallest value seen.
+        maximum: (channel,) largest value seen.
+        columns: names or indices of the channels.
         channels_last: whether channels are the last dim of an array, or the second.
     """
 
@@ -76,16 +76,16 @@ class QuantileScaler:
     """bridgescaler's DQuantileScaler(Tensor): a t-digest of each channel.
 
     Attributes:
-        centroids: for each channel (centroid, 2), mean and weight.
+        centroids: for each channel a (centroid, 2) array of means and weights.
         minimum: (channel,) smallest value seen.
         maximum: (channel,) largest value seen.
         size: (channel,) number of values seen.
-        distribution: of the transformed values: uniform, normal or logistic.
-        min_val: smallest quantile before the distribution is applied.
-        max_val: largest one.
+        distribution: distribution of transformed values: uniform, normal or logistic.
+        min_val: lower bound of quantiles before the distribution is applied.
+        max_val: upper bound of them.
         fast_transform: whether the transform interpolates between knots.
-        num_knots: of them.
-        columns: of the channels.
+        num_knots: number of these knots.
+        columns: names or indices of the channels.
         channels_last: whether channels are the last dim of an array, or the second.
     """
 
@@ -108,17 +108,17 @@ ScalerDict: TypeAlias = Mapping[str, Mapping[str, Mapping[str, Scaler]]]
 
 
 def read_scalers(path: str | Path) -> dict[str, dict[str, dict[str, Scaler]]]:
-    """All scalers of a file.
+    """Reads all scalers of a file.
 
     Args:
-        path: of the JSON; environment variables in it are expanded.
+        path: path of the JSON file; environment variables in it are expanded.
 
     Returns:
         `{data_type: {source: {var_key: scaler}}}`, in the order of the file.
 
     Raises:
-        ValueError: the file is not there, is not such a file, or a scaler of it is
-            not fitted or of another class.
+        ValueError: the file is missing or has another form, or one of its scalers is
+            not fitted or of an unsupported class.
     """
     path = os.path.expandvars(path)
     try:
@@ -141,10 +141,11 @@ def read_scalers(path: str | Path) -> dict[str, dict[str, dict[str, Scaler]]]:
 
 
 def parse_scaler(text: str) -> Scaler:
-    """One scaler from its string of JSON, as bridgescaler's `print_scaler` gives it.
+    """Parses a scaler from the JSON string of bridgescaler's `print_scaler`.
 
     Raises:
-        ValueError: not a scaler, not fitted, or a class that is not known here.
+        ValueError: the text is no scaler, or one that is not fitted or of an
+            unsupported class.
     """
     values = json.loads(text, object_hook=_decode_array)
     if not isinstance(values, dict) or "type" not in values:
@@ -164,12 +165,12 @@ def parse_scaler(text: str) -> Scaler:
 
 
 def channel_variance(scaler: Scaler) -> Channels | None:
-    """(channel,) float32 variance of the data of a scaler; None where it has none.
+    """(channel,) float32 variance of the data of a scaler; None for a min-max scaler.
 
-    Of a quantile scaler the variance of its centroids, a little less than that of the
-    data. A min-max scaler has none.
+    For a quantile scaler it is the variance of its centroids, slightly less than that
+    of the data.
 
-    Differs from CREDIT: reads the numpy DQuantileScaler too, which CREDIT leaves out.
+    Differs from CREDIT: reads the numpy DQuantileScaler, too, which CREDIT skips.
     """
     if isinstance(scaler, StandardScaler):
         return np.asarray(scaler.variance, np.float32)
@@ -181,16 +182,16 @@ def channel_variance(scaler: Scaler) -> Channels | None:
 
 
 def target_variances(path: str | Path) -> dict[str, float]:
-    """Variance of every target variable: the mean over its channels.
+    """Reads the variance of every target variable, averaged over its channels.
 
     Args:
-        path: of a file of scalers; those under "target" count.
+        path: path of a scaler file, whose scalers under "target" are read.
 
     Returns:
-        By key; a variable whose scaler has no finite variance is left out.
+        Variances by variable key; variables without a finite variance are omitted.
 
     Raises:
-        ValueError: see `read_scalers`, or the file has no scalers of targets.
+        ValueError: as `read_scalers`, or the file has no target scalers.
     """
     scalers = read_scalers(path)
     if "target" not in scalers:
@@ -211,7 +212,7 @@ def target_variances(path: str | Path) -> dict[str, float]:
 
 
 def _variance(centroids: Float[np.ndarray, "centroid 2"]) -> float:
-    """Variance of weighted centroids; 1 without any, as CREDIT has it."""
+    """Variance of weighted centroids; 1 if there are none, as in CREDIT."""
     means, weights = centroids[:, 0], centroids[:, 1]
     total = weights.sum()
     if total <= 0:
@@ -236,7 +237,7 @@ def _named(text: str, where: str) -> Scaler:
 
 
 def _decode_array(values: dict[str, Any]) -> Any:
-    """As `object_hook` of bridgescaler, and its form of arrays of objects."""
+    """A JSON `object_hook` that decodes bridgescaler's two array encodings."""
     if "__numpy__" in values:
         flat = np.frombuffer(
             b64decode(values["__numpy__"]), descr_to_dtype(values["dtype"])

@@ -15,8 +15,8 @@ class ChannelLayout:
     """The variables of a channel dim, in order.
 
     Attributes:
-        keys: of the variables, such as "ERA5/prognostic/3d/T".
-        counts: number of channels of each.
+        keys: keys of the variables, such as "ERA5/prognostic/3d/T".
+        counts: number of channels of each variable.
     """
 
     keys: tuple[str, ...]
@@ -24,12 +24,12 @@ class ChannelLayout:
 
     @classmethod
     def of(cls, channels: Mapping[str, int]) -> ChannelLayout:
-        """From the number of channels of each variable, in channel order."""
+        """Builds a layout from the number of channels of each variable, in order."""
         return cls(tuple(channels), tuple(channels.values()))
 
     @property
     def num_channels(self) -> int:
-        """Channels of all variables."""
+        """Total number of channels."""
         return sum(self.counts)
 
     @property
@@ -56,7 +56,7 @@ class ChannelLayout:
     def per_channel(
         self, values: Float[Array, " variable"]
     ) -> Float[Array, "1 channel 1 1 1"]:
-        """The value of its variable for each channel, to broadcast against fields."""
+        """Repeats each variable's value for its channels, to broadcast to fields."""
         return values[self._owner].reshape(1, -1, 1, 1, 1)
 
     @property

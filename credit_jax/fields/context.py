@@ -1,7 +1,7 @@
 """The context of losses, metrics and traced transforms: global means, channels, rows.
 
-Arrays are local blocks inside `shard_map`, in CREDIT's layout (batch, channel, time,
-rows, lon): some samples, some latitude rows, every channel and every longitude. A
+Arrays are local shards inside `shard_map`, in CREDIT's layout (batch, channel, time,
+rows, lon): split over samples and latitude rows, with all channels and longitudes. A
 function of whole fields is written with
 
     elementwise values         context.mean, channel_mean, variable_mean
@@ -10,7 +10,7 @@ function of whole fields is written with
     whole fields               context.gather_rows, then context.gathered()
     ensemble members           context.members
 
-and has the same value and gradient on every mesh.
+and then has the same value and gradient on every mesh.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ Values = Float[Array, "batch channel time rows lon"]
 
 @dataclass(frozen=True, eq=False)
 class FieldContext:
-    """Reductions over the whole mesh, and the meaning of the dims of a field.
+    """Reductions over the whole mesh, with the weights and channels of a field.
 
     Attributes:
         reducer: global means, and this shard's part of arrays indexed by global row.
-        channels: the variables of the channels, or None.
-        row_weights: (lat,) area weight of every row, mean 1; None for equal weights.
+        channels: the variables of the channels, or None if unknown.
+        row_weights: (lat,) area weight of every row, with mean 1; None for equal
+            weights.
         channel_weights: (channel,) factor of every channel in `mean`; None is 1.
         sample_weights: (samples,) factor of every local sample in `mean`; None is 1.
         num_members: ensemble members of each sample. The batch dim of a prediction
-            holds the members of the first sample, then those of the second, ...
+            has all members of the first sample, then those of the second, ...
         loss_parameters: trained parameters of the loss, by name; empty in validation.
     """
 
@@ -56,10 +57,10 @@ class FieldContext:
 
     @property
     def layout(self) -> ChannelLayout:
-        """`channels`, for functions that cannot do without.
+        """`channels`, for functions that need them.
 
         Raises:
-            ValueError: the caller gave none.
+            ValueError: `channels` is None.
         """
         if self.channels is None:
             raise ValueError(
@@ -69,7 +70,7 @@ class FieldContext:
         return self.channels
 
     def mean(self, values: Values) -> Float[Array, ""]:
-        """Mean of values * row, channel and sample weight over the global array."""
+        """Mean of values * row, channel and sample weights over the global array."""
         if self.sample_weights is not None:
             values = values * self.sample_weights[:, None, None, None, None]
         if self.channel_weights is not None:
@@ -82,7 +83,7 @@ class FieldContext:
         return self.reducer.channel_mean(values, self.row_weights)
 
     def variable_mean(self, values: Values) -> Float[Array, " variable"]:
-        """Mean of values * row weight for each variable, over its channels, too."""
+        """Mean of values * row weight for each variable, over all its channels."""
         return self.layout.per_variable(self.channel_mean(values))
 
     def sample_mean(self, values: Values) -> Float[Array, "batch channel time"]:
@@ -98,19 +99,19 @@ class FieldContext:
         return self.reducer.data_mean(values)
 
     def local_rows(self, per_row: np.ndarray | Array, fill: float | int = 0) -> Array:
-        """This shard's rows of a (lat, ...) array; padding rows get `fill`."""
+        """This shard's rows of a (lat, ...) array, with `fill` in padding rows."""
         return self.reducer.local_rows(per_row, fill)
 
     def members(
         self, prediction: Shaped[Array, "samples channel time rows lon"]
     ) -> Shaped[Array, "batch member channel time rows lon"]:
-        """A prediction with its ensemble members on a dim of their own."""
+        """Reshapes a prediction so that ensemble members are a separate dim."""
         return prediction.reshape(-1, self.num_members, *prediction.shape[1:])
 
     def repeat_members(
         self, target: Shaped[Array, "batch channel time rows lon"]
     ) -> Shaped[Array, "samples channel time rows lon"]:
-        """A target repeated for every member, to compare with a prediction."""
+        """Repeats a target for every member, to match the shape of a prediction."""
         if self.num_members == 1:
             return target
         return jnp.repeat(target, self.num_members, axis=0)
@@ -118,12 +119,12 @@ class FieldContext:
     def gather_rows(
         self, x: Shaped[Array, "batch channel time rows lon"]
     ) -> Shaped[Array, "batch channel time lat lon"]:
-        """The field on all latitudes, the same on all domain shards: one all-gather."""
+        """All-gathers a field over domain: all latitudes, invariant over its shards."""
         layout = dataclasses.replace(self.reducer.rows, dim=x.ndim - 2)
         return gather_rows(Field(x, layout))
 
     def gathered(self) -> FieldContext:
-        """The context of arrays that `gather_rows` returned."""
+        """The context for arrays that `gather_rows` returns."""
         axes = dataclasses.replace(self.reducer.axes, domain=None, num_domain=1)
         rows = block_layout(self.reducer.rows.size, dim=self.reducer.rows.dim)
         return dataclasses.replace(self, reducer=FieldReducer(rows, axes))

@@ -1,4 +1,4 @@
-"""Named fields of a step: outputs of transforms, inputs of losses and metrics."""
+"""The named fields of a step: transforms write them, losses and metrics read them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ PREDICTION, TARGET = "y_processed", "y_target_processed"
 
 
 def has_named_pair(tree: FieldTree) -> bool:
-    """Whether postblocks made named fields of prediction and target."""
+    """Whether postblocks made named fields of both prediction and target."""
     return PREDICTION in tree and TARGET in tree
 
 
 def named_pair(
     tree: FieldTree, targets: Collection[str], *, include_computed: bool = True
 ) -> tuple[Array, Array, ChannelLayout]:
-    """The named fields of prediction and target as two arrays, variable after variable.
+    """Concatenates the named fields of prediction and target along channels.
 
     Args:
-        tree: with "y_processed" and "y_target_processed",
+        tree: has "y_processed" and "y_target_processed", each
             `{source: {key: (samples, level, time, rows, lon)}}`.
-        targets: keys of the target variables of the data, in their order.
-        include_computed: whether other variables of the prediction, which a postblock
-            computed, follow, in the order of their keys.
+        targets: keys of the target variables of the data, in channel order.
+        include_computed: whether to append the other variables of the prediction,
+            which postblocks computed, sorted by key.
 
     Returns:
-        (samples, channel, time, rows, lon) of the prediction in float32 or wider,
-        (batch, channel, time, rows, lon) of the target, and the variables.
+        The prediction (samples, channel, time, rows, lon) and the target (batch,
+        channel, time, rows, lon), both in float32 or wider, and their channel layout.
 
     Raises:
         ValueError: an entry or a variable is missing.
@@ -54,7 +54,7 @@ def named_pair(
 
 
 def widened(field: Array) -> Array:
-    """A field in float32 or wider."""
+    """Casts a field to float32, unless its dtype is wider."""
     return field.astype(jnp.promote_types(field.dtype, jnp.float32))
 
 

@@ -1,4 +1,4 @@
-"""Weights of variables in the mean of a loss or metric over all variables."""
+"""Weights of variables in a loss or metric that averages over variables."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ def combination_weights(
     normalize: bool = True,
     scale_power: int = 2,
 ) -> Float[np.ndarray, " variable"]:
-    """`multiplier / sigma^scale_power` of each variable, over their mean.
+    """Computes the weight `multiplier / sigma^scale_power` of each variable.
 
     Args:
-        keys: of the variables.
-        variances: sigma^2 by key; 1 where there is none. None takes 1 for all.
-        multipliers: by key; 1 where there is none.
-        normalize: whether the weights have mean 1.
-        scale_power: power of the unit that a score carries: 2 for a squared error, 1
+        keys: keys of the variables.
+        variances: sigma^2 by key; 1 for a missing key, or for all if None.
+        multipliers: factors by key; 1 for a missing key, or for all if None.
+        normalize: whether to divide the weights by their mean.
+        scale_power: power of a variable's unit in the score: 2 for a squared error, 1
             for an error, 0 for a ratio.
+
+    Returns:
+        (variable,) float32, in the order of `keys`.
 
     >>> combination_weights(["T", "Q"], variances={"T": 4.0}, normalize=False).tolist()
     [0.25, 1.0]
@@ -51,17 +54,17 @@ def check_multipliers(
     *,
     include_computed: bool,
 ) -> None:
-    """Refuses weights of unknown variables.
+    """Raises an error for weights of unknown variables.
 
     Args:
-        multipliers: by key.
-        keys: of the target variables.
+        multipliers: weights by key.
+        keys: keys of the target variables.
         section: dotted path of the section, for the error.
-        include_computed: whether variables that a postblock computes count, too.
+        include_computed: whether variables that a postblock computes are allowed; any
+            key with a "/" is taken for one.
 
     Raises:
-        ValueError: naming what is neither a target nor, by the form of its name, such
-            a variable.
+        ValueError: a key is unknown.
     """
     unknown = [key for key in multipliers if key not in keys]
     if include_computed:

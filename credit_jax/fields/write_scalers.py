@@ -18,10 +18,10 @@ Attributes: TypeAlias = Mapping[str, Any]
 def write_scalers(
     path: str | Path, scalers: Mapping[str, Mapping[str, Mapping[str, Attributes]]]
 ) -> None:
-    """Writes scalers by data type, source and key; `read_scalers` reads them.
+    """Writes scalers as a JSON file that `read_scalers` reads.
 
     Args:
-        path: of the JSON.
+        path: path of the file.
         scalers: {"input" or "target": {source: {key: attributes}}}; numpy arrays among
             the attributes are written in base64.
     """
@@ -40,7 +40,7 @@ def _dumped(value: Any) -> str:
 
 
 def _encoded_array(array: np.ndarray) -> dict[str, Any]:
-    """An array as bridgescaler's encoder writes it."""
+    """Encodes an array as bridgescaler does."""
     return {
         "__numpy__": b64encode(array.tobytes()).decode(),
         "dtype": dtype_to_descr(array.dtype),
