@@ -1,8 +1,8 @@
-"""One semi-Lagrangian step: tracers come from where their air was.
+"""One semi-Lagrangian advection step: tracers are sampled at departure points.
 
-Trajectories are in grid indices; the metric of the sphere enters the velocities once.
-Values between grid points are trilinear: periodic in longitude, held constant beyond
-the first and last row and level.
+Trajectories are in grid indices; the metric of the sphere is in the velocities alone.
+Interpolation is trilinear: periodic in longitude, and constant beyond the first and
+last row and level.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Values = Float[Any, "batch level time lat lon"]
 
 
 class Wind(NamedTuple):
-    """What moves the air, with levels from the top down.
+    """The wind that advects tracers, on levels from the top down.
 
     Attributes:
-        u, v: m / s.
+        u, v: eastward and northward wind, m / s.
         surface_pressure: (batch, 1, time, lat, lon) Pa.
         omega: dp/dt in Pa / s; None derives it from continuity.
     """
@@ -41,16 +41,17 @@ class Wind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Advection:
-    """A step of given length on a grid.
+    """An advection step of fixed length on a grid.
 
     Attributes:
         latitude: (lat,) degrees north, of all rows.
         longitude: (lon,) degrees east, equally spaced around the globe.
-        half_levels: (a in Pa, b) of the level + 1 interfaces, from the top down.
+        half_levels: coefficients (a in Pa, b) of the level + 1 interfaces, from the
+            top down.
         seconds: length of the step.
-        iterations: of the midpoint of the trajectory.
+        iterations: fixed-point iterations for the midpoint of a trajectory, at least 1.
         coslat_floor: smallest cos(latitude) in a divisor.
-        dp_floor: Pa, smallest change of pressure from level to level in a divisor.
+        dp_floor: smallest pressure difference between levels in a divisor, Pa.
     """
 
     latitude: Float[np.ndarray, " lat"]
@@ -64,10 +65,15 @@ class Advection:
     def __call__(
         self, tracers: Sequence[Values], wind: Wind, context: FieldContext | None
     ) -> list[Values]:
-        """Each tracer at the departure points of the own rows.
+        """Returns each tracer at the departure points of the local rows.
 
-        Every shard gathers the winds and the tracers of all rows: how far air travels
-        in a step has no bound. The trajectories are those of the own rows.
+        Every shard gathers the winds and the tracers of all rows, since the distance
+        that air travels in a step has no bound; it computes only its own trajectories.
+
+        Args:
+            tracers: fields of the local rows, in any unit.
+            wind: wind of the local rows.
+            context: see `physics.rows`.
 
         Raises:
             ValueError: the number of interfaces is not that of the levels + 1.
@@ -95,7 +101,7 @@ class Advection:
         return sample([all_rows(x, context) for x in tracers], places)
 
     def _velocity(self, wind: Wind) -> list[Values]:
-        """Levels, rows and columns of the grid per second."""
+        """Velocities in levels, rows and columns of the grid per second."""
         latitude = np.deg2rad(np.asarray(self.latitude, np.float64))
         cosine = _by_row(np.maximum(np.cos(latitude), self.coslat_floor), wind.u)
         columns = wind.u / (EARTH_RADIUS * cosine) / wind.u.dtype.type(self._d_lambda)
@@ -108,7 +114,7 @@ class Advection:
         return float(np.deg2rad(float(self.longitude[1]) - float(self.longitude[0])))
 
     def _level_velocity(self, wind: Wind, latitude: np.ndarray) -> Values:
-        """Of omega / (dp per level); 0 where there is one level."""
+        """Levels per second, omega / (dp per level); 0 if there is one level."""
         xp = namespace(wind.u)
         if wind.u.shape[1] == 1:
             return xp.zeros_like(wind.u)
@@ -121,7 +127,7 @@ class Advection:
         return omega / clip(_difference(center, axis=1), self.dp_floor)
 
     def _omega(self, wind: Wind, thickness: Values, latitude: np.ndarray) -> Values:
-        """- integral of the divergence from the top, at the centers of levels."""
+        """Minus the integral of divergence from the top to the centers of levels."""
         xp, dtype = namespace(wind.u), wind.u.dtype
         cosine = np.cos(latitude)
         zonal = xp.roll(wind.u, -1, axis=-1) - xp.roll(wind.u, 1, axis=-1)
@@ -135,12 +141,15 @@ class Advection:
 
 
 def sample(volumes: Sequence[Values], places: Sequence[Any]) -> list[Any]:
-    """Trilinear values at fractional grid indices.
+    """Interpolates fields trilinearly at fractional grid indices.
 
     Args:
-        volumes: fields on the whole grid.
-        places: level, row and column of every wanted point, each (batch, level, time,
-            rows, lon).
+        volumes: fields on the whole grid, (batch, level, time, lat, lon) each.
+        places: level, row and column of every point, (batch, level, time, rows, lon)
+            each.
+
+    Returns:
+        Each field at the points, (batch, level, time, rows, lon).
     """
     xp = namespace(*volumes, *places)
     sizes = [volumes[0].shape[axis] for axis in (1, 3, 4)]
@@ -150,7 +159,7 @@ def sample(volumes: Sequence[Values], places: Sequence[Any]) -> list[Any]:
     ends = [level, row, _wrapped(places[2], sizes[2])]
     batch = xp.arange(volumes[0].shape[0]).reshape(-1, 1, 1, 1, 1)
     time = xp.arange(volumes[0].shape[2]).reshape(1, 1, -1, 1, 1)
-    # One gather a corner: all volumes at a point lie together.
+    # Stacked on a last dim, all volumes take one gather per corner.
     together = xp.stack(volumes, axis=-1)
     out: Any = 0.0
     for corner in product((0, 1), repeat=3):
@@ -184,7 +193,7 @@ def _floor(x: Any) -> Any:
 
 
 def _arrival(like: Values, context: FieldContext | None) -> list[Any]:
-    """Level, row and column of the own grid points."""
+    """Level, row and column of the local grid points."""
     xp, dtype = namespace(like), like.dtype
     rows = row_numbers(like, context)
     rows = clip(rows, 0, num_rows(like, context) - 1).astype(dtype)
@@ -194,12 +203,12 @@ def _arrival(like: Values, context: FieldContext | None) -> list[Any]:
 
 
 def _difference(x: Any, axis: int) -> Any:
-    """Half the step between neighbors, one-sided at the ends: unit spacing."""
+    """Central difference with unit spacing, one-sided at the ends."""
     return namespace(x).gradient(x, axis=axis)
 
 
 def _by_row(values: np.ndarray, like: Any) -> np.ndarray:
-    """(lat,) constants to multiply a field on all rows with, in its dtype."""
+    """Reshapes (lat,) constants to broadcast to a field on all rows, in its dtype."""
     return values.astype(like.dtype).reshape(1, 1, 1, -1, 1)
 
 

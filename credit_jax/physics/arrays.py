@@ -1,4 +1,4 @@
-"""Operations that numpy and JAX arrays share, with torch's gradients."""
+"""Operations on numpy or JAX arrays, with torch's gradients."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def namespace(*arrays: Any) -> ModuleType:
 
 
 def clip(x: Any, low: float | None = None, high: float | None = None) -> Any:
-    """Limit values to [low, high]; a value on a bound keeps its gradient.
+    """Limits values to [low, high]; the gradient of a value on a bound is 1.
 
-    `jnp.clip` halves it there; torch's `clamp` does not.
+    That is the gradient of torch's `clamp`; `jnp.clip` halves it.
     """
     xp = namespace(x)
     if low is not None:
@@ -30,7 +30,7 @@ def clip(x: Any, low: float | None = None, high: float | None = None) -> Any:
 
 
 def by_level(values: Any, like: Any) -> Any:
-    """(level,) -> (1, level, 1, 1, 1), in the dtype and namespace of a field."""
+    """Reshapes (level,) to (1, level, 1, 1, 1) in dtype and namespace of `like`."""
     xp = namespace(like)
     return xp.asarray(values, like.dtype).reshape(1, -1, 1, 1, 1)
 
@@ -39,5 +39,5 @@ def take_levels(
     x: Shaped[Any, "batch level time lat lon"],
     index: Shaped[Any, "batch chosen time lat lon"],
 ) -> Shaped[Any, "batch chosen time lat lon"]:
-    """Values at levels that differ from column to column."""
+    """Selects levels by an index that may differ from column to column."""
     return namespace(x).take_along_axis(x, index, axis=1)

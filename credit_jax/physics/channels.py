@@ -1,7 +1,7 @@
-"""The fixers on channels: CREDIT's first generation applies them at a model's end.
+"""Conservation fixers on channels, as CREDIT's gen1 models apply them to their output.
 
-`x` and `y` are what the model takes and gives, (batch, channel, time, lat, lon),
-perhaps normalized; the prognostic channels of `x` come first, in the order of `y`.
+`x` and `y` are input and output of the model, (batch, channel, time, lat, lon), which
+may be normalized; the prognostic channels of `x` come first, in the order of `y`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from credit_jax.physics.rows import fill_padding
 
 # (batch, channel, time, lat, lon).
 Channels = Float[Any, "batch _ _ lat lon"]
-# Channels -> their fields before, or after the step, in physical units.
+# (channels) -> their fields before or after the step, in physical units.
 Read = Callable[[slice], Any]
 
 
@@ -37,7 +37,7 @@ class ChannelUnits:
     std: Float[np.ndarray, " channel"]
 
     def physical(self, array: Channels, place: slice) -> Channels:
-        """Some channels in physical units."""
+        """The channels `place` in physical units."""
         some = array[:, place]
         return some * by_level(self.std[place], some) + by_level(self.mean[place], some)
 
@@ -52,21 +52,28 @@ class ChannelUnits:
 
 @runtime_checkable
 class ChannelFixer(Protocol):
-    """A correction of some channels."""
+    """A function that corrects some channels."""
 
     def __call__(
         self, before: Read, after: Read, context: FieldContext | None
     ) -> tuple[slice, Any]:
-        """The channels that it corrects, and their values in physical units."""
+        """Returns the corrected channels and their values in physical units.
+
+        Args:
+            before: reads channels of the state before the step.
+            after: reads channels of the state after it.
+            context: see `physics.rows`.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class TracerLimits:
-    """Limits single channels.
+    """Clips single channels to a range.
 
     Attributes:
-        limits: channel -> smallest and largest value; None is no limit.
+        limits: channel -> smallest and largest value, in physical units; None is no
+            limit.
     """
 
     limits: Mapping[int, tuple[float, float | None]]
@@ -74,7 +81,7 @@ class TracerLimits:
     def __call__(
         self, before: Read, after: Read, context: FieldContext | None
     ) -> tuple[slice, Any]:
-        """All channels from the first to the last limited one."""
+        """Returns all channels from the first to the last limited one."""
         place = slice(min(self.limits), max(self.limits) + 1)
         values = after(place)
         low, high = np.full((2, place.stop - place.start), np.inf)
@@ -90,13 +97,14 @@ class TracerLimits:
 
 @dataclass(frozen=True, eq=False)
 class DryMass:
-    """Keeps the mass of dry air.
+    """Conserves the global mass of dry air.
 
     Attributes:
         grid: areas and levels.
-        humidity: channels of specific total water.
-        pressure: channel of surface pressure; None on pressure levels.
-        num_fixed: levels from the surface whose humidity is corrected there.
+        humidity: channels of specific total water, kg / kg.
+        pressure: channel of surface pressure, Pa; None on pressure levels.
+        num_fixed: number of levels, counted from the surface, whose humidity is
+            corrected on pressure levels.
     """
 
     grid: physics.PhysicsGrid
@@ -107,7 +115,7 @@ class DryMass:
     def __call__(
         self, before: Read, after: Read, context: FieldContext | None
     ) -> tuple[slice, Any]:
-        """Surface pressure, or humidity on pressure levels."""
+        """Returns the corrected surface pressure, or humidity on pressure levels."""
         if self.pressure is None:
             humidity = before(self.humidity), after(self.humidity)
             return self.humidity, physics.fix_dry_mass_by_humidity(
@@ -120,13 +128,13 @@ class DryMass:
 
 @dataclass(frozen=True, eq=False)
 class Precipitation:
-    """Closes the budget of water.
+    """Closes the global water budget.
 
     Attributes:
         grid: areas and levels.
-        humidity: channels of specific total water.
-        pressure: channel of surface pressure; None on pressure levels.
-        precipitation, evaporation: channels, m in the step.
+        humidity: channels of specific total water, kg / kg.
+        pressure: channel of surface pressure, Pa; None on pressure levels.
+        precipitation, evaporation: channels, m of water in the step.
         seconds: length of the step.
     """
 
@@ -140,7 +148,7 @@ class Precipitation:
     def __call__(
         self, before: Read, after: Read, context: FieldContext | None
     ) -> tuple[slice, Any]:
-        """Precipitation."""
+        """Returns the corrected precipitation."""
         place = _one(self.precipitation)
         start, end = _moisture(before, after, self.humidity, self.pressure)
         rain, evaporation = after(place), after(_one(self.evaporation))
@@ -151,15 +159,15 @@ class Precipitation:
 
 @dataclass(frozen=True, eq=False)
 class Energy:
-    """Closes the budget of energy.
+    """Closes the global energy budget.
 
     Attributes:
         grid: areas and levels.
         surface_geopotential: (lat, lon) m^2 / s^2.
-        temperature, humidity, u, v: channels.
-        pressure: channel of surface pressure; None on pressure levels.
-        fluxes: channel -> sign with which it counts as energy into the air, J / m^2 in
-            the step.
+        temperature, humidity, u, v: channels, K, kg / kg and m / s.
+        pressure: channel of surface pressure, Pa; None on pressure levels.
+        fluxes: pairs of a channel, J / m^2 in the step, and the sign with which it
+            adds energy to the air.
         seconds: length of the step.
     """
 
@@ -176,7 +184,7 @@ class Energy:
     def __call__(
         self, before: Read, after: Read, context: FieldContext | None
     ) -> tuple[slice, Any]:
-        """Temperature."""
+        """Returns the corrected temperature."""
         start, end = self._air(before), self._air(after)
         net = sum(sign * after(_one(channel)) for channel, sign in self.fluxes)
         return self.temperature, physics.fix_energy(
@@ -201,10 +209,10 @@ class Energy:
 
 @dataclass(frozen=True, eq=False)
 class ChannelFixers:
-    """Corrections of a model's output, one after the other.
+    """A sequence of fixers for a model's output.
 
     Attributes:
-        fixers: each with the units of the channels; None takes them as they are.
+        fixers: each with the units of the channels; None if they are physical.
     """
 
     fixers: Sequence[tuple[ChannelFixer, ChannelUnits | None]]
@@ -212,15 +220,16 @@ class ChannelFixers:
     def __call__(
         self, x: Channels, y: Channels, context: FieldContext | None = None
     ) -> Channels:
-        """The corrected output.
+        """Returns the corrected output.
 
         Args:
-            x: input; its newest time is the state before the step, without gradient.
-            y: output of one time.
+            x: input of the model. Its last time is the state before the step, through
+                which no gradient flows.
+            y: output of the model, of one time.
             context: see `physics.rows`.
 
-        Differs from CREDIT: channels that no fixer corrects are not scaled to physical
-        units and back, which only rounds them.
+        Differs from CREDIT: channels that no fixer corrects are not converted to
+        physical units and back, which would only round them.
         """
         before = x[:, :, -1:]
         if isinstance(x, jax.Array):
@@ -250,7 +259,7 @@ def _one(channel: int) -> slice:
 
 
 def _pressure(read: Read, channel: int | None, place: slice) -> Any:
-    """Surface pressure; any values on pressure levels."""
+    """Surface pressure; zeros on pressure levels, where it is not used."""
     if channel is not None:
         return read(_one(channel))
     some = read(place)[:, :1]

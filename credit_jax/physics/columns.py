@@ -1,4 +1,4 @@
-"""Levels of a column and integrals over pressure."""
+"""Vertical levels, and integrals over pressure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Surface = Float[Any, "batch 1 time lat lon"]
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """Pressures p = a + b ps; b is 0 for pressure levels.
+    """Levels of pressure p = a + b ps; b is 0 for pressure levels.
 
     Attributes:
         a: (n,) Pa.
-        b: (n,) no unit.
-        midpoint: fields are means of the n - 1 layers between these pressures;
-            otherwise values at the n pressures, and integrals are trapezoidal.
+        b: (n,) dimensionless.
+        midpoint: if True, fields are means of the n - 1 layers between these pressures;
+            else they are values at the n pressures, and integrals are trapezoidal.
     """
 
     a: Float[np.ndarray, " n"]
@@ -32,11 +32,11 @@ class Levels:
 
     @property
     def num_levels(self) -> int:
-        """Levels of a field."""
+        """Number of levels of a field."""
         return len(self.a) - 1 if self.midpoint else len(self.a)
 
     def thickness(self, surface_pressure: Surface) -> Layers:
-        """Pa, of each of the n - 1 layers.
+        """Thickness of each of the n - 1 layers, Pa.
 
         Differs from CREDIT: da + db ps, not the difference of two rounded pressures.
         """
@@ -50,15 +50,18 @@ class Levels:
         start: int = 0,
         stop: int | None = None,
     ) -> Surface:
-        """Integral over pressure of the levels start, ..., stop - 1.
+        """Integrates over the pressure of the levels start, ..., stop - 1.
 
         Args:
             values: any quantity, on `num_levels` levels.
-            surface_pressure: Pa; any value for pressure levels.
-            start, stop: levels, default all.
+            surface_pressure: Pa; any finite value for pressure levels.
+            start, stop: range of levels; all by default.
+
+        Returns:
+            (batch, 1, time, lat, lon), in the unit of `values` times Pa.
 
         Raises:
-            ValueError: another number of levels.
+            ValueError: `values` has another number of levels.
         """
         layers, place = self._layers(values, start, stop)
         return (layers * self.thickness(surface_pressure)[:, place]).sum(
@@ -66,14 +69,14 @@ class Levels:
         )
 
     def surface_part(self, values: Values) -> Surface:
-        """The integral with thicknesses db: its derivative by surface pressure."""
+        """Derivative of the integral by surface pressure: thicknesses are db."""
         layers, _ = self._layers(values, 0, None)
         return (layers * by_level(np.diff(self.b), values)).sum(axis=1, keepdims=True)
 
     def _layers(
         self, values: Values, start: int, stop: int | None
     ) -> tuple[Layers, slice]:
-        """Means of the layers between levels, and which layers they are."""
+        """Layer means of `values`, and the indices of their layers."""
         if values.shape[1] != self.num_levels:
             raise ValueError(
                 f"a field has {values.shape[1]} levels; the coefficients and "

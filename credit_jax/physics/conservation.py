@@ -1,8 +1,8 @@
 """Corrections that close the global budgets of dry air, water and energy.
 
-All are ratios of global integrals, area-weighted means here, which have the same ratio.
-Differs from CREDIT in rounding: what must vanish is subtracted in each column before
-the mean is taken, not after.
+All are ratios of global integrals, computed as ratios of area-weighted means. They
+differ from CREDIT in rounding: the difference of two budgets is taken in each column,
+before the mean, not after.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from credit_jax.physics.rows import global_mean, own_rows
 
 @dataclass(frozen=True, eq=False)
 class PhysicsGrid:
-    """What global integrals need.
+    """Levels and cell areas for global integrals.
 
     Attributes:
-        levels: of the columns.
-        weights: (lat, lon) area of each cell, mean 1.
+        levels: vertical levels of the fields.
+        weights: (lat, lon) area of each cell, with mean 1.
     """
 
     levels: Levels
@@ -44,11 +44,11 @@ class PhysicsGrid:
 
 
 class Moisture(NamedTuple):
-    """Where the water and the dry air of a column are.
+    """The fields that determine the water and the dry air of a column.
 
     Attributes:
         humidity: specific total water, kg / kg.
-        pressure: of the surface, Pa.
+        pressure: surface pressure, Pa.
     """
 
     humidity: Values
@@ -56,13 +56,13 @@ class Moisture(NamedTuple):
 
 
 class Air(NamedTuple):
-    """What the energy of a column is made of.
+    """The fields that determine the energy of a column.
 
     Attributes:
         temperature: K.
         humidity: specific total water, kg / kg.
         u, v: wind, m / s.
-        pressure: of the surface, Pa.
+        pressure: surface pressure, Pa.
     """
 
     temperature: Values
@@ -75,18 +75,18 @@ class Air(NamedTuple):
 def fix_dry_mass(
     grid: PhysicsGrid, before: Moisture, after: Moisture, context: FieldContext | None
 ) -> Surface:
-    """Surface pressure with which the mass of dry air is that of before.
+    """Returns the surface pressure that conserves the global mass of dry air.
 
-    ps (M(before) - M_a) / M_b, where the mass afterwards is M_a + M_b, of the
-    thicknesses da and db ps.
+    It is ps (M(before) - M_a) / M_b, where M_a and M_b are the parts of M(after) from
+    the layer thicknesses da and db ps.
 
     Args:
-        grid: with hybrid levels.
-        before, after: states at both ends of the step.
+        grid: areas and hybrid levels.
+        before, after: states before and after the step.
         context: see `physics.rows`.
 
     Returns:
-        Pa, of the state afterwards.
+        Surface pressure after the step, Pa.
     """
     dry, levels = 1 - after.humidity, grid.levels
     lost = levels.integral(1 - before.humidity, before.pressure)
@@ -103,23 +103,26 @@ def fix_dry_mass_by_humidity(
     num_fixed: int,
     context: FieldContext | None,
 ) -> Values:
-    """Humidity with which the mass of dry air is that of before, on pressure levels.
+    """Returns the humidity that conserves dry air mass, on pressure levels.
 
-    1 - (1 - q) (M(before) - M_upper) / M_lower on the lower levels.
+    It is 1 - (1 - q) (M(before) - M_upper) / M_lower on the lower levels. With midpoint
+    sums the budget closes. The trapezoidal sum over the upper levels includes the first
+    corrected one, as in CREDIT, so it closes up to the change of half a layer.
 
     Args:
-        grid: with pressure levels.
-        before, after: specific total water, kg / kg.
-        num_fixed: levels to correct, from the surface (CREDIT's fix_level_num).
+        grid: areas and pressure levels.
+        before, after: specific total water before and after the step, kg / kg.
+        num_fixed: number of levels to correct, counted from the surface (CREDIT's
+            fix_level_num).
         context: see `physics.rows`.
 
-    The trapezoidal sum over the upper levels includes the first corrected one, as in
-    CREDIT: that budget closes up to the change of half a layer. Midpoint sums close.
+    Returns:
+        Specific total water after the step, on all levels, kg / kg.
     """
     levels = grid.levels
     first = len(levels.a) - num_fixed + 1
     start = first if levels.midpoint else first - 1
-    # Pressure levels have no surface pressure.
+    # The thickness of pressure levels does not depend on surface pressure.
     none = namespace(after).zeros_like(after[:, :1])
     lower = levels.integral(1 - after, none, start)
     lost = levels.integral(1 - before, none) - lower
@@ -138,19 +141,19 @@ def fix_precipitation(
     seconds: float,
     context: FieldContext | None,
 ) -> Surface:
-    """Precipitation that balances evaporation and the change of column water.
+    """Returns precipitation that balances evaporation and the change of column water.
 
-    P (-dW/dt - E) / P, each the global integral of a flux in kg / m^2 / s.
+    It is P <-dW/dt - E> / <P>, where <> is a global mean of fluxes in kg / m^2 / s.
 
     Args:
-        grid: levels and areas.
-        before, after: states at both ends of the step.
-        precipitation, evaporation: m of water in the step, CREDIT's signs.
+        grid: areas and levels.
+        before, after: states before and after the step.
+        precipitation, evaporation: m of water in the step, with CREDIT's signs.
         seconds: length of the step.
         context: see `physics.rows`.
 
     Returns:
-        m of water in the step.
+        Precipitation, m of water in the step.
     """
     water = grid.levels.integral(after.humidity, after.pressure)
     water = water - grid.levels.integral(before.humidity, before.pressure)
@@ -169,21 +172,21 @@ def fix_energy(
     seconds: float,
     context: FieldContext | None,
 ) -> Values:
-    """Temperature with which energy changes by the fluxes at top and surface.
+    """Returns the temperature for which energy changes by the top and surface fluxes.
 
-    T + E r / c_p, where E = c_p T + L q + Phi + (u^2 + v^2) / 2 and
-    1 + r = (TE(before) + seconds flux) / TE(after), TE the global integral of E.
+    It is T + E r / c_p, where E = c_p T + L q + Phi + (u^2 + v^2) / 2, TE is the global
+    integral of E, and 1 + r = (TE(before) + seconds flux) / TE(after).
 
     Args:
-        grid: levels and areas.
-        before, after: states at both ends of the step.
-        surface_geopotential: m^2 / s^2, of the whole grid.
-        net_flux: into the air, at the top less at the surface.
+        grid: areas and levels.
+        before, after: states before and after the step.
+        surface_geopotential: (lat, lon) m^2 / s^2, on the whole grid.
+        net_flux: net energy flux into the air from the top and the surface, W / m^2.
         seconds: length of the step.
         context: see `physics.rows`.
 
     Returns:
-        K, of the state afterwards.
+        Temperature after the step, K.
     """
     ground = own_rows(surface_geopotential, after.temperature, context)
     energy, capacity = _energy(after, ground)
@@ -195,7 +198,7 @@ def fix_energy(
 
 
 def _energy(air: Air, ground: Any) -> tuple[Values, Values]:
-    """J / kg of each level, and the heat capacity of moist air."""
+    """Energy of each level, J / kg, and heat capacity of moist air, J / kg / K."""
     capacity = (1 - air.humidity) * HEAT_CAPACITY_DRY
     capacity = capacity + air.humidity * HEAT_CAPACITY_VAPOR
     kinetic = 0.5 * (air.u**2 + air.v**2)

@@ -1,4 +1,4 @@
-"""Files of constants: grids, level coefficients, fields of the surface."""
+"""Reads files of constants: grids, level coefficients, surface fields."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from credit_jax.physics.columns import Levels
 from credit_jax.physics.conservation import PhysicsGrid
 from credit_jax.physics.grid import area_weights
 
-# a in Pa and b of hybrid levels.
+# Coefficients a in Pa and b of hybrid levels.
 Coefficients: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
-    """Variables or coordinates of a file, float64.
+    """Reads variables or coordinates of a file as float64.
 
     Args:
-        path: NetCDF file or Zarr store, `$VARIABLES` replaced. A name without a folder
-            is that of a file of this package, such as "ERA5_Lev_Info.nc", if there is
-            no such file in the working directory.
-        names: what to read.
+        path: NetCDF file or Zarr store; environment variables are expanded. A name
+            without a folder that is not in the working directory is a file of this
+            package, such as "ERA5_Lev_Info.nc".
+        names: names of the variables.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -51,16 +51,19 @@ def read_arrays(path: str, names: Sequence[str]) -> list[np.ndarray]:
 def read_grid(
     path: str, names: Sequence[str], *, hybrid: bool, midpoint: bool
 ) -> PhysicsGrid:
-    """Areas and levels of the grid of conservation.
+    """Reads the areas and levels that the conservation fixers use.
 
     Args:
         path: see `read_arrays`.
-        names: of longitude, latitude, then a and b of hybrid levels, or pressure.
-        hybrid: whether levels are hybrid.
+        names: names of longitude and latitude, degrees, (lon,) and (lat,) or both
+            (lat, lon); then of a (Pa) and b of hybrid levels, or of pressure (Pa).
+        hybrid: whether the levels are hybrid.
         midpoint: see `Levels`.
 
     Raises:
-        ValueError: another number of names, or arrays of other dims.
+        FileNotFoundError: there is no such file.
+        ValueError: the number of names is wrong, a variable is missing, or arrays have
+            other dims.
     """
     if len(names) != (4 if hybrid else 3):
         wanted = "longitude, latitude, a, b" if hybrid else "longitude, latitude, p"
@@ -79,10 +82,11 @@ def read_grid(
 
 
 def read_surface(path: str, name: str) -> Float[np.ndarray, "lat lon"]:
-    """A field of the surface; dims of length 1 in front are dropped.
+    """Reads a (lat, lon) field; leading dims of length 1 are dropped.
 
     Raises:
-        ValueError: it is not a (lat, lon) field.
+        FileNotFoundError: there is no such file.
+        ValueError: the variable is missing, or is not a (lat, lon) field.
     """
     (field,) = read_arrays(path, [name])
     while field.ndim > 2 and field.shape[0] == 1:
@@ -100,17 +104,22 @@ def read_coefficients(
     *,
     interfaces: bool = False,
 ) -> Coefficients:
-    """Coefficients of hybrid levels, float64.
+    """Reads the coefficients of hybrid levels as float64.
 
     Args:
         path: see `read_arrays`.
-        a, b: names. One name for both is a variable with a and b as its first rows.
-        levels: to take, counted from 1; None takes all.
-        interfaces: take the interfaces of these levels: one in front of each, and the
-            last one's lower one.
+        a, b: names of the variables. The same name for both is a variable whose first
+            two rows are a and b.
+        levels: levels to take, counted from 1; None takes all.
+        interfaces: whether to return the interfaces of consecutive levels: the upper
+            one of each, and the lower one of the last.
+
+    Returns:
+        (a in Pa, b).
 
     Raises:
-        ValueError: there is no such level.
+        FileNotFoundError: there is no such file.
+        ValueError: a variable or a level is missing.
     """
     first, second = read_arrays(path, [a, b])
     if first.ndim == 2 and a == b:
@@ -128,12 +137,20 @@ def centers(
     *,
     on_interfaces: bool = True,
 ) -> Coefficients:
-    """Coefficients of levels' centers: means of the interfaces, if they are of those.
+    """Reads the coefficients at the centers of hybrid levels.
 
     Args:
         path, a, b: see `read_coefficients`.
-        levels: to take, counted from 1; None takes all.
-        on_interfaces: whether the file's are of interfaces.
+        levels: levels to take, counted from 1; None takes all.
+        on_interfaces: whether the coefficients of the file are those of interfaces,
+            which are averaged to centers.
+
+    Returns:
+        (a in Pa, b).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a variable or a level is missing.
     """
     first, second = read_coefficients(path, a, b)
     if on_interfaces:
@@ -144,7 +161,7 @@ def centers(
 def _chosen(
     path: str, name: str, values: Coefficients, levels: Sequence[int] | None
 ) -> Coefficients:
-    """Those of some levels, counted from 1."""
+    """Selects the coefficients of some levels, counted from 1."""
     if levels is None:
         return values
     count = len(values[0])
@@ -158,7 +175,7 @@ def _chosen(
 
 
 def find_file(path: str) -> str:
-    """A file, or that of this package if a name without a folder is no other file.
+    """Returns `path` if it exists, else the file of this package with that name.
 
     Raises:
         FileNotFoundError: there is no such file.

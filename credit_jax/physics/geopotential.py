@@ -10,7 +10,7 @@ from jaxtyping import Float
 from credit_jax.physics.arrays import by_level, namespace
 from credit_jax.physics.interpolation import SMALLEST_PRESSURE
 
-# Of CREDIT's geopotential.py, not those of `physics.constants`.
+# Gas constants of CREDIT's geopotential.py; `physics.constants` has other values.
 _DRY, _VAPOR = 287.06, 461.51  # J / kg / K
 
 Columns = Float[Any, "batch level time lat lon"]
@@ -26,18 +26,18 @@ def geopotential(
     *,
     flip_vertical: bool = True,
 ) -> Columns:
-    """m^2 / s^2 at the centers of hybrid levels.
+    """Computes geopotential at the centers of hybrid levels, m^2 / s^2.
 
-    The sum of R T_v d(log p) from the ground up to the level's lower interface, less
-    the part from there to its center (Simmons and Burridge, 1981).
+    It integrates R T_v d(log p) from the ground to the centers, with the scheme of
+    Simmons and Burridge (1981).
 
     Args:
         surface_geopotential: (batch, 1, 1, lat, lon) m^2 / s^2.
         surface_pressure: (batch, 1, time, lat, lon) Pa.
         temperature: K.
-        humidity: kg / kg.
-        half_levels: (a in Pa, b) of the level + 1 interfaces.
-        flip_vertical: sum from the last level; True for levels from the top down.
+        humidity: specific humidity, kg / kg.
+        half_levels: coefficients (a in Pa, b) of the level + 1 interfaces.
+        flip_vertical: whether to sum from the last level, for levels from the top down.
 
     Raises:
         ValueError: the number of interfaces is not that of the levels + 1.

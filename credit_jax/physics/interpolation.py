@@ -10,22 +10,22 @@ from jaxtyping import Float, Int
 from credit_jax.physics.arrays import by_level, clip, namespace, take_levels
 from credit_jax.physics.constants import STANDARD_PRESSURE
 
-SMALLEST_PRESSURE = 0.57  # Pa, of a level: CREDIT's top of the model
+SMALLEST_PRESSURE = 0.57  # Pa, lower bound of the pressure of a level in CREDIT
 
 Columns = Float[Any, "batch level time lat lon"]
-# Of some batch, time, lat and lon, or the same for all.
+# batch, time, lat and lon may be 1 to broadcast.
 Points = Float[Any, "#batch point #time #lat #lon"]
 
 
 def interpolate_columns(
     values: Columns, pressure: Columns, points: Points
 ) -> Float[Any, "batch point time lat lon"]:
-    """Linear in log(pressure), constant outside its range.
+    """Interpolates columns linearly in log(pressure), constant outside its range.
 
     Args:
-        values: on the levels.
-        pressure: of the levels, positive, rising with their number.
-        points: pressures to interpolate to, in any order; one column or all of them.
+        values: values on the levels.
+        pressure: pressures of the levels, positive and increasing along the level dim.
+        points: pressures to interpolate to, in any order, in the unit of `pressure`.
 
     Returns:
         Values at the points.
@@ -45,7 +45,7 @@ def interpolate_columns(
 def hybrid_pressure(
     a: Any, b: Any, surface_pressure: Float[Any, "batch 1 time lat lon"]
 ) -> Columns:
-    """Pressure a + b ps of hybrid levels, at least 0.57 Pa."""
+    """Pressure a + b ps of hybrid levels, Pa, at least SMALLEST_PRESSURE."""
     p = by_level(a, surface_pressure) + by_level(b, surface_pressure) * surface_pressure
     return clip(p, SMALLEST_PRESSURE)
 
@@ -56,13 +56,16 @@ def hybrid_to_hybrid(
     source: tuple[np.ndarray, np.ndarray],
     dest: tuple[np.ndarray, np.ndarray],
 ) -> Float[Any, "batch point time lat lon"]:
-    """From one set of hybrid levels to another, with one surface pressure.
+    """Interpolates columns from one set of hybrid levels to another.
 
     Args:
-        values: on the source levels.
+        values: values on the source levels.
         surface_pressure: (batch, 1, time, lat, lon) Pa.
-        source, dest: (a in Pa, b) of the levels' centers; those of the source from the
-            top down or from the ground up.
+        source, dest: coefficients (a in Pa, b) at the centers of the levels. Those of
+            the source are ordered from the top down or from the ground up.
+
+    Returns:
+        Values on the levels `dest`.
     """
     a, b = source
     if not rises(a, b):
@@ -72,7 +75,7 @@ def hybrid_to_hybrid(
 
 
 def rises(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether the pressure of hybrid levels rises with their number."""
+    """Whether the pressure of hybrid levels increases with their index."""
     pressure = np.asarray(a) + np.asarray(b) * STANDARD_PRESSURE
     return not pressure[0] > pressure[-1]
 

@@ -1,4 +1,7 @@
-"""From hybrid levels to pressure levels, also below the ground (Trenberth, 1993)."""
+"""Interpolation from hybrid to pressure levels, with values below the ground.
+
+Trenberth, Berry and Buja (1993), as in CREDIT.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ OnPressure = Float[Any, "batch plev time lat lon"]
 
 
 class ColumnState(NamedTuple):
-    """Hybrid levels from the top down, and the ground.
+    """Fields on hybrid levels from the top down, and at the surface.
 
     Attributes:
         temperature: K.
@@ -44,21 +47,25 @@ def to_pressure_levels(
     *,
     temp_height: float = 150.0,
 ) -> list[OnPressure]:
-    """Fields, then temperature and geopotential, on pressure levels.
+    """Interpolates fields, temperature and geopotential to pressure levels.
 
-    Linear in log(p), constant above the top level. Below the ground fields keep their
-    lowest value; temperature and geopotential follow Eqs. 16 and 15 of Trenberth.
+    Linear in log(p), and constant above the top level. Below the ground, fields keep
+    the value of the lowest level; temperature and geopotential follow Eqs. 16 and 15 of
+    Trenberth et al.
 
     Args:
-        fields: any quantities on the levels.
-        state: of the same columns.
-        levels: (a in Pa, b) of the levels' centers, from the top down.
-        pressures: Pa.
-        temp_height: m above the ground, of the level that the surface temperature
-            follows from.
+        fields: any quantities on the hybrid levels.
+        state: temperature, geopotential and surface fields of the same columns.
+        levels: coefficients (a in Pa, b) at the centers of levels, from the top down.
+        pressures: (plev,) Pa.
+        temp_height: height above the ground, m; the surface temperature is derived from
+            the nearest level.
+
+    Returns:
+        The fields, then temperature (K) and geopotential (m^2 / s^2), on `pressures`.
 
     Raises:
-        ValueError: another number of levels.
+        ValueError: `levels` and the fields differ in the number of levels.
     """
     ps = state.surface_pressure
     if len(levels[0]) != state.temperature.shape[1]:
@@ -94,7 +101,7 @@ def _below_ground(
 def _surface_temperature(
     state: ColumnState, pressure: Columns, temp_height: float
 ) -> Surface:
-    """From the level nearest to `temp_height` above the ground."""
+    """Surface temperature, K, from the level nearest to `temp_height` above ground."""
     height = (state.geopotential - state.surface_geopotential) / GRAVITY
     xp = namespace(height)
     nearest = xp.argmin(xp.abs(height - temp_height), axis=1, keepdims=True)
@@ -103,7 +110,7 @@ def _surface_temperature(
 
 
 def _lapse_rate(t_surface: Surface, surface_geopotential: Any) -> Surface:
-    """0.0065 K / m; less from 2000 m on, and zero or more above 2500 m."""
+    """Lapse rate: 0.0065 K / m below 2000 m of height, limited above (at least 0)."""
     xp, height = namespace(t_surface), surface_geopotential / GRAVITY
     t_sea = t_surface + LAPSE_RATE * height
     t_plateau = clip(t_sea, high=_PLATEAU)

@@ -1,4 +1,4 @@
-"""Fields whole or split by rows: one set of operations for both.
+"""Operations on fields that are whole or split by rows.
 
 `context` is None for whole numpy or JAX arrays, and the `FieldContext` of a step for
 local rows inside `shard_map`.
@@ -26,15 +26,15 @@ def own_rows(
     like: Array5,
     context: FieldContext | None,
 ) -> Shaped[Any, "1 1 1 rows columns"]:
-    """The rows of a constant that `like` holds, in its dtype.
+    """Selects the local rows of a constant field.
 
     Args:
         per_row: values of every global row; columns are the longitudes or 1.
-        like: field whose rows and dtype are wanted.
+        like: field that gives the rows and the dtype of the result.
         context: see the module.
 
     Returns:
-        The values by local row; padding rows get 0.
+        The values of the local rows, 0 in padding rows.
 
     Raises:
         ValueError: the field has another number of rows.
@@ -53,17 +53,17 @@ def own_rows(
 
 
 def row_numbers(like: Array5, context: FieldContext | None) -> Shaped[Any, " rows"]:
-    """Global row of each row of a field; -1 for padding rows."""
+    """Global index of each local row of a field; -1 for padding rows."""
     if context is None:
         return namespace(like).arange(like.shape[-2])
     return context.reducer.rows.global_rows()
 
 
 def fill_padding(x: Array5, value: float, context: FieldContext | None) -> Array5:
-    """The field with a finite, plausible value in padding rows.
+    """Replaces the values in padding rows by `value`.
 
-    Whatever padding rows hold has no effect then, not even as 0 times infinity in a
-    gradient.
+    With a finite value for which all operations are finite, padding rows do not make
+    NaN in a gradient, as 0 times infinity.
     """
     if context is None or not context.reducer.rows.has_padding:
         return x
@@ -76,10 +76,10 @@ def global_mean(
     weights: np.ndarray | None,
     context: FieldContext | None,
 ) -> Shaped[Any, "batch level time 1 1"]:
-    """Weighted mean over the grid of each sample, level and time: one psum.
+    """Weighted mean over the grid for each sample, level and time; uses one psum.
 
     Args:
-        values: any field; padding rows must be finite.
+        values: any field, finite in padding rows.
         weights: (lat, lon) with mean 1; None is 1 everywhere.
         context: see the module.
     """
@@ -93,7 +93,7 @@ def global_mean(
 def with_halo(
     x: Array5, width: int, context: FieldContext | None
 ) -> Shaped[Any, "batch level time wider lon"]:
-    """The rows with `width` neighbors on both sides; beyond the poles zeros."""
+    """Adds `width` neighboring rows on both sides, and zeros beyond the poles."""
     if context is None:
         xp = namespace(x)
         return xp.pad(x, [(0, 0)] * 3 + [(width, width), (0, 0)])
@@ -103,7 +103,7 @@ def with_halo(
 def all_rows(
     x: Array5, context: FieldContext | None
 ) -> Shaped[Any, "batch level time lat lon"]:
-    """The field on all latitudes, the same on all shards."""
+    """All-gathers a field: all latitudes, invariant over domain shards."""
     return x if context is None else context.gather_rows(x)
 
 

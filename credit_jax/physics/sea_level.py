@@ -20,18 +20,16 @@ def mean_sea_level_pressure(
     temperature: Surface,
     surface_geopotential: Float[Any, "batch 1 1 lat lon"],
 ) -> Surface:
-    """`ps exp(x (1 - alpha x / 2 + (alpha x)^2 / 3))`, x = Phi / (R T).
+    """Computes pressure at mean sea level, Pa.
 
-    The lapse rate alpha and T are those of the standard atmosphere, limited where it
-    is warm (290.5 K) or cold (255 K); ps where the ground is at sea level.
+    It is `ps exp(x (1 - alpha x / 2 + (alpha x)^2 / 3))` with x = Phi / (R T), and ps
+    where the ground is at sea level. The lapse rate alpha and T are limited where it is
+    warm (290.5 K) or cold (255 K).
 
     Args:
         surface_pressure: Pa.
         temperature: near the surface, K.
         surface_geopotential: m^2 / s^2.
-
-    Returns:
-        Pa.
     """
     xp, t = namespace(temperature), temperature
     height = surface_geopotential / GRAVITY

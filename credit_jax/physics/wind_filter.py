@@ -1,4 +1,4 @@
-"""Smoothing where the wind is strong, against stripes of two grid lengths."""
+"""Smoothing where the wind is strong, which removes noise of two grid lengths."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Kernel:
     """A separable convolution with zeros beyond all edges.
 
     Attributes:
-        lat, lon: weights along each dim, an odd number of them.
+        lat, lon: weights along each dim, of odd length.
     """
 
     lat: Float[np.ndarray, " n"]
     lon: Float[np.ndarray, " m"]
 
     def __call__(self, x: Values, context: FieldContext | None) -> Values:
-        """The sum over neighbors; exact on split rows."""
+        """Convolves a field; the same result on split rows as on whole ones."""
         width = len(self.lat) // 2
         wide = with_halo(x, width, context) if width else x
         rows = _weighted_slices(wide, self.lat, x.shape[-2], axis=3)
@@ -40,7 +40,11 @@ class Kernel:
 
 
 def gaussian(sigma: float, reach: float) -> Float[np.ndarray, " n"]:
-    """Weights exp(-(i / sigma)^2 / 2), sum 1, of about 2 reach grid points, odd.
+    """Gaussian weights exp(-(i / sigma)^2 / 2) with sum 1.
+
+    Args:
+        sigma: standard deviation, in grid points.
+        reach: largest |i|, in grid points; the length is 2 reach + 1, rounded to odd.
 
     >>> len(gaussian(1.0, 3))
     7
@@ -58,13 +62,13 @@ def strong_wind_mask(
     falloff: Kernel,
     context: FieldContext | None,
 ) -> Mask:
-    """0 far from winds above a threshold, 1 among them, smooth between.
+    """A smooth mask that is 1 where the wind exceeds a threshold, and 0 far from there.
 
     Args:
         u, v: wind of one level.
-        threshold: in the units of the wind.
-        dilation: of ones: grows the region.
-        falloff: smooths its edge.
+        threshold: in the unit of the wind.
+        dilation: kernel of ones, which grows the region of strong wind.
+        falloff: kernel that smooths the edge of the region.
         context: see `physics.rows`.
     """
     xp = namespace(u)
@@ -80,15 +84,15 @@ def blend_smoothed(
     *,
     preserve_amplitude: bool = False,
 ) -> Values:
-    """`mask smoothed + (1 - mask) field`.
+    """Blends a field with its smoothed values: `mask smoothed + (1 - mask) field`.
 
     Args:
-        field: any levels.
+        field: any quantity, on any levels.
         mask: one level, in [0, 1].
-        smoothing: of the field.
+        smoothing: kernel that smooths the field.
         context: see `physics.rows`.
-        preserve_amplitude: scale the smoothed field so that its mean square under the
-            mask is that of the field, by 4 at most.
+        preserve_amplitude: whether to scale the smoothed field, by a factor of at most
+            4, so that its mean square under the mask is that of the field.
     """
     smoothed = smoothing(field, context)
     if preserve_amplitude:
@@ -99,7 +103,7 @@ def blend_smoothed(
 def _factor(
     field: Values, smoothed: Values, mask: Mask, context: FieldContext | None
 ) -> Any:
-    """min(sqrt(sum(mask field^2) / (sum(mask smoothed^2) + 1e-12)), 4).
+    """Amplitude factor min(sqrt(sum(mask f^2) / (sum(mask smoothed^2) + 1e-12)), 4).
 
     Differs from CREDIT: the gradient is 0, not NaN, where the mask is 0 everywhere.
     """
