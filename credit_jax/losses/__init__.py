@@ -1,4 +1,4 @@
-"""Losses: functions of whole fields with the same value on every mesh."""
+"""Losses: functions of whole fields, with the same value on every mesh."""
 
 from credit_jax.losses.base import (
     CompositeLoss,

@@ -1,6 +1,6 @@
-"""The type of losses: functions from the named fields of a step to one number.
+"""The type of losses: functions from the named fields of a step to a scalar.
 
-Adding a loss takes a function of this type in a module of its own, one line in
+To add a loss, write a function of this type in a new module, one line in
 `credit_jax.losses.registry`, and its test.
 """
 
@@ -24,14 +24,14 @@ Target = Float[Array, "batch channel time rows lon"]
 Values = Float[Array, "samples channel time rows lon"]
 Scalar = Float[Array, ""]
 
-# (tree, context) -> the same number on every shard. The tree holds what the postblocks
-# left: always "y_pred" (a Prediction) and "y" (a Target), in float32 or wider, and
-# where postblocks made them the named fields "y_processed" and "y_target_processed".
+# (tree, context) -> the same scalar on every shard. The tree is the output of the
+# postblocks: always "y_pred" (a Prediction) and "y" (a Target), in float32 or wider,
+# and the named fields "y_processed" and "y_target_processed" if postblocks make them.
 Loss: TypeAlias = Callable[[FieldTree, FieldContext], Array]
 
 
 class CompositeLoss(abc.ABC):
-    """A `Loss` of several parts, which the log shows, perhaps with own parameters.
+    """A `Loss` with several logged parts, and optionally with trained parameters.
 
     `loss(tree, context)` is `loss.total(loss.parts(tree, context), context)`. In
     training, the parameters are in `context.loss_parameters`.
@@ -39,26 +39,26 @@ class CompositeLoss(abc.ABC):
 
     @property
     def parameters(self) -> Mapping[str, np.ndarray]:
-        """Initial values, by name, of what is trained with the model."""
+        """Initial values of the parameters that are trained with the model, by name."""
         return {}
 
     @abc.abstractmethod
     def parts(self, tree: FieldTree, context: FieldContext) -> dict[str, Scalar]:
-        """The parts, by their name in the log, the same on every shard."""
+        """Computes the parts by their name in the log, the same on every shard."""
 
     @abc.abstractmethod
     def total(self, parts: Mapping[str, Scalar], context: FieldContext) -> Scalar:
-        """The loss from its parts."""
+        """Computes the loss from its parts."""
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> Scalar:
-        """The loss."""
+        """Computes the loss."""
         return self.total(self.parts(tree, context), context)
 
 
 def value_and_parts(
     loss: Loss, tree: FieldTree, context: FieldContext
 ) -> tuple[Scalar, dict[str, Scalar]]:
-    """A loss, and the parts that it is made of; most have none."""
+    """Computes a loss and its parts; there are none unless it is a `CompositeLoss`."""
     if not isinstance(loss, CompositeLoss):
         return loss(tree, context), {}
     parts = loss.parts(tree, context)
@@ -66,31 +66,32 @@ def value_and_parts(
 
 
 def initial_parameters(loss: Loss) -> dict[str, Array]:
-    """Initial values of the trained parameters of a loss; most have none."""
+    """Initial values of the trained parameters of a loss, by name; often empty."""
     if not isinstance(loss, CompositeLoss):
         return {}
     return {name: jnp.asarray(value) for name, value in loss.parameters.items()}
 
 
 # (prediction, target, context) -> values of the same shape, whose weighted mean is the
-# loss. The target has as many samples as the prediction.
+# loss. The target has as many samples as the prediction: it is repeated for members.
 Pointwise: TypeAlias = Callable[[Array, Array, FieldContext], Array]
 
 
 class NoParameters(StrictModel):
-    """For a loss without parameters."""
+    """Parameters of a loss that has none."""
 
 
 @dataclass(frozen=True)
 class LossEntry:
-    """A loss by name.
+    """An entry of the registry of losses.
 
     Attributes:
-        build: from validated parameters to the loss.
-        parameters: class of `training_loss_parameters`.
-        build_pointwise: from validated parameters to values at every point, for the
-            losses that the loss `base` can take for single variables.
-        num_members: fewest ensemble members of a sample.
+        build: builds the loss from its validated parameters.
+        parameters: class that validates `training_loss_parameters`.
+        build_pointwise: builds the function of values at every point from the validated
+            parameters, for losses that `type: base` can apply to single variables;
+            None for other losses.
+        num_members: smallest number of ensemble members of a sample.
     """
 
     build: Callable[[Any], Loss]
@@ -102,11 +103,11 @@ class LossEntry:
 def pointwise(
     build: Callable[[Any], Pointwise], parameters: type[StrictModel] = NoParameters
 ) -> LossEntry:
-    """The loss `context.mean(values)` of values at every point.
+    """Makes the entry of a loss that is `context.mean` of values at every point.
 
     Args:
-        build: from validated parameters to the function that gives the values.
-        parameters: class of these parameters.
+        build: builds the function of these values from its validated parameters.
+        parameters: class that validates these parameters.
     """
 
     def build_mean(settings: Any) -> Loss:

@@ -1,4 +1,4 @@
-"""The loss section of the configuration as one function inside `shard_map`."""
+"""Builds the `loss` section of a config as one function inside `shard_map`."""
 
 from __future__ import annotations
 
@@ -34,42 +34,45 @@ def build_loss(
     num_members: int | None = None,
     validation: bool = False,
 ) -> Loss:
-    """The training or the validation loss.
+    """Builds the training or the validation loss.
 
-    For an elementwise loss `l` the mean of `l(p, t) * w_lat * w_var` over samples,
-    channels, times, rows and longitudes, exact on every mesh, in float32 or wider.
-    With `type: base` see `build_base_loss`.
+    An elementwise loss `l` is the mean of `l(p, t) * w_lat * w_var` over samples,
+    channels, times, rows and longitudes, in float32 or wider, and has the same value on
+    every mesh. For `type: base` see `build_base_loss`.
+
+    Without `validation_loss`, the validation loss is `mae` if there are weights, as in
+    CREDIT, or if the training loss is `ring-crps`, whose ranks validate on different
+    samples; else it is the training loss, where CREDIT raises KeyError. With weights
+    and `training_loss: KCRPS`, validation uses KCRPS and ignores `validation_loss`, as
+    in CREDIT.
 
     Args:
         config: the `loss` section.
         channels: number of channels of each target variable, in channel order. A name
-            may be a whole key ("ERA5/prognostic/3d/U"); its last part counts for
-            `variable_weights`. Needed with `use_variable_weights`, with `type: base`
+            may be a whole key ("ERA5/prognostic/3d/U"), of which `variable_weights`
+            names the last part. Needed with `use_variable_weights`, with `type: base`
             and by losses of single variables.
-        latitude: (H,) degrees north of every row; needed with `use_latitude_weights`.
-        variances: of the targets by key, see `fields.target_variances`; needed with
-            `var_weighting: inverse_variance`.
-        num_members: ensemble members of a sample; None does not compare.
-        validation: build the validation loss instead of the training loss.
+        latitude: (lat,) degrees north; needed with `use_latitude_weights`.
+        variances: variances of the targets by key, see `fields.target_variances`;
+            needed with `var_weighting: inverse_variance`.
+        num_members: ensemble members of a sample, compared with the number that the
+            loss needs; None skips the comparison.
+        validation: whether to build the validation loss instead of the training loss.
 
     Returns:
-        `(tree, context) -> scalar`; the tree holds the local (b, C_out, T_out, rows,
+        `(tree, context) -> scalar`; the tree has the local (batch, channel, time, rows,
         lon) arrays "y_pred" and "y" and, for `type: base`, the named fields
         "y_processed" and "y_target_processed". The channels and weights of the section
         replace those of the context.
 
     Raises:
-        ValueError: something that the section needs is missing.
+        ValueError: an unknown loss or parameter, too few members, or an argument that
+            the section needs is missing.
 
-    A missing `validation_loss` is `mae` where there are weights, as in CREDIT, and else
-    the training loss, where CREDIT raises KeyError; for `ring-crps`, whose ranks
-    validate on different samples, `mae`. KCRPS with weights is the validation loss,
-    too, whatever `validation_loss` says, as in CREDIT.
-
-    Differs from CREDIT: all target channels count. CREDIT's weighted loss counts a
-    diagnostic variable with levels as one channel and leaves the last channels out;
-    of a model without `levels` it takes `frames` for them.
-    `spectral`, `power`, `covmse` and `ring-crps` take weights, with which CREDIT's
+    Differs from CREDIT: all target channels have weights. CREDIT's weighted loss counts
+    a diagnostic variable with levels as one channel and drops the last channels; for a
+    model without `levels` it uses `frames` instead.
+    `spectral`, `power`, `covmse` and `ring-crps` accept weights, with which CREDIT's
     cannot be called.
     """
     row_weights = _row_weights(config, latitude)
@@ -106,21 +109,21 @@ def build_loss(
 def build_channel_weights(
     weights: Mapping[str, Any], channels: Mapping[str, int]
 ) -> Float[np.ndarray, " channel"]:
-    """`loss.variable_weights` for every target channel.
+    """Expands `loss.variable_weights` to every target channel.
 
     Args:
         weights: for each variable one number, or one for each of its levels.
         channels: number of channels of each target variable, in channel order. A name
-            may be a whole key ("ERA5/prognostic/3d/U"); its last part counts then.
+            may be a whole key ("ERA5/prognostic/3d/U"), whose last part is used.
 
     Returns:
-        (C_out,) float32.
+        (channel,) float32.
 
     Raises:
         ValueError: a variable has no weight, a wrong number of them, or is no target.
 
-    Differs from CREDIT: weights are found by name, not by their order in the file, and
-    one number for a variable with levels holds for all of them.
+    Differs from CREDIT: weights are matched by name, not by their order in the file,
+    and one number for a variable with levels applies to all of them.
     """
     names = [key.rsplit("/", 1)[-1] for key in channels]
     missing = [name for name in names if name not in weights]
@@ -162,7 +165,7 @@ def _chosen_loss(config: LossConfig, validation: bool, num_members: int | None) 
 def _choice(
     config: LossConfig, validation: bool
 ) -> tuple[str, Mapping[str, Any], str, str]:
-    """Name and parameters of the loss, and the keys of both."""
+    """Name and parameters of the loss, and the config keys of both."""
     if config.type is not None:
         return config.type, config.args, "loss.type", "loss.args"
     name, parameters = config.training_loss, config.training_loss_parameters
@@ -183,7 +186,7 @@ def _choice(
 
 
 def _spectral_terms(config: LossConfig) -> list[tuple[float, Loss]]:
-    """Factors and losses that are added to a weighted training loss."""
+    """Factors and losses of the terms that are added to a weighted training loss."""
     wanted = {"power": config.use_power_loss, "spectral": config.use_spectral_loss}
     names = [name for name, used in wanted.items() if used and config.is_weighted]
     if not names:

@@ -1,4 +1,4 @@
-"""`base`: a loss of each variable in physical units, and their weighted mean."""
+"""The loss `base`: the weighted mean of one loss per variable, in physical units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from credit_jax.losses.registry import choose_pointwise
 
 # Name of the trained parameter of `var_weighting: learnable`.
 LOG_VARIANCE = "log_variance"
-# What the names of the parts begin with.
+# Prefix of the names of the parts.
 PART = "loss_var/"
 
 
@@ -37,26 +37,27 @@ def build_base_loss(
     variances: Mapping[str, float] | None = None,
     validation: bool = False,
 ) -> BaseLoss:
-    """The loss of `type: base`, from the mean `L_v` of each variable's `w_lat l(p, t)`.
+    """Builds the loss of `type: base`.
 
-    `mean_v(w_v L_v)`, or with `var_weighting: learnable`, with trained `s_v` and the
-    multipliers `m_v` of `variable_weights`, `mean_v(m_v exp(-s_v) L_v + s_v / 2)`.
+    With `L_v` the mean of `w_lat l(p, t)` over a variable, it is `mean_v(w_v L_v)`.
+    With `var_weighting: learnable` it is `mean_v(m_v exp(-s_v) L_v + s_v / 2)`, where
+    `s_v` are trained and `m_v` are the multipliers of `variable_weights`.
 
-    It reads "y_processed" and "y_target_processed" of the tree, so that a loss of
-    fields in physical units reaches the model through the postblocks. Every variable
-    counts once, whatever its number of levels.
+    It reads "y_processed" and "y_target_processed" of the tree, so the gradient of a
+    loss in physical units flows to the model through the postblocks. Every variable has
+    the same weight, whatever its number of levels.
 
     Args:
         args: see `BaseLossArgs`.
         channels: number of channels of each target variable, by key.
-        row_weights: (lat,) area weights; None weighs rows alike.
-        variances: of the target variables by key, for `var_weighting:
-            inverse_variance` and `learnable`; one that is not there counts as 1.
-        validation: build the loss of `validation_loss`.
+        row_weights: (lat,) area weights; None for equal weights.
+        variances: variances of the target variables by key, for `var_weighting:
+            inverse_variance` and `learnable`; 1 for a missing key.
+        validation: whether to build the loss of `validation_loss`.
 
     Raises:
-        ValueError: a loss that gives no value at every point, or weights without
-            variances or for unknown variables.
+        ValueError: a loss is unknown or has no value at every point, `var_weighting`
+            needs `variances`, or weights name unknown variables.
     """
     if args.needs_variances and variances is None:
         raise ValueError(
@@ -76,17 +77,17 @@ def build_base_loss(
 
 @dataclass(frozen=True, eq=False)
 class BaseLoss(CompositeLoss):
-    """See `build_base_loss`; its parts are "loss_var/KEY", the `L_v`.
-
-    Attributes:
-        args: of the section.
-        channels: number of channels of each target variable, by key.
-        values: of a variable at every point.
-        overrides: the same for single variables, by key.
-        row_weights: (lat,) area weights, or None.
-        variances: of the target variables by key, where weights need them.
+    """The loss of `build_base_loss`; its parts are the `L_v`, as "loss_var/KEY".
 
     In validation `s_v` has its initial value, as in CREDIT.
+
+    Attributes:
+        args: arguments of the section.
+        channels: number of channels of each target variable, by key.
+        values: loss of a variable at every point.
+        overrides: other such losses for single variables, by key.
+        row_weights: (lat,) area weights, or None.
+        variances: variances of the target variables by key, if the weights need them.
     """
 
     args: BaseLossArgs
@@ -98,7 +99,7 @@ class BaseLoss(CompositeLoss):
 
     @property
     def parameters(self) -> Mapping[str, np.ndarray]:
-        """With `learnable`, the logarithm of each target's variance, float32."""
+        """Logarithm of each target's variance, float32, if `learnable`; else empty."""
         if not self._learns:
             return {}
         found = self.variances or {}
@@ -106,7 +107,7 @@ class BaseLoss(CompositeLoss):
         return {LOG_VARIANCE: np.log(known).astype(np.float32)}
 
     def parts(self, tree: FieldTree, context: FieldContext) -> dict[str, Scalar]:
-        """The mean score of each variable."""
+        """Computes the mean `L_v` of each variable, by "loss_var/KEY"."""
         prediction, target, layout = named_pair(
             tree,
             self.channels,
@@ -126,7 +127,7 @@ class BaseLoss(CompositeLoss):
         return {f"{PART}{key}": scores[i] for i, key in enumerate(layout.keys)}
 
     def total(self, parts: Mapping[str, Scalar], context: FieldContext) -> Scalar:
-        """The mean over the variables of their weighted scores."""
+        """Computes the weighted mean over variables."""
         scores = jnp.stack([*parts.values()])
         keys = [name.removeprefix(PART) for name in parts]
         multipliers = self.args.variable_weights
@@ -164,7 +165,7 @@ def _by_variable(
     target: Array,
     context: FieldContext,
 ) -> Array:
-    """Values at every point, by the loss of each variable."""
+    """Values at every point, each variable with its own loss."""
     parts = [
         overrides.get(group[0], values)(prediction[:, place], target[:, place], context)
         for group, place in _groups(context.layout, overrides)
@@ -175,7 +176,7 @@ def _by_variable(
 def _groups(
     layout: ChannelLayout, overrides: Mapping[str, Pointwise]
 ) -> list[tuple[list[str], slice]]:
-    """Adjacent variables with the same loss, and their channels."""
+    """Groups of adjacent variables with the same loss, and their channels."""
     groups: list[tuple[list[str], slice]] = []
     for key, place in layout.slices.items():
         joins = groups and key not in overrides and groups[-1][0][0] not in overrides

@@ -1,4 +1,4 @@
-"""`covmse`: a squared error in the metric of the inverse covariance of the error."""
+"""The loss `covmse`: squared error weighted by the inverse covariance of the error."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class CovarianceParameters(StrictModel):
     """Parameters of `covmse`.
 
     Attributes:
-        batch_normalize: divide the error of each variable by the standard deviation of
-            the target.
-        off_diagonal_scale: factor of the elements of the inverse covariance that are
-            not on its diagonal.
+        batch_normalize: whether to divide the error of each variable by the standard
+            deviation of the target.
+        off_diagonal_scale: factor of the off-diagonal elements of the inverse
+            covariance.
     """
 
     batch_normalize: bool = False
@@ -30,13 +30,14 @@ class CovarianceParameters(StrictModel):
 
 
 def build_covmse(settings: CovarianceParameters) -> Loss:
-    """`covmse`: mean over points of `r^T P r`, r the error of all channels and times.
+    """Builds `covmse`: the mean over points of `r^T P r`.
 
-    P is the inverse of the sample covariance of r over all samples and grid points,
-    through which the gradient goes. Latitude weights count in the mean over points.
+    r is the error of all channels and times at a point, and P the inverse of its sample
+    covariance over all samples and grid points, through which the gradient flows. The
+    mean over points has latitude weights.
 
-    Differs from CREDIT: works in the training step, where CREDIT's asks for arrays of
-    five dims and gets four; takes latitude weights.
+    Differs from CREDIT: works in the training step, where CREDIT's expects arrays of
+    five dims and gets four; accepts latitude weights.
     """
 
     def loss(tree: FieldTree, context: FieldContext) -> Scalar:

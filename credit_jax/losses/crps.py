@@ -1,11 +1,12 @@
 """Continuous ranked probability scores of an ensemble.
 
-With members x_1 ... x_m of a forecast, the target y, and means over all pairs:
+With members x_1 ... x_m of a forecast and the target y:
 
-    crps = mean |x_i - y| - c sum_ij |x_i - x_j|
+    crps = sum_i |x_i - y| / m - c sum_ij |x_i - x_j|
 
-The members are on the batch dim (`FieldContext.num_members`), except for `ring-crps`,
-whose members are on the data-parallel ranks.
+where c is 1 / (2 m (m - 1)) for the fair score. Members are on the batch dim
+(`FieldContext.num_members`), except for `ring-crps`, whose members are on the
+data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class KcrpsParameters(StrictModel):
     """Parameters of `KCRPS`.
 
     Attributes:
-        biased: divide the pairs by 2 m^2 instead of 2 m (m - 1), which is fair for any
-            number of members.
+        biased: whether to divide the sum over pairs by 2 m^2 instead of 2 m (m - 1),
+            which is fair for any number of members.
     """
 
     biased: bool = False
@@ -40,7 +41,8 @@ class AlmostFairParameters(StrictModel):
     """Parameters of `almost-fair-crps`.
 
     Attributes:
-        alpha: 1 is the fair score; the pairs count 1 - (1 - alpha) / m.
+        alpha: the sum over pairs of the fair score is multiplied by
+            1 - (1 - alpha) / m; 1 is the fair score.
         no_autocast: has no effect: losses are in float32 or wider.
     """
 
@@ -49,7 +51,7 @@ class AlmostFairParameters(StrictModel):
 
 
 def build_kcrps(settings: KcrpsParameters) -> Loss:
-    """`KCRPS`: pairs over 2 m (m - 1), or with `biased` over 2 m^2."""
+    """Builds `KCRPS`: c is 1 / (2 m (m - 1)), or 1 / (2 m^2) with `biased`."""
 
     def divisor(count: int) -> float:
         return float(count * count if settings.biased else count * (count - 1))
@@ -58,10 +60,10 @@ def build_kcrps(settings: KcrpsParameters) -> Loss:
 
 
 def build_almost_fair(settings: AlmostFairParameters) -> Loss:
-    """`almost-fair-crps`: the fair pairs times 1 - (1 - alpha) / m.
+    """Builds `almost-fair-crps`: c is (1 - (1 - alpha) / m) / (2 m (m - 1)).
 
-    Differs from CREDIT: the sum over pairs is that of sorted members, with memory of m
-    instead of m^2 fields.
+    Differs from CREDIT: the sum over pairs is computed from sorted members, which takes
+    memory for m instead of m^2 fields.
     """
 
     def factor(count: int) -> float:
@@ -71,7 +73,7 @@ def build_almost_fair(settings: AlmostFairParameters) -> Loss:
 
 
 def half_pair_sum(members: Members) -> PerSample:
-    """`sum_ij |x_i - x_j| / 2`, as `sum_i (2 i - m - 1) x_(i)` of sorted members."""
+    """`sum_ij |x_i - x_j| / 2`, as `sum_i (2 i - m - 1) x_(i)` over sorted members."""
     count = members.shape[1]
     rank = 2.0 * jnp.arange(1, count + 1, dtype=members.dtype) - count - 1
     ordered = jnp.sort(members, axis=1)
@@ -79,12 +81,13 @@ def half_pair_sum(members: Members) -> PerSample:
 
 
 def build_ring_crps(_: StrictModel) -> Pointwise:
-    """`ring-crps`: each of K data-parallel ranks has one member of the same samples.
+    """Builds `ring-crps`: each of K data-parallel ranks has one member of a sample.
 
-    At rank r `(|x_r - y| - sum_j |x_r - x_j| / (K - 1)) / K`, where other members are
-    constants; the gradient of the mean over ranks is that of the fair score over K.
-    Members go around a ring, so that a device holds two at a time. With one rank
-    `|x - y|`.
+    All ranks have the same samples. Rank r computes
+    `(|x_r - y| - sum_j |x_r - x_j| / (K - 1)) / K`, where no gradient flows through the
+    other members x_j: the gradient of the mean over ranks is that of the fair score,
+    divided by K. Members are sent around a ring by ppermute, so that a device has two
+    at a time. With one rank it is `|x - y|`.
     """
 
     def values(prediction: Prediction, target: Target, context: FieldContext) -> Values:
@@ -104,7 +107,7 @@ def build_ring_crps(_: StrictModel) -> Pointwise:
 
 
 def error_spread(tree: FieldTree, context: FieldContext) -> Scalar:
-    """Standard deviation of the errors of all members at all points, over N - 1."""
+    """Sample standard deviation of the errors of all members at all points."""
     error = widened(tree["y_pred"]) - context.repeat_members(widened(tree["y"]))
     axes, rows = context.reducer.axes, context.reducer.rows
     points = error.size // error.shape[3] * rows.size * axes.num_data

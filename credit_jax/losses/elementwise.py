@@ -1,4 +1,4 @@
-"""Elementwise losses: (prediction, target) -> one non-negative number per grid point.
+"""Elementwise losses: (prediction, target) -> a non-negative value per grid point.
 
 The names are those of CREDIT's registry (`loss.training_loss`, `loss.validation_loss`).
 """
@@ -74,11 +74,11 @@ def xsigmoid(pred: Values, target: Values) -> Values:
 def elementwise(
     function: Elementwise, parameters: type[StrictModel] = NoParameters
 ) -> LossEntry:
-    """The loss `context.mean(function(prediction, target))`.
+    """Makes the entry of the loss `context.mean(function(prediction, target))`.
 
     Args:
-        function: of two arrays and, by keyword, its parameters.
-        parameters: class of these parameters.
+        function: takes two arrays and its parameters as keyword arguments.
+        parameters: class that validates these parameters.
     """
 
     def build(settings: Any) -> Pointwise:

@@ -1,4 +1,4 @@
-"""The losses by CREDIT's names: one line each."""
+"""The registry of losses, by CREDIT's names."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def choose_loss(
     *,
     parameters_key: str | None = None,
 ) -> Loss:
-    """The loss `name` with its parameters bound.
+    """Returns the loss `name` with its parameters bound.
 
     Args:
         name: a key of `LOSSES`.
-        parameters: by name; `reduction` (none or mean) is accepted, the mean over the
-            grid is always taken.
+        parameters: parameters by name; `reduction` (none or mean) is accepted and
+            ignored, since a loss is always the mean over the grid.
         key: dotted path of the setting, for the error.
-        parameters_key: that of the parameters; None is `key` with "_parameters".
+        parameters_key: dotted path of the parameters; None is `key` with "_parameters".
 
     Raises:
-        ValueError: the name, a parameter or its value is not known.
+        ValueError: the name or a parameter is unknown, or a value is invalid.
     """
     entry = _entry(name, key)
     return entry.build(_parsed(name, parameters, parameters_key or f"{key}_parameters"))
@@ -81,10 +81,10 @@ def choose_pointwise(
     *,
     parameters_key: str | None = None,
 ) -> Pointwise:
-    """The values at every point of the loss `name`; see `choose_loss`.
+    """Returns the function of values at every point of a loss; see `choose_loss`.
 
     Raises:
-        ValueError: as `choose_loss`, or the loss is a number for whole fields alone.
+        ValueError: as `choose_loss`, or the loss is defined for whole fields only.
     """
     entry = _entry(name, key)
     if entry.build_pointwise is None:

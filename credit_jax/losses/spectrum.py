@@ -1,4 +1,4 @@
-"""Losses of zonal spectra: amplitudes, and the logarithm of the power."""
+"""Losses of zonal spectra: of amplitudes, and of the logarithm of power."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class SpectrumParameters(StrictModel):
     """Parameters of `spectral` and `power`.
 
     Attributes:
-        wavenum_init: first zonal wavenumber that counts.
+        wavenum_init: smallest zonal wavenumber that is included.
     """
 
     wavenum_init: int = 20
 
 
 def build_spectral(settings: SpectrumParameters) -> Loss:
-    """`spectral`: squared error of zonal amplitudes, averaged over latitudes first.
+    """Builds `spectral`: squared error of zonal amplitudes averaged over latitudes.
 
-    With `A_k(y)` the modulus of the k-th coefficient of row y, the mean over samples,
-    channels and wavenumbers `k >= wavenum_init` of
-    `(mean_y w A_k(p) - mean_y w A_k(t))^2`.
+    With `A_k(y)` the modulus of the k-th Fourier coefficient of row y, it is the mean
+    of `(mean_y w A_k(p) - mean_y w A_k(t))^2` over samples, channels, times and
+    wavenumbers `k >= wavenum_init`.
     """
 
     def loss(tree: FieldTree, context: FieldContext) -> Scalar:
@@ -45,14 +45,16 @@ def build_spectral(settings: SpectrumParameters) -> Loss:
 
 
 def build_power(settings: SpectrumParameters) -> Loss:
-    """`power`: squared error of the logarithm of the zonal power spectrum of each row.
+    """Builds `power`: squared error of the logarithm of the zonal power of each row.
 
-    The weighted mean over samples, channels, rows and wavenumbers `k >= wavenum_init`
-    of `(log(P_k(p) + 1e-8) - log(P_k(t) + 1e-8))^2`, with `P_k = 2 |c_k|^2` (once for
-    k = 0) and `c_k` the coefficients of a row over its number of points.
+    It is the weighted mean of `(log(P_k(p) + 1e-8) - log(P_k(t) + 1e-8))^2` over
+    samples, channels, times, rows and wavenumbers `k >= wavenum_init`, where
+    `P_k = 2 |c_k|^2`, or `|c_0|^2` for k = 0, and `c_k` are the Fourier coefficients of
+    a row divided by its number of points.
 
-    Differs from CREDIT: can be a training loss; CREDIT's takes no `reduction`, which
-    is always given to it, and runs as a term of a weighted loss alone.
+    Differs from CREDIT: it can be the training loss. CREDIT's fails there, since it is
+    always passed a `reduction` that it does not accept; it only works as a term of a
+    weighted loss.
     """
 
     def loss(tree: FieldTree, context: FieldContext) -> Scalar:
@@ -68,7 +70,7 @@ def build_power(settings: SpectrumParameters) -> Loss:
 def power_spectrum(
     field: Float[Array, "*batch lon"],
 ) -> Float[Array, "*batch wavenumber"]:
-    """Zonal power by wavenumber; its sum is the mean square of a row of odd length."""
+    """Zonal power by wavenumber; for rows of odd length its sum is the mean square."""
     coefficients = jnp.fft.rfft(field, axis=-1, norm="forward")
     power = jnp.square(coefficients.real) + jnp.square(coefficients.imag)
     return jnp.concatenate([power[..., :1], 2.0 * power[..., 1:]], axis=-1)
