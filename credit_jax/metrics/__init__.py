@@ -1,4 +1,4 @@
-"""Metrics of a run, computed with the forecast, exact on every mesh."""
+"""Metrics: scores of each variable, with the same value on every mesh."""
 
 from credit_jax.metrics.base import MetricEntry, Pair
 from credit_jax.metrics.build import (

@@ -1,6 +1,6 @@
-"""The type of metrics: functions of forecast and target, one number per variable.
+"""The type of metrics: functions of forecast and target with a value per variable.
 
-Adding a metric takes a function of this type in a module of its own, one line in
+To add a metric, write a function of type `Score`, one line in
 `credit_jax.metrics.registry`, and its test.
 """
 
@@ -23,10 +23,10 @@ class Pair:
     """A forecast and its target, as local arrays in float32 or wider.
 
     Attributes:
-        prediction: (samples, channel, time, rows, lon); the members of an ensemble are
-            samples of their own, those of the first target first.
+        prediction: (samples, channel, time, rows, lon); every ensemble member is a
+            sample, those of the first target first.
         target: (samples, channel, time, rows, lon), repeated for every member.
-        climatology: (1, channel, 1, rows, lon); None where there is none.
+        climatology: (1, channel, time, rows, lon), or None for metrics without one.
         context: global means, channels, area weights, number of members.
     """
 
@@ -37,53 +37,53 @@ class Pair:
 
     @property
     def members(self) -> Array:
-        """(batch, member, channel, time, rows, lon) the forecast by member."""
+        """The forecast by member, (batch, member, channel, time, rows, lon)."""
         return self.context.members(self.prediction)
 
     @property
     def ensemble_mean(self) -> Array:
-        """(batch, channel, time, rows, lon) the mean of the members."""
+        """The mean over members, (batch, channel, time, rows, lon)."""
         return self.members.mean(axis=1)
 
     @property
     def truth(self) -> Array:
-        """(batch, channel, time, rows, lon) the target, once for all members."""
+        """The target without repetition, (batch, channel, time, rows, lon)."""
         return self.context.members(self.target)[:, 0]
 
     def mean(self, values: Array) -> PerVariable:
-        """Weighted mean of each variable."""
+        """Area-weighted mean of each variable."""
         return self.context.variable_mean(values)
 
     def centered(self, values: Array) -> Array:
-        """`values` less the weighted mean of their variable."""
+        """`values` minus the area-weighted mean of their variable."""
         return values - self.context.layout.per_channel(self.mean(values))
 
     def anomaly(self, values: Array) -> Array:
-        """`values` less the climatology, less the mean of that."""
+        """`values` minus the climatology, centered."""
         assert self.climatology is not None, "checked when the metrics are built"
         return self.centered(values - self.climatology)
 
 
-# (pair, **parameters) -> (variable,) numbers, the same on every shard.
+# (pair, **parameters) -> (variable,) values, the same on every shard.
 Score: TypeAlias = Callable[..., Array]
 
 
 class NoParameters(StrictModel):
-    """For a metric without parameters."""
+    """Parameters of a metric that has none."""
 
 
 class AnomalyParameters(StrictModel):
-    """Of a metric that compares with a climatology.
+    """Parameters of a metric that compares with a climatology.
 
     Attributes:
-        climatology_path: file with a mean field of each variable, by its name; a
-            variable that it lacks is compared with the mean of the batch. null is the
-            mean of the training period.
-        accumulate_climatology: false compares with the mean of the batch, where no file
-            is given.
+        climatology_path: file with a mean field of each variable, by its name; for
+            variables that it lacks, the mean of the targets of the batch is used. null
+            uses the mean of the training period.
+        accumulate_climatology: if false, and without a file, the mean of the targets of
+            the batch is used.
 
-    Differs from CREDIT: without a file CREDIT takes the mean of the targets that it has
-    seen so far, in training and in validation.
+    Differs from CREDIT: without a file CREDIT uses the running mean of the targets of
+    training and validation.
     """
 
     climatology_path: str | None = None
@@ -92,14 +92,15 @@ class AnomalyParameters(StrictModel):
 
 @dataclass(frozen=True)
 class MetricEntry:
-    """A metric by name.
+    """An entry of the registry of metrics.
 
     Attributes:
-        score: gives (variable,) numbers, the same on every shard.
-        parameters: class of its keyword arguments, which the config may set. With
-            `AnomalyParameters` the score finds `Pair.climatology` and gets none.
-        scale_power: power of the unit of a variable that the score has: 2 for a squared
-            error, 1 for an error, 0 for a ratio.
+        score: computes (variable,) values, the same on every shard.
+        parameters: class that validates the keyword arguments of `score`. With
+            `AnomalyParameters`, `Pair.climatology` is set and `score` gets no keyword
+            arguments.
+        scale_power: power of a variable's unit in the score: 2 for a squared error, 1
+            for an error, 0 for a ratio.
     """
 
     score: Score

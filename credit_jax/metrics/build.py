@@ -1,4 +1,4 @@
-"""The metrics section of the configuration as one function inside `shard_map`."""
+"""Builds the `metrics` section of a config as one function inside `shard_map`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from credit_jax.metrics.base import Pair
 from credit_jax.metrics.climatology import Climatologies, local_climatology
 from credit_jax.metrics.settings import MetricSettings, metric_settings
 
-# Path of a file of scalers -> variance of each target variable.
+# (path of a scaler file) -> variance of each target variable, by key.
 Variances: TypeAlias = Callable[[str], Mapping[str, float]]
 
 
@@ -39,35 +39,37 @@ def build_metrics(
     climatology: Climatologies | None = None,
     variances: Variances = target_variances,
 ) -> Metrics:
-    """The metrics of a run.
+    """Builds the metrics of a run.
+
+    Members of an ensemble are scored one by one, as in CREDIT.
 
     Args:
         config: the `metrics` section; None is CREDIT's default set.
         channels: number of channels of each target variable, in channel order, by key
             ("ERA5/prognostic/3d/T").
-        latitude: (H,) degrees north; needed with `use_latitude_weights`. The file of
-            `latitude_weights` is the caller's to read.
-        climatology: from a path to mean fields by key or name of a variable, (lat, lon)
-            or (level, lat, lon), in the units of what is scored; from None to those of
-            the training period. `acc` and `activity` call it when they are traced.
-        variances: from the path of a file of scalers to the variance of each target
-            variable, for `var_weighting: inverse_variance`.
+        latitude: (lat,) degrees north, which the caller reads from the file
+            `latitude_weights`; needed with `use_latitude_weights`.
+        climatology: returns mean fields, (lat, lon) or (level, lat, lon), by key or
+            name of a variable, in the units of the scored fields: those of a file,
+            given its path, or those of the training period, given None. `acc` and
+            `activity` call it when they are traced.
+        variances: returns the variance of each target variable, given the path of a
+            scaler file, for `var_weighting: inverse_variance`.
 
     Returns:
         `(tree, context) -> {"rmse": mean over variables, "rmse/ERA5/...": one variable,
-        ...}`, see `Metrics`. The fields "y_processed" and "y_target_processed" of the
-        tree are scored, or where the postblocks do not make both, its "y_pred" and "y".
-        The channels and weights of the section replace those of the context.
+        ...}`, see `Metrics`. It scores the fields "y_processed" and
+        "y_target_processed" of the tree, or "y_pred" and "y" if the postblocks do not
+        make both. The channels and weights of the section replace those of the context.
 
     Raises:
-        ValueError: unknown metric or argument, or a missing climatology or file.
+        ValueError: a metric or an argument is unknown, or a climatology, a latitude or
+            a scaler file is missing.
 
-    Members of an ensemble are scored one by one, as in CREDIT.
-
-    Differs from CREDIT: scores "y_pred" and "y" where CREDIT raises KeyError because
-    the postblocks make no "y_target_processed". Without a file the climatology is the
-    mean of the training period; CREDIT takes the running mean of the targets seen so
-    far.
+    Differs from CREDIT: scores "y_pred" and "y" if the postblocks make no
+    "y_target_processed", where CREDIT raises KeyError. Without a file the climatology
+    is the mean of the training period; CREDIT uses the running mean of the targets seen
+    so far.
     """
     wanted = metric_settings(config, has_climatology=climatology is not None)
     _check(wanted, channels, climatology)
@@ -90,15 +92,15 @@ def metric_names(
     has_climatology: bool,
     in_training: bool = False,
 ) -> list[str]:
-    """The keys of what the function of `build_metrics` returns.
+    """Returns the keys of the result of the function that `build_metrics` builds.
 
-    Variables that a postblock computes come on top of them.
+    Keys of variables that a postblock computes are not included.
 
     Args:
         config: the `metrics` section; None is CREDIT's default set.
-        channels: the target variables, in channel order.
-        has_climatology: whether `build_metrics` will be given one.
-        in_training: those of `Metrics.in_training` alone.
+        channels: keys of the target variables, in channel order.
+        has_climatology: whether `build_metrics` will be given a climatology.
+        in_training: whether to return the keys of `Metrics.in_training`.
 
     Raises:
         ValueError: as `build_metrics`.
@@ -112,7 +114,7 @@ def metric_names(
 
 
 def needs_climatology(config: MetricsConfig | None) -> bool:
-    """Whether a metric that the section names needs the mean of the training period.
+    """Whether a metric of the section needs the mean of the training period.
 
     Raises:
         ValueError: as `build_metrics`.
@@ -132,7 +134,7 @@ class _Shown:
     def pair(
         self, tree: FieldTree, channels: Mapping[str, int], context: FieldContext
     ) -> Pair:
-        """The forecast and target that the metric scores."""
+        """Selects the forecast and target that the metric scores."""
         own = self.settings
         if has_named_pair(tree):
             prediction, target, layout = named_pair(
@@ -158,7 +160,7 @@ class _Shown:
         return Pair(prediction, target, mean_fields, context)
 
     def scores(self, pair: Pair) -> dict[str, Array]:
-        """The mean over variables, and each of them, by name."""
+        """Computes the weighted mean over variables, and the score of each variable."""
         own, keys = self.settings, pair.context.layout.keys
         parameters = {} if own.is_anomaly else dict(own.parameters)
         values = own.entry.score(pair, **parameters)
@@ -175,10 +177,10 @@ class _Shown:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Metrics:
-    """Metrics as a function (tree, context) -> numbers, the same on every shard.
+    """Metrics as a function (tree, context) -> values, the same on every shard.
 
     Attributes:
-        shown: each of them.
+        shown: the metrics, each with the contents of its files.
         channels: number of channels of each target variable, in channel order.
     """
 
@@ -186,14 +188,14 @@ class Metrics:
     channels: Mapping[str, int]
 
     def __call__(self, tree: FieldTree, context: FieldContext) -> dict[str, Array]:
-        """The numbers by name."""
+        """Computes all scores by name."""
         found: dict[str, Array] = {}
         for each in self.shown:
             found |= each.scores(each.pair(tree, self.channels, context))
         return found
 
     def in_training(self) -> Metrics:
-        """Those of training batches: all that need no mean of the training period."""
+        """The metrics of training batches: all that need no mean of training data."""
         kept = (own for own in self.shown if not own.settings.needs_climatology)
         return Metrics(tuple(kept), self.channels)
 

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 from credit_jax.fields import FieldContext
 
-# From a path, or from None for the training period, to mean fields by key or name of a
-# variable, (lat, lon) or (level, lat, lon).
+# (path of a file, or None for the training period) -> mean fields, (lat, lon) or
+# (level, lat, lon), by key or name of a variable.
 Climatologies: TypeAlias = Callable[[str | None], Mapping[str, np.ndarray]]
 
 
@@ -24,11 +24,11 @@ def local_climatology(
     """This shard's rows of the mean field of every channel.
 
     Args:
-        fields: (lat, lon) or (level, lat, lon) by key ("ERA5/prognostic/3d/T") or by
-            name ("T") of a variable. A variable that is not there has the mean of
-            `target` over the batch.
-        target: local.
-        context: with the channels of `target`.
+        fields: (lat, lon) or (level, lat, lon) by key ("ERA5/prognostic/3d/T") or name
+            ("T") of a variable. For missing variables, the mean of `target` over all
+            samples of the batch is used.
+        target: the local target.
+        context: has the channels of `target`.
 
     Raises:
         ValueError: a field has other levels, rows or longitudes than its variable.

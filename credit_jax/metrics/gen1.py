@@ -1,13 +1,13 @@
-"""The metrics of CREDIT's first generation: one number for every channel.
+"""The metrics of CREDIT's gen1: a value for every channel.
 
-With area weights `w` of mean 1, the mean `p` of the members of a forecast and its
-target `t`, means over samples, times and grid points, and `'` a field less its own
-unweighted mean:
+`w` are area weights of mean 1, `p` is the mean of the members of a forecast, `t` its
+target, `'` subtracts the unweighted mean of a field, and means are over samples, times
+and grid points:
 
     acc   sum(w p' t') / (sqrt(sum(w p'^2) sum(w t'^2)) + 1e-7)
     rmse  mean over samples and times of sqrt(mean over the globe of w (p - t)^2)
     mse   mean(w (p - t)^2)            mae  mean(w |p - t|)
-    std   rmse of the spread of the members, with m members
+    std   as rmse, with the spread instead of p - t; the spread of m members is
           their sample standard deviation times (m + 1) / (m - 1)
 
 They are CREDIT's LatWeightedMetrics, LatWeightedMetricsClimatology and
@@ -36,16 +36,16 @@ def lat_weighted_metrics(
     *,
     climatology: Float[Array, "1 channel 1 rows lon"] | None = None,
 ) -> dict[str, Array]:
-    """Scores of every channel, and their means: CREDIT's LatWeightedMetrics.
+    """Computes scores of every channel, and their means: CREDIT's LatWeightedMetrics.
 
     Args:
-        tree: with "y_pred" and "y".
-        context: with area weights and the number of members.
-        names: of the channels, such as "T_0".
-        climatology: this shard's rows of what is subtracted from both fields.
+        tree: has "y_pred" and "y".
+        context: has the area weights and the number of members.
+        names: names of the channels, such as "T_0".
+        climatology: local rows of the fields to subtract from prediction and target.
 
     Returns:
-        "acc_T_0", "rmse_T_0", "mse_T_0", "mae_T_0" and, of an ensemble, "std_T_0" of
+        "acc_T_0", "rmse_T_0", "mse_T_0", "mae_T_0" and, for an ensemble, "std_T_0" for
         every channel; "acc", "rmse", "mse", "mae" and "std" are their means.
     """
     context = dataclasses.replace(context, channel_weights=None)
@@ -69,20 +69,24 @@ def lat_weighted_metrics_climatology(
     *,
     climatology: Float[Array, "1 channel 1 rows lon"] | None = None,
 ) -> dict[str, Array]:
-    """Errors of every channel, and the correlation of anomalies.
+    """Computes errors of every channel, and the correlation of anomalies.
 
     CREDIT's LatWeightedMetricsClimatology: as `lat_weighted_metrics` of one member, but
-    with errors of the fields themselves, and "acc" where there is a climatology.
+    the climatology is subtracted for "acc" only, which needs one.
 
     Args:
-        tree: with "y_pred" and "y".
-        context: with area weights.
-        names: of the channels.
-        climatology: this shard's rows of the mean fields of day and hour.
+        tree: has "y_pred" and "y".
+        context: has the area weights.
+        names: names of the channels.
+        climatology: local rows of the mean fields of day and hour; None omits "acc".
 
-    Differs from CREDIT: "mse" is the mean of the mean squared errors; CREDIT's counts
-    the root mean squared errors, too. All channels have an "acc", where CREDIT takes
-    the surface variables by their place among them.
+    Returns:
+        Scores as those of `lat_weighted_metrics`.
+
+    Differs from CREDIT: "mse" is the mean of the mean squared errors; CREDIT's includes
+    the root mean squared errors. All channels have an "acc"; CREDIT's has surface and
+    diagnostic variables only, and reads their channels at the positions that they have
+    in the list of these variables.
     """
     context = dataclasses.replace(context, channel_weights=None)
     prediction, target = widened(tree["y_pred"]), widened(tree["y"])
@@ -96,12 +100,17 @@ def lat_weighted_metrics_climatology(
 
 
 def ensemble_fields(tree: FieldTree, context: FieldContext) -> dict[str, Values]:
-    """Mean, spread and error of an ensemble at every point.
+    """Computes mean, spread and absolute error of an ensemble at every point.
 
     CREDIT's LatWeightedMetricsEnsemble.
 
+    Args:
+        tree: has "y_pred" and "y".
+        context: has the number of members, at least 2.
+
     Returns:
-        "ens_mean", "ens_std" and "ens_rmse", (batch, channel, time, rows, lon).
+        "ens_mean", "ens_std" and "ens_rmse" (the absolute error of the mean), (batch,
+        channel, time, rows, lon) each.
     """
     members = context.members(widened(tree["y_pred"]))
     mean = members.mean(axis=1)

@@ -1,4 +1,4 @@
-"""The metrics by CREDIT's names: one line each."""
+"""The registry of metrics, by CREDIT's names."""
 
 from credit_jax.metrics.base import AnomalyParameters, MetricEntry
 from credit_jax.metrics.scores import (

@@ -1,14 +1,14 @@
-"""Scores of a forecast, one number per variable.
+"""Scores of a forecast, with a value per variable.
 
-With area weights `w` of mean 1, forecast `p`, target `t`, climatology `c`, and means
-over samples, levels, times and grid points:
+`w` are area weights of mean 1, `p` is the forecast, `t` the target, `c` the
+climatology, and means are over samples, levels, times and grid points:
 
     mse     mean(w (p - t)^2)          rmse    sqrt(mse)
     mae     mean(w |p - t|)            bias    mean(w (p - t))
     r2score             1 - mse / mean(w (t - mean(w t))^2)
     log_variance_ratio  log10 var(p) - log10 var(t), var(x) = mean(w (x - mean(w x))^2)
     acc                 mean(w f a) / sqrt(mean(w f^2) mean(w a^2)), where f and a are
-                        the anomalies p - c and t - c less their own means
+                        the anomalies p - c and t - c minus their weighted means
     activity            sqrt(mean(w f^2))
 
 They are CREDIT's (`credit/metrics/common.py`, `anomaly.py`; for the last two Bonavita
@@ -46,7 +46,7 @@ def bias(pair: Pair) -> PerVariable:
 
 
 def r2score(pair: Pair) -> PerVariable:
-    """1 less the squared error over the variance of the target."""
+    """Coefficient of determination: 1 - mse / variance of the target."""
     total = pair.mean(jnp.square(pair.centered(pair.target)))
     return 1.0 - mse(pair) / (total + EPSILON)
 
@@ -62,7 +62,7 @@ class RatioParameters(StrictModel):
 
 
 def log_variance_ratio(pair: Pair, *, eps: float = EPSILON) -> PerVariable:
-    """log10 of the variance of the forecast over that of the target."""
+    """Base-10 logarithm of variance of the forecast / variance of the target."""
     variances = [
         pair.mean(jnp.square(pair.centered(field)))
         for field in (pair.prediction, pair.target)
@@ -71,7 +71,7 @@ def log_variance_ratio(pair: Pair, *, eps: float = EPSILON) -> PerVariable:
 
 
 def acc(pair: Pair) -> PerVariable:
-    """Correlation of the anomalies of forecast and target."""
+    """Anomaly correlation coefficient of forecast and target."""
     forecast, truth = pair.anomaly(pair.prediction), pair.anomaly(pair.target)
     deviation = [
         jnp.sqrt(pair.mean(jnp.square(field)) + EPSILON) for field in (forecast, truth)

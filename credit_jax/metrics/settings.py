@@ -1,4 +1,4 @@
-"""The metrics that a section names, each with its arguments."""
+"""Parses the `metrics` section to the metrics that it names, with their arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from credit_jax.config.metrics import COMBINED, MetricArgs, MetricsConfig
 from credit_jax.metrics.base import AnomalyParameters, MetricEntry
 from credit_jax.metrics.registry import METRICS
 
-# CREDIT's set without a `metrics` section.
+# CREDIT's default set, for configs without a `metrics` section.
 DEFAULT = ("rmse", "r2score", "bias")
 
 
@@ -20,9 +20,10 @@ class MetricSettings:
     """One metric of a section.
 
     Attributes:
-        name: in the registry.
-        args: what all metrics take; for "combined" with its own in their place.
-        parameters: its own arguments.
+        name: key in the registry.
+        args: arguments that all metrics accept; for "combined", those of this metric
+            override the shared ones.
+        parameters: arguments of this metric.
     """
 
     name: str
@@ -31,6 +32,7 @@ class MetricSettings:
 
     @property
     def entry(self) -> MetricEntry:
+        """Entry of the metric in the registry."""
         return METRICS[self.name]
 
     @property
@@ -40,7 +42,7 @@ class MetricSettings:
 
     @property
     def climatology_path(self) -> str | None:
-        """Path of its climatology."""
+        """Path of the climatology file, if the metric has one."""
         own = self.parameters
         return own.climatology_path if isinstance(own, AnomalyParameters) else None
 
@@ -56,10 +58,10 @@ class MetricSettings:
 
     @property
     def scaler_path(self) -> str | None:
-        """Path of the scalers, where their variances weigh the variables.
+        """Path of the scaler file, if its variances weight the variables.
 
         Raises:
-            ValueError: it needs them, and has none.
+            ValueError: the path is needed but not set.
         """
         if not self.args.by_variance or self.entry.scale_power == 0:
             return None
@@ -75,14 +77,14 @@ class MetricSettings:
 def metric_settings(
     config: MetricsConfig | None, *, has_climatology: bool = False
 ) -> list[MetricSettings]:
-    """The metrics of a section, in its order.
+    """Parses the metrics of a section, in its order.
 
     Args:
         config: the `metrics` section; None is CREDIT's default set.
-        has_climatology: adds `acc` to the default set.
+        has_climatology: whether to add `acc` to the default set.
 
     Raises:
-        ValueError: unknown metric or argument.
+        ValueError: a metric or an argument is unknown, or a value is invalid.
     """
     if config is None:
         names = (*DEFAULT, "acc") if has_climatology else DEFAULT
@@ -107,7 +109,7 @@ def metric_settings(
 def _settings(
     name: str, shared: Mapping[str, Any], args: Any, path: str
 ) -> MetricSettings:
-    """One metric, whose arguments replace the shared ones of the same names."""
+    """Parses one metric, whose arguments override shared ones of the same name."""
     if not isinstance(args, Mapping):
         raise ValueError(f"{path}: must be a mapping of arguments, got {args!r}")
     entry, fields = METRICS[name], MetricArgs.model_fields
@@ -127,7 +129,7 @@ def _settings(
 
 
 def _named(given: Any) -> Mapping[str, Any]:
-    """Metric -> its own arguments."""
+    """Validates the mapping of metrics to their arguments."""
     if isinstance(given, Mapping) and given:
         return given
     got = "nothing" if given in (None, {}) else repr(given)
