@@ -1,4 +1,4 @@
-"""A run put together from its config and checked, before a device is touched."""
+"""The plan of a run: built and checked from its config without using a device."""
 
 from credit_jax.plan.model import ModelPlan, plan_model
 from credit_jax.plan.objective import Objective

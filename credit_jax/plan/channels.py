@@ -17,13 +17,13 @@ from credit_jax.transforms import Pipeline
 def schema_of(
     data: DataConfig, model: Any, pipeline: Pipeline | None = None
 ) -> ChannelSchema:
-    """The channels that a data section asks for, without opening a file.
+    """Returns the channels of a data section, without opening a file.
 
     Args:
-        data: the section.
-        model: validated config of the model; its `levels` count for sources whose own
-            are null. None, or a model without levels, counts 1.
-        pipeline: the transforms; None takes the data as they are.
+        data: the data section.
+        model: validated config of the model, whose `levels` apply to sources with null
+            levels; 1 if it is None or has no levels.
+        pipeline: the transforms; None for the data without transforms.
     """
     schema = ChannelSchema.from_config(
         data, num_levels(data, getattr(model, "levels", 1))
@@ -38,15 +38,15 @@ def fit_problems(
     pipeline: Pipeline | None = None,
     further: Mapping[Split, FurtherInputs | None] | None = None,
 ) -> list[str]:
-    """Mismatches between a model and the data, one line each.
+    """Finds mismatches between a model and the data, one line each.
 
     Args:
         config: the whole config.
         model: validated config of the model.
-        schemas: channels of the open files by split; those of the config where a split
-            is not there.
-        pipeline: the transforms; None takes the data as they are.
-        further: what the open files make beside x, by split.
+        schemas: channels of the open files by split; for a missing split, they are
+            derived from the config.
+        pipeline: the transforms; None for the data without transforms.
+        further: opened inputs of the model other than x, by split.
     """
     schemas, found = schemas or {}, []
     if model.frames != config.data.history_len:

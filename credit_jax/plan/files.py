@@ -1,4 +1,4 @@
-"""Finds the files that a config names and that are missing."""
+"""Finds missing files that a config names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from credit_jax.transforms import TRANSFORMS, Phase
 def find_missing(
     config: Config, expected: Sequence[str] = (), model: ModelConfig | None = None
 ) -> Findings:
-    """Missing files that a run reads, one line each.
+    """Finds missing files that a run reads, one line each.
 
     Args:
         config: the config.
-        expected: paths of files that are made before the first training; those that
-            are not there yet are notes instead of problems.
+        expected: paths of files that are created before the first training; if they do
+            not exist yet, they are notes instead of problems.
         model: validated config of the model; None if it does not parse.
     """
     found = Findings()
@@ -49,7 +49,7 @@ def find_missing(
 
 
 def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
-    """Dotted key and pattern of the files of every field type of every source."""
+    """Dotted key and path pattern of the files of every field type of every source."""
     sections = {"data": config.data}
     if config.validation_overrides.source and not config.trainer.skip_validation:
         sections["validation_data"] = config.validation_data
@@ -60,7 +60,7 @@ def data_patterns(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def latitude_files(config: Config) -> dict[str, str]:
-    """The files of latitudes that a run reads, by the key that names each."""
+    """Latitude files that a run reads, by their dotted key."""
     metrics = _metrics_args(config)
     named = {}
     if config.loss.weighs_rows:
@@ -72,7 +72,7 @@ def latitude_files(config: Config) -> dict[str, str]:
 
 
 def scaler_files(config: Config) -> dict[str, str]:
-    """The files of scalers whose variances weigh variables, by key."""
+    """Scaler files whose variances weight the variables, by their dotted key."""
     metrics = _metrics_args(config)
     named = {"loss.args.scaler_path": config.loss.scaler_file}
     if metrics.get("var_weighting", "inverse_variance") == "inverse_variance":
@@ -81,7 +81,7 @@ def scaler_files(config: Config) -> dict[str, str]:
 
 
 def climatology_files(config: Config) -> dict[str, str]:
-    """The files of climatologies that metrics compare with, by key."""
+    """Climatology files that metrics compare with, by their dotted key."""
     metrics, key = _metrics_args(config), "climatology_path"
     named = {f"metrics.args.{key}": metrics.get(key)}
     own = metrics.get("metrics")
@@ -92,14 +92,14 @@ def climatology_files(config: Config) -> dict[str, str]:
 
 
 def _metrics_args(config: Config) -> Mapping[str, Any]:
-    """Arguments of the metrics; none where nothing is validated."""
+    """Arguments of the metrics; empty for a run without validation."""
     if config.metrics is None or config.trainer.skip_validation:
         return {}
     return config.metrics.args
 
 
 def _existing(named: Mapping[str, Any]) -> dict[str, str]:
-    """Those that are paths; what reads the others says what is wrong with them."""
+    """Keeps the values that are paths; others are reported where they are read."""
     given = {k: path for k, path in named.items() if path and isinstance(path, str)}
     return {key: expandvars(path) for key, path in given.items()}
 
@@ -107,7 +107,7 @@ def _existing(named: Mapping[str, Any]) -> dict[str, str]:
 def _transform_files(
     config: Config, *, fitted: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Dotted key and path of the files that transforms read, or of those fitted."""
+    """Dotted key and path of files that transforms read, or only of fitted ones."""
     for phase in Phase:
         section, name = phase.value.split(".")
         blocks = getattr(getattr(config, section), name)

@@ -1,4 +1,4 @@
-"""Problems and notes that are collected while a plan is made."""
+"""Problems and notes that are collected while a run is planned."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Part = TypeVar("Part")
 
 @dataclass
 class Findings:
-    """Lines for the user, in the order in which they are found.
+    """Messages for the user, in the order in which they are found.
 
     Attributes:
-        problems: what keeps a run from starting.
+        problems: errors that prevent a run from starting, one line each.
         notes: information for the user, one line each.
     """
 
@@ -22,12 +22,15 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     def attempt(self, build: Callable[[], Part], where: str = "") -> Part | None:
-        """What `build` returns; None if it raises, and its lines become problems.
+        """Calls `build` and adds its errors to `problems`.
 
         Args:
-            build: raises ValueError or OSError for an error of the user; all lines of
-                a `ConfigError` are taken.
-            where: dotted path that is put in front of each line.
+            build: raises ValueError or OSError for an error of the user; each problem
+                of a `ConfigError` is added as a line.
+            where: dotted path to prepend to each line.
+
+        Returns:
+            The result of `build`, or None if it raised such an error.
         """
         try:
             return build()
@@ -37,11 +40,11 @@ class Findings:
             return None
 
     def add(self, other: Findings) -> None:
-        """Takes over the lines of `other`."""
+        """Appends the lines of `other`."""
         self.problems += other.problems
         self.notes += other.notes
 
 
 def unique(lines: Iterable[str]) -> tuple[str, ...]:
-    """The lines without repetitions."""
+    """The lines without duplicates, in order."""
     return tuple(dict.fromkeys(lines))

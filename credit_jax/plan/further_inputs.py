@@ -1,4 +1,4 @@
-"""Compares the inputs of a model beside x with what the data make."""
+"""Compares the inputs of a model other than x with the inputs that the data provide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from credit_jax.data.channels import ChannelSchema, num_levels
 from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.models.common.array_specs import FieldSpec, VectorSpec
 
-# A time is encoded by sine and cosine of its hour and of its day.
+# A time is encoded by sine and cosine of its hour of day and of its day of year.
 NUMBERS_OF_A_TIME = 4
 
 
@@ -21,12 +21,12 @@ def further_problems(
     further: FurtherInputs | None = None,
     where: str = "data",
 ) -> list[str]:
-    """Mismatches, one line each.
+    """Finds mismatches of inputs other than x, one line each.
 
     Args:
         data: the data section.
         model: validated config of the model.
-        further: opened; None compares what is known without files.
+        further: the opened inputs; None compares what is known without files.
         where: dotted path of the section.
     """
     schemas = further_schemas(data, further)
@@ -51,12 +51,12 @@ def further_problems(
 def further_schemas(
     data: DataConfig, further: FurtherInputs | None = None
 ) -> dict[str, ChannelSchema]:
-    """Input of the model -> channels of its fields.
+    """Returns the channels of each input of the model other than x.
 
     Args:
-        data: the section.
-        further: opened; None takes what is known without files, which is nothing of an
-            input whose levels only the files say.
+        data: the data section.
+        further: the opened inputs. With None, inputs whose levels only the files define
+            are omitted.
     """
     if further is not None:
         return {**further.schemas}
@@ -69,7 +69,7 @@ def further_schemas(
 
 
 def _deep_sources(data: DataConfig, name: str) -> Iterator[str]:
-    """The sources of an input that have fields on levels."""
+    """The sources of an input that have fields with levels."""
     for source, own in data.sources_of(name).items():
         forcing = own.variables.dynamic_forcing
         if forcing is not None and forcing.vars_3D:
@@ -98,7 +98,7 @@ def _vector_problems(
 
 
 def num_encoded(data: DataConfig, name: str) -> int:
-    """Size of an input that encodes times."""
+    """Size of the vector of an input that encodes times."""
     counts = (_num_times(data, which) for which in data.time_encoding[name])
     return sum(counts) * NUMBERS_OF_A_TIME
 

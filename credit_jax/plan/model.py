@@ -1,4 +1,4 @@
-"""A model and its degrees of parallelism, without weights and without devices."""
+"""The plan of a model and its degrees of parallelism, without weights or devices."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from credit_jax.plan.findings import Findings, unique
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A `model:` section and the degrees of the mesh that it is to run on.
+    """A `model:` section and the degrees of its mesh.
 
     Attributes:
-        dims: the degrees; None if they do not agree with the number of devices.
+        dims: degrees of the mesh; None if they do not match the number of devices.
         config: the validated `model:` section; None if it does not parse.
-        model_def: the model; None if its sizes do not fit together.
-        problems: lines that keep the model from running.
+        model_def: the model; None if its sizes are inconsistent.
+        problems: errors that prevent the model from running, one line each.
         notes: information for the user, one line each, such as uneven rows.
     """
 
@@ -44,7 +44,7 @@ class ModelPlan:
 
     @property
     def axes(self) -> MeshAxes | None:
-        """The mesh axes as a step sees them, without a device."""
+        """The mesh axes of a step; None if `dims` is None."""
         return self.dims.mesh_axes if self.dims is not None else None
 
     @property
@@ -55,11 +55,11 @@ class ModelPlan:
         return self.config.image_height, self.config.image_width
 
     def build(self, devices: Sequence[Any], **options: Any) -> ParallelModel:
-        """The model on a mesh of devices; nothing is compiled.
+        """Builds the model on a mesh of devices; nothing is compiled.
 
         Args:
             devices: at least as many as the degrees need; the first ones are used.
-            **options: of `build_parallel_model`.
+            **options: keyword arguments of `build_parallel_model`.
 
         Raises:
             ConfigError: the plan has problems.
@@ -87,10 +87,10 @@ def plan_model(
         parallelism: the validated `trainer.parallelism` section.
         num_devices: devices to plan for.
         keep_whole: patterns of parameter paths that FSDP never splits.
-        where: what a user calls the parallelism section.
+        where: name of the parallelism section in messages.
 
     Returns:
-        The plan, with all problems; it holds what could be built.
+        The plan, with all problems, and with the parts that could be built.
     """
     found = Findings()
     dims = found.attempt(

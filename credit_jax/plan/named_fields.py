@@ -1,4 +1,4 @@
-"""Which named fields the postblocks of a config make for losses and metrics."""
+"""Checks which named fields the postblocks of a config make for losses and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TWIN = (
 
 
 def base_problems(config: Config) -> list[str]:
-    """What keeps `loss.type: base` from training with the postblocks of a config."""
+    """Finds why `loss.type: base` cannot train with the postblocks, one line each."""
     if not config.loss.is_base:
         return []
     made, found = _made(config), []
@@ -38,7 +38,7 @@ def base_problems(config: Config) -> list[str]:
 
 
 def metrics_notes(config: Config) -> list[str]:
-    """A note where the metrics of a section score normalized fields."""
+    """Returns a note if the metrics section scores normalized fields."""
     made = _made(config)
     if config.metrics is None or config.trainer.skip_validation:
         return []
@@ -59,7 +59,7 @@ def scores_are_physical(config: Config) -> bool:
 
 
 def _made(config: Config) -> dict[str, Mapping[str, Any]]:
-    """Entries that `reconstruct` blocks make, with the arguments of each."""
+    """Tree entries that `reconstruct` blocks make, with the arguments of each block."""
     made = (args for name, args in _blocks(config) if name == "reconstruct")
     keyed = ((args.get("out_key", PREDICTION), args) for args in made)
     return {key: args for key, args in keyed if isinstance(key, str)}

@@ -1,4 +1,4 @@
-"""What a run minimizes and measures: its losses and metrics, built once."""
+"""The losses and metrics of a run, built once from its config."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from credit_jax.plan.named_fields import (
 from credit_jax.transforms import ONE_STEP, Advance, Pipeline, Rollout
 
 Latitude = Float[np.ndarray, " lat"]
-# (tree, context) -> numbers by name, inside `shard_map`.
+# (tree, context) -> values by name, inside `shard_map`.
 Evaluate = Callable[..., dict[str, Any]]
 
 
@@ -47,13 +47,14 @@ class Objective:
 
     Attributes:
         loss: the training loss, (tree, context) -> scalar.
-        metrics: of training batches by name, for the log.
-        evaluate: validation loss and metrics by name; None with `skip_validation`. Its
-            first trace, that of the first validation, reads the climatology.
-        measured: the keys of what `evaluate` returns.
+        metrics: computes the metrics of training batches by name, for the log.
+        evaluate: computes validation loss and metrics by name; None with
+            `skip_validation`. Its first trace reads the climatology.
+        measured: keys of the result of `evaluate`.
         rollout: the forecast whose losses are minimized.
         valid_rollout: the forecast whose last step is evaluated.
-        measure: further numbers of each training step for the log; None has none.
+        measure: computes further values of each training step for the log, by name;
+            None for no such values.
     """
 
     loss: Callable[..., Any]
@@ -77,8 +78,8 @@ def plan_objective(
     Args:
         config: the whole config.
         schema: channels of the data.
-        pipeline: the transforms; None if they are wrong.
-        latitudes: of the rows.
+        pipeline: the transforms; None if they have problems.
+        latitudes: the latitudes of the rows.
         found: receives the problems of the sections loss and metrics, and of
             `trainer.training_metric`.
 
@@ -131,11 +132,11 @@ def plan_objective(
 def plan_rollouts(
     config: Config, schema: ChannelSchema, pipeline: Pipeline | None
 ) -> tuple[Rollout, Rollout] | None:
-    """The forecasts of training and of validation; None if the transforms are wrong.
+    """Plans the forecasts of training and of validation; None if `pipeline` is None.
 
     Raises:
-        ValueError: a transform cannot run within a step, or none makes named fields to
-            feed back.
+        ValueError: a transform cannot be traced, or no transform makes the named fields
+            that a forecast of several steps feeds back.
     """
     if pipeline is None:
         return None
@@ -184,9 +185,10 @@ def _metrics(config: Config, schema: ChannelSchema, latitudes: Latitudes) -> Met
 
 
 def _loss_variances(config: Config, latitudes: Latitudes) -> dict[str, float] | None:
-    """Variances of the targets; none where the file is not there, which is a problem.
+    """Variances of the targets, if the loss names a scaler file.
 
-    That a scaler is needed and not named is the loss's to say.
+    They are empty if the file is missing, which `find_missing` reports. `build_loss`
+    raises the error if a file is needed but not named.
     """
     path = config.loss.scaler_file
     if path is None:
@@ -197,7 +199,7 @@ def _loss_variances(config: Config, latitudes: Latitudes) -> dict[str, float] | 
 
 
 def _compares(config: Config) -> bool:
-    """Whether a metric compares with a climatology that has to be read."""
+    """Whether a metric needs a climatology from a file or of the training period."""
     if config.metrics is None:
         return False
     wanted = metric_settings(config.metrics)
@@ -220,10 +222,10 @@ def _names(config: Config, schema: ChannelSchema, *, in_training: bool) -> list[
 def _training_mean(
     config: Config, schema: ChannelSchema, loader: Loader | None
 ) -> dict[str, Float[np.ndarray, "level lat lon"]]:
-    """Mean of the training period by variable; reads training data.
+    """Computes the mean of the training period by variable, from the training data.
 
-    It is in the units of what the metrics score: physical ones where postblocks undo
-    the scaling of "y_target_processed", else those of the model.
+    It has the units of the fields that metrics score: physical if postblocks undo the
+    scaling of "y_target_processed", else normalized.
     """
     assert loader is not None, "a plan that is executed has its data open"
     mean = build_climatology(loader.dataset).mean[:, :, 0]
@@ -241,14 +243,14 @@ def _together(loss: Callable[..., Any], scores: Evaluate) -> Evaluate:
 
 
 def _spread(tree: Any, context: Any) -> dict[str, Any]:
-    """The spread of errors, which CREDIT logs where it trains by a CRPS."""
+    """The standard deviation of errors, which CREDIT logs when it trains by a CRPS."""
     return {"std": error_spread(tree, context)}
 
 
 def _training_metric_problems(
     config: Config, measured: Sequence[str], trained: Sequence[str]
 ) -> list[str]:
-    """`trainer.training_metric` must be something that will be measured."""
+    """Checks that `trainer.training_metric` is a value that the run computes."""
     wanted = config.trainer.training_metric
     there = ["train_loss", *(f"valid_{name}" for name in sorted(measured))]
     if wanted in (f"train_{name}" for name in trained):
@@ -264,14 +266,14 @@ def _training_metric_problems(
 
 @dataclass(frozen=True)
 class Latitudes:
-    """Degrees north of every row, for the sections that weigh rows by their area.
+    """Latitudes of all rows, for the sections that weight rows by area.
 
     Attributes:
         config: the whole config.
-        num_rows: rows of the model; None does not compare.
-        open_files: files that are open already; None reads no file.
-        loader: of the training data, for a section that names no file; None if no data
-            is open.
+        num_rows: rows of the model, to compare with; None skips the comparison.
+        open_files: cache of open files; None reads no file.
+        loader: loader of the training data, for a section that names no file; None if
+            no data is open.
     """
 
     config: Config
@@ -280,13 +282,17 @@ class Latitudes:
     loader: Loader | None
 
     def of(self, section: str) -> Latitude | None:
-        """Latitudes of "loss" or "metrics"; None where it does not weigh rows.
+        """Returns the latitudes for the section "loss" or "metrics".
 
-        Where nothing can be read, a stand-in of one row: the section itself can be
-        checked with it.
+        Args:
+            section: "loss" or "metrics".
+
+        Returns:
+            (lat,) degrees north; None if the section does not weight rows. If no file
+            can be read, a placeholder of one row, with which the section is checked.
 
         Raises:
-            ValueError: see `read_latitude`; or another number of rows than the model's.
+            ValueError: as `read_latitude`, or the number of rows is not the model's.
         """
         if not _weighs_rows(self.config, section):
             return None

@@ -1,4 +1,4 @@
-"""Training of a model whose prediction is a sample: what it takes and what not."""
+"""Checks the config of a diffusion model, whose training differs from other models."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from credit_jax.plan.findings import Findings
 
 
 def process_findings(config: Config, model: Any) -> Findings:
-    """Problems and notes of training the network of a diffusion process.
+    """Finds problems and notes of training the network of a diffusion process.
 
-    It learns a single step, from the noise, the target or v at each point: nothing that
-    a transform could change, or that a later step could be given.
+    The network is trained on single steps to predict the noise, the target or v at each
+    point. Its output is no state: postblocks cannot correct it, and it cannot be fed
+    back to a later step. There are no findings for other models.
 
     Args:
         config: the whole config.
-        model: its validated `model:` section.
+        model: the validated `model:` section.
     """
     found = Findings()
     if model.process is None:

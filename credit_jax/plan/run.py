@@ -26,21 +26,21 @@ from credit_jax.transforms import Pipeline, build_pipeline
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a config asks for, each section parsed once and each file opened once.
+    """The parts of a run; each section is parsed once, each file opened once.
 
-    A plan with problems holds what could be built.
+    A plan with problems has the parts that could be built.
 
     Attributes:
         config: the config.
         num_devices: devices that the run is planned for.
         model: the model and the degrees of its mesh.
-        schema: channels of the data; of the files, where they are open.
-        pipeline: the transforms; None if one is wrong or a file of theirs is missing.
-        loaders: by split, of data-parallel rank 0; empty if no data is open.
-        objective: losses and metrics; None if no data is open.
-        problems: lines that keep the run from starting.
+        schema: channels of the data, from the files if they are open.
+        pipeline: the transforms; None if one has an error or its file is missing.
+        loaders: loaders of data-parallel rank 0 by split; empty if no data is open.
+        objective: losses and metrics; None if they have problems or no data is open.
+        problems: errors that prevent the run from starting, one line each.
         notes: information for the user, one line each.
-        open_files: the files of the data; None if no data is open.
+        open_files: cache of open files; None if planned without data.
     """
 
     config: Config
@@ -56,7 +56,7 @@ class RunPlan:
 
     @property
     def further_schemas(self) -> dict[str, ChannelSchema]:
-        """Input of the model beside x -> channels of its fields, as far as known."""
+        """Channels of each input of the model other than x, if they are known."""
         loader = self.loaders.get("train")
         opened = None if loader is None else loader.dataset.further
         found = further_schemas(self.config.data, opened)
@@ -70,7 +70,11 @@ class RunPlan:
             raise ConfigError(self.problems, "this run cannot start")
 
     def build_model(self, devices: Sequence[object]) -> ParallelModel:
-        """The model on a mesh of devices, as `trainer` asks for it."""
+        """Builds the model on a mesh of devices, with the options of `trainer`.
+
+        Raises:
+            ConfigError: the plan of the model has problems.
+        """
         trainer = self.config.trainer
         return self.model.build(
             devices,
@@ -90,17 +94,17 @@ def plan_run(
     with_data: bool = True,
     expected_files: Sequence[str] = (),
 ) -> RunPlan:
-    """Plans a run and collects all problems.
+    """Plans a run and collects all its problems.
 
-    No device is touched, no weight is made, nothing is compiled.
+    It uses no device, creates no weights and compiles nothing.
 
     Args:
         config: the config.
-        num_devices: devices to plan for; None takes `trainer.num_devices`, or the
-            fewest that `trainer.parallelism` can run on.
-        with_data: whether to look for the data files and open them.
-        expected_files: paths of files that are made before the first training; where
-            they are not there yet, that is a note.
+        num_devices: devices to plan for; None uses `trainer.num_devices`, or the
+            smallest number that `trainer.parallelism` can run on.
+        with_data: whether to find the data files and open them.
+        expected_files: paths of files that are created before the first training; if
+            they do not exist yet, that is a note instead of a problem.
 
     Returns:
         The plan; the run can start if it has no problems.
@@ -160,7 +164,7 @@ def plan_run(
 
 
 def _ring_findings(config: Config, dp_size: int) -> Findings:
-    """What `ring-crps` needs: a member on each data-parallel rank, and no validation.
+    """Checks that `ring-crps` has a member on each rank and another validation loss.
 
     Without `validation_loss` the loss `base` validates with it, too, as in CREDIT.
     """
@@ -182,7 +186,7 @@ def _ring_findings(config: Config, dp_size: int) -> Findings:
 
 
 def precision_of(trainer: TrainerConfig) -> Precision:
-    """The dtypes that `trainer.amp` and `trainer.fp8` ask for."""
+    """The dtypes for `trainer.amp` and `trainer.fp8`."""
     policy, precision = trainer.mp_policy, Precision()
     if policy is not None:
         precision = default_mp_policy(
@@ -196,7 +200,7 @@ def precision_of(trainer: TrainerConfig) -> Precision:
 
 
 def _pipeline(config: Config) -> Pipeline | None:
-    """The transforms; None if a file of theirs is missing."""
+    """The transforms; None if one of their files is missing."""
     try:
         return build_pipeline(config.preblocks, config.postblocks)
     except FileNotFoundError:
