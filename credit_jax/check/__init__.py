@@ -1,1 +1,1 @@
-"""`python -m credit_jax.check`: reports what a run would use, without training."""
+"""`python -m credit_jax.check`: checks a config and reports the plan of its run."""

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what a config asks for and whether it can run.
+    """Prints the plan of a config and its problems.
 
     Returns:
         0 if the run can start, 1 if not.

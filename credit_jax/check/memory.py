@@ -1,7 +1,7 @@
 """Estimated memory of one device in training.
 
-Parameters and their companions are counted exactly; activations are estimated from the
-sizes of the stages: what the backward pass of each layer needs.
+Parameters, gradients and optimizer state are counted exactly. Activations, that is the
+residuals of each layer for the backward pass, are estimated from the sizes of stages.
 """
 
 import math
@@ -25,8 +25,9 @@ from credit_jax.parallel.params.spec import ParamSpec
 
 FLOAT32 = 4
 HALF = 2
-# XLA's temporary memory over what is counted here: 1.2 to 2.5 for the gradient of
-# configs/demo.yaml, depth 1 to 4, with and without rematerialization (CPU, jax 0.10.2).
+# Ratio of XLA's temporary memory to the counted activations: 1.2 to 2.5 for the
+# gradient of configs/demo.yaml, depth 1 to 4, with and without rematerialization (CPU,
+# jax 0.10.2).
 WORKSPACE = 1.6
 
 
@@ -43,16 +44,16 @@ class Memory:
 
 
 def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memory:
-    """What one device holds at the peak of a training step.
+    """Estimates the peak memory of a training step on one device.
 
     Args:
-        config: batch size, precision, EMA, rematerialization.
+        config: gives batch size, precision, EMA and rematerialization.
         model_def: the model.
-        axes: the mesh.
+        axes: the axes of the mesh.
 
     Returns:
         Bytes of parameters, gradients, AdamW's two moments, EMA, the normalized weights
-        of spectral norm, the gathered parameters of the largest block, those gathered
+        of spectral norm, the gathered parameters of the largest blocks, those gathered
         over domain, activations, and the batch.
     """
     trainer = config.trainer
@@ -77,7 +78,7 @@ def estimate_memory(config: Config, model_def: ModelDef, axes: MeshAxes) -> Memo
 
 
 def rules_of(trainer: TrainerConfig) -> ShardingRules:
-    """The rules by which a run lays out its parameters."""
+    """The sharding rules of a run's parameters."""
     fsdp = trainer.fsdp
     return ShardingRules(
         min_shard_size=fsdp.min_shard_size, over_domain=fsdp.over_domain
@@ -87,7 +88,7 @@ def rules_of(trainer: TrainerConfig) -> ShardingRules:
 def local_size(
     param_spec: ParamSpec, axes: MeshAxes, rules: ShardingRules | None = None
 ) -> int:
-    """Elements of one device's shard of a parameter."""
+    """Number of elements of one device's shard of a parameter."""
     degrees = {
         DP_REPLICATE: 1,
         DP_SHARD: axes.num_shard,
@@ -109,7 +110,7 @@ def _over_domain(
     axes: MeshAxes,
     rules: ShardingRules,
 ) -> int:
-    """Bytes of parameters as a forward gathers them over domain, at once."""
+    """Bytes of the parameters that a forward gathers over domain."""
     split = [d for d in param_specs.values() if rules.domain_dim(d, axes) is not None]
     own = sum(local_size(d, axes, rules) for d in split)
     return _item(config) * own * axes.num_domain
@@ -121,7 +122,7 @@ def _gathered(
     axes: MeshAxes,
     rules: ShardingRules,
 ) -> int:
-    """Bytes of the parameters that FSDP holds gathered at a time."""
+    """Bytes of the parameters that FSDP keeps gathered at the same time."""
     if axes.num_shard == 1:
         return 0
     groups: dict[str, int] = {}
@@ -149,7 +150,7 @@ def _batch(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
 
 
 def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
-    """Bytes of what the forward pass keeps for the backward pass."""
+    """Bytes of the residuals that the forward pass saves for the backward pass."""
     geometry = model_def.config.geometry()
     if geometry is None:
         return 0
@@ -174,7 +175,7 @@ def _activations(config: Config, model_def: ModelDef, axes: MeshAxes) -> int:
 
 
 def _item(config: Config) -> int:
-    """Bytes of a value in the compute dtype."""
+    """Bytes of an element in the compute dtype."""
     policy = config.trainer.mp_policy
     return FLOAT32 if policy is None or policy.param_dtype == "float32" else HALF
 
@@ -185,17 +186,17 @@ def _samples(config: Config) -> int:
 
 
 def local_points(stage: StageGeometry, domain: int) -> int:
-    """Points of a stage on the device with most: whole windows stay together."""
+    """Largest number of points of a stage on a device, with whole windows."""
     share = max(stage.shares(domain).values())
     return math.ceil(share * stage.height * stage.width / domain)
 
 
 def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:
-    """Values per point that a block of two attentions, and these alone, keep.
+    """Values per point that a block saves, and that its two attentions save.
 
-    Attention: the normalized input, q, k, v, scores and weights (one per key), the
-    heads' output, the sum; feed-forward: the normalized input, the hidden units before
-    and after their nonlinearity, the sum.
+    Attention saves the normalized input, q, k, v, logits and weights (one per key), the
+    output of the heads, and the sum; feed-forward saves the normalized input, the
+    hidden units before and after their nonlinearity, and the sum.
     """
     channels, heads = stage.channels, stage.heads
     inner = heads * stage.head_channels
@@ -206,10 +207,11 @@ def _block_widths(stage: StageGeometry, tensor: int) -> tuple[int, int]:
 
 
 def _expert_width(config: Any, stage: StageGeometry, axes: MeshAxes) -> int:
-    """Values per point that layers of experts keep in place of dense ones.
+    """Values per point that layers of experts save in addition to dense ones.
 
-    The tokens of the ep group; for each of their choices, of experts elsewhere, too,
-    the token, the hidden units before and after their nonlinearity, and the result.
+    They are the tokens of the ep group, and for each of their choices, including those
+    of experts on other devices, the token, the hidden units before and after their
+    nonlinearity, and the result.
     """
     if not hasattr(config, "num_experts"):
         return 0
@@ -221,7 +223,7 @@ def _expert_width(config: Any, stage: StageGeometry, axes: MeshAxes) -> int:
 
 
 def _edges(model_def: ModelDef, geometry: Geometry, axes: MeshAxes) -> int:
-    """Values that the padded input, the decoder and the output keep."""
+    """Values that the padded input, the decoder and the output save."""
     domain = axes.num_domain
     rows, lon = geometry.padded
     frames_in = model_def.input_channels * model_def.frames

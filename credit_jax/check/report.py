@@ -1,4 +1,4 @@
-"""What a run of a config will do, as one document: channels, ignored keys, problems.
+"""The report on a config: channels, ignored keys, problems, memory.
 
 The document is what `python -m credit_jax.check --json` prints; docs/checking.md
 describes it. Its keys do not change within one `SCHEMA_VERSION`; keys may be added.
@@ -38,15 +38,16 @@ class CheckReport:
     """The result of checking one config.
 
     Attributes:
-        path: of the file.
-        kind: "gen2", "gen1", or None where the file is neither.
-        problems: lines that keep a run from starting.
+        path: path of the file.
+        kind: "gen2", "gen1", or None if the file is neither.
+        problems: errors that prevent a run from starting, one line each.
         notes: information for the user, one line each.
-        ignored: key -> why it has no effect here.
+        ignored: dotted key -> reason why it has no effect.
         data: the validated data section; None if it does not parse.
         schema: the channels; None if the data section does not parse.
-        plan: of the run; None if the config does not parse.
-        bound: the least time of a step on the accelerator that was named.
+        plan: plan of the run; None if the config does not parse.
+        bound: lower bound of the time of a step; None if no accelerator was named, or
+            there are problems.
     """
 
     path: str
@@ -60,7 +61,7 @@ class CheckReport:
     bound: StepBound | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The document, of JSON values."""
+        """The report as JSON values; see docs/checking.md."""
         plan = self.plan
         return {
             "schema_version": SCHEMA_VERSION,
@@ -91,12 +92,12 @@ def check_config(
     """Reads a config and plans its run; errors of the user become problems.
 
     Args:
-        path: of the YAML.
-        overrides: texts such as "trainer.epochs=3".
+        path: path of the YAML file.
+        overrides: strings such as "trainer.epochs=3".
         num_devices: see `plan_run`.
-        with_data: whether to look for the data files and open them.
-        device: accelerator whose least time of a step is stated, one of
-            `roofline.DEVICES`.
+        with_data: whether to find the data files and open them.
+        device: accelerator, a key of `roofline.DEVICES`, for which to compute a lower
+            bound of the time of a step; None computes none.
     """
     ignored: dict[str, str] = {}
     notes: list[str] = []
@@ -130,7 +131,7 @@ def check_config(
 
 
 def _bound(plan: RunPlan, device: str | None) -> StepBound | None:
-    """The least time of a step, as far as the plan has a model on a mesh."""
+    """Lower bound of the time of a step; None without a device or a valid plan."""
     model_def, axes = plan.model.model_def, plan.model.axes
     if device is None or model_def is None or axes is None or plan.problems:
         return None
@@ -147,7 +148,7 @@ def _plan(config: Config, num_devices: int | None, with_data: bool) -> RunPlan:
 
 
 def _heard(make: Callable[[], Made], ignored: dict[str, str], notes: list[str]) -> Made:
-    """What `make` returns; its warnings go to `ignored` and `notes`."""
+    """Calls `make`, and adds its warnings to `ignored` and `notes`."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         made = make()
@@ -165,7 +166,7 @@ def _section(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _data_alone(mapping: Mapping[str, Any]) -> DataConfig | None:
-    """The data section of a config that does not parse as a whole."""
+    """Parses the data section alone, for a config that does not parse as a whole."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         try:
@@ -187,7 +188,7 @@ def _convert(path: str | Path) -> str:
 
 
 def _problem(line: str, report: CheckReport) -> dict[str, str | None]:
-    """A line as where, message and fix; the fix stands behind the last semicolon."""
+    """Splits a line into where, message and fix, which follows the last semicolon."""
     match = _KEY.fullmatch(line)
     where, message = (match["where"], match["message"]) if match else (None, line)
     if report.kind == "gen1":
@@ -198,7 +199,7 @@ def _problem(line: str, report: CheckReport) -> dict[str, str | None]:
 
 
 def _further(plan: RunPlan) -> dict[str, Any]:
-    """Inputs of the model beside x: channels of fields, times of vectors."""
+    """Inputs of the model other than x: channels of fields, times of vectors."""
     data = plan.config.data
     fields = {
         name: [*_each_channel(schema.input, _level_values(data))]
@@ -208,7 +209,7 @@ def _further(plan: RunPlan) -> dict[str, Any]:
 
 
 def _level_values(data: DataConfig) -> dict[str, Sequence[float] | None]:
-    """Source -> its levels; None if only its files say them."""
+    """Levels of each source; None if only its files define them."""
     return {name: source.level_values for name, source in data.source.items()}
 
 

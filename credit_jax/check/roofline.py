@@ -1,8 +1,8 @@
-"""The least time of a training step on an accelerator, from programs compiled for it.
+"""Lower bound of the time of a training step, from programs compiled for a device.
 
 `benchmarks.accelerator` compiles the step of one model for meshes of a device and
-counts kernels and bytes; the table here has its counts. The bound of another model is
-scaled: as many kernels, and their work by the ratio of the operations.
+counts kernels and bytes; `DEVICES` has these counts. For another model, the number of
+kernels is kept, and their work is scaled by the ratio of the operations.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from credit_jax.models.flops import gradient_flops
 from credit_jax.models.model_def import ModelDef
 from credit_jax.parallel.mesh.axes import MeshAxes
 
-# Operations within this factor of the compiled model's are those of that model.
+# A model whose operations are within this factor of the compiled model's is that model.
 _SAME = 1.01
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """Counts of a compiled step of one sample on one of its devices.
+    """Counts of a compiled step of one sample, for one device of its mesh.
 
     Attributes:
-        remat: activation checkpointing.
+        remat: mode of activation checkpointing.
         tensor, domain: degrees of the mesh.
-        kernels: that it launches.
-        work: seconds of the kernels at the roofline, without launches.
-        waits: seconds that it waits for transfers.
+        kernels: number of kernel launches.
+        work: time of the kernels at the roofline, without launches, s.
+        waits: time of transfers that nothing hides, s.
     """
 
     remat: str
@@ -40,7 +40,7 @@ class CompiledStep:
     waits: float
 
     def distance(self, axes: MeshAxes) -> float:
-        """How far the mesh is from another one, in factors of two."""
+        """Distance of the mesh from another one, in factors of two."""
         tensor = math.log2(axes.num_tensor / self.tensor)
         return abs(tensor) + abs(math.log2(axes.num_domain / self.domain))
 
@@ -50,11 +50,11 @@ class Device:
     """An accelerator, and the programs of one model that were compiled for it.
 
     Attributes:
-        name: of the device.
-        launch: seconds of a kernel besides its work.
+        name: name of the device.
+        launch: time of a kernel launch, s.
         model: config of the compiled model.
-        flops: of one sample of it, nothing recomputed.
-        steps: its programs, in bfloat16.
+        flops: operations of the gradient of one sample, without recomputation.
+        steps: the compiled programs, in bfloat16.
     """
 
     name: str
@@ -84,16 +84,16 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class StepBound:
-    """The least time of a step on a device; see `step_bound`.
+    """Lower bound of the time of a step on a device; see `step_bound`.
 
     Attributes:
-        device: its name.
-        step: the compiled program that it comes from.
-        model: of that program.
-        ratio: operations of a device beside those of the compiled program.
-        launches, work, waits: its seconds.
-        same_model: whether the operations are those of the compiled model.
-        bfloat16: whether the config computes in it.
+        device: name of the device.
+        step: the compiled program that the bound is derived from.
+        model: config of that program.
+        ratio: operations per device, relative to those of the compiled program.
+        launches, work, waits: parts of the bound, s.
+        same_model: whether a sample has the operations of the compiled model.
+        bfloat16: whether the config computes in bfloat16.
     """
 
     device: str
@@ -108,10 +108,11 @@ class StepBound:
 
     @property
     def seconds(self) -> float:
+        """The bound, s."""
         return self.launches + self.work + self.waits
 
     def to_json(self) -> dict[str, Any]:
-        """Of the document of `check`."""
+        """The bound as JSON values, for the report of `check`."""
         return {
             "device": self.device,
             "seconds_at_least": self.seconds,
@@ -123,7 +124,7 @@ class StepBound:
 
     @property
     def explanation(self) -> str:
-        """What the bound is, and what it is not."""
+        """A text for the user that explains the bound and its assumptions."""
         step = self.step
         mesh = f"tensor {step.tensor} x domain {step.domain}, {step.remat} remat"
         lines = [
@@ -148,13 +149,16 @@ class StepBound:
 def step_bound(
     name: str, config: Config, model_def: ModelDef, axes: MeshAxes
 ) -> StepBound:
-    """The least time of one micro-batch with its gradient, one step of the forecast.
+    """Computes a lower bound of the time of the gradient of one micro-batch.
+
+    It is for one step of the forecast, and does not include all-reduces between
+    data-parallel ranks.
 
     Args:
-        name: one of `DEVICES`.
-        config: batch size, members, precision, rematerialization.
-        model_def: the model, which is traced.
-        axes: the mesh. Sums between data-parallel ranks are not in the bound.
+        name: a key of `DEVICES`.
+        config: gives batch size, members, precision and rematerialization.
+        model_def: the model, which is traced to count its operations.
+        axes: the axes of the mesh.
     """
     device, trainer = DEVICES[name], config.trainer
     remat = trainer.activation_checkpoint

@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 def plan_tables(plan: RunPlan) -> Iterator[Table]:
-    """All tables of a plan, as far as it could be put together."""
+    """Yields the tables of a plan, for the parts that it has."""
     model, axes = plan.model, plan.model.axes
     yield channel_table(plan.schema)
     for name, schema in plan.further_schemas.items():
@@ -39,14 +39,14 @@ def plan_tables(plan: RunPlan) -> Iterator[Table]:
 
 
 def _geometry(plan: RunPlan) -> Table | None:
-    """The table of a model that has a geometry; problems may leave it without."""
+    """The table of the geometry; None if it is undefined, as problems may leave it."""
     config = plan.model.config
     try:
         geometry = None if config is None else config.geometry()
         axes = plan.model.axes or MeshAxes()
         return None if geometry is None else geometry_table(geometry, axes)
     except (IndexError, ZeroDivisionError):
-        # Stages that are not listed, or that have no rows: the problems say so.
+        # Stages that are not listed or have no rows are problems of the plan.
         if not plan.problems:
             raise
         return None
@@ -60,7 +60,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def time_table(data: DataConfig) -> Table:
-    """Which times the vectors beside x encode."""
+    """The times that the vector inputs of a model encode."""
     table = _table("Encoded times", "input", "of", "numbers")
     for name, which in data.time_encoding.items():
         table.add_row(name, ", ".join(which), str(num_encoded(data, name)))
@@ -68,7 +68,7 @@ def time_table(data: DataConfig) -> Table:
 
 
 def channel_table(schema: ChannelSchema, title: str = "Channels") -> Table:
-    """Which variables are which channels of the input and the output."""
+    """The channels of each variable in the input and the output."""
     table = _table(title, "variable", "type", "levels", "input", "output")
     inputs, targets = schema.input_slices(), schema.target_slices()
     groups = {group.var_key: group for group in (*schema.input, *schema.target)}
@@ -87,7 +87,7 @@ def channel_table(schema: ChannelSchema, title: str = "Channels") -> Table:
 
 
 def _span(channels: slice | None) -> str:
-    """Channels as "3-7", from the first to the last; empty for none."""
+    """First and last channel as "3-7"; empty for None."""
     if channels is None:
         return ""
     first, last = channels.start, channels.stop - 1
@@ -95,7 +95,7 @@ def _span(channels: slice | None) -> str:
 
 
 def mesh_table(plan: RunPlan, axes: MeshAxes) -> Table:
-    """How the devices share the work."""
+    """The degrees of the mesh, and what is split along each axis."""
     trainer = plan.config.trainer
     table = _table(f"Mesh of {plan.num_devices} device(s)", "axis", "degree", "shares")
     kind = {"fsdp2": "samples, parameters", "ddp": "samples", "none": "-"}
@@ -129,7 +129,7 @@ def mesh_table(plan: RunPlan, axes: MeshAxes) -> Table:
 
 
 def geometry_table(geometry: Geometry, axes: MeshAxes) -> Table:
-    """Sizes of every stage, its windows, and the most rows of it on a device."""
+    """Sizes of every stage, its windows, and its largest number of rows on a device."""
     grid = " x ".join(map(str, geometry.grid))
     padded = " x ".join(map(str, geometry.padded))
     table = _table(
@@ -151,7 +151,7 @@ def geometry_table(geometry: Geometry, axes: MeshAxes) -> Table:
 
 
 def _share(count: int, degree: int) -> str:
-    """Heads, and the number of devices that share them: "8" or "8 / 2"."""
+    """Number of heads and of the devices that they are split over: "8" or "8 / 2"."""
     if degree == 1:
         return str(count)
     color = "" if count % degree == 0 else "[red]"
@@ -164,7 +164,7 @@ def _window(window: int, height: int, width: int) -> str:
 
 
 def parameter_table(model_def: ModelDef) -> Table:
-    """Parameters of each part of the model."""
+    """Number of parameters of each part of the model."""
     counts = parameter_count(model_def)
     table = _table("Parameters", "part", "number")
     for name, count in counts.items():
