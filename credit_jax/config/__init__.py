@@ -1,4 +1,4 @@
-"""CREDIT's gen2 YAML as validated, documented classes."""
+"""CREDIT's gen2 YAML config as validated, documented classes."""
 
 from credit_jax.config.base import ConfigError, StrictModel, not_available, parse
 from credit_jax.config.config import Config

@@ -1,8 +1,8 @@
-"""Validates a YAML mapping as documented, frozen classes.
+"""Validates a YAML mapping and converts it to documented, frozen classes.
 
 A section is a subclass of `StrictModel`. `parse` checks a whole mapping against one
-class, nested sections included, and reports every problem at once: unknown keys with
-the nearest known one, missing keys, and values that do not fit.
+class, nested sections included, and reports all problems at once: unknown keys with the
+nearest known one, missing keys, and invalid values.
 """
 
 import difflib
@@ -21,19 +21,19 @@ from credit_jax.config.messages import describe, got
 
 Section = TypeVar("Section", bound="StrictModel")
 
-# Pydantic's error type of keys that are no fields.
+# Pydantic error type of keys that are not fields.
 OTHER_KEY = "other_key"
 
-# Why an unknown key is accepted.
+# Reason why an unknown key is accepted.
 UNREAD = "unknown key; CREDIT passes over it, too"
 
 
 class ConfigError(ValueError):
-    """All problems of a config, one readable line each.
+    """An error that lists all problems of a config.
 
     Attributes:
-        problems: one line each, starting with the dotted path of its key.
-        source: the file, or a description, that the config came from.
+        problems: one line each, which starts with the dotted path of the key.
+        source: path of the file, or another description of the origin of the config.
     """
 
     def __init__(self, problems: Sequence[str], source: str = "config") -> None:
@@ -44,10 +44,10 @@ class ConfigError(ValueError):
 
 
 class ConfigWarning(UserWarning):
-    """Keys of a config that are accepted and have no effect.
+    """A warning about keys of a config that are accepted but have no effect.
 
     Attributes:
-        ignored: dotted key -> why.
+        ignored: dotted key -> reason why it has no effect.
     """
 
     def __init__(self, source: str, ignored: Mapping[str, str]) -> None:
@@ -58,11 +58,11 @@ class ConfigWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A key that CREDIT reads and that has no counterpart here.
+    """A key that CREDIT reads and that credit_jax does not implement.
 
     Attributes:
-        instead: what there is instead, for the error.
-        harmless: values without effect, which are accepted.
+        instead: the alternative, for the error.
+        harmless: values that have no effect in CREDIT, which are accepted.
     """
 
     instead: str
@@ -74,16 +74,16 @@ class Unavailable:
 
 
 class StrictModel(BaseModel):
-    """A section of the config: immutable, no unknown keys, CREDIT's names and defaults.
+    """Base class of config sections: immutable, with CREDIT's names and defaults.
 
-    `null` stands for the default of its key. Besides its fields, a subclass may name
+    `null` means the default of its key. Besides its fields, a subclass may define
 
-    - in `ignored` the keys that CREDIT accepts and that have no meaning here, each with
-      the reason; `parse` lists them all in one warning;
-    - in `unavailable` the keys that CREDIT reads and that are an error here.
+    - `ignored`: keys that CREDIT accepts and that have no effect in credit_jax, each
+      with the reason; `parse` lists them all in one warning;
+    - `unavailable`: keys that CREDIT reads and that are an error in credit_jax.
 
-    Unknown keys are errors. Where `passes_over` is true, because CREDIT passes over
-    them, those that resemble no known key are ignored with a warning.
+    Unknown keys are errors. If `passes_over` is true, because CREDIT ignores unknown
+    keys in that section, those that resemble no known key are ignored with a warning.
     """
 
     model_config = ConfigDict(
@@ -97,7 +97,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _sort_keys(cls, value: Any, validate: Callable[[Any], Any]) -> Any:
-        """Validates the keys that are fields, and adds an error for each other key."""
+        """Validates the keys that are fields, and adds errors for other keys."""
         if not isinstance(value, Mapping):
             return validate(value)
         fields = {f.alias or name: f for name, f in cls.model_fields.items()}
@@ -134,19 +134,19 @@ class StrictModel(BaseModel):
 
     @classmethod
     def unknown_key(cls, key: object, known: Iterable[str]) -> str:
-        """What is wrong with an unknown key, and the nearest fix."""
+        """The error message for an unknown key."""
         return f"unknown key; {nearest_key(key, known)}"
 
     @classmethod
     def is_passed_over(cls, key: object) -> bool:
-        """Whether a key is unknown, resembles no known one, and is ignored."""
+        """Whether a key is unknown, resembles no known key, and is ignored."""
         fields = [field.alias or name for name, field in cls.model_fields.items()]
         known = [*fields, *cls.ignored, *cls.unavailable]
         unread = cls.passes_over and isinstance(key, str) and key not in known
         return unread and not _nearest(str(key), known)
 
     def without_effect(self) -> dict[str, str]:
-        """Values of this section that are accepted but change nothing: key -> why."""
+        """Keys of this section whose values have no effect, each with the reason."""
         return {}
 
 
@@ -157,23 +157,23 @@ def parse(
     *,
     source: str = "config",
 ) -> Section:
-    """Check `mapping` against the section class `cls` and return its instance.
+    """Validates `mapping` as the section class `cls` and returns its instance.
 
     Args:
         cls: the section class.
         mapping: the raw section of the YAML file; it is not modified.
         path: dotted path of this section in the file, such as "model"; "" at the top.
-        source: where the mapping came from, for the first line of the error.
+        source: origin of the mapping, for the first line of the error.
 
     Returns:
-        The frozen section. `null` stands for the default of its key, and environment
-        variables in strings are expanded (those that are not set are left as written).
+        The frozen section. `null` is replaced by the default of its key, and
+        environment variables in strings are expanded, if they are set.
 
     Raises:
-        ConfigError: listing every problem of the section.
+        ConfigError: the section has problems; all are listed.
 
     Warns:
-        ConfigWarning: once, naming every key that is accepted and ignored.
+        ConfigWarning: once, if there are keys that are accepted but have no effect.
     """
     if not isinstance(mapping, Mapping):
         raise ConfigError([f"{path or 'the file'}: {describe('mapping', mapping)}"])
@@ -189,15 +189,15 @@ def parse(
 
 
 def not_available(what: str, value: object, available: Iterable[object]) -> ValueError:
-    """The error for a value that CREDIT knows and that is not available here.
+    """Makes the error for a value that is not available.
 
     Args:
-        what: what the value is, such as "preblock type".
-        value: the value asked for.
-        available: what there is instead.
+        what: kind of the value, such as "preblock type".
+        value: the value.
+        available: the values that are available.
 
     Returns:
-        A ValueError naming what was asked for, what there is, and the nearest of them.
+        A ValueError that names the value, the available ones, and the nearest of them.
     """
     names = [str(name) for name in available]
     text = f"{what} {got(value)} is not available; there are: {', '.join(names)}"
@@ -206,7 +206,7 @@ def not_available(what: str, value: object, available: Iterable[object]) -> Valu
 
 
 def nearest_key(key: object, known: Iterable[str]) -> str:
-    """A hint for an unknown key: the nearest known key, or all known keys.
+    """Returns a hint for an unknown key: the nearest known key, or all known keys.
 
     >>> nearest_key("epoch", ["epochs", "learning_rate"])
     "the nearest known key is 'epochs'"
@@ -283,10 +283,10 @@ def _dotted(loc: Sequence[Any], value: Any, path: str, kind: str) -> str:
 
 
 def _ineffective(section: Any, mapping: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Ignored keys and `without_effect` entries of a section and of those inside it.
+    """Finds keys without effect in a section and in its nested sections.
 
     Yields:
-        The dotted key, and why it has no effect.
+        The dotted key, and the reason why it has no effect.
     """
     if isinstance(section, StrictModel):
         for key in mapping or ():

@@ -1,4 +1,4 @@
-"""The whole config, and the rules between its sections."""
+"""The whole config, and the consistency checks between its sections."""
 
 from functools import cached_property
 from typing import Any, ClassVar
@@ -24,10 +24,11 @@ class Config(StrictModel):
     """The config of a run: CREDIT's gen2 YAML.
 
     Attributes:
-        save_loc: folder of everything that a run writes.
-        seed: of the initial weights, the order of the samples, and dropout.
+        save_loc: folder for all files that a run writes.
+        seed: seed of the initial weights, the order of the samples, and dropout.
         data: see `DataConfig`.
-        validation_overrides: the `validation_data` section as it is written.
+        validation_overrides: the `validation_data` section, without defaults from
+            `data`.
         preblocks, postblocks: see `credit_jax.config.transforms`.
         model: `type` and the arguments of that model; see `credit_jax.models.registry`.
         loss: see `LossConfig`.
@@ -35,8 +36,8 @@ class Config(StrictModel):
         trainer: see `TrainerConfig`.
         demo: a data set to make before the first training (`DemoConfig`); CREDIT has no
             such section and ignores it.
-        inference_section: forecasts of the trained model, as it is written; training
-            does not read it.
+        inference_section: the `inference` section before validation, for forecasts;
+            training does not read it.
     """
 
     save_loc: str
@@ -77,15 +78,17 @@ class Config(StrictModel):
 
     @property
     def validation_data(self) -> DataConfig:
-        """The data section of the validation: `data` with its overrides."""
+        """The data section for validation: `data`, overridden by `validation_data`."""
         return self.validation_overrides.over(self.data)
 
     @cached_property
     def inference(self) -> InferenceConfig | None:
         """The validated `inference` section; None if there is none.
 
+        It is validated at the first access, since training ignores it, as in CREDIT.
+
         Raises:
-            ConfigError: it is wrong, which training does not mind, as CREDIT's.
+            ConfigError: the section has problems.
         """
         if self.inference_section is None:
             return None
@@ -93,13 +96,13 @@ class Config(StrictModel):
 
     @property
     def backprop_on_timestep(self) -> tuple[int, ...]:
-        """Steps of a training forecast whose loss counts, from 1, in order."""
+        """Steps of a training forecast whose losses are minimized, from 1, sorted."""
         given = self.trainer.backprop_on_timestep or self.data.backprop_on_timestep
         return tuple(sorted(set(given or range(1, self.data.forecast_len + 1))))
 
     @property
     def num_members(self) -> int:
-        """Members of each sample on one data-parallel rank, in training."""
+        """Ensemble members of each sample on one data-parallel rank, in training."""
         one_each = self.loss.members_are_ranks
         return 1 if one_each else self.trainer.ensemble_size
 
@@ -107,19 +110,19 @@ class Config(StrictModel):
     def shares_batches(self) -> bool:
         """Whether all data-parallel ranks train on the same samples.
 
-        With a score of an ensemble, whose members differ from rank to rank.
+        They do if the loss scores an ensemble, since ranks then have different members.
         """
         return self.loss.scores_ensemble and self.trainer.ensemble_size > 1
 
 
 def section_conflicts(config: Config) -> list[str]:
-    """Checks the sections of a config against each other, one line per conflict.
+    """Checks the sections of a config against each other.
 
     Args:
-        config: a config whose sections are each valid.
+        config: a config whose sections are valid by themselves.
 
     Returns:
-        Lines that start with the dotted path of a key; empty without conflicts.
+        One line per conflict, which starts with the dotted path of a key.
     """
     problems = []
     if "$" in config.save_loc:
@@ -169,7 +172,7 @@ def _source_problems(path: str, data: DataConfig) -> list[str]:
 
 
 def _step_problems(config: Config) -> list[str]:
-    """Losses of steps that a forecast does not reach."""
+    """Checks that `backprop_on_timestep` has no step beyond the forecast."""
     last, steps = config.data.forecast_len, config.backprop_on_timestep
     if steps[-1] <= last:
         return []
@@ -197,7 +200,7 @@ def _date_problems(path: str, data: DataConfig, batch_size: int) -> list[str]:
 
 
 def _window_problems(data: DataConfig, valid: DataConfig) -> list[str]:
-    """Validation samples need the window of training samples."""
+    """Checks that validation samples have the same window as training samples."""
     return [
         f"validation_data.{key}: {getattr(valid, key)} differs from data.{key} "
         f"{getattr(data, key)}; the model is the same"

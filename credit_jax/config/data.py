@@ -11,17 +11,17 @@ from credit_jax.config.sources import MAIN_INPUT, SourceConfig, parse_source
 
 DateRange = tuple[str, str]
 
-# A sample holds all of its times in memory.
+# Limit of the times of a sample, all of which are in memory.
 MAX_TIMES = 10_000
 
-# A section whose class is that of its `dataset_type`.
+# A source section, validated by the class of its `dataset_type`.
 AnySource = Annotated[SourceConfig, BeforeValidator(parse_source)]
 
 
-# Which times a vector of the model's input encodes, besides those of sources by name.
+# Values of `time_encoding` besides the names of sources.
 INPUT_TIMES, TARGET_TIME = "input", "target"
 
-# Steps of a forecast whose loss counts, from 1.
+# Steps of a forecast whose losses are minimized, from 1.
 BackpropSteps = tuple[Annotated[int, Field(ge=1)], ...]
 
 
@@ -52,29 +52,30 @@ class _Window(Dates):
 
 
 class DataConfig(_Window):
-    """What is read, when, and how long a sample is.
+    """The sources, the dates, and the length of a sample.
 
     Attributes:
         source: data sets by name; their order is the order of channels.
-        start_datetime, end_datetime: first and last time that is read, with targets.
-        date_ranges: pairs of such times, instead of the two.
+        start_datetime, end_datetime: first and last time that is read, including
+            targets.
+        date_ranges: pairs of first and last time, instead of these two keys.
         timestep: time between input and target, and between two samples ("6h").
-        history_len: input times of a sample.
-        forecast_len: steps of a sample, each with a target time; 1 is one step.
-        backprop_on_timestep: steps whose loss counts, from 1; all by default. The
-            same key of `trainer` comes first.
-        data_clamp: smallest and largest value of the model's normalized input and of
-            the target; null clamps nothing.
-        calendar: of the start times; by default that of the sources, the one with
-            fewer dates where they differ.
-        on_bad_sample: what is done with a sample that cannot be used: a time or a chunk
-            is missing or damaged, a value is NaN or a fill value. "raise" ends the run
-            with an error that names file, variable and time; "skip" takes the next good
-            sample in time instead, reports it, and counts it in the log. CREDIT has no
+        history_len: number of input times of a sample.
+        forecast_len: number of steps of a sample, each with a target time.
+        backprop_on_timestep: steps whose losses are minimized, from 1; all by default.
+            The same key of `trainer` takes precedence.
+        data_clamp: smallest and largest value that the model's normalized input and the
+            target are clamped to; null does not clamp.
+        calendar: calendar of the start times; by default that of the sources, or the
+            one with fewer dates if they differ.
+        on_bad_sample: handling of samples in which a time or a chunk is missing or
+            damaged, or a value is NaN or a fill value. "raise" ends the run with an
+            error that names file, variable and time; "skip" replaces the sample by the
+            next good one in time, reports it, and counts it in the log. CREDIT has no
             such key and ignores it.
-        time_encoding: inputs of the model that are vectors -> the times that they
-            encode: "input" are those of x, "target" that of y, and the name of a source
-            with an `input` of its own those at which it is read. CREDIT has no such
+        time_encoding: vector inputs of the model -> the times that they encode:
+            "input" for the times of x, "target" for that of y, or the name of a source
+            with another `input` for the times at which it is read. CREDIT has no such
             key.
     """
 
@@ -122,18 +123,18 @@ class DataConfig(_Window):
         return self
 
     def sources_of(self, name: str = MAIN_INPUT) -> dict[str, SourceConfig]:
-        """The sources of an input of the model, by name."""
+        """The sources of one input of the model, by name."""
         return {k: own for k, own in self.source.items() if own.input == name}
 
     @property
     def further_inputs(self) -> tuple[str, ...]:
-        """Inputs of the model beside x that sources make, in order."""
+        """Inputs of the model other than x that sources provide, in order."""
         names = dict.fromkeys(own.input for own in self.source.values())
         return tuple(name for name in names if name != MAIN_INPUT)
 
     @property
     def ranges(self) -> tuple[DateRange, ...]:
-        """The date ranges; one, if there are start_datetime and end_datetime."""
+        """The date ranges; a single one for start_datetime and end_datetime."""
         if self.date_ranges is not None:
             return self.date_ranges
         return ((str(self.start_datetime), str(self.end_datetime)),)
@@ -142,8 +143,8 @@ class DataConfig(_Window):
 class ValidationDataConfig(_Window):
     """The keys of `data` that differ for validation.
 
-    Differs from CREDIT: every key that is absent is taken from `data`; CREDIT asks for
-    all of them but `source`.
+    Differs from CREDIT: every missing key is taken from `data`; CREDIT requires all of
+    them except `source`.
     """
 
     source: dict[str, AnySource] | None = Field(default=None, min_length=1)
@@ -160,7 +161,7 @@ class ValidationDataConfig(_Window):
     }
 
     def over(self, data: DataConfig) -> DataConfig:
-        """`data` with the keys given here; one kind of dates replaces the other."""
+        """Returns `data` with the keys of this section; its dates replace either kind."""
         given = {key: getattr(self, key) for key in type(self).model_fields}
         given = {key: value for key, value in given.items() if value is not None}
         if "date_ranges" in given:
@@ -171,10 +172,10 @@ class ValidationDataConfig(_Window):
 
 
 def num_samples(data: DataConfig) -> int:
-    """Samples of a data section: start times whose whole window lies in a date range.
+    """Number of samples of a data section, by its dates.
 
-    The times of a range are start, start + timestep, ... up to end; a sample needs
-    `history_len` input times and `forecast_len` target times.
+    The times of a date range are start, start + timestep, ... up to end; a sample needs
+    `history_len` input times and `forecast_len` target times in one range.
     """
     step: Any = pd.Timedelta(data.timestep)
     needed = data.history_len + data.forecast_len

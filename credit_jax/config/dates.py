@@ -1,4 +1,4 @@
-"""Dates, time steps and calendars, as the data section and its sources write them."""
+"""Dates, time steps and calendars of the data section and its sources."""
 
 import re
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from credit_jax.config.base import StrictModel
 from credit_jax.config.messages import got
 
-# CF names of calendars -> the one name of each.
+# CF names of calendars -> the name that credit_jax uses.
 CALENDARS = {
     "standard": "standard",
     "gregorian": "standard",
@@ -30,17 +30,17 @@ _DAYS = re.compile(r"(?<=[\d\s])d(?![a-zA-Z])")
 
 
 def duration(text: str) -> pd.Timedelta:
-    """A duration such as "10d" or "6h"; a "d" is a day, as pandas took it once.
+    """Parses a duration such as "10d" or "6h"; accepts "d", which pandas deprecated.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a duration.
     """
     length: Any = pd.Timedelta(_DAYS.sub("D", text))
     return length
 
 
 def _date_text(value: Any) -> Any:
-    """A date as text, also where another YAML reader made an object of it."""
+    """Converts a date object, which other YAML readers make, to text."""
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 

@@ -1,4 +1,4 @@
-"""The `demo:` section: a data set that is made before the first training."""
+"""The `demo:` section: a data set that is generated before the first training."""
 
 from typing import Literal
 
@@ -8,15 +8,15 @@ from credit_jax.config.base import StrictModel
 
 
 class DemoConfig(StrictModel):
-    """What `python -m credit_jax.demo` makes.
+    """The data set that `python -m credit_jax.demo` generates.
 
     Attributes:
-        out: folder of the data set; it is made if it is not there.
-        truncation: "T21" is a grid of 32 x 64, "T42" one of 64 x 128.
-        days: length of the data set, from 2000-01-01.
-        spinup_days: days that are computed before it and thrown away.
-        held_out_days: last days that the mean and std files leave out.
-        seed: of the initial state.
+        out: folder of the data set; it is created if it does not exist.
+        truncation: "T21" is a grid of 32 x 64 points, "T42" one of 64 x 128.
+        days: length of the data set in days, from 2000-01-01.
+        spinup_days: days that are computed before it and discarded.
+        held_out_days: last days, which the mean and std files exclude.
+        seed: seed of the initial state.
     """
 
     out: str

@@ -1,4 +1,4 @@
-"""The variables of a source: four field types, with levels or without."""
+"""The variables of a source: four field types, with or without levels."""
 
 from typing import ClassVar
 
@@ -14,14 +14,14 @@ NEVER_READ = "CREDIT's gen2 does not read it"
 
 
 class FieldConfig(StrictModel):
-    """Variables of one field type, and the files they are in.
+    """Variables of one field type, and their files.
 
     Attributes:
         vars_3D: names of variables with levels, in channel order.
         vars_2D: names of variables without levels, in channel order.
         path: file name with strftime codes, such as "era5_%Y.zarr"; for `goes` the
-            folder above those of the satellites. Sources that find their files
-            otherwise, or read none, have no path.
+            parent folder of those of the satellites. Sources that find their files in
+            another way, or read none, have no path.
     """
 
     vars_3D: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class VariablesConfig(StrictModel):
 
     @property
     def given(self) -> dict[str, FieldConfig]:
-        """Field type -> variables, for the field types that there are."""
+        """The field types that are not null, by name."""
         found = {kind: getattr(self, kind) for kind in FIELD_TYPES}
         return {kind: field for kind, field in found.items() if field is not None}
 

@@ -18,7 +18,7 @@ from credit_jax.config.dates import Date, duration
 from credit_jax.config.messages import got
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
 
-# Names of periods that share a file -> the one name of each.
+# Accepted names of `group_by` -> the name that credit_jax uses.
 GROUPS = {
     **dict.fromkeys(("1d", "d", "day", "daily"), "day"),
     **dict.fromkeys(("1m", "m", "month", "monthly"), "month"),
@@ -61,12 +61,12 @@ Group = Annotated[
 
 
 class BatchForecastConfig(StrictModel):
-    """Forecasts from several dates.
+    """Forecasts from several start dates.
 
     Attributes:
-        forecast_length: of each forecast ("10d").
+        forecast_length: length of each forecast ("10d").
         first_init_date, last_init_date: first and last start date, both included.
-        init_interval: between two of them ("12h").
+        init_interval: time between start dates ("12h").
     """
 
     forecast_length: Duration
@@ -76,11 +76,11 @@ class BatchForecastConfig(StrictModel):
 
 
 class SingleForecastConfig(StrictModel):
-    """A forecast from one date.
+    """A forecast from one start date.
 
     Attributes:
-        start_datetime: the date.
-        forecast_length: by default that of `batch_forecast`, else "10d".
+        start_datetime: the start date.
+        forecast_length: length; by default that of `batch_forecast`, else "10d".
     """
 
     start_datetime: Date | None = None
@@ -90,11 +90,11 @@ class SingleForecastConfig(StrictModel):
 
 
 class VariableChoice(StrictModel):
-    """A variable that is written.
+    """A variable to write.
 
     Attributes:
         name: "SOURCE/field_type/3d or 2d/NAME", as postblocks name it.
-        levels: its levels, as in `data.source.*.levels`; null writes all.
+        levels: levels to write, as in `data.source.*.levels`; null writes all.
     """
 
     name: str
@@ -105,9 +105,9 @@ class EncodingConfig(StrictModel):
     """NetCDF encoding of a variable.
 
     Attributes:
-        dtype: of the values in the file.
-        zlib, complevel, shuffle, fletcher32: filters.
-        chunksizes, contiguous: storage.
+        dtype: dtype of the values in the file.
+        zlib, complevel, shuffle, fletcher32: filters of the netCDF library.
+        chunksizes, contiguous: storage layout.
     """
 
     dtype: Literal["float32", "float64", "float16"] | None = None
@@ -120,19 +120,19 @@ class EncodingConfig(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """What is written of a forecast, and how.
+    """The output of forecasts.
 
     Attributes:
-        format: "netcdf", CREDIT's files, or "zarr", one store of all forecasts.
-        output_interval: lead times that are written are multiples of it; null writes
-            every step.
-        group_by: steps of a NetCDF file: null is one step, then "day", "month" or
-            "year" of the valid time, or "full".
-        variables: those that are written; null writes all.
-        metadata: YAML file of CF attributes by variable; a bare name is one of those
-            that come with the package.
-        encoding: NetCDF encoding (`EncodingConfig`) of all variables, and sections of
-            single ones by full key or short name.
+        format: "netcdf" for CREDIT's files, or "zarr" for one store of all forecasts.
+        output_interval: only lead times that are multiples of it are written; null
+            writes every step.
+        group_by: steps that share a NetCDF file: those of a "day", "month" or "year" of
+            valid time, or "full" for all; null writes a file for each step.
+        variables: variables to write; null writes all.
+        metadata: YAML file of CF attributes by variable; a name without a folder is a
+            file of this package.
+        encoding: NetCDF encoding (`EncodingConfig`) of all variables, and sections for
+            single variables by full key or short name.
         max_pending: steps that may wait to be written; null is two per writer.
     """
 
@@ -155,10 +155,10 @@ class OutputConfig(StrictModel):
         return value
 
     def encoding_of(self, name: str) -> dict[str, Any]:
-        """NetCDF encoding of a variable: the common one, then what names it.
+        """NetCDF encoding of a variable: the common one, updated by its own section.
 
         Args:
-            name: short, as in the file.
+            name: short name of the variable, as in the file.
         """
         encoding = {
             k: v for k, v in self.encoding.items() if not isinstance(v, Mapping)
@@ -166,12 +166,12 @@ class OutputConfig(StrictModel):
         for key, own in self.encoding.items():
             if isinstance(own, Mapping) and name in (key, key.split("/")[-1]):
                 encoding |= own
-        # The default of the netCDF library, which CREDIT writes with.
+        # Default of the netCDF library, with which CREDIT writes.
         return {"shuffle": True, **encoding} if encoding.get("zlib") else encoding
 
 
 class InferenceDataConfig(DataConfig):
-    """A data section for forecasts alone: the start dates say when it is read."""
+    """A data section for forecasts, which needs no dates: start dates define them."""
 
     forecast_len: int = Field(default=1, ge=0, le=MAX_TIMES)
 
@@ -181,18 +181,18 @@ class InferenceDataConfig(DataConfig):
 
 
 class PerturbationConfig(StrictModel):
-    """How the initial states of the members of an ensemble differ.
+    """Perturbation of the initial states of ensemble members.
 
     Attributes:
         type: "gaussian" noise, independent at every point; "spherical" noise, smooth on
             the sphere; "bred" vectors; "lagged" start dates.
-        std: of gaussian and spherical noise and of bred vectors, in units of the
-            standard deviation of the variable over the globe, at each level of the
-            initial state; a number, or one for each variable by short name, in which
-            case the others are not perturbed.
-        length_scale: of spherical noise, in degrees.
-        num_cycles: of breeding, each as long as a step.
-        lag: between the start dates of lagged members ("6h").
+        std: standard deviation of gaussian and spherical noise and of bred vectors,
+            relative to that of the variable over the globe, at each level of the
+            initial state; a number, or a mapping of short names to numbers, which
+            perturbs only these variables.
+        length_scale: length scale of spherical noise, in degrees.
+        num_cycles: number of breeding cycles of one step each.
+        lag: time between the start dates of lagged members ("6h").
     """
 
     type: Literal["gaussian", "spherical", "bred", "lagged"] = "spherical"
@@ -203,16 +203,17 @@ class PerturbationConfig(StrictModel):
 
 
 class InferenceConfig(StrictModel):
-    """Forecasts of a trained model: CREDIT's section.
+    """Forecasts of a trained model.
 
     Attributes:
         run_mode: "batch" for `batch_forecast`, "single" for `single_forecast`.
         save_forecast: folder of the forecasts.
         batch_forecast, single_forecast: start dates and length.
-        data, preblocks, postblocks: each replaces the section of that name as a whole.
-        output: what is written.
-        members: ensemble members of every forecast; CREDIT has none.
-        perturbation: of the initial states of all but the first; CREDIT has none.
+        data, preblocks, postblocks: each replaces the whole section of that name.
+        output: see `OutputConfig`.
+        members: ensemble members of every forecast; CREDIT has no such key.
+        perturbation: perturbation of the initial states of all members but the first;
+            CREDIT has no such key.
     """
 
     run_mode: Literal["batch", "single"] = "batch"

@@ -1,4 +1,4 @@
-"""From a YAML file to a `Config`, with overrides from the command line, and back."""
+"""Reads a `Config` from a YAML file, with overrides, and writes it."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,24 +26,24 @@ def load_config(
     *,
     absent: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Config:
-    """Read, override and check a config.
+    """Reads a config, applies overrides and validates it.
 
     Args:
-        path: the YAML file.
-        overrides: texts such as "trainer.epochs=3" (see `apply_overrides`).
-        absent: section -> keys and their values where the file has none, for a command
-            that does without them.
+        path: path of the YAML file.
+        overrides: strings such as "trainer.epochs=3"; see `apply_overrides`.
+        absent: section -> default values of its keys, for a command that does not
+            require them.
 
     Returns:
-        The config. Relative paths in it are relative to the current folder.
+        The config. Relative paths in it are relative to the working directory.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ConfigError: listing every problem; first those of single fields, and if there
-            are none, those of sections against each other.
+        FileNotFoundError: there is no such file.
+        ConfigError: the config has problems. All problems of single sections are
+            listed, or, if there are none, all conflicts between sections.
 
     Warns:
-        UserWarning: once, naming all keys that are accepted and ignored.
+        ConfigWarning: once, if there are keys that are accepted but have no effect.
     """
     return config_of(read_yaml(path), overrides, absent=absent, source=str(path))
 
@@ -55,12 +55,15 @@ def config_of(
     absent: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     source: str = "config",
 ) -> Config:
-    """`load_config` of what a YAML file holds.
+    """Builds a config from the content of a YAML file; see `load_config`.
 
     Args:
-        mapping: it is not changed.
+        mapping: the content of the file; it is not modified.
         overrides, absent: see `load_config`.
-        source: names the mapping in errors.
+        source: name of the mapping in errors.
+
+    Raises:
+        ConfigError: the config or an override has problems; all are listed.
     """
     written = apply_overrides(mapping, overrides)
     for name, keys in absent.items():
@@ -74,10 +77,10 @@ def config_of(
 
 
 def _unread(override: str) -> Iterator[str]:
-    """What is wrong with an override of a key that nothing reads.
+    """Yields an error if an override sets a key that nothing reads.
 
-    In a file such keys are CREDIT's, and a warning; on the command line they are typing
-    errors.
+    In a file such keys are CREDIT's and only cause a warning; on the command line they
+    are typing errors.
     """
     section: Any = Config
     done: list[str] = []
@@ -101,7 +104,11 @@ def _sections_of(section: type[StrictModel], key: str) -> list[type[StrictModel]
 
 
 def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Config:
-    """Check a mapping that has the structure of the YAML file; see `load_config`."""
+    """Validates a mapping that has the structure of the YAML file; see `load_config`.
+
+    Raises:
+        ConfigError: the config has problems; all are listed.
+    """
     if is_gen1(mapping):
         raise ConfigError([_GEN1], source)
     config = parse(Config, mapping, source=source)
@@ -113,18 +120,18 @@ def build_config(mapping: Mapping[str, Any], *, source: str = "config") -> Confi
 
 
 def is_gen1(mapping: Any) -> bool:
-    """Whether the data section has the flat variables of CREDIT's generation 1."""
+    """Whether the data section has the flat variables of CREDIT's gen1 configs."""
     data = mapping.get("data") if isinstance(mapping, Mapping) else None
     return isinstance(data, Mapping) and "source" not in data and "variables" in data
 
 
 def dump_config(config: Config) -> dict[str, Any]:
-    """What the user wrote, overrides included: `build_config` of it is `config`."""
+    """Returns the config as written by the user, with overrides, for `build_config`."""
     return copy.deepcopy(config._written)
 
 
 def write_config(config: Config, path: str | Path) -> None:
-    """Write `dump_config` as YAML, as CREDIT's `model.yml` beside a checkpoint."""
+    """Writes `dump_config` as YAML, as CREDIT writes `model.yml` with a checkpoint."""
     text = yaml.safe_dump(dump_config(config), sort_keys=False, width=88)
     with new_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -133,19 +140,19 @@ def write_config(config: Config, path: str | Path) -> None:
 def apply_overrides(
     mapping: Mapping[str, Any], overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Set values by their dotted path.
+    """Sets values by their dotted path.
 
     Args:
-        mapping: the raw config; it is not changed.
-        overrides: texts "a.b.0=value". Numbers index lists, the value is YAML, and a
-            section that is absent is made. Whether the key exists is checked with all
-            the others, when the config is parsed.
+        mapping: the raw config; it is not modified.
+        overrides: strings "a.b.0=value". Numbers index lists, the value is YAML, and a
+            missing section is created. Unknown keys are detected later, when the config
+            is parsed.
 
     Returns:
         A new mapping.
 
     Raises:
-        ConfigError: listing every override that cannot be applied.
+        ConfigError: overrides cannot be applied; all of these are listed.
 
     >>> apply_overrides({"trainer": {"epochs": 1}}, ["trainer.epochs=3"])
     {'trainer': {'epochs': 3}}
@@ -185,7 +192,7 @@ def _apply(result: dict[str, Any], text: str) -> None:
 
 
 def _enter(here: Any, part: str, done: Sequence[str]) -> Any:
-    """The value of `part` in a section or list; an absent section is made."""
+    """The value of `part` in a section or list; a missing section is created."""
     if isinstance(here, list):
         return here[_index(here, part, done)]
     if not isinstance(here, dict):
@@ -205,10 +212,11 @@ def _index(here: Sequence[Any], part: str, done: Sequence[str]) -> int:
 
 
 def read_model_section(path: str | Path) -> Mapping[str, Any]:
-    """The model section of a config file.
+    """Reads the model section of a config file, without validation.
 
     Raises:
-        ConfigError: there is none.
+        FileNotFoundError: there is no such file.
+        ConfigError: the file is not a YAML mapping, or has no such section.
     """
     section = read_yaml(path).get("model")
     if not isinstance(section, Mapping):

@@ -1,4 +1,4 @@
-"""The `loss:` section, in CREDIT's flat style and in that of `type` and `args`."""
+"""The `loss:` section, in CREDIT's flat style or with `type` and `args`."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -8,7 +8,7 @@ from credit_jax.config.base import StrictModel
 
 BASE, RING = "base", "ring-crps"
 VarWeighting = Literal["inverse_variance", "manual", "learnable", "none"]
-# Those that need variances.
+# The values of `var_weighting` that need variances.
 SCALED = ("inverse_variance", "learnable")
 
 
@@ -24,8 +24,8 @@ class LossOverride(StrictModel):
     """Another loss for one variable of the loss `base`.
 
     Attributes:
-        loss: its name.
-        parameters: its arguments.
+        loss: name of the loss.
+        parameters: arguments of the loss.
     """
 
     loss: str
@@ -37,18 +37,20 @@ class BaseLossArgs(StrictModel):
 
     Attributes:
         training_loss: name of the loss of one variable.
-        base_loss_parameters: its arguments.
-        validation_loss: name of the loss of the validation; null is `training_loss`.
-        validation_loss_parameters: its arguments.
+        base_loss_parameters: arguments of `training_loss`.
+        validation_loss: name of the validation loss; null is `training_loss`.
+        validation_loss_parameters: arguments of `validation_loss`.
         base_loss_overrides: other losses for single variables, by key.
-        var_weighting: weights of variables: `inverse_variance` from the scalers of the
-            targets, `manual` or `none` from `variable_weights` alone; `learnable`
-            trains the logarithm of each variable's variance, from that of the scalers.
-        scaler_path: file of scalers, for `inverse_variance` and `learnable`.
-        variable_weights: factor by key of a variable; 1 where there is none.
-        normalize_weights: whether weights are divided by their mean.
-        include_computed_diagnostics: whether variables that a postblock computes count.
-        use_latitude_weights: weigh by cos(latitude) / mean(cos(latitude)).
+        var_weighting: weights of variables: `inverse_variance` uses the variances of
+            the target scalers, `manual` and `none` only `variable_weights`; `learnable`
+            trains the logarithm of each variable's variance, with the scalers' values
+            as initial ones.
+        scaler_path: scaler file, for `inverse_variance` and `learnable`.
+        variable_weights: factors by key of a variable; 1 for missing keys.
+        normalize_weights: whether to divide the weights by their mean.
+        include_computed_diagnostics: whether variables that a postblock computes are
+            included.
+        use_latitude_weights: whether to weight by cos(latitude) / mean(cos(latitude)).
         latitude_weights: file with the latitudes.
     """
 
@@ -67,31 +69,31 @@ class BaseLossArgs(StrictModel):
 
     @property
     def needs_variances(self) -> bool:
-        """Whether the weights of variables come from the scalers."""
+        """Whether the weights of variables use the variances of scalers."""
         return self.var_weighting in SCALED
 
 
 class LossConfig(StrictModel):
-    """What is minimized.
+    """The training and validation loss.
 
     Attributes:
-        type: `base`, whose arguments are `BaseLossArgs`, or a name for the training and
-            the validation loss; null is the flat style of the other keys.
+        type: `base`, whose arguments are `BaseLossArgs`, or the name of a loss for
+            training and validation; null selects the flat style of the other keys.
         args: arguments of `type`.
-        training_loss: name of the loss, such as "mse".
-        training_loss_parameters: its arguments.
-        validation_loss: name of the loss of the validation; null is "mae" with weights
-            and the training loss without.
-        validation_loss_parameters: its arguments.
-        use_latitude_weights: weigh by cos(latitude) / mean(cos(latitude)).
+        training_loss: name of the training loss, such as "mse".
+        training_loss_parameters: arguments of the training loss.
+        validation_loss: name of the validation loss; null is "mae" with weights or
+            `ring-crps`, and else the training loss.
+        validation_loss_parameters: arguments of the validation loss.
+        use_latitude_weights: whether to weight by cos(latitude) / mean(cos(latitude)).
         latitude_weights: file with the latitudes.
-        use_variable_weights: weigh channels by `variable_weights`.
+        use_variable_weights: whether to weight channels by `variable_weights`.
         variable_weights: weight per variable, or list of weights per level.
-        use_power_loss: add the loss `power` times `spectral_lambda_reg` to a weighted
-            training loss.
-        use_spectral_loss: the same of the loss `spectral`.
-        spectral_lambda_reg: factor of both.
-        spectral_wavenum_init: their first zonal wavenumber.
+        use_power_loss: whether to add the loss `power`, times `spectral_lambda_reg`, to
+            a weighted training loss.
+        use_spectral_loss: whether to add the loss `spectral`, times the same factor.
+        spectral_lambda_reg: factor of these two terms.
+        spectral_wavenum_init: smallest zonal wavenumber of these two terms.
 
     Differs from CREDIT: without `validation_loss` and weights CREDIT raises KeyError.
     """
@@ -117,19 +119,19 @@ class LossConfig(StrictModel):
 
     @property
     def is_base(self) -> bool:
-        """Whether the loss is that of single variables in physical units."""
+        """Whether the loss is `base`."""
         return self.type == BASE
 
     @property
     def name(self) -> str:
-        """Name of the training loss, or of that of single variables."""
+        """Name of the training loss; for `base`, of the loss of single variables."""
         if self.type is None:
             return self.training_loss
         return self.args.get("training_loss", "mse") if self.is_base else self.type
 
     @property
     def scores_ensemble(self) -> bool:
-        """Whether the training loss is a score of an ensemble."""
+        """Whether the training loss is a CRPS, which scores an ensemble."""
         return "crps" in self.name.casefold()
 
     @property
@@ -139,12 +141,12 @@ class LossConfig(StrictModel):
 
     @property
     def learns(self) -> bool:
-        """Whether the loss has parameters that are trained."""
+        """Whether the loss has trained parameters."""
         return self.is_base and self.args.get("var_weighting") == "learnable"
 
     @property
     def weighs_rows(self) -> bool:
-        """Whether rows count by their area."""
+        """Whether rows are weighted by area."""
         if self.type is None:
             return self.use_latitude_weights
         return self.is_base and bool(self.args.get("use_latitude_weights"))
@@ -157,20 +159,20 @@ class LossConfig(StrictModel):
 
     @property
     def latitude_file(self) -> tuple[str, str | None]:
-        """Dotted key and path of the file of latitudes."""
+        """Dotted key and path of the latitude file."""
         if self.is_base:
             return "loss.args.latitude_weights", self.args.get("latitude_weights")
         return "loss.latitude_weights", self.latitude_weights
 
     @property
     def scaler_file(self) -> str | None:
-        """Path of the scalers (`loss.args.scaler_path`) if variances are needed."""
+        """Path of the scaler file (`loss.args.scaler_path`) if variances are needed."""
         mode = self.args.get("var_weighting") or "inverse_variance"
         needed = self.is_base and mode in SCALED
         return self.args.get("scaler_path") if needed else None
 
     def without_effect(self) -> dict[str, str]:
-        """Values of this section that are accepted but change nothing: key -> why."""
+        """See `StrictModel.without_effect`."""
         found = {}
         terms = [
             key for key in ("use_power_loss", "use_spectral_loss") if getattr(self, key)

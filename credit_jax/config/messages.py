@@ -1,4 +1,4 @@
-"""Texts of config errors: what was expected, what was got."""
+"""Texts of config errors: the expected and the actual value."""
 
 import math
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> 
     Args:
         kind: pydantic's error type, or "mapping".
         value: the value that was rejected.
-        detail: pydantic's error, for the numbers of the rule that was broken.
+        detail: pydantic's error, with the limits of the rule that was violated.
 
     Returns:
-        A text such as "must be an integer, got 'two'".
+        A message such as "must be an integer, got 'two'".
     """
     context = dict((detail or {}).get("ctx", {}))
     if kind == "value_error":
@@ -62,7 +62,7 @@ def describe(kind: str, value: Any, detail: Mapping[str, Any] | None = None) -> 
 
 
 def got(value: Any) -> str:
-    """`value` as it is shown in an error: its repr, cut to one short line.
+    """The repr of `value` for an error message, shortened to 80 characters.
 
     >>> got("two")
     "'two'"
@@ -72,9 +72,9 @@ def got(value: Any) -> str:
 
 
 def divisors(number: int) -> str:
-    """The divisors of a number, as an error lists the degrees that would fit.
+    """The divisors of a number as text, for errors that list the valid degrees.
 
-    Divisors above 10^5 are listed only if their cofactor is smaller than that.
+    A divisor above 10^5 is listed only if its cofactor is at most 10^5.
 
     >>> divisors(6), divisors(0)
     ('1, 2, 3, 6', '')

@@ -1,4 +1,4 @@
-"""The `metrics:` section. Which metrics exist is known where the metrics are."""
+"""The `metrics:` section; `credit_jax.metrics` validates the names of metrics."""
 
 from typing import Any, Literal
 
@@ -10,22 +10,23 @@ COMBINED = "combined"
 
 
 class MetricArgs(StrictModel):
-    """What every metric takes, and those of "combined" share.
+    """Arguments that every metric accepts; those of "combined" share them.
 
     Attributes:
-        var_weighting: weights of variables in the mean over them: `inverse_variance`
-            from the scalers of the targets, to the power that a metric's unit has;
-            `manual` or `none` from `variable_weights` alone. null is
+        var_weighting: weights in the mean over variables: `inverse_variance` uses the
+            variances of the target scalers, so that the weighted metric is
+            dimensionless; `manual` and `none` use only `variable_weights`. null is
             `inverse_variance` with a `scaler_path`, and `none` without.
-        scaler_path: file of scalers, for `inverse_variance`.
-        variable_weights: factor by key of a variable; 1 where there is none.
-        normalize_weights: whether weights are divided by their mean.
-        include_computed_diagnostics: whether variables that a postblock computes count.
-        use_latitude_weights: weigh by cos(latitude) / mean(cos(latitude)).
+        scaler_path: scaler file, for `inverse_variance`.
+        variable_weights: factors by key of a variable; 1 for missing keys.
+        normalize_weights: whether to divide the weights by their mean.
+        include_computed_diagnostics: whether variables that a postblock computes are
+            included.
+        use_latitude_weights: whether to weight by cos(latitude) / mean(cos(latitude)).
         latitude_weights: file with the latitudes.
 
-    Differs from CREDIT: without `var_weighting` and `scaler_path` all variables weigh
-    alike, where CREDIT asks for a scaler.
+    Differs from CREDIT: without `var_weighting` and `scaler_path` all variables have
+    equal weights, where CREDIT requires a scaler.
     """
 
     var_weighting: Literal["inverse_variance", "manual", "none"] | None = None
@@ -38,18 +39,19 @@ class MetricArgs(StrictModel):
 
     @property
     def by_variance(self) -> bool:
-        """Whether variances weigh the variables."""
+        """Whether variables are weighted by their variances."""
         if self.var_weighting is None:
             return self.scaler_path is not None
         return self.var_weighting == "inverse_variance"
 
 
 class MetricsConfig(StrictModel):
-    """What is measured besides the loss.
+    """The metrics of a run.
 
     Attributes:
         type: "combined", or the name of one metric.
-        args: its arguments; `metrics: {rmse: {}, acc: {}}` names those of "combined".
+        args: arguments of `type`; for "combined", `metrics: {rmse: {}, acc: {}}` lists
+            the metrics with their own arguments.
     """
 
     type: str = COMBINED

@@ -1,4 +1,4 @@
-"""`trainer.parallelism`: how the devices are used, and the rules between its keys."""
+"""`trainer.parallelism` and `trainer.fsdp`: degrees of the mesh, parameter sharding."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -12,17 +12,19 @@ DATA_MODES = ("fsdp2", "ddp", "none")
 
 
 class FsdpConfig(StrictModel):
-    """How parameters are split: over the replicas of `data: fsdp2`, and over domain.
+    """How parameters are sharded: over the replicas of `data: fsdp2`, and over domain.
 
     Attributes:
         reshard_after_forward: whether a block's parameters are gathered again in the
             backward pass: true, false, or the number of blocks that stay gathered.
-        min_shard_size: parameters with fewer elements stay whole on every device.
-        keep_whole: patterns of parameter paths that stay whole ("stages/0/embed/*").
-        over_domain: store parameters split over the devices of `domain`, too, which
-            then share their update and its memory; gathered once a forward.
+        min_shard_size: parameters with fewer elements are replicated.
+        keep_whole: patterns of the paths of parameters to replicate
+            ("stages/0/embed/*").
+        over_domain: whether to shard parameters over `domain`, too, so that its devices
+            share the memory and the work of the update. They are gathered once per
+            forward.
 
-    Differs from CREDIT: it has no such section and ignores it.
+    Differs from CREDIT: CREDIT has no such section and ignores it.
     """
 
     reshard_after_forward: bool | Annotated[int, Field(ge=0)] = True
@@ -32,25 +34,29 @@ class FsdpConfig(StrictModel):
 
 
 class ParallelismConfig(StrictModel):
-    """How the devices are used: CREDIT's three keys, and further ones.
+    """Degrees of parallelism: CREDIT's three keys, and further ones.
 
-    devices = dp_replicate x dp_shard x ep x pp x tensor x domain, and the data-parallel
-    degrees that are not given follow from the number of devices.
+    devices = dp_replicate x dp_shard x ep x pp x tensor x domain. Data-parallel degrees
+    that are null are derived from the number of devices.
 
     Attributes:
-        data: "fsdp2" splits parameters and samples over the replicas, "ddp" the samples
-            only, "none" asks for one replica.
-        tensor: devices that share the heads and feed-forward units of a block.
-        domain: devices that share the latitude rows of a field.
-        dp_replicate: groups of devices with a whole copy of the parameters each. With
-            fsdp2, parameters are split inside a group (HSDP).
-        dp_shard: devices that a parameter is split over; -1 is the rest.
-        ep, etp: devices that share the experts of a layer, and its samples, too; and
-            those that share the units of one expert (`tensor`, the default, or 1).
+        data: "fsdp2" shards parameters and samples over the replicas, "ddp" only the
+            samples; "none" is one replica.
+        tensor: tensor-parallel degree, over which the heads and feed-forward units of a
+            block are split.
+        domain: domain-parallel degree, over which the latitude rows of a field are
+            split.
+        dp_replicate: number of groups of devices that each have a copy of all
+            parameters. With fsdp2, parameters are sharded within a group (HSDP).
+        dp_shard: number of devices that a parameter is sharded over; -1 is the rest.
+        ep, etp: number of devices that the experts of a layer, and its samples, are
+            split over; and number that the units of one expert are split over
+            (`tensor`, the default, or 1).
         pp: pipeline stages; only 1 is accepted.
-        cp: another name of `domain`.
-        ulysses_degree: neighboring devices along `domain`, a divisor of it, that trade
-            heads for rows around attention; without it whole windows move instead.
+        cp: alias of `domain`.
+        ulysses_degree: size of groups of neighboring devices along `domain` that
+            exchange heads for rows around attention (all-to-all); it divides `domain`.
+            null moves whole windows instead.
 
     Differs from CREDIT: the keys after `domain` are not CREDIT's.
     """
@@ -102,10 +108,10 @@ class ParallelismConfig(StrictModel):
 
 
 def parse_parallelism(text: str) -> ParallelismConfig:
-    """The parallelism section of a command line, "data=none,tensor=2,domain=2".
+    """Parses the parallelism of a command line, "data=none,tensor=2,domain=2".
 
     Raises:
-        ValueError: an entry is no KEY=VALUE, or not understood.
+        ValueError: an entry is not KEY=VALUE, or a key or value is invalid.
     """
     entries = [entry.partition("=") for entry in text.split(",") if entry.strip()]
     wrong = ["".join(entry) for entry in entries if not (entry[1] and entry[2].strip())]
@@ -154,8 +160,8 @@ def degree_problems(
     Args:
         tp, domain: degrees of the mesh axes.
         etp: must be tp or 1; None is tp.
-        ulysses_degree: must be at most domain, and divide it, unless it is None.
-        names: keys of tp and domain in the config, where they differ.
+        ulysses_degree: must divide domain, unless it is None.
+        names: config keys of tp and domain for messages, if they differ.
     """
     names = names or {}
     problems = []

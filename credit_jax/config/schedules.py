@@ -8,7 +8,7 @@ from credit_jax.config.base import StrictModel
 
 
 def _only(value: Any) -> Any:
-    """The number of a list with one, which PyTorch takes for one parameter group."""
+    """Unpacks a list of one number, which PyTorch accepts for one parameter group."""
     return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
 
 
@@ -16,12 +16,12 @@ _COUNTED = {"last_epoch": "the checkpoint knows where the schedule stands"}
 
 
 class LinearWarmupCosineConfig(StrictModel):
-    """Linear from 0 to the learning rate, then a half cosine down; per micro-batch.
+    """Linear warm-up from 0 to the learning rate, then half a cosine; per micro-batch.
 
     Attributes:
-        warmup_steps: micro-batches of the rise.
-        total_steps: micro-batches until `min_lr` is reached, the rise included.
-        min_lr: the last learning rate.
+        warmup_steps: micro-batches of the warm-up.
+        total_steps: micro-batches until `min_lr` is reached, including the warm-up.
+        min_lr: the final learning rate.
     """
 
     scheduler_type: Literal["linear-warmup-cosine"]
@@ -35,14 +35,14 @@ class LinearWarmupCosineConfig(StrictModel):
 class CosineAnnealingRestartsConfig(StrictModel):
     """Cosine cycles with warm-up and restarts; per micro-batch.
 
-    `trainer.learning_rate` is not used: the rate runs between `min_lr` and `max_lr`.
+    `trainer.learning_rate` is not used: the rate is between `min_lr` and `max_lr`.
 
     Attributes:
         first_cycle_steps: micro-batches of the first cycle.
-        cycle_mult: factor of the length of each further cycle.
+        cycle_mult: factor of the length of each cycle relative to the previous one.
         max_lr, min_lr: highest and lowest learning rate.
-        warmup_steps: micro-batches of the rise in each cycle.
-        gamma: factor of `max_lr` from cycle to cycle.
+        warmup_steps: micro-batches of the warm-up in each cycle.
+        gamma: factor of `max_lr` of each cycle relative to the previous one.
     """
 
     scheduler_type: Literal["cosine-annealing-restarts"]
@@ -69,7 +69,7 @@ class CosineAnnealingConfig(StrictModel):
     """A cosine from the learning rate to `eta_min` in `T_max` epochs, and back.
 
     Attributes:
-        T_max: epochs of one half wave.
+        T_max: epochs of half a period.
         eta_min: the lowest learning rate.
     """
 
@@ -81,26 +81,28 @@ class CosineAnnealingConfig(StrictModel):
 
 
 class LambdaConfig(StrictModel):
-    """10 epochs of linear warm-up, then a half cosine over 90 epochs; no arguments."""
+    """10 epochs of linear warm-up, then half a cosine over 90 epochs; no arguments."""
 
     scheduler_type: Literal["lambda"]
 
 
 class PlateauConfig(StrictModel):
-    """Multiplies the rate by `factor` where a metric stays as it was; per epoch.
+    """Multiplies the learning rate by `factor` if a metric stops improving; per epoch.
 
     The metric is `trainer.training_metric`, at the end of each epoch; see
     `training.plateau`.
 
     Attributes:
-        mode: "min" where smaller is better, else "max".
-        factor: of the learning rate, less than 1.
-        patience: epochs without a better metric that change nothing.
-        threshold: by how much a metric must be better to count.
-        threshold_mode: "rel": by a fraction of the best one; "abs": by `threshold`.
-        cooldown: epochs after a reduction in which none counts as bad.
+        mode: "min" if smaller values are better, else "max".
+        factor: factor of the learning rate, less than 1.
+        patience: number of epochs without improvement after which, at the next such
+            epoch, the rate is reduced.
+        threshold: smallest change that is an improvement.
+        threshold_mode: whether `threshold` is a fraction of the best value ("rel") or a
+            difference ("abs").
+        cooldown: epochs after a reduction that are not counted by `patience`.
         min_lr: the lowest learning rate.
-        eps: a reduction by less than this is left out.
+        eps: smallest reduction of the rate; smaller ones are skipped.
     """
 
     scheduler_type: Literal["plateau"]

@@ -1,4 +1,4 @@
-"""One section of `data.source`: a class for each `dataset_type`."""
+"""The sections of `data.source`: a class for each `dataset_type`."""
 
 import os
 import re
@@ -14,37 +14,39 @@ from credit_jax.config.dates import Calendar, Dates, Timestep
 from credit_jax.config.fields import VariablesConfig
 from credit_jax.config.messages import got
 
-# The engine of xarray that is replaced by thread-safe ones.
+# xarray's default engine, which is replaced by thread-safe ones.
 NETCDF4 = "netcdf4"
 
 Extent = tuple[float, float, float, float]
 
-# The input of the model that the variables of a source make if it names no other one.
+# The default of `SourceConfig.input`.
 MAIN_INPUT = "x"
 
 
 class SourceConfig(Dates):
-    """What the sections of all sources have.
+    """Keys that the sections of all sources have.
 
     Attributes:
-        dataset_type: how it is read.
-        variables: what is read.
-        levels: values of the level coordinate to take; null takes all levels.
+        dataset_type: type of the source, a key of `SOURCE_CONFIGS`.
+        variables: variables to read.
+        levels: values of the level coordinate to read; null reads all levels.
         level_coord: name of the level coordinate.
         time_coord: name of the time coordinate.
-        engine: xarray's engine; null lets the file's content decide, and so does
-            "netcdf4", whose C library is not thread-safe.
-        calendar: of its times; null takes that of the files.
-        temporal_mode: "exact" reads at the very time; "persist" at the last time of
-            this source before it; "cyclic" at that of one year, `cycle_year`; "next" at
-            the first multiple of its `timestep` after the target.
-        input: the input of the model that its variables make, for models with several;
-            CREDIT has no such key.
-        cycle_year: the year that a cyclic source has; null takes that of the file.
+        engine: xarray's engine; null or "netcdf4", whose C library is not thread-safe,
+            chooses it by the file's content.
+        calendar: calendar of the times; null uses that of the files.
+        temporal_mode: the time to read for the time t of a sample: "exact" reads t;
+            "persist" the last time of this source at or before t; "cyclic" the time of
+            the same date in `cycle_year`; "next" the first multiple of its `timestep`
+            after the target.
+        input: the input of the model that its variables are part of, for models with
+            several; CREDIT has no such key.
+        cycle_year: the year of a cyclic source; null uses that of the file.
         grid_type: "unstructured" has one dim instead of rows and columns.
-        start_datetime, end_datetime, date_ranges, timestep: of this source, where they
-            differ from the data section.
-        history_len, forecast_len: as in the data section, if they are repeated.
+        start_datetime, end_datetime, date_ranges, timestep: override those of the data
+            section for this source.
+        history_len, forecast_len: equal to those of the data section; a source of
+            another input than x may have another history_len.
     """
 
     dataset_type: str
@@ -70,12 +72,12 @@ class SourceConfig(Dates):
 
     @property
     def level_values(self) -> tuple[float, ...] | None:
-        """The levels that are read, as far as they are known without a file."""
+        """The levels that are read; None if only the files define them."""
         return self.levels
 
     @property
     def file_templates(self) -> dict[str, str]:
-        """Field type -> template of files that must be there before a run."""
+        """Path templates of files that must exist before a run, by field type."""
         return {}
 
     @model_validator(mode="after")
@@ -116,7 +118,7 @@ class SourceConfig(Dates):
 
 
 class LocalConfig(SourceConfig):
-    """NetCDF and Zarr files; levels are the nearest ones of the file."""
+    """NetCDF and Zarr files; `levels` selects the nearest levels of a file."""
 
     ignored: ClassVar = {"mode": "files are read where they are"}
 
@@ -139,12 +141,13 @@ class LocalConfig(SourceConfig):
 
 
 class TisrConfig(SourceConfig):
-    """Incident solar radiation at the top of the atmosphere, computed.
+    """Incident solar radiation at the top of the atmosphere, which is computed.
 
     Attributes:
         num_integration_steps: intervals of the trapezoidal sum over one time step.
-        latlon_grid_path: file with the latitudes and longitudes, or instead
-        lat_spec, lon_spec: first and last of them, and how many.
+        latlon_grid_path: file with the latitudes and longitudes.
+        lat_spec, lon_spec: first value, last value and number of the latitudes and
+            longitudes (degrees), instead of a file.
     """
 
     num_integration_steps: int = Field(default=360, ge=1)
@@ -196,7 +199,7 @@ WB2_STORES = {
 
 
 class RemoteConfig(SourceConfig):
-    """A Zarr store at an address, or a copy of it in a folder."""
+    """A Zarr store at a URL, or a copy of it in a folder."""
 
     ignored: ClassVar = {"mode": "the store's address says where it is"}
 
@@ -216,8 +219,9 @@ class ArcoConfig(RemoteConfig):
 
     Attributes:
         level_coord: "level" for pressure levels (hPa), "hybrid" for model levels.
-        store: address or folder of the pressure levels and the 2-D variables.
-        model_level_store: of the model levels. Neither key is in CREDIT.
+        store: URL or folder of the pressure levels and the 2-D variables. CREDIT has no
+            such key.
+        model_level_store: URL or folder of the model levels. CREDIT has no such key.
     """
 
     store: str = f"{_ARCO}/full_37-1h-0p25deg-chunk-1.zarr-v3"
@@ -232,7 +236,7 @@ class ArcoConfig(RemoteConfig):
 
     @property
     def level_values(self) -> tuple[float, ...] | None:
-        """All levels of the store, if none are named."""
+        """`levels`, or all levels of the store."""
         if self.levels is not None:
             return self.levels
         if self.level_coord == "hybrid":
@@ -244,8 +248,8 @@ class WeatherBenchConfig(RemoteConfig):
     """ERA5 in the stores of WeatherBench 2.
 
     Attributes:
-        resolution: which of its stores.
-        store: address or folder, if it is another one; not in CREDIT.
+        resolution: selects one of `WB2_STORES`.
+        store: URL or folder of another store; CREDIT has no such key.
     """
 
     level_coord: str | None = "level"
@@ -254,20 +258,20 @@ class WeatherBenchConfig(RemoteConfig):
 
     @property
     def level_values(self) -> tuple[float, ...] | None:
-        """All levels of the store, if none are named."""
+        """`levels`, or all levels of the store (hPa)."""
         if self.levels:
             return self.levels
         return _PRESSURE_37 if self.resolution == "full" else _PRESSURE_13
 
 
 class DownloadedConfig(SourceConfig):
-    """Files as CREDIT's downloaders leave them.
+    """Files that CREDIT's downloaders have fetched.
 
     Attributes:
-        mode: "local": what is in folders. CREDIT's "remote" reads NOAA's buckets.
+        mode: only "local", which reads folders. CREDIT's "remote" reads NOAA's buckets.
     """
 
-    # The name of CREDIT's module that fetches such files.
+    # Name of CREDIT's module that fetches such files.
     downloader: ClassVar[str] = ""
 
     mode: str = "local"
@@ -284,12 +288,12 @@ class DownloadedConfig(SourceConfig):
 
 
 class BucketConfig(SourceConfig):
-    """Files of NOAA's buckets, there or in folders of the same names.
+    """Files of NOAA's buckets, read from the bucket or from a local copy.
 
     Attributes:
         mode: "local" reads `base_path`, "remote" the bucket.
-        base_path: folder that holds those of the days.
-        store: address of the bucket, or of a copy of it; not in CREDIT.
+        base_path: parent folder of the folders of the days.
+        store: URL of the bucket or of a copy of it; CREDIT has no such key.
     """
 
     mode: Literal["local", "remote"] = "remote"
@@ -298,7 +302,7 @@ class BucketConfig(SourceConfig):
 
     @property
     def folder(self) -> str:
-        """Where the folders of the days are."""
+        """Folder or URL that has the folders of the days."""
         if self.mode == "remote":
             return self.store.rstrip("/")
         return os.path.expanduser(str(self.base_path))
@@ -330,8 +334,8 @@ class MrmsConfig(FlatConfig):
     """Radar mosaics of MRMS, in NetCDF or Zarr files with `lat` and `lon`.
 
     Attributes:
-        extent: longitudes (of either convention) and latitudes: west, east, south,
-            north; null takes all.
+        extent: west, east, south, north in degrees, with longitudes from -180 to 180 or
+            from 0 to 360; null reads all.
     """
 
     downloader: ClassVar[str] = "mrms_download"
@@ -347,23 +351,25 @@ class MrmsConfig(FlatConfig):
 
 
 class Corners(StrictModel):
-    """The corners of an area, (latitude, longitude) each."""
+    """The corners of an area, (latitude, longitude) each, degrees."""
 
     nw: tuple[float, float]
     se: tuple[float, float]
 
 
 class GoesConfig(FlatConfig):
-    """Images of GOES-R's imager, one NetCDF file a time, in the folders of NOAA.
+    """Images of GOES-R's imager, one NetCDF file per time, in NOAA's folder layout.
 
     Attributes:
-        goes_position: of the satellite.
-        product: its name ends with C (contiguous USA) or F (the whole disk).
+        goes_position: position of the satellite.
+        product: name of the product, which ends with C (contiguous USA) or F (full
+            disk).
         latlon2d_dir: folder of the files with latitudes and longitudes.
-        extent: west, east, south, north, or two corners; null takes all.
-        file_catalog_path: catalogs of files (JSON) that were checked, instead of
-            listing folders; wildcards included.
-        scan_tolerance: largest time between an image and the time asked for.
+        extent: west, east, south, north in degrees, or two corners; null reads all.
+        file_catalog_path: JSON catalogs of checked files, to use instead of listing
+            folders; may have wildcards.
+        scan_tolerance: largest difference between the time of an image and the
+            requested time.
     """
 
     goes_position: Literal["east", "west"] = "east"
@@ -388,11 +394,11 @@ class GfsConfig(BucketConfig):
     """Analyses and forecasts of GFS and GDAS on the Gaussian grid, NetCDF.
 
     Attributes:
-        system: "gdas" or "gfs"; `gfs_type` and `model` are other names of the key.
-        forecast_hour: lead time; null takes the analysis.
-        level_type: whether `levels` are positions, from 1 ("model"), or the nearest
-            values of the level coordinate, hPa ("pressure").
-        check_availability: leave out times whose files are missing.
+        system: "gdas" or "gfs"; `gfs_type` and `model` are aliases of this key.
+        forecast_hour: lead time in hours; null reads the analysis.
+        level_type: whether `levels` are indices, from 1 ("model"), or values of the
+            level coordinate in hPa, of which the nearest are read ("pressure").
+        check_availability: whether to leave out times whose files are missing.
     """
 
     store: str = "gs://global-forecast-system"
@@ -406,18 +412,17 @@ class GfsConfig(BucketConfig):
 
     @property
     def model_system(self) -> str:
-        """The system that one of the three keys names."""
+        """The value of the first of `gfs_type`, `system`, `model` that is set."""
         return self.gfs_type or self.system or self.model or "gdas"
 
 
 class GefsConfig(BucketConfig):
-    """The state of a member of GEFS at the start of its runs, on the cube sphere.
+    """Initial states of a member of GEFS, on the cubed sphere.
 
-    Its points are one dim; a regrid block brings them to rows and columns.
+    The points are one dim; a regrid block interpolates them to rows and columns.
 
     Attributes:
-        members: the member, such as [c00] or [p01]; null takes c00. A sample is one
-            state: for several members take several runs.
+        members: a list of one member, such as [c00] or [p01]; null reads c00.
     """
 
     store: str = "gs://gfs-ensemble-forecast-system"
@@ -425,7 +430,7 @@ class GefsConfig(BucketConfig):
 
     @property
     def member(self) -> str:
-        """The one member."""
+        """Name of the member."""
         return self.members[0] if self.members else "c00"
 
     @field_validator("members")
@@ -448,8 +453,8 @@ class HrrrConfig(BucketConfig):
     Attributes:
         product: "wrfprs" (pressure levels), "wrfnat" (hybrid levels), or "wrfsubh"
             (2-D variables every 15 minutes).
-        forecast_hour: lead time.
-        extent: west, east, south, north; null takes the whole grid.
+        forecast_hour: lead time in hours.
+        extent: west, east, south, north in degrees; null reads the whole grid.
     """
 
     mode: Literal["local", "remote"] = "local"
@@ -467,7 +472,7 @@ class HrrrConfig(BucketConfig):
         return self
 
 
-# dataset_type -> the class of its section.
+# dataset_type -> class of its section.
 SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
     "local": LocalConfig,
     "tisr": TisrConfig,
@@ -484,7 +489,11 @@ SOURCE_CONFIGS: dict[str, type[SourceConfig]] = {
 
 
 def parse_source(value: Any) -> Any:
-    """The section of a source, of the class that its `dataset_type` names."""
+    """Validates a source section by the class of its `dataset_type`.
+
+    Raises:
+        ValidationError: the type is unknown, or the section has problems.
+    """
     if not isinstance(value, Mapping):
         return value
     kind = value.get("dataset_type")

@@ -15,14 +15,14 @@ _GEN1 = "gen1 only; see trainer.parallelism"
 
 
 class PrecisionPolicy(StrictModel):
-    """Number formats of a run with `amp: true`; parameters are stored in float32.
+    """Dtypes of a run with `amp: true`; parameters are stored in float32.
 
-    It applies where it is given, and with `parallelism.data: fsdp2`.
+    It applies if it is set, or with `parallelism.data: fsdp2`.
 
     Attributes:
-        param_dtype: format of the computation; float16 comes with loss scaling.
-        reduce_dtype: format in which gradients are summed.
-        output_dtype: format of the model's output.
+        param_dtype: dtype of the computation; float16 implies loss scaling.
+        reduce_dtype: dtype in which gradients are summed.
+        output_dtype: dtype of the model's output.
     """
 
     param_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -34,9 +34,10 @@ class Float8Config(StrictModel):
     """Dense layers in float8, with `fp8: true`.
 
     Attributes:
-        recipe: a power-of-two scale for every token and for every weight matrix, and
-            the gradient of the weights in the compute dtype.
-        min_channels: fewest input and output channels of such a layer.
+        recipe: "rowwise_with_gw_hp" has a power-of-two scale for every token and for
+            every weight matrix, and computes the gradient of the weights in the compute
+            dtype.
+        min_channels: smallest number of input and of output channels of such a layer.
     """
 
     recipe: Literal["rowwise_with_gw_hp"] = "rowwise_with_gw_hp"
@@ -47,9 +48,10 @@ class CompilerConfig(StrictModel):
     """How XLA compiles the training step; CREDIT has no such section.
 
     Attributes:
-        options: of XLA, by name, as in XLA_FLAGS without the dashes
+        options: options of XLA by name, as in XLA_FLAGS without the dashes
             ("xla_gpu_enable_latency_hiding_scheduler": true).
-        group_halos: on GPUs, send the halo rows of both directions in one launch.
+        group_halos: whether to send the halo rows of both directions in one launch, on
+            GPUs.
     """
 
     options: dict[str, bool | int | str] = Field(default_factory=dict)
@@ -60,68 +62,74 @@ class TrainerConfig(StrictModel):
     """How the model is trained.
 
     Attributes:
-        type: "gen2" or its other name "era5-gen2".
+        type: "gen2" or its alias "era5-gen2".
         parallelism: see `ParallelismConfig`.
         fsdp: see `FsdpConfig`.
-        num_devices: number of devices of the run; null takes all of the machine.
-            CREDIT has no such key and ignores it: its launcher sets the number.
-        learning_rate, weight_decay: of AdamW; decay applies to every parameter.
-        amp: compute in 16 bits: in the formats of `fsdp2_mp_policy` where that is given
-            or `parallelism.data` is "fsdp2" (bfloat16), else in float16 with dynamic
-            loss scaling, and validate in float32.
-        fp8, float8: multiply large dense layers in float8, see `Float8Config`; not with
-            float16. CREDIT has neither key.
-        activation_checkpoint: "none", "full" or "selective" (true is "full"): whether
-            a block's activations are computed again in the backward pass; "selective"
-            computes those of attention again.
-        unroll_blocks: on GPUs, stages of at most so many blocks are no loop, which
-            moves less and launches fewer kernels, but compiles longer with every
-            block. CREDIT has no such key.
+        num_devices: number of devices of the run; null uses all. CREDIT has no such
+            key and ignores it: its launcher sets the number.
+        learning_rate, weight_decay: arguments of AdamW; decay applies to every
+            parameter.
+        amp: whether to compute in 16 bits. If `fsdp2_mp_policy` is set or
+            `parallelism.data` is "fsdp2", the dtypes are those of the policy (bfloat16
+            by default); else training computes in float16 with dynamic loss scaling,
+            and validation in float32.
+        fp8, float8: whether to compute the products of large dense layers in float8,
+            see `Float8Config`; not with float16. CREDIT has neither key.
+        activation_checkpoint: "none", "full" (or true) or "selective": whether the
+            activations of a block are recomputed in the backward pass; "selective"
+            recomputes those of attention.
+        unroll_blocks: on GPUs, the loop over the blocks of a stage is unrolled up to
+            this number of blocks. This moves fewer bytes and launches fewer kernels,
+            but compilation takes longer with every block. CREDIT has no such key.
         compiler: see `CompilerConfig`.
         train_batch_size, valid_batch_size: samples of one data-parallel rank.
-        batches_per_epoch, valid_batches_per_epoch: at most so many; 0 is all.
+        batches_per_epoch, valid_batches_per_epoch: largest number of batches; 0 is all.
         epochs, num_epoch, start_epoch: an invocation trains the epochs from
             `start_epoch` to min(epochs, start_epoch + num_epoch).
-        train_one_epoch, stop_after_epoch: end after one epoch.
-        backprop_on_timestep: see `DataConfig`; this one comes first.
-        backprop: of several steps, "truncated" takes the gradient of each step's loss
-            by that step alone and adds them up, as CREDIT does; "full" takes that of
-            all losses through the whole forecast, which CREDIT has not.
-        ensemble_size: forecasts of each sample, with noise (or dropout) of their own;
-            with the loss `ring-crps` one on each data-parallel rank.
+        train_one_epoch, stop_after_epoch: whether to end after one epoch.
+        backprop_on_timestep: see `DataConfig`, over which this key takes precedence.
+        backprop: gradients of forecasts of several steps. "truncated" sums the gradient
+            of each step's loss with respect to that step only, as CREDIT does; "full"
+            propagates all losses through the whole forecast, which CREDIT does not
+            have.
+        ensemble_size: number of forecasts of each sample, with independent noise (or
+            dropout); with the loss `ring-crps`, one on each data-parallel rank.
         grad_accum_every: micro-batches whose gradients are averaged before an update.
-        grad_max_norm: clip to this global norm; 0 does not clip, and "dynamic" clips
-            to the norm itself.
-        use_ema, ema_decay: keep an exponential moving average, used in validation.
+        grad_max_norm: global norm to clip gradients to; 0 does not clip, and "dynamic"
+            clips to the norm itself.
+        use_ema, ema_decay: exponential moving average of the parameters, which
+            validation uses.
         use_scheduler, scheduler: see `credit_jax.config.schedules`.
-        load_weights: begin with the weights of the last checkpoint of `save_loc`, and
-            with their average.
-        load_optimizer: and with the state of its optimizer.
-        load_scaler, load_scheduler: and, as with `load_optimizer`, with the positions
-            of its loss scaling and its schedule, unless the first epoch is 0.
-        reload_epoch: go on with the epoch after that of the checkpoint.
-        update_learning_rate: take `learning_rate` rather than that of the checkpoint,
-            where a rate is constant or changed by `plateau`.
-        skip_validation: do not validate.
-        training_metric, training_metric_direction: what makes a checkpoint the best
-            ("valid_loss", or "train_loss" without validation).
-        stopping_patience: end after so many epochs without a better one; a run without
-            validation goes on.
+        load_weights: whether to start from the weights, and their average, of the last
+            checkpoint of `save_loc`.
+        load_optimizer: whether to restore the optimizer state, too.
+        load_scaler, load_scheduler: whether to restore the states of loss scaling and
+            schedule, too, as `load_optimizer` does; not if the first epoch is 0.
+        reload_epoch: whether to continue with the epoch after that of the checkpoint.
+        update_learning_rate: whether to use `learning_rate` instead of the checkpoint's
+            if the rate is constant or changed by `plateau`.
+        skip_validation: whether to skip validation.
+        training_metric, training_metric_direction: the metric that selects the best
+            checkpoint ("valid_loss", or "train_loss" without validation), and whether
+            smaller or larger values are better.
+        stopping_patience: number of epochs without improvement after which training
+            ends; no effect without validation.
         save_best_weights, save_backup_weights, save_every_epoch: which checkpoints are
             kept besides the last.
         save_every_steps, save_every_minutes: updates and minutes between checkpoints
             within an epoch, of which the newest two are kept; 0 minutes for none.
-        save_metric_vars: which variables' metrics are logged: true, false, or a list.
-        log_every_steps: updates of a record of `training_steps.jsonl`.
-        use_tensorboard: write TensorBoard logs besides the CSV file.
-        use_wandb, use_mlflow: send records and epochs to Weights & Biases, to MLflow.
-        thread_workers, valid_thread_workers: threads that read samples.
-        prefetch_factor: batches that are read ahead, per thread.
+        save_metric_vars: variables whose metrics are logged: true, false, or a list.
+        log_every_steps: updates between records of `training_steps.jsonl`.
+        use_tensorboard: whether to write TensorBoard logs besides the CSV file.
+        use_wandb, use_mlflow: whether to send records and epochs to Weights & Biases or
+            MLflow.
+        thread_workers, valid_thread_workers: number of threads that read samples.
+        prefetch_factor: batches that are read ahead, and at least one per thread.
 
     Differs from CREDIT: `fsdp2_mp_policy` also applies without fsdp2, and by default
     with spectral norm, too; `amp` also works on a CPU. `grad_max_norm: dynamic` never
-    clips in CREDIT, nor here, with a warning. The settings of a schedule are those of
-    the config; CREDIT takes those of the checkpoint that it goes on from.
+    clips, as in CREDIT, and causes a warning. The settings of a schedule are those of
+    the config; CREDIT uses those of the checkpoint from which it continues.
     """
 
     type: Literal["gen2", "era5-gen2"]
@@ -239,7 +247,7 @@ class TrainerConfig(StrictModel):
 
     @property
     def mp_policy(self) -> PrecisionPolicy | None:
-        """The number formats that `amp` asks for; None is float32."""
+        """The dtypes for `amp`; None is float32."""
         if not self.amp:
             return None
         if not self.trains_in_autocast:
@@ -248,7 +256,7 @@ class TrainerConfig(StrictModel):
 
     @property
     def trains_in_autocast(self) -> bool:
-        """Whether `amp` is CREDIT's float16 autocast, of training steps alone."""
+        """Whether `amp` is CREDIT's float16 autocast, which is for training only."""
         given = "fsdp2_mp_policy" in self.model_fields_set
         return self.amp and not given and self.parallelism.data != "fsdp2"
 

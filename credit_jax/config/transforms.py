@@ -1,4 +1,4 @@
-"""The `preblocks:` and `postblocks:` sections: named transforms in the order they run.
+"""The `preblocks:` and `postblocks:` sections: named transforms, in execution order.
 
 `credit_jax.transforms.registry` lists their types and validates their arguments.
 """
@@ -15,8 +15,8 @@ class TransformConfig(StrictModel):
     """One transform.
 
     Attributes:
-        type: its name in the registry, such as "concat".
-        args: its arguments.
+        type: name in the registry, such as "concat".
+        args: arguments of that type.
     """
 
     type: str
@@ -24,13 +24,13 @@ class TransformConfig(StrictModel):
 
 
 class _Phases(StrictModel):
-    """Blocks by phase."""
+    """Base class of sections that have blocks by phase."""
 
     section: ClassVar[str]
 
     @classmethod
     def unknown_key(cls, key: object, known: Iterable[str]) -> str:
-        """See `StrictModel.unknown_key`; a block beside the phases is common."""
+        """See `StrictModel.unknown_key`; blocks outside of a phase are a common error."""
         return (
             f"blocks stand in {' or '.join(cls.model_fields)}, and CREDIT refuses "
             f"others, too; move it to {cls.section}.per_step.{key}"
@@ -38,7 +38,7 @@ class _Phases(StrictModel):
 
 
 class PreblocksConfig(_Phases):
-    """From samples to the model's input tensor.
+    """Transforms from samples to the model's input.
 
     Attributes:
         ic_only: transforms that run once, on the initial state.
@@ -52,7 +52,7 @@ class PreblocksConfig(_Phases):
 
 
 class PostblocksConfig(_Phases):
-    """From the model's output tensor to named fields.
+    """Transforms from the model's output to named fields.
 
     Attributes:
         per_step: transforms that run after every model step.

@@ -1,4 +1,4 @@
-"""Reading a YAML file with errors that name the file and the line."""
+"""Reads YAML files, with errors that name the file and the line."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ _FLOAT = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML without duplicate keys, where 1e-3 is a number and a date is a text."""
+    """Safe YAML: duplicate keys are errors, 1e-3 is a float, dates are strings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: dict[Any, int] = {}
@@ -45,18 +45,18 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file whose top level is a mapping.
+    """Reads a YAML file whose top level is a mapping.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Returns:
-        The mapping. Numbers such as 1e-3 are floats (PyYAML alone reads a text there),
-        dates stay texts.
+        The mapping. Numbers such as 1e-3 are floats (strings in PyYAML), and dates are
+        strings.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ConfigError: if it is not YAML, has a duplicate key, or is not a mapping.
+        FileNotFoundError: there is no such file.
+        ConfigError: it is not valid YAML, has a duplicate key, or is not a mapping.
     """
     path = Path(path)
     if not path.is_file():
@@ -75,7 +75,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text, by the same rules as `read_yaml`.
+    """Parses a YAML text by the same rules as `read_yaml`.
+
+    Raises:
+        yaml.YAMLError: the text is not valid YAML.
 
     >>> parse_yaml("[1e-3, 2]")
     [0.001, 2]
@@ -86,7 +89,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _check_no_cycle(value: Any, parents: tuple[int, ...]) -> None:
-    """Raises a YAMLError where an alias is part of what it stands for."""
+    """Raises a YAMLError if an alias is part of the node that it refers to."""
     if id(value) in parents:
         raise yaml.YAMLError("an alias (*) stands inside of what it names (&)")
     inner = value.values() if isinstance(value, dict) else value
