@@ -161,7 +161,7 @@ class ValidationDataConfig(_Window):
     }
 
     def over(self, data: DataConfig) -> DataConfig:
-        """Returns `data` with the keys of this section; its dates replace either kind."""
+        """Returns `data` updated with the keys of this section; dates replace dates."""
         given = {key: getattr(self, key) for key in type(self).model_fields}
         given = {key: value for key, value in given.items() if value is not None}
         if "date_ranges" in given:

@@ -30,7 +30,7 @@ class _Phases(StrictModel):
 
     @classmethod
     def unknown_key(cls, key: object, known: Iterable[str]) -> str:
-        """See `StrictModel.unknown_key`; blocks outside of a phase are a common error."""
+        """See `StrictModel.unknown_key`; often it is a block outside of a phase."""
         return (
             f"blocks stand in {' or '.join(cls.model_fields)}, and CREDIT refuses "
             f"others, too; move it to {cls.section}.per_step.{key}"
