@@ -1,4 +1,4 @@
-"""Data sets: sources, samples, channel layout, sampler and loader."""
+"""Data sets: sources, samples, channel schema, sampler and loader."""
 
 from credit_jax.data.channels import ChannelGroup, ChannelSchema
 from credit_jax.data.climatology import Climatology, build_climatology

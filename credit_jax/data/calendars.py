@@ -1,14 +1,13 @@
 """Calendars: times as datetime64[ns] labels, and arithmetic in a calendar.
 
-A label is the date and time of day as written. Calendars differ in which dates they
-have, so sums and ranges differ between them, and labels do not: noleap (365 days in
+A label is the date and time of day of a time, whatever its calendar. Sums and ranges of
+times depend on the calendar, since calendars differ in their dates: noleap (365 days in
 every year) has no 29 February, all_leap and julian have more of them than the standard
-calendar, and those have no label.
+calendar. A date that the standard calendar does not have has no label.
 
-Differs from CREDIT: 29 February of an all_leap or julian year that the standard
-calendar does not call a leap year is an error at once; CREDIT fails at the first file
-that it looks up by such a date. Times that datetime64[ns] does not hold (before 1678,
-after 2262) are an error.
+Differs from CREDIT: a 29 February without a label is an error when times are read;
+CREDIT fails when it looks up a file by such a date. Times outside of 1678 to 2261, the
+whole years of datetime64[ns], are an error.
 """
 
 from collections.abc import Iterable
@@ -26,14 +25,14 @@ _FIRST, _LAST = 1678, 2261
 
 
 def calendar_of(times: np.ndarray, where: str) -> str:
-    """The calendar of a decoded time coordinate.
+    """Returns the calendar of a decoded time coordinate.
 
     Args:
         times: (time,) datetime64 or cftime objects, as xarray decodes them.
-        where: what they come from, for the error.
+        where: origin of the times, for the error.
 
     Raises:
-        ValueError: for times without a unit, or a calendar that is not available.
+        ValueError: the times have no unit, or a calendar that is not available.
     """
     if np.issubdtype(times.dtype, np.datetime64):
         return STANDARD
@@ -53,10 +52,10 @@ def calendar_of(times: np.ndarray, where: str) -> str:
 
 
 def to_labels(times: Iterable, where: str = "times") -> np.ndarray:
-    """Decoded times, datetime64 or cftime, as (time,) datetime64[ns] labels.
+    """Converts decoded times, datetime64 or cftime, to (time,) datetime64[ns] labels.
 
     Raises:
-        ValueError: for a time that datetime64[ns] does not hold.
+        ValueError: a time has no label, or is not in 1678 to 2261.
     """
     times = np.asarray(times)
     if np.issubdtype(times.dtype, np.datetime64):
@@ -71,7 +70,7 @@ def to_labels(times: Iterable, where: str = "times") -> np.ndarray:
 def time_range(
     start: pd.Timestamp, end: pd.Timestamp, step: pd.Timedelta, calendar: str
 ) -> np.ndarray:
-    """Labels start, start + step, ... up to end (included), in a calendar."""
+    """Labels start, start + step, ... up to and including end, in a calendar."""
     if calendar == STANDARD:
         return pd.date_range(start, end, freq=step).to_numpy("datetime64[ns]")
     first, last = (_to_cftime(label, calendar) for label in (start, end))
@@ -83,7 +82,7 @@ def time_range(
 def shift(
     label: pd.Timestamp | np.datetime64, by: pd.Timedelta, calendar: str
 ) -> pd.Timestamp:
-    """The label `by` later, in a calendar."""
+    """Adds `by` to a label, in a calendar."""
     stamp: Any = pd.Timestamp(label)
     if calendar == STANDARD:
         return stamp + by
@@ -92,7 +91,7 @@ def shift(
 
 
 def shift_all(labels: np.ndarray, by: pd.Timedelta, calendar: str) -> np.ndarray:
-    """`shift` for an array of labels, datetime64[ns]."""
+    """Adds `by` to an array of labels, datetime64[ns], in a calendar."""
     if calendar == STANDARD:
         return np.asarray(labels + by.to_timedelta64())
     moved = [shift(label, by, calendar).to_datetime64() for label in labels.ravel()]
@@ -100,7 +99,7 @@ def shift_all(labels: np.ndarray, by: pd.Timedelta, calendar: str) -> np.ndarray
 
 
 def to_cycle_year(labels: np.ndarray, year: int, calendar: str) -> np.ndarray:
-    """Labels moved into one year; 29 February to 28 where that year has none."""
+    """Moves labels into one year; 29 February becomes 28 if that year has none."""
     months = labels.astype("datetime64[M]")
     in_month = labels - months.astype("datetime64[ns]")
     month = months.astype(np.int64) % 12
@@ -113,10 +112,10 @@ def to_cycle_year(labels: np.ndarray, year: int, calendar: str) -> np.ndarray:
 
 
 def most_restrictive(calendars: Iterable[str]) -> str:
-    """The calendar of a clock that several sources share.
+    """Returns the calendar of a clock that several sources share.
 
     Raises:
-        ValueError: if two of them are not standard and differ.
+        ValueError: two calendars differ, and neither is the standard one.
     """
     others = sorted({name for name in calendars if name != STANDARD})
     if len(others) > 1:

@@ -1,8 +1,9 @@
 """The variables of channels, in CREDIT's order.
 
-Input: sources in config order; in a source prognostic, static, dynamic_forcing (not
-diagnostic); 3-D before 2-D; config order. Target: sources in config order; prognostic,
-diagnostic; 3-D before 2-D; config order. A 3-D variable has one channel a level.
+Channels are sorted by source, in the order of the config; then by field type:
+prognostic, static, dynamic_forcing for the input, prognostic, diagnostic for the
+target; then 3-D before 2-D variables; then in the order of the config. A 3-D variable
+has one channel per level.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from credit_jax.config.sources import MAIN_INPUT
 from credit_jax.io.atomic import new_file
 from credit_jax.transforms import Layout, Pipeline
 
-# Field types of the input in the order in which CREDIT puts them into a sample.
+# Field types of the input in the order of CREDIT's samples.
 READ_ORDER = ("dynamic_forcing", "static", "prognostic")
 SCHEMA_FILE = "channel_schema.yaml"
 SCHEMA_VERSION = 1
@@ -42,7 +43,7 @@ class ChannelCounts(Protocol):
         ...
 
     def channel_sum(self, direction: Direction) -> str:
-        """The sum as text, such as "channels 4 x levels 8 + ..."."""
+        """The sum of channels as text, such as "channels 4 x levels 8 + ..."."""
         ...
 
 
@@ -52,8 +53,8 @@ class ChannelGroup:
 
     Attributes:
         var_key: "{source}/{field_type}/{3d|2d}/{variable}".
-        n_levels: its channels.
-        n_time: its times.
+        n_levels: number of its channels.
+        n_time: number of its times.
     """
 
     var_key: str
@@ -95,12 +96,12 @@ class ChannelSchema:
         num_levels: Mapping[str, int],
         input_name: str = MAIN_INPUT,
     ) -> "ChannelSchema":
-        """The layout of the samples of a data section.
+        """Builds the schema of the samples of a data section.
 
         Args:
-            data: the section.
-            num_levels: source -> levels of its 3-D variables.
-            input_name: the input of the model, of which sources have one each.
+            data: the data section.
+            num_levels: source -> number of levels of its 3-D variables.
+            input_name: input of the model whose sources are included.
         """
         inputs: list[ChannelGroup] = []
         targets: list[ChannelGroup] = []
@@ -123,12 +124,12 @@ class ChannelSchema:
         return cls(tuple(inputs), tuple(targets))
 
     def after(self, pipeline: Pipeline) -> "ChannelSchema":
-        """The layout of x and y that preblocks make of this one, that of the data."""
+        """The schema of x and y that preblocks make from data with this schema."""
         made = pipeline.layout(self.as_read())
         return ChannelSchema(tuple(made["input"]), tuple(made["target"]))  # type: ignore[arg-type]
 
     def as_read(self) -> Layout:
-        """The variables in the order in which a sample has them, for preblocks."""
+        """The variables in the order of a sample before preblocks."""
         sources = dict.fromkeys(group.source for group in self.input)
         inputs = [
             group
@@ -148,8 +149,8 @@ class ChannelSchema:
     def names(self) -> dict[str, tuple[str, ...]]:
         """Names of the variables of "input" and "target", in channel order.
 
-        A name is that of the variable, with its levels: "T (8 levels)"; the whole key
-        where several sources have a variable of that name.
+        A name is that of the variable with its levels, "T (8 levels)", or the whole key
+        if the variable's name is not unique.
         """
         return {"input": _names(self.input), "target": _names(self.target)}
 
@@ -172,7 +173,11 @@ class ChannelSchema:
         return _slices(self.target)
 
     def describe(self, channel: int, which: str = "target") -> str:
-        """Name of a channel: "T (level 3 of 8)" or "SP"."""
+        """Name of a channel of "input" or "target": "T (level 3 of 8)" or "SP".
+
+        Raises:
+            IndexError: there is no such channel.
+        """
         groups = self.target if which == "target" else self.input
         slices = _slices(groups)
         for group in groups:
@@ -196,10 +201,10 @@ class ChannelSchema:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "ChannelSchema":
-        """Read a channel_schema.yaml, CREDIT's or ours.
+        """Reads a channel_schema.yaml of CREDIT or credit_jax.
 
         Raises:
-            ValueError: for another version or another content.
+            ValueError: the file has another version or another content.
         """
         with open(path) as file:
             content = yaml.safe_load(file)
@@ -220,11 +225,11 @@ class ChannelSchema:
 
 
 def num_levels(data: DataConfig, file_levels: int) -> dict[str, int]:
-    """Levels of each source's 3-D variables, without opening a file.
+    """Number of levels of each source's 3-D variables, without opening a file.
 
     Args:
-        data: the section.
-        file_levels: levels of the files, for a source whose `levels` is null.
+        data: the data section.
+        file_levels: number of levels of the files, for sources without `levels`.
     """
     return {
         name: file_levels if source.level_values is None else len(source.level_values)
@@ -238,13 +243,13 @@ def channel_problems(
     """Compares the channels of the data with those of a model.
 
     Args:
-        schema: of the data.
+        schema: the channels of the data.
         model: the validated config of the model.
         where: dotted path of the data's variables.
 
     Returns:
-        One line for the input and one for the output, where they differ, with the sums
-        of both sides.
+        One line for the input and one for the output if they differ, with the sums of
+        both sides.
     """
     sides: tuple[tuple[Direction, int, tuple[ChannelGroup, ...]], ...] = (
         ("input", model.input_channels, schema.input),

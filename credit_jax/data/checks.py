@@ -11,13 +11,13 @@ from credit_jax.data.channels import ChannelSchema
 from credit_jax.data.dataset import Dataset, Sample
 from credit_jax.data.sources.source import BadSampleError, Grid
 
-# What files write where there is no value, and do not always declare as _FillValue.
+# Usual fill values, which files do not always declare as _FillValue.
 FILL_NUMBERS = (-9999.0, -999.0, -99999.0, 9999.0, -32768.0, -32767.0)
-# Share of a field's points that has such a number, from which on it is no chance.
+# A number above is taken for a fill value if more than this share of points has it.
 FILL_SHARE = 1e-3
-# What is further from 0 than this stands out among normalized values.
+# Normalized values with a larger magnitude are suspicious.
 OUTSTANDING = 10.0
-# No field in physical units is that large; NetCDF's own fill value is 1e37.
+# No field in physical units is this large; NetCDF's default fill value is 1e37.
 LARGEST = 1e15
 # Largest difference of two files' coordinates, in degrees.
 SAME_DEGREES = 1e-2
@@ -25,7 +25,7 @@ SAME_DEGREES = 1e-2
 
 @runtime_checkable
 class HasGrids(Protocol):
-    """Opened files, whose grids can be compared."""
+    """Data whose grids can be compared."""
 
     def grids(self) -> Iterator[Grid]:
         """The grid of each field type of each source."""
@@ -35,18 +35,19 @@ class HasGrids(Protocol):
 def check_dataset(
     dataset: Dataset, grid: tuple[int, int] | None = None, *, same_grid: bool = True
 ) -> list[str]:
-    """Check times, grids and variables of all files against each other.
+    """Checks times, grids and variables of all files against each other.
 
     Args:
-        dataset: opened.
+        dataset: the opened data set.
         grid: (latitudes, longitudes) of the model; None skips the comparison.
-        same_grid: whether all files must have one grid; else preblocks make it.
+        same_grid: whether all files must have the same grid; False if preblocks regrid.
 
     Returns:
-        What is missing in a data set that skips bad samples, one line each.
+        For a data set that skips bad samples, one line for each problem of a source
+        that makes samples bad.
 
     Raises:
-        ValueError: naming the file, what it has, and what was expected.
+        ValueError: a check failed; names the file, its content and the expected one.
     """
     if same_grid:
         check_grid(dataset, grid)
@@ -70,10 +71,11 @@ def check_dataset(
 
 
 def check_sample(sample: Sample) -> None:
-    """Check that no field of a sample holds a fill value or an infinity.
+    """Checks that no field of a sample has a fill value or an infinity.
 
     Raises:
-        ValueError: with the variable, the time, the number and how often it occurs.
+        ValueError: a field has such values; names the variable, the time, the value and
+            its count.
     """
     for part, time in (
         (sample.input, sample.input_time),
@@ -92,7 +94,11 @@ def check_sample(sample: Sample) -> None:
 def check_fields(
     fields: Mapping[str, Mapping[str, np.ndarray]], time: np.datetime64
 ) -> None:
-    """Check that no field at a time holds a fill value.
+    """Checks that no field has a fill value.
+
+    Args:
+        fields: source -> key -> field.
+        time: time of the fields, for the error.
 
     Raises:
         ValueError: see `check_sample`.
@@ -129,7 +135,15 @@ def _at(key: str, time: np.datetime64) -> str:
 
 
 def check_grid(dataset: HasGrids, grid: tuple[int, int] | None = None) -> None:
-    """Check that all files have the model's grid and the same coordinates."""
+    """Checks that all files have the model's grid and the same coordinates.
+
+    Args:
+        dataset: the data.
+        grid: (latitudes, longitudes) of the model; None skips the comparison.
+
+    Raises:
+        ValueError: a grid or its coordinates differ.
+    """
     first = None
     for own in dataset.grids():
         shape, first = own.shape, first or own
@@ -173,26 +187,27 @@ def check_finite(
     times: np.ndarray,
     schema: ChannelSchema,
 ) -> bool:
-    """Check that a batch has no NaN and no infinity.
+    """Checks that a batch has no NaN and no infinity.
 
     Args:
         x: input.
         y: target; None in a forecast.
-        times: (batch,) newest input time of each sample.
-        schema: names the channels.
+        times: (batch,) last input time of each sample.
+        schema: the channels of x and y.
 
     Returns:
-        Whether a channel has an outstanding extreme at many points, as where a fill
-        value was read as a number.
+        Whether the extreme of a channel is above `OUTSTANDING` and occurs at many
+        points, as if a fill value was read as a number.
 
     Raises:
-        ValueError: with the variable, the time and how many values of how many.
+        ValueError: a value is not finite; names the variable, the time and the number
+            of such values.
     """
     plateau = False
     for which, array in (("input", x), ("target", y)):
         if array is None:
             continue
-        # Channel by channel: the second pass finds it in the cache.
+        # By channel, so that the second pass finds it in the processor's cache.
         extremes = [(field.min(), field.max()) for field in np.moveaxis(array, 1, 0)]
         low, high = np.array(extremes).T
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
@@ -223,14 +238,14 @@ def _not_finite(
 def scale_notes(
     x: Shaped[np.ndarray, "batch channel time lat lon"], schema: ChannelSchema
 ) -> list[str]:
-    """One line for each variable of a normalized input that is far from 0.
+    """Returns one line for each variable of a normalized input that is far from 0.
 
-    Its unit in the files is then another one than where its mean and deviation come
-    from, or it is not normalized.
+    Such a variable is not normalized, or its unit in the files is not that of its mean
+    and deviation.
 
     Args:
         x: input after preblocks that normalize.
-        schema: names the channels.
+        schema: the channels of x.
     """
     mean, found = x.mean((0, 2, 3, 4)), []
     for key, place in schema.input_slices().items():

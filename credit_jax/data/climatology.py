@@ -1,4 +1,4 @@
-"""Climatology: the mean of the training period, by part of the year."""
+"""Climatology: mean fields of the training period, by part of the year."""
 
 import dataclasses
 from typing import Literal
@@ -15,14 +15,14 @@ _NUM_BINS = {"all": 1, "season": 4, "month": 12}
 
 @dataclasses.dataclass(frozen=True)
 class Climatology:
-    """Mean fields, for each part of the year.
+    """Mean fields for each part of the year.
 
     Attributes:
         by: "all" (one mean), "season" (December to February, March to May, ...) or
             "month".
-        mean: physical units, channels in the order of `schema.target`; a part of the
-            year without samples has the mean of all.
-        counts: (part,) samples of each part.
+        mean: (part, channel, 1, lat, lon) in physical units, channels in the order of
+            `schema.target`; a part without samples has the mean of all.
+        counts: (part,) number of samples of each part.
     """
 
     by: By
@@ -30,7 +30,7 @@ class Climatology:
     counts: np.ndarray
 
     def at(self, times: np.ndarray) -> Float[np.ndarray, "time channel 1 lat lon"]:
-        """The climatological fields of given times, datetime64."""
+        """The mean fields for some times, datetime64."""
         return self.mean[part_of_year(times, self.by)]
 
 
@@ -40,13 +40,13 @@ def build_climatology(
     """Averages the targets of a data set over time, at each point.
 
     Args:
-        dataset: of the training period.
+        dataset: the data of the training period.
         by: parts of the year that are averaged separately.
-        max_samples: beyond it, evenly spaced samples are taken.
+        max_samples: of a larger data set, this number of evenly spaced samples is used.
 
     Raises:
-        ValueError: a sample cannot be read; a data set that skips bad samples leaves
-            them out, and raises if none is left.
+        ValueError, OSError: a sample cannot be read; for a data set that skips bad
+            samples, no sample can be used.
     """
     count = min(len(dataset), max_samples)
     chosen = np.linspace(0, len(dataset) - 1, count).round().astype(int)
@@ -80,6 +80,6 @@ def build_climatology(
 
 
 def part_of_year(times: np.ndarray, by: By) -> np.ndarray:
-    """(time,) part of the year of each time, from 0."""
+    """(time,) index of the part of the year of each time, from 0."""
     month = times.astype("datetime64[M]").astype(np.int64) % 12
     return {"all": month * 0, "season": (month + 1) % 12 // 3, "month": month}[by]

@@ -1,4 +1,4 @@
-"""Start times of samples, and the input and target times of each."""
+"""Start times of samples, and their input and target times."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from credit_jax.data.calendars import (
     to_cycle_year,
 )
 
-# Defaults of the year of a cyclic source, and of its first and last time.
+# First and last time of a file, defaults for the dates and the year of a cyclic source.
 Coverage = tuple[pd.Timestamp, pd.Timestamp]
 
 
@@ -27,27 +27,28 @@ Coverage = tuple[pd.Timestamp, pd.Timestamp]
 class SourceClock:
     """Dates and steps of one source.
 
-    A start is a time of the master clock. What is read for it depends on the mode:
+    A start is a time of the master clock, which all sources share. The times that are
+    read for it depend on the mode:
 
-    - "exact": the times start + k step, in the calendar of the master clock;
-    - "persist": start is taken back to the last time of this source before it (or at
-      it), and the times are that one + k step;
-    - "cyclic": the times start + k step, each moved into `cycle_year` and taken back to
-      the last time of this source before it; what lies before the first time gets the
-      last one, the year being a circle;
-    - "next": the times next + k step, k = ..., -1, 0, where next is the first multiple
-      of `step` in a day after the target, `master_step` after start.
+    - "exact": start + k step, in the calendar of the master clock;
+    - "persist": last + k step, where last is the last time of this source at or before
+      start;
+    - "cyclic": start + k step, each moved into `cycle_year` and replaced by the last
+      time of this source at or before it; times before the first one of the year are
+      replaced by the last one of the year;
+    - "next": next + k step, k = ..., -1, 0, where next is the first multiple of `step`
+      in a day after the target, which is `master_step` after start.
 
     Attributes:
         ranges: (first, last) time that may be read, one pair per range of dates.
         step: time between input and target, and between two input times.
-        history_len: input times of a sample.
-        forecast_len: target times of a sample.
-        calendar: of the times of the source.
+        history_len: number of input times of a sample.
+        forecast_len: number of target times of a sample.
+        calendar: calendar of the times of the source.
         mode: "exact", "persist", "cyclic" or "next".
         cycle_year: the year of a cyclic source.
         master: calendar of the starts.
-        master_step: between the starts and their targets; None is `step`.
+        master_step: time between a start and its target; None is `step`.
     """
 
     ranges: tuple[tuple[pd.Timestamp, pd.Timestamp], ...]
@@ -61,9 +62,10 @@ class SourceClock:
     master_step: pd.Timedelta | None = None
 
     def starts(self) -> np.ndarray:
-        """Times t, as datetime64[ns], whose whole window lies in a range.
+        """Times, as datetime64[ns], whose whole window is in a date range.
 
-        first + (history_len - 1) step, ... every step, ... last - forecast_len step.
+        For each range, they are first + (history_len - 1) step, ..., last -
+        forecast_len step, `step` apart.
         """
         return self._starts
 
@@ -83,15 +85,15 @@ class SourceClock:
         return np.concatenate(parts)
 
     def input_times(self, starts: np.datetime64 | np.ndarray) -> np.ndarray:
-        """(..., history_len) times to read, up to each start, datetime64[ns]."""
+        """(..., history_len) input times of each start, datetime64[ns]."""
         return self._at(starts, range(1 - self.history_len, 1))
 
     def target_times(self, starts: np.datetime64 | np.ndarray) -> np.ndarray:
-        """(..., 1) the time to read a step after each start, datetime64[ns]."""
+        """(..., 1) target time one step after each start, datetime64[ns]."""
         return self._at(starts, range(1, 2))
 
     def keep(self, starts: np.ndarray) -> np.ndarray:
-        """The starts of the master clock for which this source has fields."""
+        """Selects the starts of the master clock for which this source has fields."""
         if self.mode == "next":
             times = self._steps_of(starts)
             found = [(times >= first) & (times <= last) for first, last in self.ranges]
@@ -105,7 +107,7 @@ class SourceClock:
         return starts[(starts >= own[0]) & (starts <= last)]
 
     def _steps_of(self, starts: np.ndarray) -> np.ndarray:
-        """(starts, times) to read in all steps of a forecast."""
+        """(starts, times) input times of all steps of a forecast."""
         step = self.master_step or self.step
         moved = [
             shift_all(starts, k * step, self.master) for k in range(self.forecast_len)
@@ -136,7 +138,11 @@ class SourceClock:
         return times
 
     def _last_before(self, times: np.ndarray) -> np.ndarray:
-        """The last start of this source at or before each time; else its last."""
+        """The last start of this source at or before each time, else its last start.
+
+        Raises:
+            ValueError: in mode "persist", a time is before the first start.
+        """
         own = self.starts()
         position = np.searchsorted(own, times, side="right") - 1
         if self.mode == "persist" and (position < 0).any():
@@ -154,16 +160,19 @@ def source_clock(
     calendar: str,
     coverage: Coverage | None = None,
 ) -> SourceClock:
-    """The clock of one source, from its own keys, or else those of `data`.
+    """Builds the clock of a source from its own keys, or else those of `data`.
 
     A source's own start_datetime, end_datetime or date_ranges replace those of `data`.
 
     Args:
-        data: the section.
+        data: the data section.
         source: the section of the source.
-        calendar: of its times.
+        calendar: calendar of the source's times.
         coverage: first and last time of its first file, for a cyclic source whose
-            config says neither dates nor `cycle_year`.
+            config has neither dates nor `cycle_year`.
+
+    Raises:
+        ValueError: dates or `cycle_year` are missing, or no time is left.
     """
 
     def key(name: str) -> Any:
@@ -190,7 +199,7 @@ def source_clock(
 
 
 def probe_times(data: DataConfig, source: SourceConfig) -> tuple[np.datetime64, ...]:
-    """All times that samples may read of a source with one file a time, sorted."""
+    """All times that samples may read from a source with one file per time, sorted."""
     clock = source_clock(data, source, source.calendar or STANDARD)
     starts = clock.starts()
     steps = range(1 - clock.history_len, clock.forecast_len + 1)
@@ -201,19 +210,18 @@ def probe_times(data: DataConfig, source: SourceConfig) -> tuple[np.datetime64, 
 def master_clock(
     data: DataConfig, clocks: dict[str, SourceClock]
 ) -> tuple[np.ndarray, str]:
-    """Start times for which every source has fields, and their calendar.
+    """Returns the start times for which every source has fields, and their calendar.
 
     Args:
-        data: the data section: its own dates, time step and calendar make the clock.
-        clocks: of each source, in the order of the section.
+        data: the data section, whose dates, time step and calendar define the clock.
+        clocks: clock of each source.
 
     Returns:
-        (samples,) datetime64[ns] and the calendar: `data.calendar`, else the one of
-        the sources (not the cyclic ones) that is not standard.
+        (samples,) datetime64[ns], and the calendar: `data.calendar`, or else the most
+        restrictive one of all sources that are not cyclic.
 
     Raises:
-        ValueError: if nothing is left, with each source's range; if a source has
-            another calendar that is not standard.
+        ValueError: no start time is left, or the sources have conflicting calendars.
     """
     bound = {k: c.calendar for k, c in clocks.items() if c.mode != "cyclic"}
     calendar = data.calendar or most_restrictive(bound.values())
@@ -245,7 +253,7 @@ def master_clock(
 def _cycle(
     data: DataConfig, source: SourceConfig, coverage: Coverage | None
 ) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
-    """First and last time of a cyclic source: its own keys, the data's, its file's."""
+    """First and last time of a cyclic source: from its keys, `data`, or its file."""
     first = source.start_datetime or data.start_datetime
     last = source.end_datetime or data.end_datetime
     if not (first and last) and coverage is None:
@@ -257,7 +265,7 @@ def _cycle(
 
 
 def _cycle_year(source: SourceConfig, coverage: Coverage | None) -> int:
-    """The year that a cyclic source has: its key, else the one of its file."""
+    """The year of a cyclic source: from its key, or else its file."""
     if source.cycle_year is not None:
         return source.cycle_year
     years = sorted({time.year for time in coverage or ()})
@@ -270,7 +278,7 @@ def _cycle_year(source: SourceConfig, coverage: Coverage | None) -> int:
 
 
 def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
-    """Date ranges of a source: its own, else those of the data section."""
+    """Date ranges of a source: its own, or else those of the data section."""
     if source.date_ranges:
         return _sorted_ranges(source.date_ranges)
     if source.start_datetime or source.end_datetime:
@@ -300,7 +308,7 @@ def _sorted_ranges(given: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
 
 
 def _label(date: Any) -> pd.Timestamp:
-    """A date as a label without time zone (UTC is what the files have)."""
+    """A date as a label in UTC, without time zone."""
     stamp: Any = pd.Timestamp(date)
     return stamp.tz_convert(None) if stamp.tz is not None else stamp
 

@@ -29,11 +29,11 @@ class Sample:
     """One step of a training sample, in physical units.
 
     Attributes:
-        input: source -> key -> field (level, history_len, lat, lon); of a later step
-            than the first, the forcing alone, (level, 1, lat, lon).
+        input: source -> key -> field (level, history_len, lat, lon); for steps after
+            the first, only forcing, (level, 1, lat, lon).
         target: source -> key -> field (level, 1, lat, lon).
-        input_time: the newest input time, datetime64[ns].
-        target_time: the time of the target.
+        input_time: last input time, datetime64[ns].
+        target_time: time of the target, datetime64[ns].
     """
 
     input: dict[str, Fields]
@@ -47,16 +47,16 @@ class Dataset:
     """The samples of a data section, in order of time; fields are read on access.
 
     Attributes:
-        sources: name -> opened source, of those that make x and y.
+        sources: name -> opened source, for the sources of x and y.
         clocks: name -> dates and steps of that source.
-        starts: (samples,) datetime64[ns], the newest input time of each sample.
-        schema: the channels that `concat` would make of a sample as it is read.
-        timestep: between the steps of a sample.
-        calendar: in which they are counted.
-        num_steps: steps of a sample, `forecast_len`.
-        skips_bad: whether samples that cannot be used are replaced by others, see
-            `DataConfig.on_bad_sample`; who reads does that.
-        further: what models take beside x; None is nothing.
+        starts: (samples,) datetime64[ns], the last input time of each sample.
+        schema: the channels of a sample without transforms.
+        timestep: time between the steps of a sample.
+        calendar: calendar in which steps are counted.
+        num_steps: number of steps of a sample, `forecast_len`.
+        skips_bad: whether the reader is to replace samples that cannot be used, see
+            `DataConfig.on_bad_sample`.
+        further: inputs of the model other than x; None if there are none.
     """
 
     sources: dict[str, Source]
@@ -76,12 +76,15 @@ class Dataset:
         return self.step(index, 0)
 
     def step(self, index: int, step: int, rows: slice | None = None) -> Sample:
-        """One step of a sample: everything for the first one, then forcing and target.
+        """Reads one step of a sample: input and target; later, forcing and target.
 
         Args:
-            index: of the sample.
-            step: counts from 0; it starts `step` timesteps after the sample.
+            index: index of the sample.
+            step: index of the step, from 0.
             rows: latitude rows to read; None reads all.
+
+        Raises:
+            ValueError, OSError: a time is missing, or a file cannot be read.
         """
         start = self.starts_at(step)[index]
         inputs: dict[str, Fields] = {}
@@ -97,7 +100,7 @@ class Dataset:
     def target(
         self, index: int, step: int = 0, rows: slice | None = None
     ) -> tuple[dict[str, Fields], np.datetime64]:
-        """Target fields of a step of a sample, in channel order, and their time."""
+        """Reads the target of a step of a sample, in channel order, and its time."""
         targets: dict[str, Fields] = {}
         for name, source in self.sources.items():
             times = self.clocks[name].target_times(self.starts_at(step)[index])
@@ -107,7 +110,7 @@ class Dataset:
         return targets, self.target_time(index, step)
 
     def starts_at(self, step: int) -> np.ndarray:
-        """(samples,) datetime64[ns], the newest input time of a step of each sample."""
+        """(samples,) datetime64[ns], the last input time of a step of each sample."""
         return self._starts[step]
 
     @cached_property
@@ -118,12 +121,12 @@ class Dataset:
         ]
 
     def target_array(self, index: int) -> Float[np.ndarray, "channel 1 lat lon"]:
-        """Target of a sample with all variables joined, in channel order."""
+        """Reads the target of a sample, with all variables concatenated."""
         fields, _ = self.target(index)
         return np.concatenate([x for own in fields.values() for x in own.values()])
 
     def target_time(self, index: int, step: int = 0) -> np.datetime64:
-        """Time of the target of a step."""
+        """Time of the target of a step, datetime64[ns]."""
         starts = self.starts_at(step)[index : index + 1]
         return shift_all(starts, self.timestep, self.calendar)[0]
 
@@ -146,16 +149,16 @@ class Dataset:
             yield from source.grids()
 
     def units(self) -> dict[str, tuple[str, str]]:
-        """Key -> unit and file of the variables whose files name one."""
+        """Key -> unit and file, for the variables whose files have a unit."""
         found = {k: own for s in self.sources.values() for k, own in s.units().items()}
         return found if self.further is None else found | self.further.units()
 
     @property
     def latitude(self) -> np.ndarray:
-        """(lat,) degrees, as the files have it.
+        """(lat,) degrees, in the order of the files.
 
         Raises:
-            ValueError: if no file has a latitude coordinate.
+            ValueError: no file has a latitude coordinate.
         """
         for grid in self.grids():
             if grid.latitude is not None:
@@ -164,7 +167,11 @@ class Dataset:
 
     @property
     def longitude(self) -> np.ndarray:
-        """(lon,) degrees, as the files have it."""
+        """(lon,) degrees, in the order of the files.
+
+        Raises:
+            ValueError: no file has a longitude coordinate.
+        """
         for grid in self.grids():
             if grid.longitude is not None:
                 return grid.longitude.astype(np.float64)
@@ -172,11 +179,11 @@ class Dataset:
 
 
 def open_dataset(data: DataConfig, open_files: OpenFiles | None = None) -> Dataset:
-    """Open the files of a data section, without reading fields.
+    """Opens the files of a data section, without reading fields.
 
     Args:
-        data: the section.
-        open_files: files that are open already, shared with other data sets.
+        data: the data section.
+        open_files: cache of open files, shared with other data sets.
 
     Raises:
         FileNotFoundError, ValueError: see `open_source` and `master_clock`.
@@ -217,13 +224,14 @@ def _available(dataset: Dataset) -> np.ndarray:
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Samples to a nested batch: fields (batch, level, time, lat, lon), and times.
+    """Stacks samples to a nested batch.
 
     Args:
-        samples: of one batch, in order.
+        samples: samples of one batch, in order.
 
     Returns:
-        {"input": {source: {key: field}}, "target": ..., "input_times", "target_times"}.
+        {"input": {source: {key: field}}, "target": ..., "input_times", "target_times"},
+        where fields are (batch, level, time, lat, lon), and times (batch,).
     """
     return {
         "input": _stack([sample.input for sample in samples]),

@@ -1,4 +1,4 @@
-"""The arrays of a model's inputs beside x, of what sources read."""
+"""Builds the arrays of a model's inputs other than x."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def further_arrays(
     *,
     thorough: bool = False,
 ) -> dict[str, np.ndarray]:
-    """The inputs beside x of one sample, a batch of one, its steps one after the other.
+    """Returns the inputs other than x of one sample, with its steps concatenated.
 
     Args:
-        further: reads them.
-        starts: newest time of x in each step.
-        pipeline: its preblocks make arrays of fields as they make x.
-        thorough: whether to look for fill values.
+        further: the opened inputs.
+        starts: last time of x in each step.
+        pipeline: the transforms, whose preblocks are applied as for x.
+        thorough: whether to check for fill values.
 
     Returns:
         Fields (1, channel, step x time, lat, lon) and vectors (1, step x size), by name

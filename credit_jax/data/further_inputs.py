@@ -1,4 +1,4 @@
-"""Inputs of a model beside x: fields of sources of their own, and encoded times."""
+"""Inputs of a model other than x: fields of separate sources, and encoded times."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Fields, Grid, Source
 from credit_jax.io.open_files import OpenFiles
 
-# Only these are read of such sources.
+# The only field type of such sources.
 FORCING = "dynamic_forcing"
-# Of a year, as CREDIT counts it.
+# Days of a year in CREDIT's encoding.
 DAYS = 365.25
 
 
 @dataclasses.dataclass(frozen=True)
 class FurtherInputs:
-    """What a data section gives a model beside x; fields are read on access.
+    """The inputs other than x of a data section; fields are read on access.
 
     Attributes:
-        data: the section.
-        sources: name -> opened source, of those with an `input` of their own.
+        data: the data section.
+        sources: name -> opened source, for sources whose `input` is not x.
         clocks: name -> dates and steps of that source.
-        schemas: input of the model -> its channels, before the preblocks.
-        calendar: in which the steps of a sample are counted.
+        schemas: input of the model -> its channels, before preblocks.
+        calendar: calendar in which the steps of a sample are counted.
     """
 
     data: DataConfig
@@ -45,11 +45,11 @@ class FurtherInputs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The inputs of the model that are made here."""
+        """Names of these inputs of the model."""
         return *self.schemas, *self.data.time_encoding
 
     def counted_in(self, calendar: str) -> FurtherInputs:
-        """The same with the starts in a calendar."""
+        """Returns a copy whose starts are in another calendar."""
         clocks = {
             name: dataclasses.replace(clock, master=calendar)
             for name, clock in self.clocks.items()
@@ -57,11 +57,11 @@ class FurtherInputs:
         return dataclasses.replace(self, clocks=clocks, calendar=calendar)
 
     def fields(self, name: str, start: np.datetime64) -> dict[str, Fields]:
-        """Source -> key -> field (level, time, lat, lon) of an input in a step.
+        """Reads an input for a step: source -> key -> field (level, time, lat, lon).
 
         Args:
-            name: of the input.
-            start: newest time of x in this step.
+            name: name of the input.
+            start: last time of x in this step.
 
         Raises:
             ValueError: a time is missing.
@@ -72,7 +72,7 @@ class FurtherInputs:
         }
 
     def vectors(self, start: np.datetime64) -> dict[str, np.ndarray]:
-        """The inputs that encode times in a step, (size,) each."""
+        """Computes the inputs that encode times of a step, (size,) each."""
         return {
             name: encode_times(
                 np.concatenate([self._times(own, start) for own in which])
@@ -81,11 +81,11 @@ class FurtherInputs:
         }
 
     def times(self, name: str, starts: np.datetime64 | np.ndarray) -> np.ndarray:
-        """(..., time) at which a source is read in steps from some times."""
+        """(..., time) times at which a source is read, for steps from `starts`."""
         return self.clocks[name].input_times(starts)
 
     def check(self, starts: np.ndarray) -> None:
-        """Check that all times of steps from `starts` can be read.
+        """Checks that all times of steps from `starts` can be read.
 
         Raises:
             ValueError: see `Source.check`.
@@ -94,7 +94,7 @@ class FurtherInputs:
             source.check(FORCING, np.unique(self.times(name, starts)))
 
     def available(self, starts: np.ndarray) -> np.ndarray:
-        """(starts,) whether no source leaves out a time of a step from each."""
+        """(starts,) whether all sources have all times of the step from each start."""
         keep = np.ones(len(starts), dtype=bool)
         for name, source in self.sources.items():
             keep &= source.available(self.times(name, starts)).all(axis=-1)
@@ -110,7 +110,7 @@ class FurtherInputs:
         return {k: own for s in self.sources.values() for k, own in s.units().items()}
 
     def _times(self, which: str, start: np.datetime64) -> np.ndarray:
-        """The times that a word of `time_encoding` stands for."""
+        """The times of one entry of `time_encoding`."""
         if which not in (INPUT_TIMES, TARGET_TIME):
             return self.times(which, start)
         step: pd.Timedelta = duration(self.data.timestep)
@@ -124,12 +124,12 @@ def open_further_inputs(
     open_files: OpenFiles | None = None,
     num_levels: Mapping[str, int] = MappingProxyType({}),
 ) -> FurtherInputs | None:
-    """Opens the sources that make inputs beside x; None if nothing is made.
+    """Opens the sources of inputs other than x; None if there are no such inputs.
 
     Args:
-        data: the section.
-        open_files: files that are open already.
-        num_levels: source -> levels, where an opened source does not say how many.
+        data: the data section.
+        open_files: cache of open files.
+        num_levels: number of levels of sources whose files do not define it, by name.
 
     Raises:
         FileNotFoundError, ValueError: see `open_source`.
@@ -150,7 +150,7 @@ def open_further_inputs(
 
 
 def clock_of(data: DataConfig, source: Source) -> SourceClock:
-    """The clock of an opened source; errors name the source."""
+    """Builds the clock of an opened source, with errors that name the source."""
     try:
         return source_clock(data, source.config, source.calendar, source.coverage())
     except ValueError as error:
@@ -158,15 +158,16 @@ def clock_of(data: DataConfig, source: Source) -> SourceClock:
 
 
 def encode_times(times: np.ndarray) -> Float[np.ndarray, " size"]:
-    """Sines and cosines of the hour and of the day of the year, float32.
+    """Encodes times as sines and cosines of hour of day and day of year, in float32.
 
     All sines of hours come first, then their cosines, then sines and cosines of days;
-    1 January is day 1 of 365.25.
+    1 January is day 1 of 365.25. CREDIT's `encode_datetime64` (data.py).
 
     Args:
         times: (time,) datetime64.
 
-    Source: `encode_datetime64` of CREDIT's data.py.
+    Returns:
+        (4 time,).
 
     >>> encode_times(np.array(["2000-01-01T06"], "datetime64[ns]"))[:2].round(6)
     array([1., 0.], dtype=float32)

@@ -1,4 +1,4 @@
-"""The latitudes of a file that a config names for area weights."""
+"""Reads the latitudes for area weights from a file that a config names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LATITUDE_NAMES = ("latitude", "lat")
 def read_latitude(
     path: str | Path, key: str, open_files: OpenFiles
 ) -> Float[np.ndarray, " lat"]:
-    """The `latitude` coordinate of a NetCDF or Zarr file.
+    """Reads the `latitude` coordinate of a NetCDF or Zarr file.
 
     Args:
-        path: the file; environment variables are expanded.
-        key: the dotted key of the config that names it, for errors.
-        open_files: files that are open already.
+        path: path of the file; environment variables are expanded.
+        key: dotted config key of the path, for errors.
+        open_files: cache of open files.
 
     Returns:
-        (H,) degrees north.
+        (lat,) degrees north.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -1,4 +1,4 @@
-"""The loader: batches of x and y, read ahead by threads, restartable at any batch."""
+"""The loader: batches of x and y, prefetched by threads, restartable at any batch."""
 
 import dataclasses
 import itertools
@@ -39,27 +39,28 @@ from credit_jax.transforms import (
 )
 
 Split = Literal["train", "valid"]
-# What a sample raises that cannot be used.
+# Errors of samples that cannot be used.
 BAD = (ValueError, OSError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The part of a batch that this process feeds to one step.
+    """The part of a batch that this process provides for one training step.
 
     Attributes:
-        x: model input of the first step, CREDIT's layout; b = batch size x local dp
-            ranks, the samples of the ranks one after the other.
-        y: target of each step.
-        input_times: (b,) datetime64[ns], the newest input time of each sample.
+        x: (b, channel, time, lat, lon) model input of the first step, in CREDIT's
+            layout; b = batch size x local dp ranks, with the samples of one rank after
+            those of another.
+        y: (b, channel, step, lat, lon) target of each step.
+        input_times: (b,) datetime64[ns], the last input time of each sample.
         target_times: (b, step) datetime64[ns].
-        fields: named fields in physical units that the steps need besides,
+        fields: further named fields in physical units that the steps need,
             {source: {key: (b, level, time, lat, lon)}} each: "x_physical", the input of
-            the first step; "ic_raw", its static fields before any preblock; "forcing",
-            that of the later steps, and "static", what of the input stays, in forecasts
-            of several steps.
-        replaced: one line for each bad sample that another one stands for.
-        further: inputs of the model beside x, by name, see `further_arrays`.
+            the first step; "ic_raw", its static fields before any preblock; and for
+            forecasts of several steps "forcing", the forcing of the later steps, and
+            "static", the input that does not change.
+        replaced: one line for each bad sample that was replaced.
+        further: inputs of the model other than x, by name, see `further_arrays`.
     """
 
     x: Float[np.ndarray, "b channel time lat lon"]
@@ -78,17 +79,17 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """Batches of one split.
+    """Reads the batches of one split.
 
     Attributes:
-        dataset: reads samples.
-        sampler: the samples of each batch.
-        pipeline: its preblocks make x and y from samples.
-        num_threads: threads that read ahead; 0 reads on demand.
-        prefetch: largest number of batches ready in advance.
-        notes: what a user should know of the data, one line each.
-        bad: samples that cannot be used -> why, as far as they were met.
-        rows: latitude rows of the batches; None is all.
+        dataset: the samples.
+        sampler: selects the samples of each batch.
+        pipeline: the transforms, whose preblocks make x and y from samples.
+        num_threads: number of threads that prefetch; 0 reads on demand.
+        prefetch: number of batches to prefetch, raised to `num_threads` if smaller.
+        notes: notes about the data for the user, one line each.
+        bad: index of each sample found to be unusable -> the reason.
+        rows: latitude rows of the batches; None for all.
     """
 
     dataset: Dataset
@@ -102,7 +103,7 @@ class Loader:
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches of an epoch."""
         return self.sampler.num_batches
 
     @cached_property
@@ -112,7 +113,7 @@ class Loader:
 
     @cached_property
     def units(self) -> Units:
-        """Between channels of y and physical units."""
+        """Converts between channels of y and physical units."""
         return channel_units(self.pipeline, self.dataset.schema.target)
 
     @property
@@ -120,7 +121,7 @@ class Loader:
         """(lat,) degrees north of the rows of x and y.
 
         Raises:
-            ValueError: no file has them.
+            ValueError: no file has latitudes.
         """
         grid = self.pipeline.grid
         return self.dataset.latitude if grid is None else _known(grid.latitude)
@@ -130,13 +131,13 @@ class Loader:
         """(lon,) degrees east of the columns of x and y.
 
         Raises:
-            ValueError: no file has them.
+            ValueError: no file has longitudes.
         """
         grid = self.pipeline.grid
         return self.dataset.longitude if grid is None else _known(grid.longitude)
 
     def for_ranks(self, local_dp_ranks: tuple[int, ...], dp_size: int) -> "Loader":
-        """The loader of other dp ranks, without opening or checking a file again.
+        """Returns a loader for other dp ranks, without opening or checking files again.
 
         Raises:
             ValueError: see `Sampler`.
@@ -147,24 +148,24 @@ class Loader:
         )
 
     def for_rows(self, rows: slice | None) -> "Loader":
-        """The loader of some latitude rows, if preblocks make each row by itself.
+        """Returns a loader for some latitude rows, if preblocks work on single rows.
 
-        Where one needs the whole grid, or inputs have grids of their own, all rows are
-        read.
+        If a preblock needs the whole grid, or there are inputs other than x, whose grid
+        may differ, it reads all rows.
         """
         if self.pipeline.needs_grid or self.dataset.further is not None:
             return self
         return dataclasses.replace(self, rows=rows)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch.
+        """Iterates over the batches of an epoch.
 
-        Their samples depend only on the seed, the epoch and the position, not on the
-        start of the iteration or the number of threads.
+        A batch depends only on the seed, the epoch and its position, not on `start` or
+        the number of threads.
 
         Args:
-            epoch: counts from 0.
-            start: batches of this epoch that are already consumed.
+            epoch: index of the epoch, from 0.
+            start: number of batches of this epoch to skip.
         """
         chosen = self.sampler.batches(epoch)[start:]
         if not chosen:
@@ -177,14 +178,15 @@ class Loader:
         return iter(batches.to_iter_dataset(options))
 
     def read(self, indices: Int[np.ndarray, "b"] | Sequence[int]) -> Batch:
-        """Read the samples of one batch and run the preblocks.
+        """Reads the samples of one batch and applies the preblocks.
 
-        A data set that skips bad samples has the next good one in time instead of each:
-        the same one in every epoch and for any number of threads.
+        If the data set skips bad samples, each is replaced by the next good one in
+        time, which is the same in every epoch and for any number of threads.
 
         Raises:
-            ValueError: if a value is NaN, infinite or a fill value, or a file lacks a
-                time; in a data set that skips bad samples, if all are bad.
+            ValueError, OSError: a value is NaN, infinite or a fill value, a time is
+                missing, or a file cannot be read; for a data set that skips bad
+                samples, all samples are bad.
         """
         if not self.dataset.skips_bad:
             return self._read(indices)
@@ -197,7 +199,7 @@ class Loader:
         return dataclasses.replace(batch, replaced=tuple(lines))
 
     def _good(self, index: int) -> int:
-        """The sample itself, or the next in time that can be used."""
+        """The index of the sample itself, or of the next good one in time."""
         for other in np.roll(np.arange(len(self.dataset)), -index).tolist():
             if other in self.bad:
                 continue
@@ -222,7 +224,7 @@ class Loader:
     def _read(
         self, indices: Int[np.ndarray, "b"] | Sequence[int], *, thorough: bool = False
     ) -> Batch:
-        """One batch; `thorough` looks for fill values also where nothing stands out."""
+        """Reads one batch; `thorough` always checks for fill values."""
         out = _Arrays(len(indices), self.dataset.num_steps, self.schema)
         samples = [
             self._sample(int(index), out, number, thorough=thorough)
@@ -245,7 +247,7 @@ class Loader:
     def _sample(
         self, index: int, out: "_Arrays", number: int, *, thorough: bool
     ) -> dict[str, Any]:
-        """Put x and y of one sample into a batch; its times, and other fields."""
+        """Writes x and y of one sample to `out`; returns its times and other fields."""
         steps = [
             collate([self.dataset.step(index, k, self.rows)])
             for k in range(self.dataset.num_steps)
@@ -262,7 +264,7 @@ class Loader:
         try:
             plateau = check_finite(x, y, first["input_times"], self.schema)
         except ValueError:
-            _check_raw(steps)  # what made it so says more
+            _check_raw(steps)  # raises a more specific error, if it finds the cause
             raise
         if plateau:
             _check_raw(steps)
@@ -272,7 +274,7 @@ class Loader:
         return {**known, "fields": fields, "further": further}
 
     def _further(self, index: int, *, thorough: bool) -> dict[str, np.ndarray]:
-        """The inputs of the model beside x."""
+        """The inputs of the model other than x."""
         dataset = self.dataset
         if dataset.further is None:
             return {}
@@ -282,7 +284,7 @@ class Loader:
     def _named_fields(
         self, raw: FieldTree, first: FieldTree, later: Sequence[FieldTree]
     ) -> dict[str, FieldTree]:
-        """The fields of a batch that the steps need besides x and y."""
+        """`Batch.fields` of one sample."""
         if not (later or self.pipeline.needs("x_physical", "ic_raw")):
             return {}
         physical = self.pipeline.aligned(first, Phase.BEFORE_STEP)["input"]
@@ -293,10 +295,13 @@ class Loader:
         return fields
 
     def probe(self) -> "Loader":
-        """Read the first, the middle and the last sample; the loader with its notes.
+        """Checks the first, the middle and the last sample.
+
+        Returns:
+            The loader with notes about the data.
 
         Raises:
-            ValueError: see `read`.
+            ValueError, OSError: see `read`.
         """
         notes, last = list(self.notes), len(self.dataset) - 1
         for index in sorted({0, last // 2, last}):
@@ -314,11 +319,11 @@ class Loader:
 
 
 class _Arrays:
-    """x and y of a batch, filled sample by sample and step by step.
+    """The arrays x and y of a batch, written sample by sample and step by step.
 
     Args:
-        num_samples: of the batch.
-        num_steps: of y.
+        num_samples: number of samples of the batch.
+        num_steps: number of steps of y.
         schema: channels of x and y.
     """
 
@@ -333,7 +338,7 @@ class _Arrays:
         }
 
     def fill(self, pipeline: Pipeline, tree: FieldTree, sample: int, step: int) -> None:
-        """Run the preblocks of a step; x and y go to their places."""
+        """Applies the preblocks of a step, which write to views of x and y."""
         if not hasattr(self, "x"):
             self.x, self.y = self._allocated(pipeline, tree)
         places = {
@@ -369,7 +374,7 @@ class _Arrays:
 
 
 def _check_raw(steps: Sequence[FieldTree]) -> None:
-    """Check the fields of every step and sample, before any transform."""
+    """Checks the fields of every step and sample, before any transform."""
     for step, part in itertools.product(steps, ("input", "target")):
         for sample, time in enumerate(step[f"{part}_times"]):
             own = {
@@ -380,7 +385,7 @@ def _check_raw(steps: Sequence[FieldTree]) -> None:
 
 
 def splits(config: Config) -> tuple[Split, ...]:
-    """The splits that a run reads; without "valid" with `skip_validation`."""
+    """The splits of a run: without "valid" if `skip_validation` is set."""
     return ("train",) if config.trainer.skip_validation else get_args(Split)
 
 
@@ -395,28 +400,27 @@ def build_loader(
     open_files: OpenFiles | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Loader:
-    """The loader of a split; its files, times, grids and some samples are checked.
+    """Builds the loader of a split; checks its files, times, grids and some samples.
 
     Args:
         config: the whole config; its model section is not read.
         split: "train" (shuffled) or "valid" (in order of time).
-        local_dp_ranks: dp ranks whose devices this process owns, increasing. Peers
+        local_dp_ranks: dp ranks whose devices belong to this process, increasing. Peers
             along tp and domain are one dp rank and get the same samples.
         dp_size: number of dp ranks of the whole mesh.
-        keep_partial: whether an epoch ends with a smaller batch when samples are left
-            over; by default not in training (one shape, one compiled program), but in
-            validation.
-        pipeline: of `build_pipeline`; None builds that of the config.
-        open_files: files that are open already, shared with other loaders.
-        grid: (latitudes, longitudes) that the model takes; None does not compare.
+        keep_partial: whether an epoch ends with a smaller batch if samples are left
+            over; by default only in validation, so that training compiles one program.
+        pipeline: transforms of `build_pipeline`; None builds those of the config.
+        open_files: cache of open files, shared with other loaders.
+        grid: (latitudes, longitudes) of the model; None skips the comparison.
 
     Raises:
-        FileNotFoundError: if files are missing.
-        ValueError: for anything else that would not work, see `check_dataset`,
+        FileNotFoundError: files are missing.
+        ValueError: the data or the transforms have problems, see `check_dataset`,
             `Sampler`, `build_pipeline`.
 
-    Differs from CREDIT: training leaves out samples that do not fill a batch; CREDIT
-    ends the epoch with a smaller one.
+    Differs from CREDIT: training drops samples that do not fill a batch; CREDIT ends
+    the epoch with a smaller one.
     """
     train = split == "train"
     dataset = open_dataset(config.data if train else config.validation_data, open_files)
@@ -455,7 +459,7 @@ def _known(coordinate: np.ndarray | None) -> np.ndarray:
 
 
 def _check_new_grid(made: Grid | None, grid: tuple[int, int] | None) -> None:
-    """Check that preblocks make the model's grid, if they make one."""
+    """Checks that preblocks that regrid make the model's grid."""
     if made is not None and grid is not None and made.shape != grid:
         raise ValueError(
             f"preblocks: regrid makes fields of {made.shape[0]} x {made.shape[1]} "

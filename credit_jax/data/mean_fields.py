@@ -1,4 +1,4 @@
-"""The mean fields of a file that a config names for anomalies."""
+"""Reads mean fields for anomalies from a file that a config names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from credit_jax.io.open_files import OpenFiles
 def read_fields(
     path: str | Path, key: str, open_files: OpenFiles
 ) -> dict[str, np.ndarray]:
-    """All variables of a NetCDF or Zarr file, float32, by name.
+    """Reads all variables of a NetCDF or Zarr file, in float32, by name.
 
     Args:
-        path: the file; environment variables are expanded.
-        key: the dotted key of the config that names it, for errors.
-        open_files: files that are open already.
+        path: path of the file; environment variables are expanded.
+        key: dotted config key of the path, for errors.
+        open_files: cache of open files.
 
     Returns:
         (lat, lon) or (level, lat, lon) fields.

@@ -4,11 +4,11 @@ import numpy as np
 
 
 def torch_randperm(num_items: int, seed: int) -> np.ndarray:
-    """The permutation that torch.randperm gives on the CPU for a seed.
+    """Returns the permutation of torch.randperm on the CPU for a seed.
 
     torch draws 32-bit numbers r_0, r_1, ... from the Mersenne Twister mt19937, seeded
-    with the low 32 bits of the seed, and shuffles forward: for i = 0 .. n - 2, items i
-    and i + r_i mod (n - i) change places (aten/src/ATen/native/TensorFactories.cpp,
+    with the low 32 bits of the seed, and shuffles forward: for i = 0 .. n - 2, it swaps
+    items i and i + r_i mod (n - i) (aten/src/ATen/native/TensorFactories.cpp,
     randperm_cpu). numpy's RandomState is the same generator with the same seeding.
 
     Args:
@@ -19,7 +19,7 @@ def torch_randperm(num_items: int, seed: int) -> np.ndarray:
         (num_items,) int64.
 
     Raises:
-        ValueError: for a negative num_items or one that torch treats differently.
+        ValueError: num_items is negative or not below this limit.
 
     >>> torch_randperm(5, 1).tolist()
     [0, 4, 2, 3, 1]

@@ -1,10 +1,9 @@
 """Sample indices of every batch, sharded over the data-parallel ranks.
 
-Samples are split over the data-parallel (dp) axes only. All devices of one dp rank, its
-peers along tp and domain, work on the same samples: tensor-parallel peers sum parts of
-one output, domain peers exchange rows of one field. All ranks index one permutation;
-with a permutation for each rank samples would be repeated and skipped, without an
-error.
+Samples are split over the data-parallel (dp) axes only. All devices of a dp rank, its
+peers along tp and domain, have the same samples: tensor-parallel peers sum parts of one
+output, domain peers exchange rows of one field. All ranks index one permutation. If
+each rank had its own, samples would be repeated and skipped without an error.
 """
 
 import dataclasses
@@ -19,16 +18,16 @@ from credit_jax.data.permutation import torch_randperm
 def epoch_order(
     num_samples: int, *, dp_size: int, seed: int, epoch: int, shuffle: bool
 ) -> Int[np.ndarray, "padded"]:
-    """Sample indices of one epoch for all dp ranks; rank r takes `[r::dp_size]`.
+    """Returns sample indices of an epoch for all dp ranks; rank r has `[r::dp_size]`.
 
-    torch's DistributedSampler: a permutation from seed + epoch (or 0, 1, 2, ... without
-    shuffle), filled up from its own start to a multiple of dp_size.
+    As in torch's DistributedSampler, it is a permutation from seed + epoch (or 0, 1, 2,
+    ... without shuffle), extended from its own start to a multiple of dp_size.
 
     Args:
-        num_samples: samples of the data set.
+        num_samples: number of samples of the data set.
         dp_size: number of dp ranks.
-        seed: the same on all ranks.
-        epoch: counts from 0.
+        seed: seed of the permutation, the same on all ranks.
+        epoch: index of the epoch, from 0.
         shuffle: whether to permute.
     """
     if shuffle:
@@ -43,18 +42,23 @@ class Sampler:
     """The batches of every epoch, for the dp ranks of this process.
 
     Attributes:
-        num_samples: samples of the data set.
-        batch_size: samples of one dp rank in one batch.
-        local_dp_ranks: dp ranks whose devices this process feeds, in order.
+        num_samples: number of samples of the data set.
+        batch_size: number of samples of one dp rank in one batch.
+        local_dp_ranks: dp ranks whose devices belong to this process, increasing.
         dp_size: number of dp ranks of the whole mesh.
-        seed: of the order; the same in all processes.
-        shuffle: permute the samples, anew in every epoch.
-        keep_partial: end an epoch with a smaller batch, if samples are left over.
+        seed: seed of the order, the same in all processes.
+        shuffle: whether to permute the samples, differently in every epoch.
+        keep_partial: whether an epoch ends with a smaller batch if samples are left
+            over.
 
-    Differs from CREDIT: its trainer means to reshuffle in every epoch (seed + epoch),
-    but asks the loader's `sampler` instead of its `batch_sampler`, so that each of its
-    epochs repeats the order of epoch 0. Epoch 0 is the same here; later ones are what
-    CREDIT means.
+    Raises:
+        ValueError: the ranks are not increasing or not below dp_size, or there is no
+            full batch.
+
+    Differs from CREDIT: epochs after epoch 0 have other orders. CREDIT's trainer is
+    meant to reshuffle in every epoch (seed + epoch), but sets the epoch of the loader's
+    `sampler` instead of its `batch_sampler`, so that every epoch has the order of
+    epoch 0.
     """
 
     num_samples: int
@@ -82,24 +86,24 @@ class Sampler:
 
     @property
     def samples_per_rank(self) -> int:
-        """ceil(num_samples / dp_size)."""
+        """Samples of each dp rank in an epoch: ceil(num_samples / dp_size)."""
         return -(-self.num_samples // self.dp_size)
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch, the partial one included if it is kept."""
+        """Number of batches of an epoch, including the partial one if it is kept."""
         full, left = divmod(self.samples_per_rank, self.batch_size)
         return full + (1 if left and self.keep_partial else 0)
 
     def batches(self, epoch: int) -> list[Int[np.ndarray, "batch"]]:
-        """Sample indices of each batch: those of the local ranks, in rank order.
+        """Returns the sample indices of each batch for the local ranks, in rank order.
 
         Args:
-            epoch: counts from 0.
+            epoch: index of the epoch, from 0.
 
         Returns:
-            One array of batch_size x len(local_dp_ranks) indices a batch; the last one
-            may be smaller.
+            One array of batch_size x len(local_dp_ranks) indices per batch; the last
+            one may be smaller.
         """
         order = epoch_order(
             self.num_samples,

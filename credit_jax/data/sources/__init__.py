@@ -1,1 +1,1 @@
-"""Sources of data: what reads the fields of one section of `data.source`."""
+"""Sources of data, which read the fields of one section of `data.source`."""

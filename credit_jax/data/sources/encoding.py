@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-# Attributes by which xarray decodes values.
+# Attributes with which xarray decodes values.
 _DECODED = ("scale_factor", "add_offset", "_Unsigned", "missing_value")
 
 
 def is_plain(variable: xr.Variable) -> bool:
-    """Whether the stored numbers are the values: floats that xarray does not decode."""
+    """Whether a variable is stored as floats that xarray does not need to decode."""
     encoding: Mapping[str, Any] = variable.encoding
     stored = np.dtype(encoding.get("dtype", variable.dtype))
     fill = encoding.get("_FillValue")

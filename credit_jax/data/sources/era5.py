@@ -17,18 +17,18 @@ from credit_jax.io.open_files import OpenFiles
 def open_arco(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """ERA5 of the ARCO stores: 3-D variables of pressure or of model levels.
+    """Opens ERA5 of the ARCO stores, with 3-D variables on pressure or model levels.
 
     2-D variables are in the store of pressure levels. A static variable that has a time
-    there is read at the time of the others.
+    dim is read at the time of the other variables.
 
     Args:
-        name: of the source.
+        name: name of the source.
         data: the data section that it is in.
-        open_files: stores that are open already, shared with other sources.
+        open_files: cache of open files, shared with other sources.
 
     Raises:
-        ValueError: if a store cannot be read; see `open_files_source`.
+        ValueError: a store cannot be read; see `open_files_source`.
     """
     config = data.source[name]
     assert isinstance(config, ArcoConfig)
@@ -47,15 +47,15 @@ def open_arco(
 def open_weatherbench(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """ERA5 of WeatherBench 2; the stores have (longitude, latitude).
+    """Opens ERA5 of WeatherBench 2, whose stores are (longitude, latitude).
 
     Args:
-        name: of the source.
+        name: name of the source.
         data: the data section that it is in.
-        open_files: stores that are open already, shared with other sources.
+        open_files: cache of open files, shared with other sources.
 
     Raises:
-        ValueError: if the store cannot be read; see `open_files_source`.
+        ValueError: the store cannot be read; see `open_files_source`.
     """
     config = data.source[name]
     assert isinstance(config, WeatherBenchConfig)

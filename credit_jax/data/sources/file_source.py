@@ -1,9 +1,9 @@
 """A source whose fields are variables of NetCDF or Zarr files.
 
 On disk 3-D variables are (time, level, latitude, longitude), 2-D ones (time, latitude,
-longitude), static ones without time. In memory every field is (level, time, latitude,
-longitude) float32, a 2-D variable having one level. What differs between data sets is
-in a `Layout`.
+longitude), and static ones have no time. In memory every field is (level, time,
+latitude, longitude) float32, and a 2-D variable has one level. A `Layout` describes the
+differences between data sets.
 """
 
 import dataclasses
@@ -29,22 +29,22 @@ from credit_jax.data.sources.source import (
 )
 from credit_jax.io.open_files import OpenFiles
 
-# Files of one field type that are opened in advance; of more, every n-th is.
+# Number of files of a field type that `check` opens; of more, it opens every n-th.
 MANY_FILES = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the files of a data set are written.
+    """The layout of the files of a data set.
 
     Attributes:
-        levels: how `levels` of the config choose: the "nearest" values of the level
-            coordinate, "exact" values, or "position", counted from 1.
-        static_time: the time of a static variable that has a time dim: the "first" of
-            the file, or the "same" as that of other variables.
-        one_time: each file holds one time, and its name says which.
-        transposed: rows and columns may come as (longitude, latitude).
-        extent: rows and columns to take of a file; None takes all.
+        levels: meaning of `levels` in the config: the "nearest" values of the level
+            coordinate, "exact" values, or a "position", counted from 1.
+        static_time: the time to read of a static variable that has a time dim: the
+            "first" of the file, or the "same" as for other variables.
+        one_time: whether each file has a single time, which is in its name.
+        transposed: whether fields may be (longitude, latitude).
+        extent: returns the rows and columns of a file to read; None reads all.
     """
 
     levels: Levels = "nearest"
@@ -56,16 +56,16 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class FileSource:
-    """One source of the data section, opened; see `Source`.
+    """An opened source that reads files; see `Source`.
 
     Attributes:
-        name: of the source.
-        config: its section.
-        files: (field type, variable) -> its files.
-        reader: opens and reads them.
-        layout: how they are written.
-        calendar: of its times.
-        num_levels: levels of its 3-D variables (0 without any).
+        name: name of the source.
+        config: section of the source.
+        files: (field type, variable) -> files of the variable.
+        reader: opens and reads the files.
+        layout: layout of the files.
+        calendar: calendar of its times.
+        num_levels: number of levels of its 3-D variables; 0 without any.
     """
 
     name: str
@@ -177,10 +177,13 @@ class FileSource:
     def check_variables(
         self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
     ) -> dict[str, int]:
-        """Check that a file has some variables of a field type, with dims in order.
+        """Checks that a file has some variables of a field type, with dims in order.
 
         Returns:
-            Variable -> number of levels that will be read, for the 3-D variables.
+            Number of levels to read, for each 3-D variable.
+
+        Raises:
+            ValueError: a variable or a level is missing, or has other dims.
         """
         levels = {}
         for dims, name in named:
@@ -200,7 +203,7 @@ class FileSource:
         time: np.datetime64,
         rows: slice | None,
     ) -> Float[np.ndarray, "level *space"]:
-        """One variable at one time."""
+        """Reads one variable at one time."""
         files = self.files[field_type, name]
         path = files.find(time)
         if path is None:
@@ -228,7 +231,7 @@ class FileSource:
         key: tuple,
         rows: slice | None,
     ) -> dict[tuple, Float[np.ndarray, "level *space"]]:
-        """The field of a key, and other times of its chunk that may be cached."""
+        """Reads the field of a key, and the other times of its chunk, for the cache."""
         array = opened.variable(name)
         _, space = self._space(opened, name)
         chosen: dict[Any, Any] = self._crop(opened, space, rows)
@@ -255,7 +258,7 @@ class FileSource:
     def _crop(
         self, opened: OpenFile, space: tuple[str, ...], rows: slice | None
     ) -> dict[Any, Any]:
-        """Rows and columns to take."""
+        """Rows and columns to read, for dims that are not read whole."""
         whole = [slice(None)] * len(space)
         if self.layout.extent is not None:
             whole = [*self.layout.extent(opened)]
@@ -272,7 +275,7 @@ class FileSource:
     def _space(
         self, opened: OpenFile, name: str
     ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Shape and names of the dims of rows and columns, or of points."""
+        """Sizes and names of the dims of rows and columns, or of points."""
         array = opened.variable(name)
         count = 1 if self._unstructured(opened) else 2
         space = tuple(str(dim) for dim in array.dims[-count:])
@@ -287,7 +290,7 @@ class FileSource:
         return tuple(shape), space
 
     def _unstructured(self, opened: OpenFile) -> bool:
-        """Whether rows and columns are one dim of points."""
+        """Whether the grid has one dim of points instead of rows and columns."""
         if self.config.grid_type is not None:
             return self.config.grid_type == "unstructured"
         lat, lon = opened.latitude, opened.longitude
@@ -300,7 +303,7 @@ class FileSource:
         return str(array.dims[1 if self.config.time_coord in array.dims else 0])
 
     def _level_indices(self, opened: OpenFile, array: Any) -> list[int] | None:
-        """Positions of the levels to take; None takes all."""
+        """Indices of the levels to read; None reads all."""
         wanted = self.config.level_values
         if wanted is None:
             return None
@@ -312,7 +315,7 @@ class FileSource:
     def _timeless(
         self, field_type: str, opened: OpenFile, named: list[tuple[str, str]]
     ) -> bool:
-        """Whether a file has no time to look for."""
+        """Whether a file has no time dim in which to find a time."""
         if self.layout.one_time:
             return True
         if field_type == "static" and self.layout.static_time == "first":
@@ -323,7 +326,7 @@ class FileSource:
     def _check_dims(
         self, field_type: str, dims: str, name: str, opened: OpenFile
     ) -> None:
-        """Time, level, then rows and columns; any but a 3-D variable may lack time."""
+        """Checks that the dims are time (optional), level, rows, columns."""
         there = [str(dim) for dim in opened.variable(name).dims]
         time = opened.time_coord
         lat, lon = opened.latitude, opened.longitude
@@ -364,7 +367,7 @@ class FileSource:
         )
 
     def _covers(self, files: Files) -> str:
-        """What the files have, for the error of a missing time."""
+        """The period that the files cover, for the error of a missing time."""
         if not files.ends:
             return ""
         ends: list[Any] = [self.reader.open(path).times for path in files.ends]
@@ -387,18 +390,18 @@ def open_files_source(
     layout: Layout,
     open_files: OpenFiles | None = None,
 ) -> FileSource:
-    """Read the metadata of the first file of each kind.
+    """Opens a source; reads the metadata of the first file of each variable.
 
     Args:
-        name: of the source.
-        config: its section.
-        files: (field type, variable) -> its files.
-        layout: how they are written.
-        open_files: files that are open already, shared with other sources.
+        name: name of the source.
+        config: section of the source.
+        files: (field type, variable) -> files of the variable.
+        layout: layout of the files.
+        open_files: cache of open files, shared with other sources.
 
     Raises:
-        ValueError: for a missing variable or level, a calendar that is not available,
-            or a file whose dims are not in CREDIT's order.
+        ValueError: a variable or a level is missing, a calendar is not available, or
+            the dims of a file are not in CREDIT's order.
     """
     engine = None if config.engine == NETCDF4 else config.engine
     reader = Reader(config.time_coord, engine, open_files=open_files)
@@ -424,7 +427,7 @@ def open_files_source(
 
 
 def _differ(there: list[str], expected: list[str | None]) -> bool:
-    """Whether dims are not the expected ones; a None is any dim."""
+    """Whether dims differ from the expected ones, where None matches any dim."""
     return len(there) != len(expected) or any(
         name not in (None, dim) for dim, name in zip(there, expected, strict=True)
     )
@@ -435,7 +438,7 @@ def _check_units(
     named: list[tuple[str, str]],
     units: dict[str, tuple[str, str]],
 ) -> None:
-    """Check that a variable has the same units in all files."""
+    """Checks that a variable has the same units in all files."""
     for _, name in named:
         own = opened.variable(name).attrs.get("units")
         if own is None:

@@ -33,7 +33,7 @@ class Files(abc.ABC):
     """The files of some variables; hashable.
 
     Attributes:
-        template: as the config has it, or what stands for it in errors.
+        template: path template of the config, or another name of the files for errors.
     """
 
     template: str
@@ -41,28 +41,28 @@ class Files(abc.ABC):
     @property
     @abc.abstractmethod
     def first_path(self) -> str:
-        """A file that is there."""
+        """Path of an existing file."""
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The first and the last file, if they are known without a time."""
+        """The first and the last file, if the files are known."""
         return ()
 
     @property
     def count(self) -> int:
-        """How many files are known without a time."""
+        """Number of files, if they are known, else 0."""
         return len(self.ends)
 
     @abc.abstractmethod
     def find(self, time: np.datetime64) -> str | None:
-        """The file whose period holds a time, or None."""
+        """Returns the file whose period contains a time, or None."""
 
     @abc.abstractmethod
     def lacks(self, time: np.datetime64) -> str:
-        """Why there is no file of a time: the end of a sentence."""
+        """The end of an error message: why a time has no file."""
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """(...) whether samples may need each time; by default, all of them."""
+        """(...) whether samples may have each time; a missing one is an error."""
         return np.ones(times.shape, dtype=bool)
 
 
@@ -71,10 +71,10 @@ class FileSet(Files):
     """The files of one path template, in order of time.
 
     Attributes:
-        template: as the config has it.
-        paths: the files.
-        first, last: (file,) datetime64[ns] that each file may hold, from its name;
-            None for a single file, which holds all times.
+        template: path template of the config.
+        paths: paths of the files.
+        first, last: (file,) datetime64[ns], first and last time of the period in the
+            name of each file; None for a single file, which has all times.
     """
 
     template: str
@@ -83,7 +83,7 @@ class FileSet(Files):
     last: tuple[np.datetime64, ...] | None = None
 
     def find(self, time: np.datetime64) -> str | None:
-        """The file whose period holds a time, or None."""
+        """Returns the file whose period contains a time, or None."""
         if self.first is None or self.last is None:
             return self.paths[0]
         index = bisect.bisect_right(self.first, time) - 1
@@ -103,11 +103,11 @@ class FileSet(Files):
 
     @property
     def count(self) -> int:
-        """How many files there are."""
+        """Number of files."""
         return len(self.paths)
 
     def lacks(self, time: np.datetime64) -> str:
-        """Why there is no file of a time: the end of a sentence."""
+        """The end of an error message: why a time has no file."""
         text = f"covers {str(time)[:19]}"
         if self.first is None or self.last is None:
             return text
@@ -122,9 +122,10 @@ class TimedFiles(Files):
     """Files of one time each, whose names are a template with strftime codes.
 
     Attributes:
-        template: of a path; a code may occur several times.
-        probe: times of which one has a file, which is then the first file.
-        optional: samples whose files are missing are left out; else that is an error.
+        template: path template; a code may occur several times.
+        probe: times in which to look for the first file.
+        optional: whether samples whose files are missing are left out; else a missing
+            file is an error.
     """
 
     template: str
@@ -133,7 +134,11 @@ class TimedFiles(Files):
 
     @property
     def first_path(self) -> str:
-        """The file of the first time that has one."""
+        """The file of the first time of `probe` that has one.
+
+        Raises:
+            FileNotFoundError: no time has a file.
+        """
         for time in self.probe:
             path = self.find(time)
             if path is not None:
@@ -145,21 +150,21 @@ class TimedFiles(Files):
         )
 
     def path(self, time: np.datetime64) -> str:
-        """The file that a time should have."""
+        """Path of the file of a time, which need not exist."""
         stamp: Any = pd.Timestamp(time)
         return stamp.strftime(self.template)
 
     def find(self, time: np.datetime64) -> str | None:
-        """The file of a time, or None."""
+        """Returns the file of a time, or None if it does not exist."""
         path = self.path(time)
         return path if exists(path) else None
 
     def lacks(self, time: np.datetime64) -> str:
-        """Why there is no file of a time: the end of a sentence."""
+        """The end of an error message: why a time has no file."""
         return f"is there for {str(time)[:19]}: {self.path(time)!r} does not exist"
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """Whether each time has a file; all of them if none may be missing."""
+        """Whether each time has a file; True for all if files are not optional."""
         if not self.optional:
             return np.ones(times.shape, dtype=bool)
         found = [self.find(time) is not None for time in times.ravel()]
@@ -167,19 +172,19 @@ class TimedFiles(Files):
 
 
 def discover(template: str, where: str) -> FileSet:
-    """Find the files of a template, in which strftime codes are wildcards.
+    """Finds the files of a template, in which strftime codes are wildcards.
 
-    A single file holds all times, whatever its name. Of several, the codes in the name
-    of each give its period: a year, month, day, hour, minute or second.
+    A single file has all times, whatever its name. If there are several, the codes in
+    the name of each give its period: a year, month, day, hour, minute or second.
 
     Args:
-        template: path such as "data/era5_%Y.zarr", wildcards * and ? included, or
-            the address of one Zarr store.
+        template: path such as "data/era5_%Y.zarr", which may have wildcards * and ?, or
+            the URL of one Zarr store.
         where: dotted path of the config key, for errors.
 
     Raises:
-        FileNotFoundError: if there is none, naming the pattern and what is there.
-        ValueError: if a file's name does not hold the date.
+        FileNotFoundError: no file matches.
+        ValueError: there are several files, and the name of one has no date.
     """
     if is_url(template) and not time_format(template):
         return FileSet(template, (template,))
@@ -195,7 +200,7 @@ def discover(template: str, where: str) -> FileSet:
 
 
 def matches(template: str, path: str) -> bool:
-    """Whether a path, which need not exist, is one of a template.
+    """Whether a path, which need not exist, matches a template.
 
     >>> matches("data/era5_%Y.zarr", "data/era5_1999.zarr")
     True
@@ -212,7 +217,7 @@ def _glob_pattern(template: str) -> str:
 def _period(
     template: str, path: str, where: str
 ) -> tuple[np.datetime64, np.datetime64]:
-    """First and last time of the period that a file's name gives."""
+    """First and last time of the period in a file's name."""
     codes = time_format(template)
     date = re.escape(codes)
     for code, digits in _DIGITS.items():
@@ -233,7 +238,7 @@ def _period(
 
 
 def time_format(template: str) -> str:
-    """The part of a template from its first strftime code to its last one.
+    """Returns the part of a template from its first to its last strftime code.
 
     >>> time_format("data/%Y/%m/era5_*.nc")
     '%Y/%m'
@@ -243,7 +248,7 @@ def time_format(template: str) -> str:
 
 
 def _nothing_found(template: str, pattern: str, where: str) -> str:
-    """The text of the error: pattern, the deepest folder there is, what is in it."""
+    """Error message with the pattern, its deepest existing folder, and its files."""
     text = f"{where}: no file matches {template!r} (searched {pattern!r}"
     text += f" in {os.getcwd()})" if not os.path.isabs(template) else ")"
     folder = os.path.dirname(template)

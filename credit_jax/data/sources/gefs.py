@@ -1,4 +1,4 @@
-"""The `gefs` source: a member of GEFS at the start of its runs, on the cube sphere."""
+"""The `gefs` source: initial states of a member of GEFS, on the cubed sphere."""
 
 import dataclasses
 import functools
@@ -26,25 +26,25 @@ from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import exists
 
 _TILES = range(1, 7)
-# 2-D variables of the files of the atmosphere; all others are in the surface's.
+# 2-D variables in the files of the atmosphere; all others are in those of the surface.
 _ATMOSPHERE = ("ps",)
-# Winds at cell centers -> winds at cell edges, and the dim that is averaged.
+# Winds at cell centers -> winds at cell edges, and the dim to average over.
 _CENTERED = {"u_a": ("u_s", 1), "v_a": ("v_w", 2)}
-# Files that are looked at before a run.
+# Number of times that are checked before a run.
 _MANY_FILES = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class GefsSource(AnyTime):
-    """Fields of the six tiles one after the other, a dim of points; see `Source`.
+    """Reads the six tiles of the cubed sphere as one dim of points; see `Source`.
 
     Attributes:
-        name: of the source.
-        config: its section.
-        open_files: opens and keeps files.
+        name: name of the source.
+        config: section of the source.
+        open_files: cache of open files.
         shape: (points,).
-        num_levels: levels of its 3-D variables (0 without any).
-        calendar: of its times.
+        num_levels: number of levels of its 3-D variables; 0 without any.
+        calendar: calendar of its times.
     """
 
     name: str
@@ -82,13 +82,13 @@ class GefsSource(AnyTime):
         return list(variables_of(self.config, field_type))
 
     def _part(self, dims: str, name: str) -> str:
-        """Which of the two files of a tile has a variable."""
+        """Prefix of the file of a tile that has a variable."""
         return "gfs" if dims == "3d" or name in _ATMOSPHERE else "sfc"
 
     def _read_one(
         self, field_type: str, time: np.datetime64
     ) -> dict[str, Float[np.ndarray, "level point"]]:
-        """All variables of a field type at one time."""
+        """Reads all variables of a field type at one time."""
         fields = {}
         for dims, name in self._variables(field_type):
             paths = paths_of(self.config, time, self._part(dims, name))
@@ -100,7 +100,7 @@ class GefsSource(AnyTime):
     def _tile(
         self, path: str, dims: str, name: str
     ) -> Float[np.ndarray, "level point"]:
-        """One variable of one tile."""
+        """Reads one variable of one tile."""
         if not exists(path):
             raise BadSampleError(f"data.source.{self.name}: no file {path!r}")
         dataset = self.open_files.dataset(path)
@@ -125,7 +125,7 @@ class GefsSource(AnyTime):
         return values[self._levels(len(values), path)].reshape(-1, values[0].size)
 
     def _levels(self, count: int, path: str) -> list[int]:
-        """Positions of the levels that are taken."""
+        """Indices of the levels to read."""
         wanted = self.config.levels
         if wanted is None:
             return list(range(count))
@@ -139,11 +139,11 @@ class GefsSource(AnyTime):
 
 
 def paths_of(config: GefsConfig, time: np.datetime64, part: str) -> list[str]:
-    """The files of the six tiles.
+    """Returns the paths of the files of the six tiles.
 
     Args:
-        config: of the source.
-        time: of the run.
+        config: section of the source.
+        time: start time of the run.
         part: "gfs" for the atmosphere, "sfc" for the surface.
     """
     run: Any = pd.Timestamp(time)
@@ -155,21 +155,21 @@ def paths_of(config: GefsConfig, time: np.datetime64, part: str) -> list[str]:
 def open_gefs(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> GefsSource:
-    """The files of NOAA, or of CREDIT's gefs_download in the same folders.
+    """Opens the files of NOAA, or those of CREDIT's gefs_download, in NOAA's folders.
 
     gefs.<date>/<hour>/atmos/init/<member>/gfs_data.tile<n>.nc and sfc_data.tile<n>.nc.
 
     Args:
-        name: of the source.
+        name: name of the source.
         data: the data section that it is in.
-        open_files: files that are open already, shared with other sources.
+        open_files: cache of open files, shared with other sources.
 
     Raises:
-        FileNotFoundError: if no time has files.
-        ValueError: if a variable or a level is missing.
+        FileNotFoundError: no time has files.
+        ValueError: a variable or a level is missing.
 
-    Differs from CREDIT: one member, and fields without a dim of members, which its
-    concat cannot join.
+    Differs from CREDIT: reads one member, without the dim of members that CREDIT's
+    fields have, which its concat cannot join.
     """
     config = data.source[name]
     assert isinstance(config, GefsConfig)

@@ -1,4 +1,4 @@
-"""The `gfs` source: analyses and forecasts of GFS and GDAS, two files a time."""
+"""The `gfs` source: analyses and forecasts of GFS and GDAS, two files per time."""
 
 import os
 
@@ -9,28 +9,29 @@ from credit_jax.data.sources.file_source import FileSource, Layout, open_files_s
 from credit_jax.data.sources.files import Files, TimedFiles
 from credit_jax.io.open_files import OpenFiles
 
-# 2-D variables of the file of the atmosphere; all others are in the surface's.
+# 2-D variables in the file of the atmosphere; all others are in that of the surface.
 _ATMOSPHERE = ("hgtsfc", "pressfc")
 
 
 def open_gfs(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """The files of NOAA, or of CREDIT's gfs_download in the same folders.
+    """Opens the files of NOAA, or those of CREDIT's gfs_download, in NOAA's folders.
 
-    <system>.<date>/<hour>/atmos/<name>.nc; of the former only pieces are read.
+    They are <system>.<date>/<hour>/atmos/<name>.nc; from NOAA's bucket only the needed
+    byte ranges are read.
 
     Args:
-        name: of the source.
+        name: name of the source.
         data: the data section that it is in.
-        open_files: files that are open already, shared with other sources.
+        open_files: cache of open files, shared with other sources.
 
     Raises:
-        FileNotFoundError: if no time has files.
+        FileNotFoundError: no time has files.
         ValueError: see `open_files_source`.
 
     Differs from CREDIT: with `check_availability` samples are left out if the files of
-    any of their times are missing, those of the target included.
+    any of their times are missing, including those of the target.
     """
     config = data.source[name]
     assert isinstance(config, GfsConfig)

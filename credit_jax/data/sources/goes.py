@@ -19,9 +19,9 @@ from credit_jax.data.sources.files import Files
 from credit_jax.data.sources.reader import OpenFile
 from credit_jax.io.open_files import OpenFiles
 
-# What a catalog has instead of a file: not there, of bad quality, left out by hand.
+# Entries of a catalog instead of a file: missing, of bad quality, left out by hand.
 _FLAGS = ("MISSING", "QC_MASKED", "SKIP")
-# Position -> satellites, the hour that both may have files in, name of the grid.
+# Position -> both satellites, the hour of the change, name of the grid.
 _SATELLITES = {
     "east": ("goes16", "goes19", pd.Timestamp("2025-04-07 15:00"), "goes19"),
     "west": ("goes17", "goes18", pd.Timestamp("2023-01-04 18:00"), "goes18"),
@@ -31,12 +31,12 @@ _GRIDS = {"C": "abi_conus_lat_lon.nc", "F": "abi_full_disk_lat_lon.nc"}
 
 @dataclasses.dataclass(frozen=True)
 class Images(Files):
-    """Files by the time of their sample; see `Files`.
+    """Image files by the requested time; see `Files`.
 
     Attributes:
-        template: the folder or the catalog.
-        times: (time,) that have a file, sorted.
-        paths: the file of each.
+        template: path of the folder or of the catalog.
+        times: (time,) times that have a file, sorted.
+        paths: path of the file of each time.
     """
 
     template: str
@@ -49,15 +49,15 @@ class Images(Files):
         return self.paths[0]
 
     def find(self, time: np.datetime64) -> str | None:
-        """The file of a time, or None."""
+        """Returns the file of a time, or None."""
         return self._by_time.get(time)
 
     def lacks(self, time: np.datetime64) -> str:
-        """Why there is no file of a time: the end of a sentence."""
+        """The end of an error message: why a time has no file."""
         return f"is near enough to {str(time)[:19]}, or passed its check"
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """Whether each time has a file; samples without are left out."""
+        """Whether each time has a file; samples without one are left out."""
         return np.isin(times, np.array(self.times, dtype="datetime64[ns]"))
 
     @functools.cached_property
@@ -68,20 +68,20 @@ class Images(Files):
 def open_goes(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """The images nearest to the times of the clock, by folder or by catalog.
+    """Opens the images nearest to the times of samples, from folders or catalogs.
 
     Args:
-        name: of the source.
+        name: name of the source.
         data: the data section that it is in.
-        open_files: files that are open already, shared with other sources.
+        open_files: cache of open files, shared with other sources.
 
     Raises:
-        FileNotFoundError: if there is no image, or no file with the grid.
-        ValueError: for a catalog of another product, position, time step or extent.
+        FileNotFoundError: there is no image, or no file with the grid.
+        ValueError: a catalog is of another product, position, time step or extent.
 
-    Differs from CREDIT: a catalog whose extent is not the one asked for must be of the
-    whole grid; CREDIT also takes an area that is 0.5 degrees inside of it. History
-    times without an image leave out the sample, too; CREDIT fails on them.
+    Differs from CREDIT: the extent of a catalog must be that of the config or the whole
+    grid; CREDIT also accepts an area that is 0.5 degrees inside of it. Samples are also
+    left out if an earlier input time has no image; CREDIT fails on them.
     """
     config = data.source[name]
     assert isinstance(config, GoesConfig)
@@ -110,7 +110,7 @@ def _constant(area: tuple[slice, slice], opened: OpenFile) -> tuple[slice, slice
 def _from_folders(
     base: str, config: GoesConfig, times: tuple[np.datetime64, ...]
 ) -> Images:
-    """The images of the hours of some times, each the nearest one in tolerance."""
+    """Finds the nearest image to each time, if there is one within the tolerance."""
     stamps: Any = pd.DatetimeIndex(np.array(times))
     paths, starts = [], []
     for hour in stamps.floor("h").unique():
@@ -139,7 +139,7 @@ def _from_folders(
 
 
 def _folder(base: str, config: GoesConfig, hour: Any) -> str | None:
-    """NOAA's folder of an hour; None where the satellite was replaced."""
+    """NOAA's folder of an hour; None for the hour in which the satellite changed."""
     before, after, change, _ = _SATELLITES[config.goes_position]
     if hour == change:
         return None
@@ -149,7 +149,7 @@ def _folder(base: str, config: GoesConfig, hour: Any) -> str | None:
 
 
 def _start_of(path: str) -> np.datetime64:
-    """Begin of the scan, of a name such as OR_ABI-..._s20211520001..._e..._c....nc."""
+    """Start of the scan, from a name such as OR_..._s20211520001..._e..._c....nc."""
     parts = os.path.basename(path).rsplit("_", 5)
     try:
         start = pd.to_datetime(parts[-3], format="s%Y%j%H%M%S%f")
@@ -163,7 +163,7 @@ def _start_of(path: str) -> np.datetime64:
 def _from_catalogs(
     paths: list[str], config: GoesConfig, data: DataConfig, name: str
 ) -> Images:
-    """The files of catalogs, without those that are flagged."""
+    """Reads the files of catalogs, without flagged entries."""
     rows = []
     for path in paths:
         with open(path) as file:
@@ -224,7 +224,7 @@ def _check_catalog(
 
 
 def _area(config: GoesConfig, open_files: OpenFiles) -> tuple[slice, slice]:
-    """Rows and columns between the points of the grid nearest to the corners."""
+    """Rows and columns between the grid points nearest to the corners of the extent."""
     grid = _SATELLITES[config.goes_position][3]
     path = os.path.join(config.latlon2d_dir, f"{grid}_{_GRIDS[config.product[-1]]}")
     if not os.path.exists(path):
@@ -254,7 +254,7 @@ def _nearest(
     latitude: float,
     longitude: float,
 ) -> tuple[int, int]:
-    """Row and column of the point with the smallest distance on the sphere."""
+    """Row and column of the grid point with the smallest distance on the sphere."""
     phi, target = np.deg2rad(lat), np.deg2rad(latitude)
     half_lat = (phi - target) / 2
     half_lon = (np.deg2rad(lon) - np.deg2rad(longitude)) / 2

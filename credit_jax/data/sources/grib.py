@@ -1,4 +1,4 @@
-"""GRIB messages, by the inventory (.idx) that lies beside a file."""
+"""Reads GRIB messages, which the inventory (.idx) of a file locates."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from credit_jax.data.sources.source import BadSampleError
 from credit_jax.io.remote import exists, read_bytes
 
-# Inventories that are kept.
+# Number of cached inventories.
 _KEPT = 512
 
 
@@ -20,9 +20,9 @@ class Message:
     """One line of an inventory.
 
     Attributes:
-        variable, level, step: as they are written there.
-        start: of the message in the file, bytes.
-        size: bytes; -1 up to the end of the file.
+        variable, level, step: as written in the inventory.
+        start: offset of the message in the file, bytes.
+        size: size in bytes; -1 for all bytes up to the end of the file.
     """
 
     variable: str
@@ -37,8 +37,8 @@ class GribField:
     """A decoded message.
 
     Attributes:
-        values: rows as they are stored; NaN where none is.
-        latitude, longitude: degrees.
+        values: (y, x) rows as stored; NaN where values are missing.
+        message: pygrib's message.
     """
 
     values: Float[np.ndarray, "y x"]
@@ -46,25 +46,26 @@ class GribField:
 
     @property
     def latitude(self) -> Float[np.ndarray, "y x"]:
-        """Of each point."""
+        """Latitude of each point, degrees."""
         return self.message.latlons()[0]
 
     @property
     def longitude(self) -> Float[np.ndarray, "y x"]:
-        """Of each point."""
+        """Longitude of each point, degrees."""
         return self.message.latlons()[1]
 
 
 def read_inventory(path: str, where: str) -> tuple[Message, ...]:
-    """The messages of a file.
+    """Reads the inventory of a file.
 
     Args:
-        path: of the GRIB file.
-        where: dotted path of the config, for errors.
+        path: path or URL of the GRIB file.
+        where: dotted path of the config key, for errors.
 
     Raises:
-        BadSampleError: if the file or its inventory is missing.
-        ValueError: if it cannot be read.
+        BadSampleError: the file or its inventory is missing.
+        ValueError: the inventory cannot be parsed.
+        OSError: the inventory cannot be read.
     """
     for needed in (path, f"{path}.idx"):
         if not exists(needed):
@@ -89,10 +90,11 @@ def _inventory(path: str) -> tuple[Message, ...]:
 
 
 def decode(path: str, message: Message) -> GribField:
-    """Read and decode a message.
+    """Reads and decodes a message.
 
     Raises:
-        ValueError: if there is no decoder, or the message is damaged.
+        ValueError: pygrib is not installed, or the message is damaged.
+        OSError: the file cannot be read.
     """
     try:
         pygrib: Any = importlib.import_module("pygrib")

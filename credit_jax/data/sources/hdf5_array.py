@@ -1,7 +1,7 @@
-"""Variables of local NetCDF-4 files, read by h5py itself: one copy.
+"""Variables of local NetCDF-4 files, read directly by h5py, with a single copy.
 
-h5netcdf looks up the sizes of all dims in the file at each read, which takes several
-times as long as a small field.
+h5netcdf looks up the sizes of all dims at each read, which takes several times as long
+as reading a small field.
 """
 
 import os
@@ -22,8 +22,9 @@ class Hdf5Array:
     """A variable of a file; reads are thread-safe.
 
     Args:
-        file: opens the file again where xarray has closed it, which keeps 128 open.
-        name: of the variable.
+        file: xarray's manager of the file, which reopens it if xarray, which keeps 128
+            files open, has closed it.
+        name: name of the variable.
     """
 
     def __init__(self, file: CachingFileManager, name: str) -> None:
@@ -31,12 +32,12 @@ class Hdf5Array:
         self._name = name
 
     def __getitem__(self, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
-        """Values at slices and lists of positions, one for each dim (outer indexing).
+        """Reads values by outer indexing: a slice or a list of indices for each dim.
 
         Raises:
             OSError: a chunk is damaged.
         """
-        # Any read through xarray may close a file; it holds this lock, too.
+        # Any read through xarray may close a file; xarray takes this lock, too.
         with HDF5_LOCK:
             dataset = self._file.acquire(needs_lock=False)[self._name]
             return _read(dataset, index)
@@ -59,13 +60,14 @@ def _read(dataset: h5py.Dataset, index: tuple[Any, ...]) -> Shaped[np.ndarray, "
 def open_hdf5_array(
     file: str, name: str, variable: xr.Variable, owner: object
 ) -> Hdf5Array | None:
-    """A variable of a file; None where xarray has to read it.
+    """Opens a variable of a file; None if xarray has to read it.
 
     Args:
-        file: path that was opened.
-        name: of the variable.
-        variable: as xarray has it: values that are decoded are left to it.
-        owner: lives as long as the array; the arrays of one share an open file.
+        file: path of the file.
+        name: name of the variable.
+        variable: xarray's variable; xarray reads those that need decoding.
+        owner: an object that lives as long as the array; arrays with the same owner
+            share an open file.
     """
     if not (os.path.isfile(file) and h5py.is_hdf5(file) and is_plain(variable)):
         return None
@@ -74,13 +76,13 @@ def open_hdf5_array(
         found = manager.acquire(needs_lock=False).get(name)
         if not isinstance(found, h5py.Dataset):
             return None
-        # A variable along an unlimited dim may hold fewer values than that is long.
+        # A variable may be shorter than the unlimited dim that it is along.
         same = found.shape == variable.shape and found.dtype == variable.dtype
     return Hdf5Array(manager, name) if same else None
 
 
 def _readable(positions: list[np.ndarray]) -> list[np.ndarray]:
-    """What is read: h5py takes a list of one dim; others are widened to a range."""
+    """Indices to read: h5py accepts a list for one dim; others become ranges."""
     lists = [dim for dim, own in enumerate(positions) if not _is_regular(own)]
     widened = {
         dim: np.arange(positions[dim][0], positions[dim][-1] + 1) for dim in lists[1:]
@@ -89,7 +91,7 @@ def _readable(positions: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _selection(positions: np.ndarray) -> slice | list[int]:
-    """Increasing positions as h5py takes them, which reads slices much faster."""
+    """Increasing indices for h5py, as a slice if possible, which is much faster."""
     if not _is_regular(positions):
         return positions.tolist()
     step = int(positions[1] - positions[0]) if len(positions) > 1 else 1

@@ -25,15 +25,15 @@ from credit_jax.data.sources.source import (
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import exists
 
-# From this day on the files lie in a folder of their region.
+# From this day on, files are in a folder of their region.
 _REGIONS = pd.Timestamp("2018-07-12")
 _LEVELS = {"wrfprs": " mb", "wrfnat": " hybrid level"}
-# Largest distance of a pressure level from the one asked for, hPa.
+# Largest difference of a pressure level from the requested one, hPa.
 _SAME_LEVEL = 0.5
-# Files that are looked at before a run.
+# Number of files that are checked before a run.
 _MANY_FILES = 200
 
-# CREDIT's names of variables -> name and level in the inventory; None: on levels.
+# CREDIT's names of variables -> name and level (None if 3-D) in the inventory.
 VARIABLES: dict[str, tuple[str, str | None]] = {
     "T": ("TMP", None),
     "U": ("UGRD", None),
@@ -88,16 +88,16 @@ VARIABLES: dict[str, tuple[str, str | None]] = {
 
 @dataclasses.dataclass(frozen=True)
 class HrrrSource(AnyTime):
-    """Fields of HRRR on its Lambert grid; see `Source`.
+    """Reads HRRR on its Lambert grid; see `Source`.
 
     Attributes:
-        name: of the source.
-        config: its section.
+        name: name of the source.
+        config: section of the source.
         first_time: a time that has a file.
-        rows, columns: of the grid that are taken.
-        shape: of the part that is taken.
-        num_levels: levels of its 3-D variables (0 without any).
-        calendar: of its times.
+        rows, columns: part of the grid to read.
+        shape: shape of that part.
+        num_levels: number of levels of its 3-D variables; 0 without any.
+        calendar: calendar of its times.
     """
 
     name: str
@@ -129,10 +129,10 @@ class HrrrSource(AnyTime):
     def messages(
         self, field_type: str, time: np.datetime64
     ) -> dict[str, tuple[str, list[Message]]]:
-        """Key -> file and messages, one a level.
+        """Finds the messages of a field type: key -> file and a message per level.
 
         Raises:
-            ValueError: if the file, a variable or a level is missing.
+            ValueError: the file, a variable or a level is missing.
         """
         path, minutes = path_of(self.config, time)
         where = f"data.source.{self.name}.variables.{field_type}"
@@ -159,7 +159,7 @@ class HrrrSource(AnyTime):
         return found
 
     def _on_levels(self, messages: list[Message], where: str) -> list[Message]:
-        """The messages of the levels of the config; of all levels without any."""
+        """Selects the messages of the levels of the config, or of all levels."""
         unit = _LEVELS[self.config.product]
         there: dict[float, Message] = {}
         for message in messages:
@@ -186,7 +186,7 @@ class HrrrSource(AnyTime):
     def _read_one(
         self, field_type: str, time: np.datetime64, rows: slice | None
     ) -> dict[str, Float[np.ndarray, "level y x"]]:
-        """All variables of a field type at one time."""
+        """Reads all variables of a field type at one time."""
         fields = {}
         for key, (path, messages) in self.messages(field_type, time).items():
             levels = []
@@ -199,7 +199,7 @@ class HrrrSource(AnyTime):
 
 
 def path_of(config: HrrrConfig, time: np.datetime64) -> tuple[str, int | None]:
-    """The file of a time; of `wrfsubh` also the minutes since its run began.
+    """Returns the file of a time, and for `wrfsubh` the minutes since its run began.
 
     >>> path_of(config, np.datetime64("2024-01-02T03:15"))
     (".../hrrr.20240102/conus/hrrr.t03z.wrfsubhf01.grib2", 15)
@@ -207,7 +207,7 @@ def path_of(config: HrrrConfig, time: np.datetime64) -> tuple[str, int | None]:
     run: Any = pd.Timestamp(time)
     hour, minutes = config.forecast_hour, None
     if config.product == "wrfsubh":
-        # A full hour is the last step of the run of the hour before.
+        # A full hour is the last step of the run of the previous hour.
         minutes = (run.minute - 1) % 60 + 1
         run, hour = run - pd.Timedelta(minutes=minutes), 1
     folder = os.path.join(config.folder, f"hrrr.{run:%Y%m%d}")
@@ -219,18 +219,20 @@ def path_of(config: HrrrConfig, time: np.datetime64) -> tuple[str, int | None]:
 def open_hrrr(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> HrrrSource:
-    """The files of NOAA, or of CREDIT's hrrr_download in the same folders.
+    """Opens the files of NOAA, or those of CREDIT's hrrr_download, in NOAA's folders.
 
-    hrrr.<date>/conus/<run>.grib2 and .idx; of the former only messages are read.
+    They are hrrr.<date>/conus/<run>.grib2 and .idx; from NOAA's bucket only the needed
+    messages are read.
 
     Args:
-        name: of the source.
+        name: name of the source.
         data: the data section that it is in.
-        open_files: files that are open already.
+        open_files: cache of open files.
 
     Raises:
-        FileNotFoundError: if no time has a file.
-        ValueError: if there is no GRIB decoder; if a variable or a level is missing.
+        FileNotFoundError: no time has a file.
+        ValueError: pygrib is not installed, a variable or a level is missing, or no
+            point is in the extent.
     """
     config = data.source[name]
     assert isinstance(config, HrrrConfig)
@@ -266,7 +268,7 @@ def _part(
     latitude: Float[np.ndarray, "y x"],
     longitude: Float[np.ndarray, "y x"],
 ) -> tuple[slice, slice]:
-    """The smallest part of the grid that holds all points of the extent."""
+    """The smallest part of the grid that contains all points of the extent."""
     if config.extent is None:
         return slice(None), slice(None)
     west, east, south, north = config.extent

@@ -1,4 +1,4 @@
-"""Selects the levels of a file that the config asks for."""
+"""Selects the levels of a file by the `levels` of the config."""
 
 from typing import Literal, TypeAlias
 
@@ -9,25 +9,26 @@ from credit_jax.data.sources.reader import OpenFile
 
 Levels: TypeAlias = Literal["nearest", "exact", "position"]
 
-# How far outside of the levels of a file one may be: a fraction of the last spacing.
+# Limit of extrapolation beyond the levels of a file, relative to the last spacing.
 LEVEL_TOLERANCE = 0.5
 
 
 def level_indices(
     opened: OpenFile, dim: str, wanted: tuple[float, ...], how: Levels, where: str
 ) -> list[int]:
-    """Positions of some levels in a file.
+    """Returns the indices of some levels in a file.
 
     Args:
         opened: the file.
-        dim: its level dim.
-        wanted: as the config names them.
+        dim: name of the level dim.
+        wanted: levels of the config.
         how: see `Layout.levels`.
         where: dotted path of the source, for errors.
 
     Raises:
-        ValueError: if a level is not there (or, of nearest ones, further from all
-            levels of the file than their spacing allows), naming those that are.
+        ValueError: a level is missing (for "nearest", it is further outside of the
+            levels of the file than half their spacing), or two levels of the config
+            select the same level.
     """
     values = np.asarray(wanted, dtype=np.float64)
     if how == "position":

@@ -1,6 +1,6 @@
-"""The `local` source: NetCDF and Zarr files that a template with dates names.
+"""The `local` source: NetCDF and Zarr files of a path template with dates.
 
-A time dim of a static file is dropped by taking its first entry.
+Static variables that have a time dim are read at the first time.
 """
 
 from credit_jax.config.data import DataConfig
@@ -12,20 +12,20 @@ from credit_jax.io.open_files import OpenFiles
 def open_local(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """Find the files of a source and read the metadata of the first of each kind.
+    """Finds the files of a source, and reads the metadata of the first ones.
 
     Args:
-        name: of the source.
+        name: name of the source.
         data: the data section that it is in.
-        open_files: files that are open already, shared with other sources.
+        open_files: cache of open files, shared with other sources.
 
     Raises:
-        FileNotFoundError: if a field type has no file.
+        FileNotFoundError: a field type has no file.
         ValueError: see `open_files_source`.
 
     Differs from CREDIT: a template without files is an error; CREDIT leaves out its
-    variables. Levels that no level of the file is near to, or that select one twice,
-    are errors, too.
+    variables. Levels that are far from all levels of the file, or select the same one
+    twice, are errors, too.
     """
     config = data.source[name]
     files: dict[tuple[str, str], Files] = {}

@@ -16,15 +16,15 @@ from credit_jax.io.open_files import OpenFiles
 def open_mrms(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> FileSource:
-    """Find the files of a source, as `local` does, and its part of the grid.
+    """Finds the files of a source, as `open_local` does, and its part of the grid.
 
     Args:
-        name: of the source.
+        name: name of the source.
         data: the data section that it is in.
-        open_files: files that are open already, shared with other sources.
+        open_files: cache of open files, shared with other sources.
 
     Raises:
-        FileNotFoundError: if a field type has no file.
+        FileNotFoundError: a field type has no file.
         ValueError: see `open_files_source`.
     """
     config = data.source[name]

@@ -20,11 +20,11 @@ from credit_jax.data.sources.zarr_array import ZarrArray, open_zarr_array
 from credit_jax.io.open_files import MAX_OPEN, OpenFiles
 from credit_jax.io.retry import is_transient, retried
 
-# Size of the cache of fields; small data sets are read once.
+# Size of the cache of fields, with which small data sets are read only once.
 CACHE_BYTES = 2**30
-# Largest part of the cache that one read of a chunk may fill.
+# Largest share of the cache that one read of a chunk may fill.
 _AT_ONCE = 1 / 64
-# What storage and decoders raise for chunks that are cut off, damaged or gone.
+# Errors of storage and decoders for chunks that are truncated, damaged or missing.
 _UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, EOFError, zlib.error)
 _LATITUDES = ("latitude", "lat", "nav_lat", "XLAT")
 _LONGITUDES = ("longitude", "lon", "nav_lon", "XLONG")
@@ -35,14 +35,14 @@ class OpenFile:
     """A file with its metadata; fields are read on access.
 
     Attributes:
-        path: where it is.
-        dataset: lazy.
+        path: path or URL of the file.
+        dataset: xarray's data set, whose arrays are read lazily.
         times: (time,) labels, or None without a time dim.
-        calendar: of the times.
+        calendar: calendar of the times.
         time_coord: name of the time dim.
         latitude, longitude: 1-D coordinate variables, or None.
-        arrays: variables of a local store or file that were read; None where xarray
-            reads.
+        arrays: direct readers of variables of a local store or file, by name; None for
+            variables that xarray reads.
     """
 
     path: str
@@ -57,7 +57,11 @@ class OpenFile:
     )
 
     def variable(self, name: str) -> xr.Variable:
-        """A variable, or a ValueError with the nearest names that are there."""
+        """Returns a variable, without reading it.
+
+        Raises:
+            ValueError: there is no such variable; names the nearest ones.
+        """
         if name in self.dataset.data_vars:
             return self.dataset.variables[name]
         known = [str(known) for known in self.dataset.data_vars]
@@ -70,16 +74,16 @@ class OpenFile:
     def values(
         self, name: str, chosen: Mapping[Any, Any], index: int | None
     ) -> Shaped[np.ndarray, "..."]:
-        """The values of a part of a variable.
+        """Reads a part of a variable.
 
         Args:
-            name: of the variable.
-            chosen: dim -> slice or list of positions; other dims are whole.
-            index: of the time that is asked for, for the error; None without time.
+            name: name of the variable.
+            chosen: dim -> slice or list of indices; other dims are read whole.
+            index: index of the requested time, for the error; None without time.
 
         Raises:
-            ValueError: if it cannot be decoded.
-            OSError: its storage fails again and again.
+            ValueError: the values cannot be decoded.
+            OSError: the storage failed at every attempt.
         """
         read = functools.partial(self._read, name, chosen)
         try:
@@ -106,7 +110,11 @@ class OpenFile:
         return np.asarray(variable.isel(chosen).values)
 
     def time_index(self, label: np.datetime64) -> int:
-        """Position of a time, or a ValueError with what the file covers."""
+        """Returns the index of a time.
+
+        Raises:
+            ValueError: the file does not have this time.
+        """
         assert self.times is not None
         if label not in self.times:
             raise ValueError(
@@ -118,13 +126,13 @@ class OpenFile:
 
 
 class Reader:
-    """Open files and recently read fields, shared by the threads of one loader.
+    """A cache of open files and recently read fields, for the threads of a loader.
 
     Args:
         time_coord: name of the time coordinate.
-        engine: xarray's engine, or None to go by what the file holds.
+        engine: xarray's engine; None chooses it by the file's content.
         cache_bytes: size of the cache of fields; CACHE_BYTES by default.
-        open_files: files that are open already, shared with other readers.
+        open_files: cache of open files, shared with other readers.
     """
 
     def __init__(
@@ -144,7 +152,7 @@ class Reader:
         self._at_once = self._left * _AT_ONCE
 
     def open(self, path: str) -> OpenFile:
-        """The file at a path; it is opened at the first call and stays open."""
+        """Opens a file, or returns it from the cache."""
         with self._lock:
             if path not in self._files:
                 dataset = self._open_files.dataset(path, self._engine)
@@ -155,9 +163,9 @@ class Reader:
             return self._files[path]
 
     def chunk_times(self, variable: xr.Variable, index: int) -> range:
-        """Time indices to read together with one: those of its chunk.
+        """Indices of the times in the chunk of one time, which are read together.
 
-        Only the one itself if the chunk would fill too much of the cache.
+        It is only that time if the chunk would fill too much of the cache.
         """
         dim = variable.dims.index(self._time_coord)
         chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
@@ -170,11 +178,13 @@ class Reader:
     def field(
         self, key: tuple, read: Callable[[], dict[tuple, np.ndarray]]
     ) -> np.ndarray:
-        """The array of a key, from the cache or read and cached (least recently used).
+        """Returns the array of a key, from the cache or by reading it.
+
+        Beyond the size of the cache, the least recently used arrays are dropped.
 
         Args:
             key: identifies a field of a file.
-            read: returns that field and others that are decoded with it, by key.
+            read: returns that field, and others that are decoded with it, by key.
         """
         with self._lock:
             if key in self._fields:
@@ -197,7 +207,7 @@ class Reader:
 
 
 def crop(whole: slice, size: int, part: slice) -> slice:
-    """The rows `part` of the rows `whole` of `size` rows.
+    """Returns the slice of `size` rows for `part` of the rows `whole`.
 
     >>> crop(slice(10, 20), 100, slice(2, 4))
     slice(12, 14, 1)

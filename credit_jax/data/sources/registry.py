@@ -1,4 +1,4 @@
-"""Sources by their `dataset_type`, one line each."""
+"""The registry of sources, by `dataset_type`."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,8 @@ from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_tisr
 from credit_jax.io.open_files import OpenFiles
 
-# dataset_type, of `credit_jax.config.sources.SOURCE_CONFIGS` -> what opens the source.
+# dataset_type of `credit_jax.config.sources.SOURCE_CONFIGS` -> function that opens the
+# source.
 SOURCES: dict[str, Callable[[str, DataConfig, OpenFiles | None], Source]] = {
     "local": open_local,
     "tisr": open_tisr,
@@ -33,15 +34,15 @@ SOURCES: dict[str, Callable[[str, DataConfig, OpenFiles | None], Source]] = {
 def open_source(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> Source:
-    """Open a source; no field is read.
+    """Opens a source; no field is read.
 
     Args:
-        name: of the source.
+        name: name of the source.
         data: the data section that it is in.
-        open_files: files that are open already, shared with other sources.
+        open_files: cache of open files, shared with other sources.
 
     Raises:
-        FileNotFoundError: if its files are missing.
-        ValueError: if they are not what the config says.
+        FileNotFoundError: the files of the source are missing.
+        ValueError: the files do not match the config.
     """
     return SOURCES[data.source[name].dataset_type](name, data, open_files)

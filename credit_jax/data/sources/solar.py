@@ -1,8 +1,8 @@
 """Incident solar radiation at the top of the atmosphere, integrated over time.
 
-The formulas are those of ECMWF's IFS, as GraphCast's `solar_radiation.py` and CREDIT's
-`tisr` source write them, in float32 throughout: a count of days since 2000 in float32
-has a resolution of 42 s (84 s from 2022 on), which is part of CREDIT's numbers.
+The formulas are those of ECMWF's IFS, as in GraphCast's `solar_radiation.py` and
+CREDIT's `tisr` source. All is computed in float32, to agree with CREDIT: the number of
+days since 2000 in float32 has a resolution of 42 s (84 s from 2022 on).
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ _DEGREE = np.float32(np.pi / 180)
 
 @dataclasses.dataclass(frozen=True)
 class Sun:
-    """The sun at some times, each float32 (time,).
+    """Irradiance and position of the sun at some times, (time,) float32 each.
 
     Attributes:
         flux: irradiance of a surface that faces the sun, W m-2.
         phase: hour angle at the prime meridian, as a fraction of a day.
-        sin_declination, cos_declination: of the solar declination.
-        weight: seconds that each time stands for in a sum over time.
+        sin_declination, cos_declination: sine and cosine of the solar declination.
+        weight: weight of each time in an integral over time, s.
     """
 
     flux: Float[np.ndarray, " time"]
@@ -47,19 +47,22 @@ def integrated_radiation(
     latitude: Float[np.ndarray, "lat lon"],
     longitude: Float[np.ndarray, "lat lon"],
 ) -> Float[np.ndarray, "lat lon"]:
-    """Radiation from time - period to time, J m-2, by the trapezoidal rule.
+    """Integrates radiation from time - period to time by the trapezoidal rule.
 
-    max(0, cos(zenith)) x irradiance, summed over `num_steps` + 1 times. Times that are
-    equal in float32 are computed once.
+    The integrand is max(0, cos(zenith)) x irradiance, at `num_steps` + 1 times. Times
+    that are equal in float32 are computed once.
 
     Args:
         time: end of the period, UTC.
-        period: that is integrated over.
-        num_steps: intervals of the period.
+        period: length of the period.
+        num_steps: number of intervals.
         latitude, longitude: degrees, float32.
 
+    Returns:
+        (lat, lon) J m-2, float32.
+
     Raises:
-        ValueError: for years without a table of the irradiance.
+        ValueError: the year is not in the table of the irradiance.
     """
     sun = sun_at(time, period, num_steps)
     out = np.empty(latitude.shape, dtype=np.float32)
@@ -90,7 +93,7 @@ def _cos_zenith(
 
 
 def sun_at(time: np.datetime64, period: pd.Timedelta, num_steps: int) -> Sun:
-    """The sun at the different float32 times of a period, with their weights."""
+    """Computes the sun at the distinct float32 times of a period, with weights."""
     interval: Any = period / num_steps
     times = pd.date_range(end=time, periods=num_steps + 1, freq=interval)
     days = np.asarray(times.to_julian_date()) - _J2000
@@ -110,7 +113,7 @@ def _orbit(
     irradiance: Float[np.ndarray, " time"],
     weight: Float[np.ndarray, " time"],
 ) -> Sun:
-    """Declination, equation of time and distance of the sun; IFS's expansions."""
+    """Declination, equation of time and distance of the sun, by IFS's expansions."""
     theta = days / _DAYS_PER_YEAR
     f = np.float32
     rel = f(1.7535) + f(6.283076) * theta
@@ -147,7 +150,7 @@ def _orbit(
 def _sum(
     *terms: tuple[float, Float[np.ndarray, " time"]],
 ) -> Float[np.ndarray, " time"]:
-    """Sum of factors times series, float32, in order."""
+    """Sum of factor times series over all terms, in float32 and in order."""
     total = np.zeros_like(terms[0][1])
     for factor, series in terms:
         total = total + np.float32(factor) * series

@@ -1,4 +1,4 @@
-"""What a data set asks of a source, whatever it reads from."""
+"""The interface of sources."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,13 @@ Fields: TypeAlias = dict[str, Float[np.ndarray, "_ _ *space"]]
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Where the values of a field are.
+    """The grid of a field.
 
     Attributes:
-        where: the file, or what else the grid comes from, and the variable.
+        where: the file or other origin of the grid, and the variable, for errors.
         shape: (latitudes, longitudes), or (points,) on unstructured grids.
-        latitude, longitude: (lat,) and (lon,) degrees, or None if they are unknown or
-            not the same along rows and columns.
+        latitude, longitude: (lat,) and (lon,) degrees; None if they are unknown or
+            vary along rows or columns.
     """
 
     where: str
@@ -32,40 +32,40 @@ class Grid:
 
 
 class BadSampleError(ValueError):
-    """Some times of a source are missing or cannot be read; others can."""
+    """An error for times of a source that are missing or cannot be read."""
 
 
 @runtime_checkable
 class Source(Protocol):
-    """One source of a data section, opened.
+    """An opened source of a data section.
 
-    Every source is safe to read from several threads, and opening one reads no field.
+    Sources are thread-safe, and opening one reads no field.
     """
 
     @property
     def name(self) -> str:
-        """The key of `data.source`."""
+        """Key of the source in `data.source`."""
         ...
 
     @property
     def config(self) -> SourceConfig:
-        """Its section."""
+        """Section of the source."""
         ...
 
     @property
     def calendar(self) -> str:
-        """Calendar of its times."""
+        """Calendar of the times of the source."""
         ...
 
     @property
     def num_levels(self) -> int:
-        """Levels of its 3-D variables; 0 without any."""
+        """Number of levels of its 3-D variables; 0 without any."""
         ...
 
     def read(
         self, field_type: str, times: np.ndarray, rows: slice | None = None
     ) -> Fields:
-        """All variables of a field type at some times, 3-D before 2-D.
+        """Reads all variables of a field type at some times, 3-D before 2-D.
 
         Args:
             field_type: "prognostic", "dynamic_forcing", "static" or "diagnostic".
@@ -73,8 +73,9 @@ class Source(Protocol):
             rows: latitude rows to read; None reads all.
 
         Raises:
-            ValueError: if a time or a variable is missing or cannot be read, with the
+            ValueError: a time or a variable is missing or cannot be read; names the
                 file, the variable and the time.
+            OSError: the storage failed at every attempt.
         """
         ...
 
@@ -83,50 +84,52 @@ class Source(Protocol):
         ...
 
     def units(self) -> dict[str, tuple[str, str]]:
-        """Key -> unit and file of the variables whose files name one."""
+        """Key -> unit and file, for the variables whose files have a unit."""
         ...
 
     def coverage(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
-        """First and last time of the first file that has times, if there is one."""
+        """First and last time of the first file with times; None if there is none."""
         ...
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """(...) whether samples may need each time, as far as the source leaves out
-        times on its own: runs that were not archived, images of bad quality.
+        """(...) whether each time may be used by samples.
+
+        It is False for times that a source leaves out without an error, such as runs
+        that were not archived, or images of bad quality.
         """
         ...
 
     def check(self, field_type: str, times: np.ndarray) -> None:
-        """Check that all variables can be read at some times, without reading them.
+        """Checks that all variables can be read at some times, without reading them.
 
         Raises:
             BadSampleError: some of the times are missing, or a file cannot be opened.
-            ValueError: naming the file, what it has, and what was expected.
+            ValueError: a file does not match the config.
         """
         ...
 
 
 class AnyTime:
-    """The part of a source that knows neither its first and last time nor its units."""
+    """Base class of sources without known units and without a first and last time."""
 
     def units(self) -> dict[str, tuple[str, str]]:
-        """See `Source.units`: unknown here."""
+        """See `Source.units`; none are known."""
         return {}
 
     def coverage(self) -> None:
-        """Not known without looking for every time."""
+        """See `Source.coverage`; it is unknown."""
 
     def available(self, times: np.ndarray) -> np.ndarray:
-        """All times: a missing one is an error."""
+        """See `Source.available`: True, since a missing time is an error."""
         return np.ones(times.shape, dtype=bool)
 
 
 def join_times(
     steps: Sequence[Float[np.ndarray, "level *space"]],
 ) -> Float[np.ndarray, "level time *space"]:
-    """Fields of one time each, side by side.
+    """Stacks fields of one time each along a new time dim.
 
-    One time is a view: samples of 0.25 degrees are copied once, into x.
+    A single time is a view, so that large samples are copied only once, into x.
     """
     return steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1)
 
@@ -134,10 +137,10 @@ def join_times(
 def read_times(
     read: Callable[[np.datetime64], Fields], field_type: str, times: np.ndarray
 ) -> Fields:
-    """The fields of several times; static ones are read at the last one, and repeated.
+    """Reads the fields of several times; static ones once, at the last time.
 
     Args:
-        read: all variables of the field type at one time, (level, *space).
+        read: reads all variables of the field type at one time, (level, *space).
         field_type: see `Source.read`.
         times: (time,) labels.
     """
@@ -152,7 +155,7 @@ def field_key(name: str, field_type: str, dims: str, variable: str) -> str:
 
 
 def variables_of(config: SourceConfig, field_type: str) -> Iterator[tuple[str, str]]:
-    """("3d" or "2d", variable) of a field type, in channel order."""
+    """Yields ("3d" or "2d", variable) for a field type, in channel order."""
     field = getattr(config.variables, field_type)
     if field is not None:
         yield from (("3d", name) for name in field.vars_3D)

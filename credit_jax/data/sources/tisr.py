@@ -25,12 +25,12 @@ from credit_jax.io.open_files import OpenFiles
 
 _LATITUDES = ("latitude", "lat", "XLAT", "nav_lat")
 _LONGITUDES = ("longitude", "lon", "XLONG", "nav_lon")
-# Times whose radiation is kept: neighboring samples share them.
+# Number of cached times, which neighboring samples share.
 _KEPT = 8
 
 
 class _Recent:
-    """The last results of a function of times, for several threads."""
+    """A thread-safe cache of the most recently computed fields."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,15 +49,16 @@ class _Recent:
 
 @dataclasses.dataclass(frozen=True)
 class TisrSource(AnyTime):
-    """Radiation of the time step before each time, J m-2; see `Source`.
+    """Computes the radiation of the time step before each time, J m-2; see `Source`.
 
     Attributes:
-        name: of the source.
-        config: its section.
-        period: that is integrated over, the time step of the source.
-        latitude, longitude: degrees.
-        calendar: of its times.
-        num_levels: none.
+        name: name of the source.
+        config: section of the source.
+        period: period to integrate over, the time step of the source.
+        latitude, longitude: (lat, lon) degrees.
+        calendar: calendar of its times.
+        num_levels: 0, since there are no 3-D variables.
+        recent: cache of fields.
     """
 
     name: str
@@ -89,7 +90,7 @@ class TisrSource(AnyTime):
         yield Grid(where, lat.shape, *coordinates)
 
     def check(self, field_type: str, times: np.ndarray) -> None:
-        """Check that the irradiance of the sun is known at all times."""
+        """Checks that the irradiance of the sun is known at the first and last time."""
         for time in times[[0, -1]] if times.size else ():
             self._compute(time, slice(0, 1))
 
@@ -116,16 +117,16 @@ class TisrSource(AnyTime):
 def open_tisr(
     name: str, data: DataConfig, open_files: OpenFiles | None = None
 ) -> TisrSource:
-    """The source on the grid of its config.
+    """Opens the source on the grid of its config.
 
     Args:
-        name: of the source.
-        data: the data section that it is in; its time step is integrated over, if the
-            source has none.
-        open_files: files that are open already.
+        name: name of the source.
+        data: the data section that it is in, whose time step is the period of the
+            integral if the source has none.
+        open_files: cache of open files.
 
     Raises:
-        ValueError: if the grid's file has no latitudes and longitudes.
+        ValueError: the file of the grid has no latitudes and longitudes.
     """
     config = data.source[name]
     assert isinstance(config, TisrConfig)
@@ -141,7 +142,7 @@ def open_tisr(
 
 
 def _axis(spec: tuple[float, float, int]) -> Float[np.ndarray, " point"]:
-    """torch.linspace in float32: from both ends to the middle."""
+    """As torch.linspace in float32, which computes from both ends to the middle."""
     first, last, count = np.float32(spec[0]), np.float32(spec[1]), spec[2]
     if count == 1:
         return np.array([first])
@@ -153,7 +154,7 @@ def _axis(spec: tuple[float, float, int]) -> Float[np.ndarray, " point"]:
 def _read_axes(
     config: TisrConfig, name: str, open_files: OpenFiles
 ) -> list[Float[np.ndarray, "..."]]:
-    """Latitudes and longitudes of a file, 1-D or 2-D."""
+    """Reads latitudes and longitudes of a file, both 1-D or both 2-D."""
     path = str(config.latlon_grid_path)
     try:
         found = open_axes(path, open_files)
@@ -170,10 +171,10 @@ def _read_axes(
 
 
 def open_axes(path: str, open_files: OpenFiles) -> list[xr.DataArray]:
-    """The variables of latitudes and longitudes in a file.
+    """Opens the variables of latitudes and longitudes in a file.
 
     Raises:
-        ValueError: it has none.
+        ValueError: there are no such variables.
     """
     dataset = open_files.dataset(path)
     axes = []

@@ -1,7 +1,7 @@
-"""Arrays of local Zarr stores, read by TensorStore: C++ threads, one copy.
+"""Arrays of local Zarr stores, read by TensorStore's C++ threads, with a single copy.
 
-Zarr's own Python reader needs more than twice the processor time for the same bytes and
-holds the interpreter's lock between chunks.
+Zarr's own Python reader needs more than twice the processor time for the same bytes,
+and keeps the GIL between chunks.
 """
 
 import json
@@ -22,10 +22,11 @@ class ZarrArray:
 
     Args:
         path: folder of the array.
-        driver: of TensorStore, "zarr" or "zarr3".
+        driver: TensorStore driver, "zarr" or "zarr3".
 
     Raises:
-        ValueError: TensorStore does not read it, as with filters of other packages.
+        ValueError: TensorStore cannot read the array, such as with filters of other
+            packages.
     """
 
     def __init__(self, path: str, driver: str) -> None:
@@ -33,7 +34,7 @@ class ZarrArray:
         self._array = tensorstore.open(spec, read=True, open=True).result()
 
     def __getitem__(self, index: tuple[Any, ...]) -> Shaped[np.ndarray, "..."]:
-        """Values at slices and lists of positions, one for each dim (outer indexing).
+        """Reads values by outer indexing: a slice or a list of indices for each dim.
 
         Raises:
             ValueError: a chunk is damaged.
@@ -45,12 +46,12 @@ class ZarrArray:
 
 
 def open_zarr_array(store: str, name: str, variable: xr.Variable) -> ZarrArray | None:
-    """A variable of a store; None where xarray has to read it.
+    """Opens a variable of a store; None if xarray has to read it.
 
     Args:
-        store: path that was opened.
-        name: of the variable.
-        variable: as xarray has it: values that are decoded are left to it.
+        store: path of the store.
+        name: name of the variable.
+        variable: xarray's variable; xarray reads those that need decoding.
     """
     path = os.path.join(store, name)
     driver = _driver(path)
@@ -63,7 +64,7 @@ def open_zarr_array(store: str, name: str, variable: xr.Variable) -> ZarrArray |
 
 
 def _driver(path: str) -> str | None:
-    """By the metadata file of an array in a local folder."""
+    """TensorStore driver, by the metadata file of an array in a local folder."""
     if os.path.exists(os.path.join(path, ".zarray")):
         return "zarr"
     metadata = os.path.join(path, "zarr.json")
