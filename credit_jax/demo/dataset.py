@@ -1,15 +1,15 @@
-"""Makes the demo data set: 6-hourly fields of a moist Held-Suarez climate.
+"""Generates the demo data set: 6-hourly fields of a moist Held-Suarez climate.
 
-The dynamical core of dinosaur computes them on a Gaussian grid:
+The dynamical core of dinosaur computes the fields on a Gaussian grid:
 
 - prognostic: U, V, T, Q on 8 sigma levels; SP
 - diagnostic: V500, Z500 (meridional wind and geopotential at 500 hPa) and TP (rain of
-  the last 6 hours). All follow from the state; the first two are smooth, rain falls
-  only where air is saturated
-- dynamic forcing: tsi (solar radiation); season and time of day enter by it
-- static: Z_GDS4_SFC and LSM (mountains and land), which the climate model uses, too
+  the last 6 hours). They are functions of the state; V500 and Z500 are smooth, and rain
+  is 0 except where the air is saturated
+- dynamic forcing: tsi (solar radiation), which depends on season and time of day
+- static: Z_GDS4_SFC and LSM (mountains and land), which the climate model also uses
 
-The same arguments give the same numbers on the same machine and versions.
+The same arguments give the same fields on the same machine and versions.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,23 +45,24 @@ from credit_jax.demo.write import (
 if TYPE_CHECKING:
     from credit_jax.demo.dynamics import Climate
 
-LAYOUT = 1  # version of the files and of the climate; any change of them raises it
+LAYOUT = 1  # version of the files and of the climate, raised at any change
 DAYS_AT_ONCE = 10
 OUTPUTS_PER_DAY = 4
 
 
 def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
-    """Makes the data set unless its folder already holds it.
+    """Generates the data set unless its folder already has it.
 
     Args:
-        demo: what to make, and where.
-        console: shows progress; None makes one on stderr.
+        demo: the data set and its folder.
+        console: where to show progress; None is stderr.
 
     Returns:
-        The folder: demo_{year}.zarr, static.nc, mean.nc, std.nc, demo.json.
+        The folder, with demo_{year}.zarr, static.nc, mean.nc, std.nc, demo.json.
 
     Raises:
-        ValueError: the folder holds something else; nothing is ever overwritten.
+        ValueError: the folder exists with other content, which is never overwritten, or
+            dinosaur is not installed.
         RuntimeError: the climate model became unstable.
     """
     folder = Path(demo.out)
@@ -74,7 +75,7 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
         f"Making {demo.days} days of {demo.truncation} demo data in {folder} "
         f"(after {demo.spinup_days} days of spin-up); they are kept for later runs."
     )
-    # dinosaur relies on rank promotion, which the caller may have forbidden.
+    # dinosaur needs rank promotion, which the caller may have disabled.
     with jax.numpy_rank_promotion("allow"), _progress(console) as progress:
         task = progress.add_task("days", total=demo.spinup_days + demo.days)
         with new_dataset(folder, wanted) as partial:
@@ -83,13 +84,13 @@ def ensure_demo_data(demo: DemoConfig, console: Console | None = None) -> Path:
 
 
 def manifest(demo: DemoConfig) -> dict[str, Any]:
-    """The contents of demo.json: what identifies a data set, its folder left out."""
+    """The content of demo.json, which identifies a data set without its folder."""
     return {"layout": LAYOUT, **demo.model_dump(exclude={"out"})}
 
 
 def _make(demo: DemoConfig, folder: Path, advance: Callable[[int], None]) -> None:
-    """Writes all files but the manifest; calls `advance(days)` as days are done."""
-    # dinosaur is optional, needed for this only, and slow to import.
+    """Writes all files except the manifest; reports progress by `advance(days)`."""
+    # dinosaur is an optional dependency, and slow to import.
     try:
         from credit_jax.demo.dynamics import build_climate
     except ModuleNotFoundError as error:
@@ -117,7 +118,7 @@ def _make(demo: DemoConfig, folder: Path, advance: Callable[[int], None]) -> Non
 def _chunks(
     demo: DemoConfig, climate: "Climate", advance: Callable[[int], None]
 ) -> Iterator[tuple[pd.DatetimeIndex, dict[str, np.ndarray]]]:
-    """Runs the climate; yields times and fields of `DAYS_AT_ONCE` days, no spin-up."""
+    """Runs the climate; yields times and fields by `DAYS_AT_ONCE`, after spin-up."""
     state = climate.initial
     rain = np.zeros((climate.latitude.size, climate.longitude.size), np.float32)
     for start in range(-demo.spinup_days, demo.days, DAYS_AT_ONCE):
@@ -185,7 +186,7 @@ def _progress(console: Console) -> Progress:
 
 
 def expected_files(demo: DemoConfig) -> list[str]:
-    """Paths of the files that `ensure_demo_data` makes, as a config writes them."""
+    """Paths of the files that `ensure_demo_data` makes, in the folder `demo.out`."""
     days = pd.period_range(FIRST_TIME, periods=demo.days, freq="D")
     names = [f"demo_{year}.zarr" for year in sorted({str(day)[:4] for day in days})]
     return [f"{demo.out}/{name}" for name in (*names, "static.nc", "mean.nc", "std.nc")]

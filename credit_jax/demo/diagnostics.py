@@ -1,4 +1,4 @@
-"""Fields of the data set from a state of the dynamical core, in SI units."""
+"""Computes the fields of the data set from a state of the dynamical core."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from credit_jax.demo.discretization import (
 
 
 def fields_of(disc: Discretization, state: State) -> dict[str, Array]:
-    """U, V, T, Q (level, lat, lon) and SP, V500, Z500 (lat, lon), north first.
+    """Computes U, V, T, Q (level, lat, lon) and SP, V500, Z500 (lat, lon), north first.
 
-    Units are m s-1, K, kg kg-1, Pa and, for Z500, m2 s-2. Negative Q, which truncation
-    can make, becomes 0.
+    Units are m s-1 (U, V, V500), K, kg kg-1, Pa and m2 s-2 (Z500). Negative Q, which
+    results from spectral truncation, is set to 0.
     """
     nodal, speed = disc.grid.to_nodal, disc.meter / disc.second
     u, v = spherical_harmonic.vor_div_to_uv_nodal(
@@ -43,10 +43,10 @@ def fields_of(disc: Discretization, state: State) -> dict[str, Array]:
 def geopotential(
     disc: Discretization, temperature: Float[Array, "level lon lat"]
 ) -> Float[Array, "level lon lat"]:
-    """Geopotential of the levels in m2 s-2, by hydrostatic balance.
+    """Computes the geopotential of the levels in m2 s-2, by hydrostatic balance.
 
-    g z + R T_N ln(1 / sigma_N) at the lowest level N; from level k + 1 to k it grows by
-    R (T_k + T_k+1) / 2 ln(sigma_k+1 / sigma_k).
+    It is g z + R T_N ln(1 / sigma_N) at the lowest level N, and increases from level
+    k + 1 to k by R (T_k + T_k+1) / 2 ln(sigma_k+1 / sigma_k).
 
     Args:
         disc: grid, levels and units.
@@ -66,11 +66,13 @@ def at_500_hpa(
     field: Float[Array, "level lon lat"],
     surface_pressure: Float[Array, "lon lat"],
 ) -> Float[Array, "lon lat"]:
-    """A field at 500 hPa: linear in log(pressure), constant beyond the end levels.
+    """Interpolates a field to 500 hPa, linearly in log(pressure).
+
+    It is constant beyond the first and last level.
 
     Args:
         disc: grid, levels and units.
-        field: on sigma levels.
+        field: any quantity on sigma levels.
         surface_pressure: Pa.
     """
     log_sigma = np.log(disc.levels.centers)
@@ -83,5 +85,5 @@ def at_500_hpa(
 
 
 def to_north_first(field: Any) -> Any:
-    """(..., lon, lat) south first -> (..., lat, lon) north first."""
+    """Converts (..., lon, lat), south first, to (..., lat, lon), north first."""
     return field.swapaxes(-1, -2)[..., ::-1, :]

@@ -1,4 +1,4 @@
-"""Grid, levels and units of the demo climate, and its mountains and continents."""
+"""Grid, levels, units, mountains and continents of the demo climate."""
 
 import dataclasses
 from typing import Any
@@ -25,10 +25,10 @@ REFERENCE_TEMPERATURE = 288.0  # K, of the semi-implicit scheme; the state holds
 
 @dataclasses.dataclass(frozen=True)
 class Discretization:
-    """Grid, levels, unit scales and fixed fields.
+    """Grid, levels, unit scales and constant fields.
 
-    Arrays are in dinosaur's order (level, lon, lat), latitudes from south to north.
-    dinosaur computes in nondimensional units.
+    Arrays are in dinosaur's order (level, lon, lat), with latitudes from south to
+    north. dinosaur computes in nondimensional units.
 
     Attributes:
         coords: spherical harmonics and sigma levels.
@@ -37,7 +37,7 @@ class Discretization:
         kelvin, pascal, second, meter: one SI unit in nondimensional units.
         longitude, latitude: (lon, lat) radians.
         land: (lon, lat), 1 on land and 0 on sea.
-        height: (lon, lat) of the surface in m, truncated like the state.
+        height: (lon, lat) height of the surface in m, spectrally truncated.
     """
 
     coords: coordinate_systems.CoordinateSystem
@@ -59,7 +59,7 @@ class Discretization:
 
     @property
     def thickness(self) -> Float[np.ndarray, "level 1 1"]:
-        """Thickness of the levels in sigma; the sum is 1."""
+        """Thickness of the levels in sigma, with sum 1."""
         return self.levels.layer_thickness[:, None, None]
 
     @property
@@ -69,7 +69,7 @@ class Discretization:
 
 
 def discretize(truncation: str) -> Discretization:
-    """The discretization of a spectral truncation.
+    """Builds the discretization of a spectral truncation.
 
     Args:
         truncation: "T21" (32 x 64 points) or "T42" (64 x 128), on a Gaussian grid.

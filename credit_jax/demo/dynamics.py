@@ -32,22 +32,22 @@ from credit_jax.demo.forcing import DAY, forcing_step
 
 STEP_SECONDS = {"T21": 4320.0, "T42": 2160.0}
 OUTPUT_HOURS = 6
-PERTURBATION = 5e3  # Pa, height of the initial pressure wave
+PERTURBATION = 5e3  # Pa, amplitude of the initial pressure wave
 
 
 @dataclasses.dataclass(frozen=True)
 class Climate:
-    """The demo climate, ready to run.
+    """The functions and constant fields of the demo climate.
 
     Attributes:
-        advance: jitted, `(state, day) -> (state, rain)` over one output interval; day
-            counts from 1 January 00 UTC, rain (lat, lon) is in m of water since the
-            last output.
-        fields: jitted, `state -> fields` by name, see `diagnostics.fields_of`.
-        initial: an atmosphere at rest with a pressure wave.
-        latitude: (lat,) degrees, from north to south.
-        longitude: (lon,) degrees.
-        sigma: (level,) centers, top first.
+        advance: jitted `(state, day) -> (state, rain)` over one output interval; day is
+            in days since 1 January 00 UTC, rain (lat, lon) in m of water since the last
+            output.
+        fields: jitted `state -> fields` by name, see `diagnostics.fields_of`.
+        initial: initial state, an atmosphere at rest with a pressure wave.
+        latitude: (lat,) degrees north, from north to south.
+        longitude: (lon,) degrees east.
+        sigma: (level,) centers of the levels, top first.
         static: "Z_GDS4_SFC" (surface geopotential, m2 s-2) and "LSM" (1 on land),
             (lat, lon).
     """
@@ -62,11 +62,11 @@ class Climate:
 
 
 def build_climate(truncation: str, seed: int) -> Climate:
-    """Builds the climate; nothing is run yet.
+    """Builds the climate, without running it.
 
     Args:
         truncation: "T21" (32 x 64 points) or "T42" (64 x 128).
-        seed: of the position of the initial pressure wave.
+        seed: seed of the position of the initial pressure wave.
     """
     disc = discretize(truncation)
     return Climate(
@@ -102,7 +102,7 @@ def _advance(disc: Discretization, seconds: float) -> Callable:
 
 
 def _dynamics_step(disc: Discretization, seconds: float) -> Callable[[State], State]:
-    """One step of the primitive equations, then a filter of the shortest waves."""
+    """Builds one step of the primitive equations and a filter of the shortest waves."""
     step = seconds * disc.second
     equations = primitive_equations.PrimitiveEquationsSigma(
         np.full(NUM_LEVELS, REFERENCE_TEMPERATURE * disc.kelvin),
@@ -119,7 +119,7 @@ def _dynamics_step(disc: Discretization, seconds: float) -> Callable[[State], St
 
 
 def _initial_state(disc: Discretization, seed: int) -> State:
-    """At rest, isothermal and dry, with a pressure wave at a random position."""
+    """A dry isothermal state at rest, with a pressure wave at a random position."""
     make, _ = primitive_equations_states.isothermal_rest_atmosphere(
         disc.coords,
         disc.specs,

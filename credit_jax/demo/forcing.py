@@ -1,10 +1,11 @@
 """Forcing of the demo climate: heating, drag, evaporation and rain.
 
-Held and Suarez (1994), doi:10.1175/1520-0477(1994)075<1825:APFTIO>2.0.CO;2, with an
-equilibrium temperature that follows the season and, over land, the height of the Sun.
-Water vapor as in Galewsky et al. (2005), doi:10.1175/JAS3532.1: a tracer that
-evaporates over sea, is advected, and rains out above saturation. Its latent heat does
-not act back, so the circulation stays that of Held and Suarez.
+Heating and drag are those of Held and Suarez (1994),
+doi:10.1175/1520-0477(1994)075<1825:APFTIO>2.0.CO;2, with an equilibrium temperature
+that depends on the season and, over land, on the elevation of the sun. Water vapor is
+that of Galewsky et al. (2005), doi:10.1175/JAS3532.1: a tracer that evaporates over
+sea, is advected, and rains out above saturation. There is no latent heating, so the
+circulation remains that of Held and Suarez.
 """
 
 import dataclasses
@@ -27,24 +28,25 @@ SIGMA_B = 0.7  # sigma at the top of the boundary layer, Held and Suarez (1994)
 DRAG_DAYS = 1.0  # 1 / k_f, the same
 COOLING_DAYS = 40.0  # 1 / k_a, the same
 SURFACE_COOLING_DAYS = 4.0  # 1 / k_s, the same
-SEASON = 0.1  # shift of the warmest sin(latitude), times sin(declination); own choice
-LAND_HEATING = 40.0  # K at sigma 1, Sun in the zenith against none; own choice
-EVAPORATION_TIME = 21600.0  # s, of the relaxation at sigma 1; own choice
-RELATIVE_HUMIDITY = 0.8  # that evaporation relaxes to; own choice
+# The following values are not from the literature.
+SEASON = 0.1  # shift of the warmest sin(latitude) per sin(declination)
+LAND_HEATING = 40.0  # K at sigma 1, from night to the sun in the zenith
+EVAPORATION_TIME = 21600.0  # s, time scale of the relaxation at sigma 1
+RELATIVE_HUMIDITY = 0.8  # target of the relaxation
 
 Advance = Callable[[State, Float[Array, ""]], tuple[State, Float[Array, "lon lat"]]]
 
 
 def forcing_step(disc: Discretization, seconds: float) -> Advance:
-    """One time step of the forcing, backward Euler.
+    """Builds one time step of the forcing, by the backward Euler method.
 
     Args:
         disc: grid, levels and units.
         seconds: length of the step.
 
     Returns:
-        `(state, day) -> (state, rain)`; day counts from 1 January 00 UTC, rain is in m
-        of water.
+        `(state, day) -> (state, rain)`; day is in days since 1 January 00 UTC, rain in
+        m of water.
     """
     drag = 1.0 / (1.0 + seconds / (DRAG_DAYS * DAY) * boundary_layer(disc))
     weight = seconds / DAY * _relaxation_rate(disc)
@@ -75,7 +77,7 @@ def forcing_step(disc: Discretization, seconds: float) -> Advance:
 
 
 def boundary_layer(disc: Discretization) -> Float[np.ndarray, "level 1 1"]:
-    """max(0, (sigma - sigma_b) / (1 - sigma_b)), Held and Suarez (1994)."""
+    """Weight max(0, (sigma - sigma_b) / (1 - sigma_b)), Held and Suarez (1994)."""
     return np.maximum(0.0, (disc.sigma - SIGMA_B) / (1.0 - SIGMA_B))
 
 
@@ -84,11 +86,12 @@ def equilibrium_temperature(
     pressure: Float[Array, "level lon lat"],
     day: Float[Array, ""],
 ) -> Float[Array, "level lon lat"]:
-    """Equilibrium temperature in K, that of Held and Suarez with season and warm land.
+    """Equilibrium temperature in K of Held and Suarez, with season and heated land.
 
-    max(200, (p/p0)^kappa (315 - 60 (sin lat - s)^2 - 10 ln(p/p0) cos(lat)^2 + h)),
-    s = SEASON sin(declination), h = LAND_HEATING times land times `boundary_layer`
-    times (cos(zenith) - 1/4), where 1/4 is the global mean of cos(zenith).
+    It is max(200, (p/p0)^kappa (315 - 60 (sin lat - s)^2 - 10 ln(p/p0) cos(lat)^2 + h))
+    with s = SEASON sin(declination), and h = LAND_HEATING times land times
+    `boundary_layer` times (cos(zenith) - 1/4), where 1/4 is the global mean of
+    cos(zenith).
 
     Args:
         disc: grid, levels and units.
@@ -105,7 +108,7 @@ def equilibrium_temperature(
 
 
 def _relaxation_rate(disc: Discretization) -> Float[np.ndarray, "level lon lat"]:
-    """k_T in 1/day: k_a + (k_s - k_a) times `boundary_layer` times cos(lat)^4."""
+    """Rate k_a + (k_s - k_a) times `boundary_layer` times cos(lat)^4, in 1/day."""
     aloft, surface = 1.0 / COOLING_DAYS, 1.0 / SURFACE_COOLING_DAYS
     return aloft + (surface - aloft) * (
         boundary_layer(disc) * np.cos(disc.latitude[None]) ** 4
@@ -119,7 +122,7 @@ def _water_vapor(
     pressure: Float[Array, "level lon lat"],
     seconds: float,
 ) -> tuple[Float[Array, "level lon lat"], Float[Array, "lon lat"]]:
-    """Evaporates over sea, then removes what exceeds saturation.
+    """Adds evaporation over sea, then removes water vapor above saturation.
 
     Args:
         disc: grid, levels and units.

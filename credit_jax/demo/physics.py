@@ -1,7 +1,6 @@
-"""Physics of the demo climate: sunlight, moisture, mountains, and its land-sea mask.
+"""Physics of the demo climate: solar radiation, moisture, mountains, land-sea mask.
 
-Pure functions of arrays that broadcast, in SI units; `forcing` makes time steps of
-them.
+Pure functions of arrays that broadcast, in SI units, which `forcing` uses.
 """
 
 from types import ModuleType
@@ -120,7 +119,9 @@ def mountain_height(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
 
 
 def land_mask(latitude: np.ndarray, longitude: np.ndarray) -> np.ndarray:
-    """1 on three idealized continents, two of them with a mountain range; 0 on sea.
+    """Mask with 1 on three idealized continents and 0 on sea.
+
+    Two of the continents have one of the mountain ranges of `mountain_height`.
 
     Args:
         latitude: radians, broadcastable with longitude.

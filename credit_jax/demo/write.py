@@ -1,8 +1,8 @@
 """Writes the demo data set in CREDIT's layout, atomically.
 
-demo_{year}.zarr with dims (time, level, latitude, longitude), latitudes from north to
-south; static.nc; mean.nc and std.nc, one number per level, of all days but the held-out
-ones. `new_dataset` makes the folder appear complete or not at all.
+The files are demo_{year}.zarr with dims (time, level, latitude, longitude), latitudes
+from north to south; static.nc; mean.nc and std.nc, with a value per level, of all days
+except the held-out ones.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ VARIABLES = {
 }
 
 
-Times: TypeAlias = Any  # pd.DatetimeIndex, whose fields the type stubs do not know
+Times: TypeAlias = Any  # pd.DatetimeIndex, some fields of which type stubs lack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Axes:
     longitude: Float[np.ndarray, " lon"]
 
     def coordinates(self, times: Times) -> dict[str, Any]:
-        """Coordinates with CF attributes, for `xr.Dataset`.
+        """Returns coordinates with CF attributes, for `xr.Dataset`.
 
         Args:
             times: None for static fields, which have neither time nor level.
@@ -97,7 +97,7 @@ class Axes:
 
 
 class Statistics:
-    """Mean and standard deviation of each level, accumulated in float64."""
+    """Accumulates mean and standard deviation of each level, in float64."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
@@ -158,7 +158,7 @@ class YearWriter:
             name: {"chunks": (TIMES_PER_CHUNK, *field.shape[1:])}
             for name, field in fields.items()
         }
-        # One chunk for the times of a year: opening a store reads them all.
+        # One chunk for the times of a year, since opening a store reads all of them.
         encoding["time"] = {**_TIME_ENCODING, "chunks": (4 * 366,)}
         dataset.to_zarr(
             path, mode="w-", encoding=encoding, zarr_format=2, consolidated=True
@@ -166,7 +166,7 @@ class YearWriter:
 
 
 def write_static(folder: Path, axes: Axes, fields: dict[str, np.ndarray]) -> None:
-    """Writes static.nc: fields (lat, lon) with their coordinates."""
+    """Writes static.nc with fields (lat, lon) and their coordinates."""
     _dataset(fields, axes, None).to_netcdf(folder / "static.nc")
 
 
@@ -198,18 +198,18 @@ def _dataset(fields: dict[str, np.ndarray], axes: Axes, times: Times) -> xr.Data
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a data set; None if the folder holds no complete one."""
+    """Reads the manifest of a data set; None if the folder has no complete data set."""
     path = folder / MANIFEST
     return json.loads(path.read_text()) if path.is_file() else None
 
 
 @contextmanager
 def new_dataset(folder: Path, manifest: dict[str, Any]) -> Iterator[Path]:
-    """Yields a temporary folder, which becomes `folder` once it is synced to disk.
+    """Yields a temporary folder, which is synced to disk and renamed to `folder`.
 
     Args:
-        folder: must not exist.
-        manifest: written into it last.
+        folder: path of a folder that does not exist.
+        manifest: content of the manifest, which is written last.
     """
     with new_folder(folder) as partial:
         yield partial
