@@ -1,1 +1,1 @@
-"""Fits the scalers and the means and deviations that the preblocks of a config read."""
+"""Fits the scalers, means and deviations that the preblocks of a config read."""

@@ -1,8 +1,8 @@
 """Fit scalers: `python -m credit_jax.preprocess --config FILE`.
 
-Fits what `credit preprocess` of CREDIT fits, the scalers of each
-`bridgescaler_transform`, and the means and deviations of each `era5_normalizer`, over
-the training data. CREDIT reads the files.
+Fits the scalers of each `bridgescaler_transform`, as CREDIT's `credit preprocess` does,
+and the means and deviations of each `era5_normalizer`, to the training data. CREDIT can
+read the files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from credit_jax.preprocess.fitting import (
 from credit_jax.preprocess.planning import plan_fits
 from credit_jax.training.display import Display
 
-# Sections of training, which CREDIT's configs for scalers alone leave out.
+# Defaults of the training sections, which CREDIT's configs for scalers leave out.
 _ABSENT = {
     "model": {"type": "none"},
     "loss": {"training_loss": "mse"},
@@ -55,10 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fits and writes; files appear at the end, all of them or none.
+    """Fits the files of a config and writes them, after all have been fitted.
 
     Raises:
-        ValueError, OSError: nothing can be fitted, or the data are damaged.
+        ValueError, OSError: there is nothing to fit, or the data are damaged.
     """
     config = read_config(args.config, args.set, absent=_ABSENT)
     preprocess(config, num_threads=args.threads, overwrite=args.overwrite)
@@ -75,16 +75,16 @@ def preprocess(
     """Fits the scalers, means and deviations of a config, as the command does.
 
     Args:
-        config: of `load_config`.
-        num_threads: that read; None takes `trainer.thread_workers`.
-        overwrite: fit files anew that are there; the old ones are moved aside.
-        console: where to write; None is stdout.
+        config: the config, see `load_config`.
+        num_threads: number of threads that read; None uses `trainer.thread_workers`.
+        overwrite: whether to fit existing files again; old ones are renamed.
+        console: where to write messages; None is stdout.
 
     Returns:
         The files that were written.
 
     Raises:
-        ValueError, OSError: nothing can be fitted, or the data are damaged.
+        ValueError, OSError: there is nothing to fit, or the data are damaged.
     """
     if num_threads is None:
         num_threads = config.trainer.thread_workers
@@ -110,7 +110,7 @@ def preprocess(
 
 
 def _notes_of_channels(fits: Sequence[object]) -> list[str]:
-    """Scalers whose channels are longitudes, as CREDIT's default is."""
+    """Notes on scalers whose channels are longitudes, which is CREDIT's default."""
     return [
         f"{fit.path}: one scaler for each longitude, as in CREDIT; for one a level "
         "write scaler_params: {channels_last: false}"

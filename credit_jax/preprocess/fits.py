@@ -1,4 +1,4 @@
-"""The blocks of a config whose files are fitted: what they collect, and the files."""
+"""The fits of the blocks of a config: the statistics and the files of each."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from credit_jax.transforms.pre.normalize import NormalizerArgs
 from credit_jax.transforms.pre.scaler import ScalerArgs
 from credit_jax.transforms.selection import Selection, Variables
 
-# Statistics by entry of the batch, source and key; or by variable.
+# Statistics by entry of the batch, source and key, or by variable.
 Collected: TypeAlias = Mapping[str, Any]
 
 
 @runtime_checkable
 class Fit(Protocol):
-    """One block whose files are fitted."""
+    """The fit of one block."""
 
     @property
     def path(self) -> str:
-        """Of its section, such as "preblocks.per_step.scaler"."""
+        """Dotted path of the block, such as "preblocks.per_step.scaler"."""
         ...
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What it reads, and what is written."""
+        """The files of the block, which are written."""
         ...
 
     @property
     def in_order(self) -> bool:
-        """Whether the order and the size of batches change the numbers."""
+        """Whether the result depends on the order and the size of batches."""
         ...
 
     @property
     def variables(self) -> Variables:
-        """The variables that are fitted, as the config has them."""
+        """The `variables` argument of the block."""
         ...
 
     def collect(self, tree: FieldTree) -> Collected:
-        """The statistics of one batch, as it is before the block.
+        """Computes the statistics of one batch, before the block is applied.
 
         Raises:
             ValueError: a variable cannot be fitted.
@@ -59,7 +59,7 @@ class Fit(Protocol):
         ...
 
     def write(self, collected: Collected, paths: tuple[Path, ...]) -> None:
-        """Writes the files to some paths."""
+        """Writes the files to `paths`, in the order of `files`."""
         ...
 
 
@@ -78,12 +78,12 @@ class QuantileParams(AffineParams):
     """`scaler_params` of quantile scalers; see bridgescaler's DQuantileScalerTensor.
 
     Attributes:
-        compression: about the number of centroids of a channel.
-        distribution: of the transformed values.
-        min_val, max_val: smallest and largest quantile.
-        compile: kept for CREDIT, which compiles the transform.
+        compression: approximate number of centroids of a channel.
+        distribution: distribution of the transformed values.
+        min_val, max_val: bounds of the quantiles.
+        compile: whether CREDIT compiles the transform; no effect in credit_jax.
         fast_transform: whether the transform interpolates between knots.
-        n_knots: how many.
+        n_knots: number of these knots.
     """
 
     compression: int | float = Field(250, gt=0)
@@ -101,7 +101,7 @@ class ScalerFit:
 
     Attributes:
         path: see `Fit`.
-        args: of the block.
+        args: arguments of the block.
     """
 
     path: str
@@ -112,7 +112,7 @@ class ScalerFit:
         """Validated `scaler_params`.
 
         Raises:
-            ConfigError: they are not those of such a scaler.
+            ConfigError: they are invalid for this type of scaler.
         """
         kind = QuantileParams if self.in_order else AffineParams
         where = f"{self.path}.args.scaler_params"
@@ -125,7 +125,7 @@ class ScalerFit:
 
     @property
     def in_order(self) -> bool:
-        """See `Fit.in_order`: t-digests depend on it."""
+        """See `Fit.in_order`; true for t-digests."""
         return self.args.scaler_type == "quantile"
 
     @property
@@ -162,7 +162,7 @@ class ScalerFit:
         return kind.of(x, axis)
 
     def write(self, collected: Collected, paths: tuple[Path, ...]) -> None:
-        """Writes the JSON of bridgescaler."""
+        """Writes bridgescaler's JSON file."""
         params = self.params.model_dump()
 
         def attributes(leaf: Statistics) -> dict[str, Any]:
@@ -177,12 +177,13 @@ class ScalerFit:
 class NormalizerFit:
     """Fits the means and standard deviations of an `era5_normalizer`.
 
-    They are those of the input, and of the target for variables that are only there.
+    They are fitted to the input, and for variables that are not in the input to the
+    target.
 
     Attributes:
         path: see `Fit`.
-        args: of the block.
-        units: of the variables, by name, as far as they are known.
+        args: arguments of the block.
+        units: known units of the variables, by name.
     """
 
     path: str
@@ -223,7 +224,7 @@ class NormalizerFit:
             xr.Dataset(made).to_netcdf(path, engine="h5netcdf")
 
     def _at(self, name: str, which: str, moments: Moments) -> np.ndarray:
-        """The numbers of a variable, at the levels that `levels` names."""
+        """Means or deviations of a variable, at their indices in `levels`."""
         values = moments.mean
         if which == "std":
             values = np.sqrt(moments.variance)
@@ -244,12 +245,12 @@ class NormalizerFit:
 
 
 def _dims(x: np.ndarray) -> tuple[str, ...]:
-    """Variables with other numbers of levels have another dim."""
+    """Names of dims by their size, since numbers of levels may differ."""
     return tuple(f"level_{size}" for size in x.shape)
 
 
 def map_leaves(change: Any, nested: Collected) -> dict[str, Any]:
-    """A nested dict with changed leaves."""
+    """Applies `change` to the leaves of a nested dict."""
     return {
         key: map_leaves(change, own) if isinstance(own, Mapping) else change(own)
         for key, own in nested.items()
@@ -257,7 +258,7 @@ def map_leaves(change: Any, nested: Collected) -> dict[str, Any]:
 
 
 def leaves(nested: Collected, *names: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of a nested dict, and their keys joined by a space."""
+    """Yields the leaves of a nested dict with their keys, joined by spaces."""
     for key, own in nested.items():
         if isinstance(own, Mapping):
             yield from leaves(own, *names, key)

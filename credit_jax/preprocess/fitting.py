@@ -1,9 +1,10 @@
-"""One pass over the training data by several threads, and the files that it makes.
+"""Fits files in one pass over the training data, by several threads.
 
 The samples are those of CREDIT's `credit preprocess` in one process: the batches of the
 first epoch of training with one forecast step, at most `trainer.batches_per_epoch`.
-They are read in order of time, so that neighbors come from the same chunks. Only
-quantile scalers depend on order and size of batches: with one, batches are CREDIT's.
+They are read in order of time, so that neighbors are in the same chunks. Quantile
+scalers depend on the order and the size of batches; if there is one, batches are read
+in CREDIT's order.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Samples:
     """The samples that scalers are fitted to.
 
     Attributes:
-        dataset: with one forecast step.
-        batches: indices of samples.
+        dataset: the training data, with one forecast step.
+        batches: indices of the samples of each batch.
     """
 
     dataset: Dataset
@@ -48,7 +49,7 @@ class Samples:
 
     @property
     def count(self) -> int:
-        """Samples of all batches."""
+        """Number of samples."""
         return sum(map(len, self.batches))
 
 
@@ -57,7 +58,8 @@ def open_samples(config: Config, *, in_order: bool) -> Samples:
 
     Args:
         config: the whole config; its model section is not read.
-        in_order: take CREDIT's batches; else every sample on its own, in order of time.
+        in_order: whether to use CREDIT's batches; else there is a batch for each
+            sample, in order of time.
 
     Raises:
         FileNotFoundError, ValueError: see `open_dataset`, `check_dataset`.
@@ -84,13 +86,13 @@ def open_samples(config: Config, *, in_order: bool) -> Samples:
 def fit_samples(
     plan: FitPlan, samples: Samples, display: Display, *, num_threads: int
 ) -> dict[str, Collected]:
-    """The statistics of all samples, by the path of the block.
+    """Computes the statistics of all samples, by the path of the block.
 
-    In memory are at most two batches a thread. With `on_bad_sample: skip` bad samples
-    are left out, each with a line, and counted.
+    At most two batches per thread are in memory. With `on_bad_sample: skip`, bad
+    samples are reported and left out.
 
     Raises:
-        ValueError: a field is damaged, see `check_sample`; a variable has no value.
+        ValueError: a field is damaged, see `check_sample`; or a variable has no value.
     """
 
     def collect(indices: np.ndarray) -> tuple[dict[str, Collected], list[str]]:
@@ -123,7 +125,7 @@ def fit_samples(
 
 
 def _read(dataset: Dataset, index: int) -> Sample | str:
-    """A sample, or why it is bad in a data set that skips bad ones."""
+    """Reads a sample; returns the error text for a bad one that is to be skipped."""
     try:
         sample = dataset[index]
         check_sample(sample)
@@ -137,9 +139,10 @@ def _read(dataset: Dataset, index: int) -> Sample | str:
 def in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], num_threads: int
 ) -> Iterator[Result]:
-    """`map` by several threads, each at most one item ahead; results keep their order.
+    """Maps a function over items by several threads; results keep their order.
 
-    An exception, also one of the caller, ends it after the items that are running.
+    At most two items per thread are pending. After an exception, also in the caller, no
+    further item is started.
     """
     rest, num_threads = iter(items), max(1, num_threads)
     with ThreadPoolExecutor(num_threads) as pool:
@@ -156,7 +159,7 @@ def in_threads(
 def results(
     plan: FitPlan, collected: dict[str, Collected]
 ) -> Iterator[tuple[str, str, Statistics]]:
-    """Path of the block, name and statistics of every variable that was fitted."""
+    """Yields path of the block, name and statistics of every fitted variable."""
     for fit in plan.fits:
         for name, own in leaves(collected[fit.path]):
             yield fit.path, name, own
@@ -165,10 +168,10 @@ def results(
 def write_fits(
     plan: FitPlan, collected: dict[str, Collected]
 ) -> list[tuple[Path, Path]]:
-    """Writes all files, complete or not at all.
+    """Writes all files; they get their final names after all have been written.
 
     Returns:
-        The files that were there, and the names that they have now.
+        Pairs of old and new path of existing files, which are renamed.
     """
     moved = []
     with ExitStack() as stack:

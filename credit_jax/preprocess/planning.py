@@ -1,4 +1,4 @@
-"""Which blocks of a config are fitted, and what is done to the fields before them."""
+"""Plans which blocks of a config are fitted, and which blocks run before them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from credit_jax.transforms.selection import Selection
 
 @dataclass(frozen=True)
 class FitPlan:
-    """The blocks that are fitted.
+    """The blocks to fit.
 
     Attributes:
-        chain: the preblocks up to the last that is fitted, in the order they run; a
-            block with scalers that is not fitted is left out.
-        kept: files that are there already.
+        chain: the preblocks up to the last one to fit, in execution order, without
+            scalers and normalizers whose files exist.
+        kept: existing files that are not fitted again.
     """
 
     chain: tuple[Fit | Placed, ...]
@@ -35,19 +35,19 @@ class FitPlan:
 
     @property
     def fits(self) -> tuple[Fit, ...]:
-        """The blocks that are fitted."""
+        """The fits of the chain."""
         return tuple(own for own in self.chain if not isinstance(own, Placed))
 
     @property
     def in_order(self) -> bool:
-        """Whether the order and the size of batches change the numbers."""
+        """Whether a fit depends on the order and the size of batches."""
         return any(fit.in_order for fit in self.fits)
 
     def collect(self, tree: FieldTree) -> dict[str, Collected]:
-        """The statistics of one batch, by the path of the block.
+        """Computes the statistics of one batch, by the path of the block.
 
-        Each block is fitted to what the blocks before it make, but for those with
-        scalers, which scale other variables.
+        Each block is fitted to the output of the blocks before it, except that blocks
+        with scalers are not applied.
         """
         found = {}
         for own in self.chain:
@@ -58,10 +58,10 @@ class FitPlan:
         return found
 
     def with_units(self, units: Mapping[str, tuple[str, str]]) -> FitPlan:
-        """The same, with the units of variables that are written.
+        """Returns a copy with the units of the variables to write.
 
         Args:
-            units: key -> unit and file, of the variables as the data have them.
+            units: key -> unit and file, for the variables of the data.
         """
         chain, known = [], {key: unit for key, (unit, _) in units.items()}
         for own in self.chain:
@@ -78,10 +78,10 @@ class FitPlan:
         return replace(self, chain=tuple(chain))
 
     def notes(self, layout: Layout) -> list[str]:
-        """What blocks name and the data do not have: it is left out, as in CREDIT.
+        """Finds variables that the data lack, which are ignored, as in CREDIT.
 
         Args:
-            layout: variables of "input" and "target" as the data have them.
+            layout: variables of "input" and "target" of the data.
         """
         found = []
         for own in self.chain:
@@ -95,7 +95,7 @@ class FitPlan:
 
 
 def _changes(placed: Placed, key: str) -> bool:
-    """Whether a block may give a variable another unit."""
+    """Whether a block may change the unit of a variable."""
     own = placed.transform
     return not isinstance(own, FillValues | Regrid) and (
         not isinstance(own, Selects) or own.selection(key)
@@ -106,12 +106,13 @@ def plan_fits(preblocks: PreblocksConfig, *, overwrite: bool = False) -> FitPlan
     """Finds the blocks whose files are to be fitted.
 
     Args:
-        preblocks: the section.
-        overwrite: fit those anew whose files are there.
+        preblocks: the preblocks section.
+        overwrite: whether to fit files again that exist.
 
     Raises:
-        ConfigError: for unknown types and arguments.
-        ValueError: no block has such files, all are there, or two blocks share one.
+        ConfigError: a type or an argument is unknown or invalid.
+        ValueError: no block has files to fit, all files exist, one of two files of a
+            block exists, or two blocks have the same file.
         OSError: a file that another block needs cannot be read.
     """
     chain: list[Fit | Callable[[], Placed]] = []
@@ -153,7 +154,7 @@ def _fit_of(path: str, args: Any) -> ScalerFit | NormalizerFit | None:
 
 
 def _check_files(fits: Sequence[Fit]) -> None:
-    """Check that there are blocks to fit, and that no two share a file."""
+    """Checks that there are blocks to fit, and that no two share a file."""
     if not fits:
         raise ValueError(
             "preblocks: there is no block of type bridgescaler_transform or "

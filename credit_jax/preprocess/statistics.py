@@ -1,7 +1,7 @@
 """Statistics of the channels of fields, which are merged over batches.
 
-Every class makes the statistics of one array (`of`), merges two (`merged`), and gives
-the attributes of bridgescaler's scaler of it (`attributes`). NaN is left out.
+Every class computes the statistics of one array (`of`), merges two (`merged`), and
+returns the attributes of bridgescaler's scaler (`attributes`). NaN is ignored.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Own = TypeVar("Own", bound="Statistics")
 
 @runtime_checkable
 class Statistics(Protocol):
-    """What is known of the values of each channel of a variable."""
+    """Statistics of the values of each channel of a variable."""
 
     def merged(self: Own, other: Own) -> Own:
-        """Those of all values of both; `self` may be changed."""
+        """Returns the statistics of all values of both; may modify `self`."""
         ...
 
     def attributes(self) -> Attributes:
-        """Of bridgescaler's scaler, but for the class and the order of dims."""
+        """Attributes of bridgescaler's scaler that depend on the data, and its type."""
         ...
 
     @property
     def count(self) -> Channels:
-        """(channel,) values that are no NaN."""
+        """(channel,) number of values that are not NaN."""
         ...
 
     def summary(self) -> str:
-        """The ranges of the numbers over the channels."""
+        """Text with the ranges of the statistics over the channels."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Mean and variance, in double precision.
+    """Mean and variance, in float64.
 
     Attributes:
-        count: (channel,) values.
-        mean: (channel,); NaN without values.
+        count: (channel,) number of values.
+        mean: (channel,) mean; NaN without values.
         squares: (channel,) sum of squared deviations from the mean.
     """
 
@@ -60,9 +60,9 @@ class Moments:
 
     @classmethod
     def of(cls, x: Values, axis: int) -> Moments:
-        """Those of an array; `axis` has the channels."""
+        """Computes the moments of an array whose channels are along `axis`."""
         if x.ndim == 5 and axis == 1:
-            # One level after the other, for little memory.
+            # Level by level, to use less memory.
             levels = [_moments(x[:, k].ravel()) for k in range(x.shape[1])]
             return cls(*np.array(levels, np.float64).T)
         axes = _others(x, axis)
@@ -101,12 +101,12 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Extremes:
-    """Smallest and largest value, in the precision of the data.
+    """Smallest and largest value, in the dtype of the data.
 
     Attributes:
-        count: (channel,) values.
-        low: (channel,); inf without values.
-        high: (channel,); -inf without values.
+        count: (channel,) number of values.
+        low: (channel,) smallest value; inf without values.
+        high: (channel,) largest value; -inf without values.
     """
 
     count: Channels
@@ -115,7 +115,7 @@ class Extremes:
 
     @classmethod
     def of(cls, x: Values, axis: int) -> Extremes:
-        """Those of an array; `axis` has the channels."""
+        """Computes the extremes of an array whose channels are along `axis`."""
         axes, valid = _others(x, axis), ~np.isnan(x)
         return cls(
             valid.sum(axes, dtype=np.float64),
@@ -146,19 +146,19 @@ class Extremes:
 
 @dataclass(frozen=True, eq=False)
 class Digests:
-    """A t-digest of each channel, by crick, which bridgescaler takes, too.
+    """A t-digest of each channel, by the package crick, as in bridgescaler.
 
-    Values that are not finite are left out.
+    Values that are not finite are ignored.
 
     Attributes:
-        digests: crick's objects.
+        digests: crick's digest of each channel.
     """
 
     digests: Sequence[Any]
 
     @classmethod
     def of(cls, x: Values, axis: int, compression: float) -> Digests:
-        """Those of an array; `axis` has the channels.
+        """Computes the digests of an array whose channels are along `axis`.
 
         Raises:
             ValueError: crick is not installed.
@@ -168,7 +168,7 @@ class Digests:
         for channel in range(x.shape[axis]):
             digest = new(compression)
             digest.update(x.take(channel, axis).ravel())
-            digest.centroids()  # merges what is buffered, as bridgescaler does
+            digest.centroids()  # merges the buffered values, as bridgescaler does
             digests.append(digest)
         return cls(digests)
 
@@ -181,7 +181,7 @@ class Digests:
 
     @property
     def count(self) -> Channels:
-        """(channel,) values."""
+        """(channel,) number of finite values."""
         return np.array([own.size() for own in self.digests])
 
     def attributes(self) -> Attributes:
@@ -218,7 +218,7 @@ class Digests:
 
 
 def merge_trees(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two nested dicts of statistics with the same keys, merged leaf by leaf."""
+    """Merges the leaves of two nested dicts of statistics with the same keys."""
     return {
         key: merge_trees(own, second[key])
         if isinstance(own, Mapping)
@@ -250,7 +250,7 @@ def _moments(x: np.ndarray) -> tuple[float, float, float]:
 
 
 def _others(x: Values, axis: int) -> tuple[int, ...]:
-    """All axes but that of the channels."""
+    """All axes except that of the channels."""
     return tuple(own for own in range(x.ndim) if own != axis % x.ndim)
 
 
@@ -260,7 +260,7 @@ def _divided(values: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _stacked(rows: Sequence[np.ndarray], fill: float) -> np.ndarray:
-    """Rows of different lengths as one array."""
+    """Stacks rows of different lengths, padded with `fill`."""
     stacked = np.full((len(rows), max(map(len, rows), default=0)), fill)
     for place, row in zip(stacked, rows, strict=True):
         place[: len(row)] = row
