@@ -1,4 +1,4 @@
-"""Transforms, CREDIT's preblocks and postblocks: around the model, by phase."""
+"""Transforms before and after the model: CREDIT's preblocks and postblocks."""
 
 from credit_jax.transforms.base import (
     PREBLOCKS,

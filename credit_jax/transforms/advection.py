@@ -1,4 +1,4 @@
-"""`semilagrangian_advection`, before and after the model: moves tracers by the wind."""
+"""`semilagrangian_advection`, before or after the model: advects tracers."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from credit_jax.transforms.named import get_field, with_fields
 
 
 class AdvectionArgs(StrictModel):
-    """What both blocks share.
+    """Arguments that both blocks share.
 
     Attributes:
-        tracer_vars: variables to move.
-        u_var, v_var: wind, m / s.
-        surface_pressure_var: Pa.
+        tracer_vars: keys of the variables to advect.
+        u_var, v_var: keys of the wind, m / s.
+        surface_pressure_var: key of surface pressure, Pa.
         timestep_seconds: length of the step.
-        n_iterations: of the midpoint of the trajectory.
-        omega_var: vertical velocity, Pa / s; null derives it from continuity.
-        level_info_file: with the coefficients of the interfaces; a name without a
-            folder is that of a file that comes with this package.
-        model_a_half_var, model_b_half_var: their names; Pa, and no unit.
-        levels: of the data, counted from 1; null takes all.
-        level_order: of the data.
-        grid_info_file: with latitude and longitude; null takes `level_info_file`. If it
-            is of another grid, an even one from 90 to -90 degrees is assumed, with a
-            warning.
-        latitude_var, longitude_var: their names.
+        n_iterations: iterations for the midpoint of a trajectory.
+        omega_var: key of vertical velocity, Pa / s; null derives it from continuity.
+        level_info_file: file with the coefficients of the interfaces; a name without a
+            folder may be that of a file of this package.
+        model_a_half_var, model_b_half_var: names of the coefficients a (Pa) and b.
+        levels: levels of the data, counted from 1; null takes all.
+        level_order: order of the levels of the data.
+        grid_info_file: file with latitude and longitude; null is `level_info_file`. If
+            it has another number of points, a regular grid from 90 to -90 degrees is
+            assumed, with a warning.
+        latitude_var, longitude_var: names of latitude and longitude in that file.
         coslat_floor: smallest cos(latitude) in a divisor.
-        dp_dlevel_floor: Pa, smallest change of pressure from level to level.
-        lon_halo: accepted; longitude is periodic without one.
+        dp_dlevel_floor: smallest pressure difference between levels, Pa.
+        lon_halo: no effect; longitude is periodic without a halo.
     """
 
     tracer_vars: tuple[str, ...] = ("ERA5/prognostic/3d/specific_humidity",)
@@ -66,7 +66,7 @@ class AdvectionPreArgs(AdvectionArgs):
     """Arguments of the preblock.
 
     Attributes:
-        data_types: entries to move; those that a batch lacks are passed over.
+        data_types: entries to change; missing ones are skipped.
     """
 
     data_types: tuple[Literal["input", "target"], ...] = ("input", "target")
@@ -76,7 +76,7 @@ class AdvectionPostArgs(AdvectionArgs):
     """Arguments of the postblock.
 
     Attributes:
-        key: entry to move.
+        key: entry to change.
     """
 
     key: str = "y_processed"
@@ -84,15 +84,15 @@ class AdvectionPostArgs(AdvectionArgs):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdvectTracers:
-    """Replaces tracers by their values where the air came from.
+    """Replaces tracers by their values at the departure points of the air.
 
     Attributes:
         args: see `AdvectionArgs`.
-        parts: entries of the tree; all must be there if `required`.
+        parts: entries of the tree to change.
         required: whether a missing entry is an error.
         half_levels: coefficients of the interfaces.
-        latitude: (lat,) degrees north of the grid file.
-        longitude: (lon,) degrees east.
+        latitude: (lat,) degrees north, of the grid file.
+        longitude: (lon,) degrees east, of the grid file.
     """
 
     args: AdvectionArgs
@@ -106,7 +106,12 @@ class AdvectTracers:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Replace the tracers of every entry."""
+        """Replaces the tracers of every entry.
+
+        Raises:
+            ValueError: an entry or a variable is missing, or the coefficients do not
+                fit the levels.
+        """
         new = dict(tree)
         for part in self.parts:
             if part in new or self.required:
@@ -157,12 +162,12 @@ class AdvectTracers:
 
 
 def build_advection_pre(args: AdvectionPreArgs) -> AdvectTracers:
-    """The preblock; reads the coefficients and the grid."""
+    """Builds the preblock; reads the coefficients and the grid."""
     return AdvectTracers(args, args.data_types, False, *_constants(args))
 
 
 def build_advection_post(args: AdvectionPostArgs) -> AdvectTracers:
-    """The postblock; reads the coefficients and the grid."""
+    """Builds the postblock; reads the coefficients and the grid."""
     return AdvectTracers(args, (args.key,), True, *_constants(args))
 
 

@@ -1,31 +1,31 @@
 """The type of transforms: functions from named fields to named fields.
 
-CREDIT calls transforms preblocks and postblocks. They run in four phases (`Phase`) and
-take and return a `FieldTree`, a nested dict with these entries:
+CREDIT calls transforms preblocks and postblocks. They run in four phases (`Phase`), and
+their input and output is a `FieldTree`, a nested dict with these entries:
 
     input, target          {source: {key: (batch, level, time, lat, lon)}}, where key is
                            "{source}/{field_type}/{3d|2d}/{variable}"
     input_times,           (batch,) datetime64, on the host only
     target_times
-    x, y                   (batch, channel, time, lat, lon): what `concat` makes of
-                           input and target
+    x, y                   (batch, channel, time, lat, lon): input and target, joined by
+                           `concat`
     y_pred                 (batch, channel, time, lat, lon): the model's output
-    x_physical             like input: the state before the step, in physical units, one
-                           time or more; the batch has the fields that transforms read
-    ic_raw                 like input: the static fields before any transform; the batch
-                           has it if a transform needs it
-    y_processed            like target: what `reconstruct` makes of y_pred
-    y_target_processed     the same of y, where the config asks for it
-    input_channel_map,     {key: slice} of the channels of x, of y and y_pred
+    x_physical             like input: the state before the step, in physical units, at
+                           one or more times; only fields that transforms read
+    ic_raw                 like input: the static fields before any transform; only if a
+                           transform needs it
+    y_processed            like target: y_pred, split by `reconstruct`
+    y_target_processed     like target: y, split by `reconstruct`, if configured
+    input_channel_map,     {key: slice}: channels of x; channels of y and y_pred
     channel_map
     destination            {"input" or "target": Destination}, on the host only, if x
-                           and y are parts of arrays that are there already
+                           and y are views of preallocated arrays
 
 A transform runs on the host, on whole numpy arrays, or traced, on local JAX arrays
-inside `shard_map` with a `FieldContext` for global integrals, or on both (`Where`). One
-that runs on both uses only operations that numpy and JAX arrays share. JAX sorts the
-keys of dicts that pass through `jit`: a traced transform takes the order of variables
-from a channel map.
+inside `shard_map` with a `FieldContext` for global integrals, or both (`Where`). For
+both, it uses only operations that numpy and JAX arrays share. JAX sorts the keys of
+dicts that pass through `jit`, so a traced transform takes the order of variables from a
+channel map.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Transform: TypeAlias = Callable[[FieldTree, FieldContext | None], dict[str, Any]
 
 
 class Phase(enum.Enum):
-    """When a transform runs; the value is its section of the config."""
+    """The phase in which a transform runs; the value is its config section."""
 
     INITIAL = "preblocks.ic_only"
     BEFORE_STEP = "preblocks.per_step"
@@ -74,16 +74,15 @@ class Where(enum.Flag):
 
 @dataclass(frozen=True)
 class TransformEntry:
-    """A transform by CREDIT's type name.
+    """An entry of the registry of transforms.
 
     Attributes:
-        args: class of the arguments in the config.
-        build: from validated arguments to the transform; reads its files.
-        phases: when it may run.
+        args: class that validates the arguments in the config.
+        build: builds the transform from its validated arguments, and reads its files.
+        phases: phases in which it may run.
         where: where it can run.
-        files: names of the arguments that are paths of files that must be there.
-        needs: entries of the tree that are there only for transforms that need them,
-            "x_physical" or "ic_raw".
+        files: names of the arguments that are paths of required files.
+        needs: optional entries of the tree that it needs, "x_physical" or "ic_raw".
         is_fitted: whether `credit-jax preprocess` makes its files.
     """
 
@@ -98,10 +97,10 @@ class TransformEntry:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where `concat` puts the fields of an entry.
+    """The array into which `concat` writes the fields of an entry.
 
-    A transform that maps elements to elements may put its result there at once, which
-    saves a pass over memory; it may also do without.
+    An elementwise transform may write its result directly to this array, which saves a
+    pass over memory.
 
     Attributes:
         array: (batch, channel, time, lat, lon) float32, x or y or a part of them.
@@ -112,7 +111,7 @@ class Destination:
     channels: Mapping[str, slice]
 
     def place(self, key: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        """The part of `array` for a field; None if it has none of that shape."""
+        """View of `array` for a field; None if there is none of that shape."""
         if key not in self.channels:
             return None
         part = self.array[:, self.channels[key]]
@@ -121,16 +120,16 @@ class Destination:
 
 @runtime_checkable
 class Group(Protocol):
-    """One variable of a channel layout, as `credit_jax.data.channels` has it."""
+    """One variable of a channel layout, such as `data.channels.ChannelGroup`."""
 
     @property
     def var_key(self) -> str:
-        """Like "{source}/{field_type}/{3d|2d}/{variable}"."""
+        """Key "{source}/{field_type}/{3d|2d}/{variable}"."""
         ...
 
     @property
     def n_levels(self) -> int:
-        """Its channels."""
+        """Number of its channels."""
         ...
 
 
@@ -140,29 +139,33 @@ Layout: TypeAlias = Mapping[str, Sequence[Group]]
 
 @runtime_checkable
 class ChecksLayout(Protocol):
-    """A transform that can check the variables that it gets."""
+    """A transform that can check the variables of its input."""
 
     def check(self, layout: Layout) -> None:
-        """Raise a ValueError if it does not."""
+        """Checks the variables before the transform.
+
+        Raises:
+            ValueError: the transform cannot be applied to them.
+        """
         ...
 
 
 @runtime_checkable
 class ChangesLayout(Protocol):
-    """A preblock after which there are other variables, or others in another order."""
+    """A preblock that changes the variables or their order."""
 
     def layout(self, layout: Layout) -> Layout:
-        """The variables after it, made with `dataclasses.replace` of those before."""
+        """Returns the variables after it, copies of the given ones."""
         ...
 
 
 @runtime_checkable
 class ChangesGrid(Protocol):
-    """A preblock after which fields have another grid."""
+    """A preblock that changes the grid of fields."""
 
     @property
     def grid(self) -> Grid:
-        """The grid after it."""
+        """The grid after the preblock."""
         ...
 
 
@@ -172,39 +175,39 @@ class ReadsState(Protocol):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """The keys that it reads there."""
+        """Keys of the fields that it reads from `x_physical`."""
         ...
 
 
 @runtime_checkable
 class Selects(Protocol):
-    """A transform of some variables."""
+    """A transform of selected variables."""
 
     @property
     def selection(self) -> Selection:
-        """Which ones."""
+        """The selected variables."""
         ...
 
 
 @runtime_checkable
 class Invertible(Protocol):
-    """A preblock that can be undone: what it makes has known physical units."""
+    """A preblock with an inverse, so that its output has known physical units."""
 
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """The tree with names and units as before the block, on the grid after it."""
+        """Restores the names and units before the block, but not the grid."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Where fields are.
+    """The grid of fields.
 
     Attributes:
-        shape: latitudes and longitudes.
-        latitude: (lat,) degrees north; None if rows have no one latitude.
-        longitude: (lon,) degrees east.
+        shape: number of latitudes and longitudes.
+        latitude: (lat,) degrees north; None if it varies along rows or is unknown.
+        longitude: (lon,) degrees east; None if it varies along columns or is unknown.
     """
 
     shape: tuple[int, int]
@@ -224,12 +227,12 @@ def variable_of(var_key: str) -> str:
 def map_fields(
     tree: FieldTree, change: Callable[[str, Any], Any], parts: Sequence[str]
 ) -> dict[str, Any]:
-    """A new tree whose fields in some entries are `change(key, array)`.
+    """Returns a new tree with `change(key, array)` for every field of some entries.
 
     Args:
-        tree: not changed.
-        change: takes a key and its array.
-        parts: entries such as "input"; those that the tree lacks are skipped.
+        tree: the tree; it is not modified.
+        change: returns the new array for a key and its array.
+        parts: entries such as "input"; missing ones are skipped.
     """
     new = dict(tree)
     for part in parts:
@@ -244,7 +247,7 @@ def map_fields(
 def place_of(
     tree: FieldTree, part: str, key: str, shape: tuple[int, ...]
 ) -> np.ndarray | None:
-    """Where a transform may put a field of x or y at once; None if nowhere."""
+    """View of x or y to which a transform may write a field; None if there is none."""
     destination = tree.get("destination", {}).get(part)
     return None if destination is None else destination.place(key, shape)
 
@@ -252,16 +255,16 @@ def place_of(
 def change_entry(
     tree: FieldTree, change: Callable[[str, Any], Any], key: str, name: str
 ) -> dict[str, Any]:
-    """`map_fields` of the entry that a postblock's argument `key` names.
+    """Applies `map_fields` to one entry, which must exist.
 
     Args:
-        tree: not changed.
-        change: takes a variable's key and its array.
-        key: the entry.
+        tree: the tree; it is not modified.
+        change: returns the new array for a variable's key and its array.
+        key: the entry, argument `key` of a postblock.
         name: type of the block, for the error.
 
     Raises:
-        ValueError: the tree has no such entry.
+        ValueError: the tree has no such entry of named fields.
     """
     if not isinstance(tree.get(key), Mapping):
         there = [own for own in tree if isinstance(tree[own], Mapping)]

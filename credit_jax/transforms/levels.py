@@ -1,4 +1,4 @@
-"""`hybrid_level_interp`, before and after the model: to other hybrid levels."""
+"""`hybrid_level_interp`, before or after the model: interpolates to hybrid levels."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from credit_jax.transforms.named import get_field, source_of, with_fields
 
 
 class LevelInterpArgs(StrictModel):
-    """What both blocks share.
+    """Arguments that both blocks share.
 
     Attributes:
-        variables: keys of 3-D variables; those that an entry lacks are passed over.
-        surface_pressure_var: Pa.
-        source_level_info_file: with the levels of the data; a name without a folder is
-            that of a file that comes with this package.
-        dest_level_info_file: with the levels to interpolate to, alike.
-        source_a_var, source_b_var: names of the coefficients, Pa and no unit. One name
-            for both is a variable with a and b as its first rows.
-        source_on_interfaces: coefficients are of interfaces; their means are taken.
-        source_levels: to take, counted from 1; null takes all.
-        dest_a_var, dest_b_var, dest_on_interfaces, dest_levels: alike.
-        chunk_size: accepted; all columns are computed at once.
+        variables: keys of 3-D variables; missing ones are skipped.
+        surface_pressure_var: key of surface pressure, Pa.
+        source_level_info_file: file with the levels of the data; a name without a
+            folder may be that of a file of this package.
+        dest_level_info_file: file with the levels to interpolate to.
+        source_a_var, source_b_var: names of the coefficients a (Pa) and b. The same
+            name for both is a variable whose first two rows are a and b.
+        source_on_interfaces: whether the coefficients are those of interfaces, which
+            are averaged to centers.
+        source_levels: levels to take, counted from 1; null takes all.
+        dest_a_var, dest_b_var, dest_on_interfaces, dest_levels: the same for
+            `dest_level_info_file`.
+        chunk_size: no effect; all columns are computed at once.
     """
 
     variables: tuple[str, ...]
@@ -50,7 +52,7 @@ class LevelInterpPreArgs(LevelInterpArgs):
     """Arguments of the preblock.
 
     Attributes:
-        data_types: entries to interpolate; those that a batch lacks are passed over.
+        data_types: entries to interpolate; missing ones are skipped.
     """
 
     data_types: tuple[Literal["input", "target"], ...] = ("input", "target")
@@ -68,13 +70,13 @@ class LevelInterpPostArgs(LevelInterpArgs):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LevelInterp:
-    """Moves variables to other hybrid levels, linear in log(pressure).
+    """Interpolates variables to other hybrid levels, linearly in log(pressure).
 
     Attributes:
         args: see `LevelInterpArgs`.
-        parts: entries of the tree.
+        parts: entries of the tree to change.
         required: whether a missing entry is an error.
-        source, dest: coefficients of the levels' centers.
+        source, dest: coefficients at the centers of the levels.
     """
 
     args: LevelInterpArgs
@@ -86,10 +88,10 @@ class LevelInterp:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Replace the variables of every entry.
+        """Replaces the variables of every entry.
 
         Raises:
-            ValueError: a variable is not on the levels of the source.
+            ValueError: an entry is missing, or a variable is not on the source levels.
         """
         new = dict(tree)
         for part in self.parts:
@@ -98,10 +100,10 @@ class LevelInterp:
         return new
 
     def check(self, layout: Layout) -> None:
-        """Check that variables of the data are on the levels of the source.
+        """Checks that variables of the data are on the source levels.
 
         Raises:
-            ValueError: they are not.
+            ValueError: a variable has another number of levels.
         """
         for part in filter(layout.__contains__, self.parts):
             for group in layout[part]:
@@ -151,17 +153,17 @@ class LevelInterp:
 
 
 def build_level_interp_pre(args: LevelInterpPreArgs) -> LevelInterp:
-    """The preblock; reads the coefficients."""
+    """Builds the preblock; reads the coefficients."""
     return LevelInterp(args, args.data_types, False, *_coefficients(args))
 
 
 def build_level_interp_post(args: LevelInterpPostArgs) -> LevelInterp:
-    """The postblock; reads the coefficients."""
+    """Builds the postblock; reads the coefficients."""
     return LevelInterp(args, (args.key,), True, *_coefficients(args))
 
 
 def _coefficients(args: LevelInterpArgs) -> tuple[Coefficients, Coefficients]:
-    """Of the source and of the destination."""
+    """Coefficients of the source and the destination levels."""
     source = centers(
         args.source_level_info_file,
         args.source_a_var,

@@ -1,4 +1,4 @@
-"""Named fields of a tree: one by its key, and a new tree with some replaced."""
+"""Reads and replaces named fields of a tree."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def source_of(var_key: str) -> str:
 
 
 def get_field(tree: FieldTree, part: str, key: str) -> Any:
-    """A field of an entry, (batch, level, time, lat, lon).
+    """Returns a field of an entry, (batch, level, time, lat, lon).
 
     Args:
         tree: see `credit_jax.transforms.base`.
-        part: such as "y_processed".
-        key: of the variable.
+        part: the entry, such as "y_processed".
+        key: key of the variable.
 
     Raises:
         ValueError: there is no such entry or variable.
@@ -45,7 +45,7 @@ def get_field(tree: FieldTree, part: str, key: str) -> Any:
 def with_fields(
     tree: FieldTree, part: str, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A new tree with some fields of an entry replaced or added."""
+    """Returns a new tree with some fields of an entry replaced or added."""
     sources = {source: dict(own) for source, own in tree.get(part, {}).items()}
     for key, field in fields.items():
         sources.setdefault(source_of(key), {})[key] = field

@@ -1,4 +1,4 @@
-"""Monotone cubics through knots of a quantile transform: bridgescaler's fast one."""
+"""bridgescaler's fast quantile transform: monotone cubic interpolation of knots."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from credit_jax.fields.bridgescaler import QuantileScaler
 from credit_jax.transforms.pointwise import is_numpy
 
 Knots2d = Float[np.ndarray, "channel knot"]
-# (scaler, shares) -> the values of every channel at these shares, float64.
+# (scaler, quantiles) -> the values of every channel at these quantiles, float64.
 Quantiles = Callable[[QuantileScaler, Float[np.ndarray, " knot"]], Knots2d]
 
 
 class Knots(NamedTuple):
-    """Knots of n channels, m of each, numpy or JAX.
+    """Knots of n channels, with m knots each, as numpy or JAX arrays.
 
     Attributes:
         x: (n, m) values, increasing.
@@ -37,7 +37,7 @@ class Knots(NamedTuple):
 
 @lru_cache(maxsize=256)
 def knots(scaler: QuantileScaler, quantiles: Quantiles, dtype: np.dtype) -> Knots:
-    """The knots of a scaler, evenly spaced in the transformed values."""
+    """Computes the knots of a scaler, evenly spaced in the transformed values."""
     low, high, count = scaler.min_val, scaler.max_val, scaler.num_knots
     special = scipy.special
     if scaler.distribution == "normal":
@@ -58,19 +58,19 @@ def knots(scaler: QuantileScaler, quantiles: Quantiles, dtype: np.dtype) -> Knot
 
 
 def transform(scaler: QuantileScaler, own: Knots, x: Any) -> Any:
-    """Values -> transformed values, one channel."""
+    """Transforms the values of one channel."""
     del scaler
     return _evaluate(own.x, own.z, own.slope, x)
 
 
 def inverse(scaler: QuantileScaler, own: Knots, z: Any) -> Any:
-    """Transformed values -> values, one channel."""
+    """Inverts `transform` for one channel."""
     del scaler
     return _evaluate(own.z, own.x, own.inverse_slope, z)
 
 
 def slopes(x: Knots2d, y: Knots2d) -> Knots2d:
-    """dy/dx at every knot by Fritsch and Carlson, as scipy's PchipInterpolator."""
+    """Slopes dy/dx at the knots by Fritsch and Carlson, as scipy's PchipInterpolator."""
     found = np.zeros_like(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         h = np.diff(x, axis=1)
@@ -91,7 +91,7 @@ def _edge(h0: Any, h1: Any, d0: Any, d1: Any) -> Any:
 
 
 def _evaluate(places: Any, values: Any, slope: Any, x: Any) -> Any:
-    """The cubic of Hermite between the knots around x; constant beyond the ends."""
+    """Cubic Hermite interpolation between the knots around x; constant beyond them."""
     xp = np if is_numpy(x) else jnp
     i = xp.clip(xp.searchsorted(places, x, side="left"), 1, places.shape[0] - 1)
     x0, x1, y0, y1 = places[i - 1], places[i], values[i - 1], values[i]

@@ -1,17 +1,18 @@
-"""The transforms of a config, by phase: on the initial state, around every step, after.
+"""The transforms of a config, by phase.
 
-One forecast of several steps:
+A forecast of several steps runs as
 
-    tree = pipeline.initial(tree)               once
+    tree = pipeline.initial(tree)
     for step in range(num_steps):
-        tree = pipeline.before_step(tree)       makes x
+        tree = pipeline.before_step(tree)       # makes x
         tree["y_pred"] = model(tree["x"])
-        tree = pipeline.after_step(tree)        makes named fields of y_pred
-    tree = pipeline.after_rollout(tree)         once
+        tree = pipeline.after_step(tree)        # makes named fields of y_pred
+    tree = pipeline.after_rollout(tree)
 
-A phase runs as a whole either on the host (numpy arrays, no context) or traced, inside
-`shard_map`, with the `FieldContext` of the step. In training the loader runs the first
-two phases on the host, and the step runs the third, traced (`Pipeline.postprocess`).
+All transforms of a phase run either on the host (numpy arrays, no context) or traced,
+inside `shard_map`, with the `FieldContext` of the step. In training the loader runs the
+first two phases on the host, and the step runs the third, traced
+(`Pipeline.postprocess`).
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class Placed:
     """One transform of a config.
 
     Attributes:
-        path: of its section, such as "preblocks.per_step.scaler".
+        path: dotted path of its section, such as "preblocks.per_step.scaler".
         type: name in the registry.
-        phase: when it runs.
+        phase: phase in which it runs.
         where: where it can run.
         transform: the function.
     """
@@ -76,7 +77,7 @@ class Placed:
 
     @property
     def section(self) -> str:
-        """Top-level key of the config that it is in: "preblocks" or "postblocks"."""
+        """Top-level config key of the transform: "preblocks" or "postblocks"."""
         return self.path.split(".")[0]
 
 
@@ -85,7 +86,7 @@ class Pipeline:
     """All transforms of a config.
 
     Attributes:
-        transforms: in the order they run.
+        transforms: the transforms, in execution order.
     """
 
     transforms: tuple[Placed, ...]
@@ -93,37 +94,38 @@ class Pipeline:
     def initial(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Run `preblocks.ic_only`, on the initial state.
+        """Runs `preblocks.ic_only`, on the initial state.
 
         Args:
-            tree: see `credit_jax.transforms.base`; it is not changed.
-            context: of the step if it is traced; None on the host.
+            tree: see `credit_jax.transforms.base`; it is not modified.
+            context: context of the step if traced; None on the host.
 
         Raises:
-            ValueError: a transform cannot run there.
+            ValueError: a transform of the phase cannot be traced, or not run on the
+                host.
         """
         return self._run(Phase.INITIAL, tree, context)
 
     def before_step(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Run `preblocks.per_step`, up to x; see `initial`."""
+        """Runs `preblocks.per_step`, which make x; see `initial`."""
         return self._run(Phase.BEFORE_STEP, tree, context)
 
     def after_step(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Run `postblocks.per_step` on the model's output; see `initial`."""
+        """Runs `postblocks.per_step` on the model's output; see `initial`."""
         return self._run(Phase.AFTER_STEP, tree, context)
 
     def after_rollout(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Run `postblocks.post_rollout` after the last step; see `initial`."""
+        """Runs `postblocks.post_rollout` after the last step; see `initial`."""
         return self._run(Phase.AFTER_ROLLOUT, tree, context)
 
     def with_gradients(self) -> Pipeline:
-        """The same without the constants that `reconstruct` makes of predictions."""
+        """Returns a copy in which `reconstruct` does not stop gradients."""
 
         def attached(each: Placed) -> Placed:
             if not isinstance(each.transform, Reconstruct):
@@ -134,14 +136,14 @@ class Pipeline:
         return Pipeline(tuple(attached(each) for each in self.transforms))
 
     def for_forecast(self) -> Pipeline:
-        """The same for forecasts, which have no target and end in physical units.
+        """Returns a copy for forecasts, which have no target and need physical units.
 
-        Without the postblocks that work on the target, "y" and what is made of it; and
-        with the inverse of `era5_normalizer` after the `reconstruct` of predictions,
-        since no postblock undoes it.
+        It lacks the postblocks of the target, that is of "y" and the entries made from
+        it. It has the inverse of `era5_normalizer` after the `reconstruct` of
+        predictions, unless a postblock is that inverse.
 
-        Differs from CREDIT: its rollout fails at a block that needs "y", and feeds
-        fields back that are normalized already.
+        Differs from CREDIT: its rollout fails at a block that needs "y", and feeds back
+        fields that are still normalized.
         """
         made = {
             each.transform.args.out_key
@@ -161,7 +163,7 @@ class Pipeline:
         return Pipeline(tuple(kept))
 
     def _inverses(self) -> Iterator[Placed]:
-        """What undoes the normalizers of every step, unless a postblock does."""
+        """The inverses of the normalizers of every step, unless a postblock is one."""
         after = [each.transform for each in self._of(Phase.AFTER_STEP)]
         if any(isinstance(own, Denormalizer) for own in after):
             return
@@ -171,11 +173,11 @@ class Pipeline:
                 yield replace(each, phase=Phase.AFTER_STEP, transform=undo)
 
     def aligned(self, tree: FieldTree, *phases: Phase) -> dict[str, Any]:
-        """Run the renames and regrids of some phases alone, on the host.
+        """Runs only the renames and regrids of some phases, on the host.
 
-        In a forecast of several steps they have to be done before the fields of steps
-        meet: the later steps have not gone through the phase of the initial state, and
-        their rows are split over devices.
+        A forecast of several steps needs them before it combines the fields of steps:
+        later steps do not pass through the initial phase, and their rows are split over
+        devices.
         """
         new = dict(tree)
         for each in self.transforms:
@@ -184,10 +186,12 @@ class Pipeline:
         return new
 
     def after_aligned(self) -> Pipeline:
-        """The same for fields that have gone through the regrids of every step.
+        """Returns a copy for fields to which `aligned` has been applied.
+
+        It lacks the regrids of every step.
 
         Raises:
-            ValueError: a block before a regrid changes what it regrids, so that the two
+            ValueError: a block before a regrid changes its variables, so that the two
                 cannot be exchanged.
         """
         steps = self._of(Phase.BEFORE_STEP)
@@ -208,9 +212,9 @@ class Pipeline:
     def named_as_before(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Undo the renames of every step alone: `before_step` runs them again.
+        """Undoes only the renames of every step, before `before_step` runs them again.
 
-        Blocks that stand before a rename name the variables as they are called there.
+        Blocks before a rename use the old names.
         """
         new = dict(tree)
         for each in reversed(self._of(Phase.BEFORE_STEP)):
@@ -221,15 +225,16 @@ class Pipeline:
     def postprocess(
         self, input_channels: Mapping[str, slice], target_channels: Mapping[str, slice]
     ) -> Postprocess | None:
-        """`after_step` for the training and the evaluation step, traced.
+        """Returns `after_step` for the training and the evaluation step, traced.
 
         Args:
-            input_channels: the channels of x of each variable.
-            target_channels: the channels of y and of the model's output.
+            input_channels: channels of each variable in x.
+            target_channels: channels of each variable in y and the model's output.
 
         Returns:
-            `({"x": ..., "y": ..., "y_pred": ...}, context) -> tree`, with whatever the
-            transforms make of these entries; None without postblocks of every step.
+            `({"x": ..., "y": ..., "y_pred": ...}, context) -> tree`, where the tree
+            also has the entries that transforms make; None if there are no
+            `postblocks.per_step`.
 
         Raises:
             ValueError: a transform runs on the host only.
@@ -244,7 +249,7 @@ class Pipeline:
         return lambda tree, context: self.after_step({**tree, **maps}, context)
 
     def needs(self, *names: str) -> bool:
-        """Whether a transform needs one of the entries that others do not."""
+        """Whether a transform needs one of these optional entries of the tree."""
         return any(
             name in TRANSFORMS[each.section][each.type].needs
             for each in self.transforms
@@ -252,7 +257,7 @@ class Pipeline:
         )
 
     def state(self, fields: FieldTree) -> FieldTree:
-        """The fields of a state that transforms read as "x_physical"."""
+        """Selects the fields of a state that transforms read from "x_physical"."""
         read = {
             key
             for each in self.transforms
@@ -266,10 +271,10 @@ class Pipeline:
         return {source: own for source, own in chosen.items() if own}
 
     def require(self, phase: Phase, where: Where) -> None:
-        """Check that a phase can run on the host, or traced.
+        """Checks that a phase can run on the host, or traced.
 
         Raises:
-            ValueError: naming the transforms that cannot.
+            ValueError: some transforms cannot; names them.
         """
         lost = [each for each in self._of(phase) if where not in each.where]
         if lost:
@@ -283,13 +288,13 @@ class Pipeline:
             )
 
     def check(self, layout: Layout) -> None:
-        """Check that the files of transforms fit the variables of the data.
+        """Checks that the files of transforms fit the variables of the data.
 
         Args:
-            layout: variables of "input" and "target" as the data have them.
+            layout: variables of "input" and "target" of the data.
 
         Raises:
-            ValueError: they do not.
+            ValueError: a file does not fit the variables.
         """
         for each, before in self._with_layouts(layout):
             if isinstance(each.transform, ChecksLayout):
@@ -299,14 +304,14 @@ class Pipeline:
                     raise ValueError(f"{each.path}: {error}") from error
 
     def check_units(self, units: Mapping[str, tuple[str, str]]) -> None:
-        """Check the units of variables against statistics and formulas.
+        """Checks the units of variables against statistics and formulas.
 
         Args:
-            units: key -> unit and file, of the variables whose files name one.
+            units: key -> unit and file, for the variables whose files have a unit.
 
         Raises:
-            ValueError: a unit is another one than that of the file of means, or than
-                the one that a formula takes.
+            ValueError: a unit differs from that of the file of means, or from that of a
+                formula.
         """
         known = {key: (*own, variable_of(key)) for key, own in units.items()}
         for each in self.transforms:
@@ -323,10 +328,15 @@ class Pipeline:
                     )
 
     def notes(self, layout: Layout) -> list[str]:
-        """What transforms name and the data do not have: it is left out, as in CREDIT.
+        """Finds variables that the data lack, which are ignored, as in CREDIT.
+
+        Also finds predicted variables that no normalizer has in its files.
 
         Args:
-            layout: variables of "input" and "target" as the data have them.
+            layout: variables of "input" and "target" of the data.
+
+        Returns:
+            One line for each finding.
         """
         found = []
         for each, before in self._with_layouts(layout):
@@ -338,7 +348,7 @@ class Pipeline:
         return found + self._not_normalized(layout)
 
     def _not_normalized(self, layout: Layout) -> list[str]:
-        """A line on predicted variables that the files of no normalizer have."""
+        """A note on predicted variables that no normalizer has in its files."""
         preblocks = [own for own in self.transforms if own.phase in PREBLOCKS]
         if any(isinstance(own.transform, ScalerTransform) for own in preblocks):
             return []
@@ -357,11 +367,11 @@ class Pipeline:
         ]
 
     def layout(self, layout: Layout) -> Layout:
-        """The variables of x and y.
+        """Returns the variables of x and y, in channel order.
 
         Args:
-            layout: variables of "input" and "target" as the data have them, in the
-                order in which they are read.
+            layout: variables of "input" and "target" of the data, in the order of a
+                sample.
         """
         for each in self.preblocks:
             if isinstance(each.transform, ChangesLayout):
@@ -370,7 +380,7 @@ class Pipeline:
 
     @property
     def grid(self) -> Grid | None:
-        """The grid of x and y; None where it is that of the data."""
+        """The grid of x and y; None if it is that of the data."""
         grids = [
             each.transform.grid
             for each in self.preblocks
@@ -380,22 +390,22 @@ class Pipeline:
 
     @property
     def normalizes(self) -> bool:
-        """Whether preblocks have means and deviations, or scalers."""
+        """Whether a preblock is a normalizer or a scaler."""
         kinds = (Normalizer, ScalerTransform)
         return any(isinstance(each.transform, kinds) for each in self.preblocks)
 
     @property
     def needs_grid(self) -> bool:
-        """Whether a preblock needs all rows of a field to make any of them."""
+        """Whether a preblock needs all rows of a field, not only some."""
         return any(getattr(p.transform, "needs_grid", False) for p in self.preblocks)
 
     @property
     def preblocks(self) -> tuple[Placed, ...]:
-        """Those before the model, in the order they run."""
+        """The transforms before the model, in execution order."""
         return tuple(each for each in self.transforms if each.phase in PREBLOCKS)
 
     def _with_layouts(self, layout: Layout) -> Iterator[tuple[Placed, Layout]]:
-        """Every transform, and the variables that it gets."""
+        """Yields every transform with the variables of its input."""
         for each in self.transforms:
             yield each, layout
             if each.phase in PREBLOCKS and isinstance(each.transform, ChangesLayout):
@@ -417,16 +427,17 @@ class Pipeline:
 def build_pipeline(
     preblocks: PreblocksConfig, postblocks: PostblocksConfig | None = None
 ) -> Pipeline:
-    """The transforms of a config.
+    """Builds the transforms of a config, and reads their files.
 
     Args:
         preblocks: the preblocks section.
         postblocks: the postblocks section; None is an empty one.
 
     Raises:
-        ConfigError: for unknown types and arguments, all at once.
-        ValueError: the preblocks do not end with concat, the transforms of a phase
-            cannot run in one place, or a file's content is bad.
+        ConfigError: types or arguments are unknown or invalid; all are listed.
+        ValueError: the preblocks do not end with concat, a phase has transforms that
+            run on the host only and others that run traced only, or a file has invalid
+            content.
         OSError: a file cannot be read.
     """
     wanted = [*_sections(preblocks, postblocks or PostblocksConfig())]
@@ -447,14 +458,14 @@ def build_pipeline(
 def parse_preblocks(
     preblocks: PreblocksConfig,
 ) -> list[tuple[str, TransformConfig, Any, Callable[[], Placed]]]:
-    """The preblocks of a config one by one, without reading their files.
+    """Validates the preblocks of a config, without reading their files.
 
     Returns:
-        Path, section and validated arguments of each, in the order they run, and a
+        Path, section and validated arguments of each, in execution order, and a
         function that builds it, see `build_pipeline`.
 
     Raises:
-        ConfigError: for unknown types and arguments.
+        ConfigError: a type or an argument is unknown or invalid.
     """
     found = []
     for phase, path, config in _sections(preblocks, PostblocksConfig()):
@@ -471,7 +482,7 @@ def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Place
 def _sections(
     preblocks: PreblocksConfig, postblocks: PostblocksConfig
 ) -> Iterator[tuple[Phase, str, TransformConfig]]:
-    """Phase, path and config of every transform, in the order they run."""
+    """Phase, path and config of every transform, in execution order."""
     for phase in Phase:
         section = preblocks if phase in PREBLOCKS else postblocks
         for name, config in getattr(section, phase.value.split(".")[1]).items():
@@ -479,7 +490,7 @@ def _sections(
 
 
 def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
-    """The validated arguments of one transform."""
+    """Validates the arguments of one transform."""
     known = transform_types(phase.section)
     if config.type not in known:
         error = not_available(f"{phase.section[:-1]} type", config.type, known)
@@ -494,7 +505,7 @@ def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
 def _units_of(
     transform: Any, known: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    """Key, expected unit and who expects it, of variables with known units."""
+    """Key, expected unit and origin of that unit, for variables with known units."""
     if isinstance(transform, Normalizer):
         for key in known:
             unit = transform.units.get(variable_of(key))
@@ -508,7 +519,7 @@ def _units_of(
 
 
 def _check_exchange(before: Placed, regrid: Placed, variables: Sequence[str]) -> None:
-    """Check that a block leaves some variables as they are, but for their names."""
+    """Checks that a block does not change some variables, except for their names."""
     own = before.transform
     if isinstance(own, Rename | Regrid):
         return
@@ -523,7 +534,7 @@ def _check_exchange(before: Placed, regrid: Placed, variables: Sequence[str]) ->
 
 
 def _check_concat(preblocks: Sequence[tuple[str, str]]) -> None:
-    """The preblocks, (path, type), have one concat, and nothing to do after it."""
+    """Checks that the preblocks, (path, type), end with one concat (and to_device)."""
     types = [name for _, name in preblocks]
     after = types[types.index("concat") + 1 :] if "concat" in types else types
     if types.count("concat") != 1 or set(after) - {"to_device"}:
@@ -535,7 +546,7 @@ def _check_concat(preblocks: Sequence[tuple[str, str]]) -> None:
 
 
 def _check_places(placed: Sequence[Placed]) -> None:
-    """No phase has a transform for the host only and one for the traced step only."""
+    """Checks that each phase can run on the host, or traced."""
     for phase in Phase:
         own = [each for each in placed if each.phase is phase]
         only = {w: [e.path for e in own if e.where is w] for w in Where}

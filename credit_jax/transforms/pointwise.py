@@ -1,4 +1,4 @@
-"""Elementwise formulas of numpy and of JAX arrays, for both phases."""
+"""Elementwise formulas for numpy and JAX arrays, on the host and traced."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _NUMBER = {"e": math.e, "2": 2.0, "10": 10.0}
 
 
 def log_offset(base: Base, eps: float) -> float:
-    """log_base(eps) of a Python float."""
+    """Computes log_base(eps) of a Python float."""
     return getattr(math, _LOG[base])(eps)
 
 
 def shifted_log(x: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, ...]:
-    """`log_base(x + eps) - log_base(eps)`: 0 at 0. Below -eps it is NaN.
+    """Computes `log_base(x + eps) - log_base(eps)`, which is 0 at 0 and NaN below -eps.
 
-    A numpy array's logarithm is rounded once from float64.
+    For numpy arrays, the logarithm is computed in float64 and rounded once.
     """
     return _log(x + eps, base) - log_offset(base, eps)
 
 
 def shifted_exp(y: Shaped[Any, ...], *, base: Base, eps: float) -> Shaped[Any, ...]:
-    """`base ^ (y + log_base(eps)) - eps`, the inverse of `shifted_log`."""
+    """Computes `base ^ (y + log_base(eps)) - eps`, the inverse of `shifted_log`."""
     return _exp(y + log_offset(base, eps), base) - eps
 
 
@@ -39,13 +39,13 @@ def standardize(
     factor: Shaped[Any, ...],
     out: Shaped[np.ndarray, "batch level time lat lon"] | None = None,
 ) -> Shaped[Any, "batch level time lat lon"]:
-    """`(x - shift) / factor`.
+    """Computes `(x - shift) / factor`.
 
     Args:
-        x: field.
-        shift, factor: of 5 dims.
-        out: array for the result if it has its dtype; each level is then written while
-            it is in the cache.
+        x: the field.
+        shift, factor: arrays of 5 dims that broadcast to `x`.
+        out: optional array for the result, used if it has the dtype of the result. Both
+            operations are then applied level by level, within the processor's cache.
     """
     if out is None or np.result_type(x, shift, factor) != out.dtype:
         return (x - shift) / factor
@@ -57,7 +57,7 @@ def standardize(
 
 
 def is_numpy(x: Any) -> bool:
-    """Whether an array is a NumPy array, computed without JAX."""
+    """Whether an array is a numpy array."""
     return isinstance(x, np.ndarray)
 
 

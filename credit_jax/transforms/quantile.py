@@ -1,7 +1,7 @@
-"""bridgescaler's quantile scaler: t-digests as distribution functions, and back.
+"""bridgescaler's quantile scaler: distribution functions of t-digests, and inverses.
 
-The exact transform interpolates the cumulative weights of a digest's centroids; with
-`fast_transform` it is a monotone cubic through knots of the exact one
+The exact transform interpolates the cumulative weights of a digest's centroids. With
+`fast_transform` it is a monotone cubic through knots of the exact transform
 (`credit_jax.transforms.pchip`).
 """
 
@@ -26,16 +26,16 @@ Fields = Shaped[Any, "batch level time lat lon"]
 
 
 class Digest(NamedTuple):
-    """The digests of n channels, filled up to k centroids, numpy or JAX.
+    """The digests of n channels, padded to k centroids, as numpy or JAX arrays.
 
     Attributes:
-        mean: (n, k) of the centroids, increasing; inf where there is none.
-        weight: (n, k) of the centroids; 0 where there is none.
-        merged: (n, k) weight of all before, and half of the own.
-        total: (n,) weight.
+        mean: (n, k) means of the centroids, increasing; padded with inf.
+        weight: (n, k) weights of the centroids; padded with 0.
+        merged: (n, k) sum of the weights before a centroid, plus half of its weight.
+        total: (n,) sum of all weights.
         low: (n,) smallest value.
         high: (n,) largest value.
-        count: (n,) real centroids.
+        count: (n,) number of centroids without padding.
     """
 
     mean: Any
@@ -56,15 +56,19 @@ def scale(
     grid: tuple[int, int],
     rows: Callable[[np.ndarray], Any],
 ) -> Fields:
-    """Values -> quantiles of the scaler's distribution, or back.
+    """Transforms a field to the scaler's distribution, or back.
 
     Args:
-        scaler: fitted.
-        x: numpy or JAX.
+        scaler: the fitted scaler.
+        x: (batch, level, time, lat, lon), numpy or JAX.
         method: "transform" or "inverse_transform".
-        per_point: channels are grid points instead of levels.
+        per_point: whether channels are grid points instead of levels.
         grid: (lat, lon) of the whole field.
-        rows: this shard's rows of a (lat, ...) array, with ones in padding rows.
+        rows: selects this shard's rows of a (lat, ...) array, with ones in padding
+            rows.
+
+    Raises:
+        ValueError: the scaler has another number of channels than the field.
 
     Differs from CREDIT: sums of weights are rounded once.
     """
@@ -99,7 +103,7 @@ def scale(
 
 @lru_cache(maxsize=256)
 def digest(scaler: QuantileScaler, dtype: np.dtype) -> Digest:
-    """The digests of a scaler as arrays of a dtype."""
+    """Converts the digests of a scaler to arrays of a dtype."""
     counts = [len(own) for own in scaler.centroids]
     shape = len(counts), max(counts, default=1)
     mean, weight = np.full(shape, np.inf, dtype), np.zeros(shape, dtype)
@@ -133,7 +137,8 @@ def _inverse(scaler: QuantileScaler, own: Digest, z: Any) -> Any:
     xp = np if is_numpy(z) else jnp
     share = z
     if scaler.distribution == "normal":
-        # torch's formula: at -5.2 in float32 it has one digit, and weights saw that.
+        # torch's formula; at -5.2 in float32 it has only one digit, with which CREDIT's
+        # weights were trained.
         share = (1 + special.erf(z / np.sqrt(2.0).item())) * 0.5
     elif scaler.distribution == "logistic":
         share = special.expit(z)
@@ -141,7 +146,7 @@ def _inverse(scaler: QuantileScaler, own: Digest, z: Any) -> Any:
 
 
 def _cdf(xp: Any, own: Digest, x: Any) -> Any:
-    """Share of the values of one digest below x; case by case as bridgescaler."""
+    """Cumulative distribution function of one digest at x, by bridgescaler's cases."""
     mean, weight, merged, total, low, high, count = own
     size, last = mean.shape[0], xp.maximum(count - 1, 0)
     left, right = (xp.searchsorted(mean, x, side=side) for side in ("left", "right"))
@@ -166,7 +171,7 @@ def _cdf(xp: Any, own: Digest, x: Any) -> Any:
 
 
 def _quantile(xp: Any, own: Digest, share: Any) -> Any:
-    """The value of one digest below which a share of its values lies."""
+    """Quantile function of one digest, the inverse of `_cdf`."""
     mean, _, merged, total, low, high, count = own
     last, target = xp.maximum(count - 1, 0), share * total
     right = xp.searchsorted(merged, target, side="left")
@@ -186,7 +191,7 @@ def _quantile(xp: Any, own: Digest, share: Any) -> Any:
 def _values_at(
     scaler: QuantileScaler, shares: Float[np.ndarray, " knot"]
 ) -> Float[np.ndarray, "channel knot"]:
-    """The values of every channel at some shares, in float64."""
+    """The values of every channel at some quantiles, in float64."""
     parts = digest(scaler, np.dtype(np.float64))
     return np.stack(
         [_quantile(np, Digest(*own), shares) for own in zip(*parts, strict=True)]
@@ -198,7 +203,7 @@ def _safe(xp: Any, width: Any) -> Any:
 
 
 def _each_channel(function: Callable[..., Any], parts: Any, x: Any) -> Any:
-    """`function(parts of a channel, x of the channel)` for every channel."""
+    """Applies `function(parts of a channel, x of the channel)` to every channel."""
     kind = type(parts)
     if is_numpy(x):
         pairs = zip(zip(*parts, strict=True), x, strict=True)

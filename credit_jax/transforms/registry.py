@@ -1,4 +1,4 @@
-"""The transforms by section of the config and CREDIT's type names: one line each."""
+"""The registry of transforms, by config section and CREDIT's type names."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,13 +28,13 @@ _BOTH = Where.BOTH
 
 
 def _fixer(args: type[Any], build: Callable[[Any], Any]) -> TransformEntry:
-    """Reads the file of its grid and the state before the step."""
+    """Entry of a fixer, which reads a file of its grid and the previous state."""
     files, needs = ("save_loc_physics",), ("x_physical",)
     return TransformEntry(args, build, POSTBLOCKS, _BOTH, files, needs)
 
 
 def _diagnostic(args: type[Any], build: Callable[[Any], Any]) -> TransformEntry:
-    """Reads static fields."""
+    """Entry of a diagnostic, which reads static fields."""
     return TransformEntry(args, build, POSTBLOCKS, _BOTH, needs=("ic_raw",))
 
 
@@ -147,7 +147,7 @@ _POSTBLOCKS: dict[str, TransformEntry] = {
     ),
 }
 
-# Section -> type -> transform. Some types mean another transform in each section.
+# Section -> type -> transform. Some types are different transforms in both sections.
 TRANSFORMS: dict[str, dict[str, TransformEntry]] = {
     "preblocks": _PREBLOCKS,
     "postblocks": _POSTBLOCKS,
@@ -155,7 +155,7 @@ TRANSFORMS: dict[str, dict[str, TransformEntry]] = {
 
 
 def transform_types(section: str) -> tuple[str, ...]:
-    """The types that a section may have.
+    """Returns the types that a section may have.
 
     Args:
         section: "preblocks" or "postblocks".

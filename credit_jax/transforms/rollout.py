@@ -1,9 +1,9 @@
-"""The input of the next step of a forecast: fields fed back, forced and kept.
+"""The input of the next step of a forecast: predicted, forcing and static fields.
 
-The input of a later step holds, in physical units, the prognostic variables that the
-step before has predicted (`y_processed`), the dynamic forcing of the new time, and the
-static fields of the first input. It goes through the preblocks of every step again. Of
-an input of several times the oldest is dropped.
+The input of a later step has, in physical units, the prognostic variables that the
+previous step has predicted (`y_processed`), the dynamic forcing of the new time, and
+the static fields of the first input. `preblocks.per_step` are applied to it again. If
+the input has several times, the oldest one is dropped.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from credit_jax.transforms.base import FieldTree, Phase, Where
 from credit_jax.transforms.pipeline import Pipeline, Postprocess
 
 PROGNOSTIC, DYNAMIC_FORCING = "prognostic", "dynamic_forcing"
-# Entries of a batch that later steps take their input from.
+# Entries of a batch with the input of later steps.
 FORCING, STATIC = "forcing", "static"
-# Entries of a step that the step before makes.
+# Entries of a step that are computed by the previous step.
 _FED_BACK = ("x", "x_physical")
 
 
@@ -39,14 +39,14 @@ def field_type_of(var_key: str) -> str:
 
 
 def without_input(tree: FieldTree) -> dict[str, Any]:
-    """A tree that has no input fields: that of a target alone."""
+    """Returns a tree without its input fields."""
     return {key: value for key, value in tree.items() if key != "input"}
 
 
 def static_fields(
     fields: Mapping[str, Mapping[str, np.ndarray]],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """The fields of type static."""
+    """Selects the fields of type static."""
     return {
         source: {key: x for key, x in own.items() if field_type_of(key) == STATIC}
         for source, own in fields.items()
@@ -56,7 +56,7 @@ def static_fields(
 def newest(
     fields: Mapping[str, Mapping[str, np.ndarray]],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Fields at their last time alone, (batch, level, 1, lat, lon)."""
+    """Selects the last time of fields, (batch, level, 1, lat, lon)."""
     return {
         source: {key: field[:, :, -1:] for key, field in own.items()}
         for source, own in fields.items()
@@ -67,16 +67,16 @@ def fields_of_rollout(
     first: Mapping[str, Mapping[str, np.ndarray]],
     later: Sequence[Mapping[str, Mapping[str, np.ndarray]]],
 ) -> dict[str, FieldTree]:
-    """The fields that later steps need besides the prediction.
+    """Collects the fields that later steps need in addition to the prediction.
 
     Args:
         first: input fields of the first step, after `preblocks.ic_only`.
-        later: those of each later step: the dynamic forcing.
+        later: input fields of each later step, which are dynamic forcing.
 
     Returns:
         {"forcing": {source: {key: (batch, level, later step, lat, lon)}}, "static":
-        {source: {key: (batch, level, 1, lat, lon)}}}, the latter with every input that
-        is neither predicted nor forced.
+        {source: {key: (batch, level, 1, lat, lon)}}}, where "static" has every input
+        that is neither prognostic nor dynamic forcing.
     """
     forcing = {
         source: {
@@ -91,7 +91,7 @@ def fields_of_rollout(
 def constant_fields(
     first: Mapping[str, Mapping[str, np.ndarray]],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """The inputs that are neither predicted nor forced, (batch, level, 1, lat, lon)."""
+    """Selects inputs that do not change in a forecast, (batch, level, 1, lat, lon)."""
     return {
         source: {
             key: field
@@ -105,15 +105,16 @@ def constant_fields(
 def initial_entries(
     pipeline: Pipeline, raw: FieldTree, physical: FieldTree
 ) -> dict[str, FieldTree]:
-    """The named fields of the first step that transforms need besides x.
+    """Collects the named fields of the first step that transforms need besides x.
 
     Args:
         pipeline: the transforms.
-        raw: input fields as they are read.
-        physical: those before the preblocks of every step, with the names after them.
+        raw: input fields before any transform.
+        physical: input fields before `preblocks.per_step`, but with the names after
+            them.
 
     Returns:
-        {"x_physical": ..., "ic_raw": ...}, each if a transform needs it.
+        {"x_physical": ..., "ic_raw": ...}, each only if a transform needs it.
     """
     entries: dict[str, FieldTree] = {}
     if pipeline.needs("x_physical"):
@@ -125,16 +126,17 @@ def initial_entries(
 
 @dataclass(frozen=True)
 class Advance:
-    """The input of the next step, traced: (tree, forcing, static, context) -> tree.
+    """Computes the input of the next step: (tree, forcing, static, context) -> tree.
 
     Attributes:
-        pipeline: its preblocks of every step run on the new input.
-        input_channels: the channels of x of each variable.
-        target_channels: those of y and of the model's output.
+        pipeline: the transforms, whose `preblocks.per_step` are applied to the new
+            input.
+        input_channels: channels of each variable in x.
+        target_channels: channels of each variable in y and the model's output.
 
     Raises:
-        ValueError: a preblock of every step runs on the host only, or a regrid of every
-            step cannot be done before the others.
+        ValueError: a transform of `preblocks.per_step` runs on the host only, or a
+            regrid among them cannot be applied before the others.
     """
 
     pipeline: Pipeline
@@ -153,14 +155,14 @@ class Advance:
         static: Mapping[str, Mapping[str, Array]],
         context: FieldContext,
     ) -> dict[str, Any]:
-        """The entries "x" and, if a transform needs it, "x_physical" of the next step.
+        """Returns "x" and, if a transform needs it, "x_physical" of the next step.
 
         Args:
-            tree: after a step: x and y_processed.
+            tree: the tree after a step, with x and y_processed.
             forcing: dynamic forcing of the next step, fields (batch, level, 1, rows,
                 lon).
-            static: the other fields, like `forcing`.
-            context: of the step; its members are side by side.
+            static: fields that do not change, like `forcing`.
+            context: context of the step.
 
         Raises:
             ValueError: no transform makes named fields of the prediction, or one of
@@ -171,7 +173,7 @@ class Advance:
             if field_type_of(key) == PROGNOSTIC:
                 source = key.split("/")[0]
                 fields.setdefault(source, {})[key] = _predicted(tree, source, key)
-        # These have the names after the preblocks, too.
+        # Forcing and static fields also have the names after the preblocks.
         for source, own in (*forcing.items(), *static.items()):
             repeated = {key: context.repeat_members(x) for key, x in own.items()}
             fields.setdefault(source, {}).update(repeated)
@@ -205,16 +207,19 @@ def _predicted(tree: FieldTree, source: str, key: str) -> Array:
 
 @dataclass(frozen=True)
 class Rollout:
-    """How a forecast runs.
+    """A forecast of one or more steps.
 
     Attributes:
-        num_steps: steps of the forecast.
-        backprop_on: steps whose loss counts, from 1; None is all of them.
-        backprop: "truncated" or "full", see the module.
-        postprocess: transforms after every step; None has none.
-        advance: makes the input of the next step; needed by several steps.
-        clamp: smallest and largest value of x and y; None clamps nothing.
-        num_members: members of an ensemble, side by side on the batch dim.
+        num_steps: number of steps.
+        backprop_on: steps whose losses are minimized, from 1; None for all.
+        backprop: "truncated" or "full", see `config.trainer.TrainerConfig`.
+        postprocess: transforms after every step; None for none.
+        advance: computes the input of the next step; required for several steps.
+        clamp: smallest and largest value of x and y; None does not clamp.
+        num_members: ensemble members of each sample, adjacent on the batch dim.
+
+    Raises:
+        ValueError: there are several steps, and `advance` is None.
     """
 
     num_steps: int = 1
@@ -234,12 +239,12 @@ class Rollout:
 
     @property
     def counts(self) -> tuple[bool, ...]:
-        """Whether the loss of each step counts."""
+        """Whether the loss of each step is minimized."""
         steps = range(1, self.num_steps + 1)
         return tuple(self.backprop_on is None or t in self.backprop_on for t in steps)
 
     def start(self, batch: FieldTree, context: FieldContext) -> dict[str, Any]:
-        """What the first step is given: the entries that later steps feed back."""
+        """Returns the fed-back entries for the first step, repeated for members."""
         given = {name: batch[name] for name in _FED_BACK if name in batch}
         return jax.tree.map(context.repeat_members, given)
 
@@ -250,14 +255,15 @@ class Rollout:
         fields: FieldTree,
         index: Array | int = 0,
     ) -> dict[str, Array]:
-        """Inputs of the model in one step.
+        """Returns the inputs of the model in one step.
 
         Args:
-            shapes: of the inputs of one sample in one step, by name.
-            batch: the inputs other than x: those of one step, which stay, or of all
-                steps one after the other (fields along time, vectors along their size).
-            fields: the input x.
-            index: number of the step.
+            shapes: shapes of the inputs of one step, by name.
+            batch: the inputs other than x, either of one step, which are used in every
+                step, or of all steps (fields concatenated along time, vectors along
+                their size).
+            fields: has the input x.
+            index: index of the step, from 0.
         """
         given = {
             name: _of_step(batch[name], shape, index)
@@ -278,9 +284,15 @@ class Rollout:
         prediction: Array,
         context: FieldContext,
     ) -> FieldTree:
-        """The fields of a step, with "y_pred" and "y", after its transforms.
+        """Returns the tree of a step, after its transforms.
 
-        Without a target there is no "y".
+        Args:
+            batch: the batch, whose entries except forcing and static fields are
+                included.
+            fields: the fed-back entries of the step, with x.
+            target: becomes "y"; None in a forecast, which has no "y".
+            prediction: becomes "y_pred".
+            context: context of the step.
         """
         tree = {
             **{name: batch[name] for name in batch if name not in (FORCING, STATIC)},
@@ -300,16 +312,24 @@ class Rollout:
         forcing: Any,
         context: Any,
     ) -> dict[str, Any]:
-        """What the next step is given; the same fields after the last one."""
+        """Returns the fed-back entries for the next step.
+
+        Args:
+            batch: the batch, with static fields.
+            fields: the fed-back entries of this step, returned for a single step.
+            tree: the result of `after`.
+            forcing: dynamic forcing of the next step.
+            context: context of the step.
+        """
         if self.advance is None:
             return dict(fields)
         tree = {**tree, "x": fields["x"]}
         return self.advance(tree, forcing, batch[STATIC], context)
 
     def per_step(self, batch: FieldTree) -> tuple[Array, Any]:
-        """Targets and the forcing of the next step, stacked over steps.
+        """Returns targets and the forcing of the next step, stacked over steps.
 
-        After the last step its forcing is repeated, so that all steps are alike.
+        The forcing of the last step is repeated, so that all steps have the same shape.
         """
         targets = jnp.moveaxis(batch["y"], 2, 0)[:, :, :, None]
         if self.num_steps == 1:
@@ -322,18 +342,18 @@ class Rollout:
         return targets, jax.tree.map(stacked, batch[FORCING])
 
     def clamped(self, x: Array) -> Array:
-        """`x` within `clamp`."""
+        """Clamps x to `clamp`."""
         return x if self.clamp is None else jnp.clip(x, *self.clamp)
 
 
 def _of_step(x: Array, shape: tuple[int, ...], index: Array | int) -> Array:
-    """What one step is given of arrays of all steps; those of one step stay.
+    """Selects one step of an array of all steps; returns an array of one step.
 
     Args:
         x: field (batch, channel, step x time, rows, lon) or vector (batch, step x
             size).
-        shape: of that of one step.
-        index: number of the step.
+        shape: shape of one step.
+        index: index of the step.
     """
     dim = 2 if x.ndim == 5 else 1
     size = shape[dim]

@@ -1,4 +1,4 @@
-"""bridgescaler's scalers applied to fields, on the host and traced."""
+"""Applies bridgescaler's scalers to fields, on the host and traced."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ Fields = Shaped[Any, "batch level time lat lon"]
 
 @runtime_checkable
 class ScalerSelection(Protocol):
-    """What the arguments of both blocks with scalers have."""
+    """Arguments that both blocks with scalers have."""
 
     @property
     def scaler_path(self) -> str:
-        """JSON of fitted scalers."""
+        """Path of the JSON file of fitted scalers."""
         ...
 
     @property
     def variables(self) -> Variables:
-        """Those that are scaled."""
+        """The variables to scale."""
         ...
 
     @property
     def spatial_variables(self) -> Variables:
-        """Those of them that are scaled by grid point."""
+        """Those of `variables` with a scaler for each grid point."""
         ...
 
 
 def open_scalers(path: str) -> dict[str, dict[str, dict[str, Scaler]]]:
-    """`read_scalers` of a file, which blocks that name the same one share.
+    """Reads the scalers of a file; the result is cached until the file changes.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -71,7 +71,7 @@ def open_scalers(path: str) -> dict[str, dict[str, dict[str, Scaler]]]:
 
 @lru_cache(maxsize=8)
 def _read(path: str, changed: int) -> dict[str, dict[str, dict[str, Scaler]]]:
-    del changed  # a file that is written anew is read anew
+    del changed  # part of the cache's key
     return read_scalers(path)
 
 
@@ -84,19 +84,23 @@ def scale(
     context: FieldContext | None = None,
     out: np.ndarray | None = None,
 ) -> Fields:
-    """Transform a field, or transform it back.
+    """Transforms a field, or inverts the transform.
 
     Args:
-        scaler: of its variable.
+        scaler: the scaler of the variable.
         x: (batch, level, time, lat, lon), numpy or JAX.
         method: "transform" or "inverse_transform".
-        per_point: a channel of the scaler is a grid point; else it is a level, or a
-            longitude for a scaler with channels last.
-        context: of a traced step.
-        out: array that `transform` may put its result into.
+        per_point: whether a channel of the scaler is a grid point; else it is a level,
+            or a longitude for a scaler with channels last.
+        context: context of a traced step; None on the host.
+        out: optional array to which "transform" may write its result.
 
     Returns:
-        The field in the dtype that x and the scaler's numbers promote to.
+        The field, in the promoted dtype of x and the scaler for numpy arrays, and in
+        the dtype of x for JAX arrays.
+
+    Raises:
+        ValueError: the scaler has another number of channels than the field.
     """
     if isinstance(scaler, QuantileScaler):
         rows = _whole if context is None else partial(context.local_rows, fill=1)
@@ -118,7 +122,7 @@ def scale(
 
 
 def num_channels(scaler: Scaler) -> int:
-    """Channels that a scaler was fitted to."""
+    """Number of channels of a scaler."""
     if isinstance(scaler, QuantileScaler):
         return len(scaler.centroids)
     return _affine(scaler)[0].size
@@ -132,11 +136,19 @@ def scale_fields(
     method: Method,
     context: FieldContext | None,
 ) -> dict[str, Any]:
-    """Scale the selected fields of one entry.
+    """Scales the selected fields of one entry.
+
+    Args:
+        tree: the tree; it is not modified.
+        part: the entry.
+        scalers: {source: {key: scaler}}.
+        args: selects the variables.
+        method: "transform" or "inverse_transform".
+        context: context of a traced step; None on the host.
 
     Raises:
-        ValueError: there is no such entry; a variable has no scaler, or one of another
-            size; a variable is scaled by grid point and not selected.
+        ValueError: the entry is missing, a variable has no scaler or one of another
+            size, or `spatial_variables` has a variable that is not selected.
     """
     selected, spatial = Selection(args.variables), _spatial(args)
 
@@ -159,10 +171,11 @@ def check_groups(
     args: ScalerSelection,
     where: str,
 ) -> None:
-    """Check that the selected variables have scalers that fit their levels.
+    """Checks that the selected variables have scalers that fit their levels.
 
     Raises:
-        ValueError: naming the first that has not.
+        ValueError: a variable has no scaler, or one of another size, or
+            `spatial_variables` has a variable that is not selected.
     """
     selected, spatial = Selection(args.variables), _spatial(args)
     for group in groups:
@@ -178,10 +191,10 @@ def check_groups(
 def find_scaler(
     scalers: Mapping[str, Mapping[str, Scaler]], key: str, where: str
 ) -> Scaler:
-    """The scaler of a variable.
+    """Returns the scaler of a variable.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the variable has no scaler.
     """
     own = scalers.get(key.split("/")[0], {})
     if key not in own:
@@ -196,7 +209,7 @@ def find_scaler(
 
 
 def _spatial(args: ScalerSelection) -> Callable[[str], bool]:
-    """Which variables are scaled by grid point; none if the list is empty."""
+    """Returns whether a variable has a scaler for each grid point, by its key."""
     if not args.spatial_variables:
         return lambda key: False
     return Selection(args.spatial_variables)
@@ -210,7 +223,7 @@ def _not_selected(key: str) -> str:
 
 
 def _check_scaler(scaler: Scaler, key: str, num_levels: int, per_point: bool) -> None:
-    """Check that a scaler fits the levels of a variable."""
+    """Checks that a scaler fits the levels of a variable."""
     if per_point and num_levels > 1:
         raise ValueError(
             f"spatial_variables: {key} has {num_levels} levels; scaling by grid point "
@@ -226,7 +239,7 @@ def _check_scaler(scaler: Scaler, key: str, num_levels: int, per_point: bool) ->
 
 
 def _affine(scaler: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(channel,) shift and factor: transformed = (x - shift) / factor."""
+    """Shift and factor, (channel,) each: transformed = (x - shift) / factor."""
     if isinstance(scaler, MinMaxScaler):
         return scaler.minimum, scaler.maximum - scaler.minimum
     if isinstance(scaler, DeepStandardScaler):
@@ -237,7 +250,7 @@ def _affine(scaler: Any) -> tuple[np.ndarray, np.ndarray]:
 def _shape(
     scaler: Any, x: Any, per_point: bool, context: FieldContext | None
 ) -> tuple[int, ...]:
-    """Shape in which a scaler's numbers broadcast against a field."""
+    """Shape in which the channels of a scaler broadcast to a field."""
     grid, count = _grid(x, context), num_channels(scaler)
     last = getattr(scaler, "channels_last", True)
     expected = grid[0] * grid[1] if per_point else x.shape[-1 if last else 1]
@@ -254,7 +267,7 @@ def _shape(
 
 
 def _five(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with ones in front, five dims."""
+    """Prepends ones to a shape, up to five dims."""
     return (1,) * (5 - len(shape)) + shape
 
 

@@ -1,4 +1,4 @@
-"""The variables that a transform changes: CREDIT's `variables` argument."""
+"""The variables that a transform changes: CREDIT's argument `variables`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-# As a config has it.
+# The argument `variables` in a config.
 Variables: TypeAlias = tuple[str, ...] | str | None
 DataType: TypeAlias = Literal["input", "target"]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The variables that `variables` stands for.
+    """The variables that the argument `variables` selects.
 
     A list selects the keys that it names and those below them: "ERA5/prognostic" is
-    every prognostic variable of ERA5. An empty list, or null, selects everything. Of a
-    string CREDIT takes the letters one by one, which name no variable.
+    every prognostic variable of ERA5. An empty list, or null, selects all. A string
+    selects none, as in CREDIT, which iterates over its letters.
 
     Attributes:
-        variables: as the config has it.
+        variables: the argument.
 
     >>> Selection(("A/prognostic",))("A/prognostic/3d/T")
     True
@@ -38,7 +38,7 @@ class Selection:
         return any(_covers(own, key) for own in self.variables)
 
     def unmatched(self, keys: Iterable[str]) -> list[str]:
-        """One line for each entry that selects none of some variables."""
+        """Returns a line for each entry of `variables` that matches none of `keys`."""
         keys = list(keys)
         if not self.variables:
             return []

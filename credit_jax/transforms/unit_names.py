@@ -1,10 +1,10 @@
-"""Compares the units that files name; only known units of one quantity differ."""
+"""Compares names of units; only known units of the same quantity can differ."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Quantities: names of each of their units, as `_plain` writes them.
+# For each quantity, the names of each of its units, normalized by `_plain`.
 _FAMILIES = (
     (
         {"pa", "pascal", "pascals"},
@@ -22,7 +22,7 @@ _FAMILIES = (
     ({"m", "meter", "meters", "mofwaterequivalent"}, {"mm", "kgm2", "kg/m2"}),
     ({"pa/s", "pas1"}, {"hpa/s", "hpas1"}),
 )
-# Arguments of blocks that name a variable, and the unit that the formula takes.
+# Argument of a block that is the key of a variable -> unit of that variable.
 EXPECTED: Mapping[str, str] = {
     "surface_pressure_var": "Pa",
     "sp_var": "Pa",
@@ -39,7 +39,7 @@ EXPECTED: Mapping[str, str] = {
 
 
 def differ(one: str, other: str) -> bool:
-    """Whether two names are known units of one quantity, but not the same unit.
+    """Whether two names are known, different units of the same quantity.
 
     >>> differ("Pa", "hPa"), differ("m s**-1", "m/s"), differ("K", "blob")
     (True, False, False)
@@ -53,7 +53,7 @@ def differ(one: str, other: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Lower case, without blanks and signs of powers."""
+    """Normalizes a name: lower case, without blanks and signs of powers."""
     plain = name.strip().lower().replace("degrees", "deg").replace("degree", "deg")
     for sign in ("**", "^", "-", "_", ".", " ", "°", "(", ")"):
         plain = plain.replace(sign, "")

@@ -22,9 +22,9 @@ class Units:
     """The preblocks of the target as a function of channels, and its inverse.
 
     Attributes:
-        blocks: in the order they run, without concat.
-        data: the variables of the data's channels.
-        model: those of y; the same variables with other names, in another order.
+        blocks: the preblocks in execution order, without concat.
+        data: the channel layout of the data.
+        model: the channel layout of y, which may have other names and another order.
         origins: key in y -> key in the data.
     """
 
@@ -38,14 +38,14 @@ class Units:
         array: Shaped[Any, "batch channel ..."],
         context: FieldContext | None = None,
     ) -> Shaped[Any, "batch channel_out ..."]:
-        """Channels of the data in physical units -> channels of y.
+        """Converts channels of the data in physical units to channels of y.
 
         Args:
             array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
-            context: of a traced step; None on the host.
+            context: context of a traced step; None on the host.
 
         Raises:
-            ValueError: a block cannot do with the target alone.
+            ValueError: a block needs more than the target.
         """
         tree: FieldTree = {"target": _split(array, self.data)}
         for block in self.blocks:
@@ -57,11 +57,11 @@ class Units:
         array: Shaped[Any, "batch channel_out ..."],
         context: FieldContext | None = None,
     ) -> Shaped[Any, "batch channel_out ..."]:
-        """Channels of y -> the same channels in physical units, on the grid of y.
+        """Converts channels of y to physical units, on the grid of y.
 
         Args:
             array: (batch, channel, lat, lon) or (batch, channel, time, lat, lon).
-            context: of a traced step; None on the host.
+            context: context of a traced step; None on the host.
 
         Raises:
             ValueError: a block has no inverse.
@@ -79,11 +79,11 @@ class Units:
 
 
 def channel_units(pipeline: Pipeline, groups: Sequence[Group]) -> Units:
-    """The units of a target.
+    """Builds the conversion between channels of y and physical units.
 
     Args:
-        pipeline: its preblocks.
-        groups: the variables of the target as the data have them, in channel order.
+        pipeline: the transforms.
+        groups: the variables of the target of the data, in channel order.
     """
     after = pipeline.layout({"target": groups})["target"]
     origins = {}
@@ -101,7 +101,7 @@ def _channels(groups: Sequence[Group]) -> ChannelLayout:
 
 
 def _split(array: Any, channels: ChannelLayout) -> dict[str, dict[str, Any]]:
-    """{source: {key: (batch, level, time, lat, lon)}}."""
+    """Splits channels to {source: {key: (batch, level, time, lat, lon)}}."""
     if array.ndim == 4:
         array = array[:, :, None]
     fields: dict[str, dict[str, Any]] = {}
@@ -111,7 +111,7 @@ def _split(array: Any, channels: ChannelLayout) -> dict[str, dict[str, Any]]:
 
 
 def _join(fields: Any, keys: Sequence[str], num_dims: int) -> Any:
-    """(batch, channel, ...), with a time dim if there are five dims."""
+    """Joins fields to (batch, channel, ...), without a time dim if of four dims."""
     arrays = [fields[key.split("/")[0]][key] for key in keys]
     module = np if all(map(is_numpy, arrays)) else jnp
     joined = module.concatenate(arrays, axis=1)

@@ -1,7 +1,8 @@
-"""The conservation fixers: `tracer_fixer` and global dry mass, water, energy.
+"""The conservation fixers: `tracer_fixer`, and those of dry mass, water and energy.
 
-They read and write `y_processed` in physical units, between an inverse scaling and the
-scaling that rebuilds y_pred. The state before the step is `x_physical`.
+They read and write `y_processed` in physical units, so they run after the inverse
+scaling, and before the scaling that rebuilds y_pred. The state before the step is
+`x_physical`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class TracerFixerArgs(StrictModel):
 
     Attributes:
         tracer_vars: keys of the variables to limit.
-        tracer_thres: smallest value, one for all or one each.
-        tracer_thres_max: largest value, alike; null sets none.
+        tracer_thres: smallest value, one for all variables or one for each.
+        tracer_thres_max: largest value, one for all or one for each; null is no limit.
     """
 
     tracer_vars: tuple[str, ...]
@@ -40,15 +41,16 @@ class TracerFixerArgs(StrictModel):
 
 
 class PhysicsArgs(StrictModel):
-    """What the global fixers share.
+    """Arguments that the global fixers share.
 
     Attributes:
         save_loc_physics: NetCDF file or Zarr store with the grid.
-        lon_lat_level_name: its names of longitude, latitude, and of a and b at the
-            interfaces of hybrid levels, or of pressure in Pa.
-        grid_type: levels are hybrid ("sigma") or of constant pressure ("pressure").
-        midpoint: fields are means of layers; otherwise values at `lon_lat_level_name`'s
-            levels, and integrals are trapezoidal.
+        lon_lat_level_name: names of its longitude, latitude, and coefficients a (Pa)
+            and b of hybrid levels, or pressure (Pa).
+        grid_type: whether levels are hybrid ("sigma") or of constant pressure
+            ("pressure").
+        midpoint: whether fields are means of the layers between these levels; else
+            they are values at the levels, and integrals are trapezoidal.
         input_source_key: entry with the state before the step.
     """
 
@@ -67,8 +69,8 @@ class MassFixerArgs(PhysicsArgs):
     """Arguments of `global_mass_fixer`.
 
     Attributes:
-        q_var: specific total water.
-        sp_var: surface pressure, which is corrected; so levels must be hybrid.
+        q_var: key of specific total water, kg / kg.
+        sp_var: key of surface pressure, Pa, which is corrected; levels must be hybrid.
     """
 
     q_var: str
@@ -86,10 +88,10 @@ class WaterFixerArgs(PhysicsArgs):
     """Arguments of `global_water_fixer`.
 
     Attributes:
-        q_var: specific total water.
-        sp_var: surface pressure.
-        precip_var: precipitation, m in the step, which is corrected.
-        evapor_var: evaporation, m in the step, in CREDIT's sign.
+        q_var: key of specific total water, kg / kg.
+        sp_var: key of surface pressure, Pa.
+        precip_var: key of precipitation, m in the step, which is corrected.
+        evapor_var: key of evaporation, m in the step, with CREDIT's sign.
         lead_time_periods: length of the step in hours.
     """
 
@@ -101,17 +103,21 @@ class WaterFixerArgs(PhysicsArgs):
 
 
 class EnergyFixerArgs(PhysicsArgs):
-    """Arguments of `global_energy_fixer`, which has fluxes up and down apart.
+    """Arguments of `global_energy_fixer`, with separate upward and downward fluxes.
 
     Attributes:
-        T_var: temperature, which is corrected.
-        q_var, U_var, V_var, sp_var: the rest of the state of the air.
-        surface_geopotential_name: variable of `save_loc_physics`; of a list the first.
-        toa_down_solar_input_var: solar flux into the top, W / m^2, of the input.
-        toa_up_solar_var, toa_up_olr_var: fluxes out of the top, W / m^2.
-        surf_down_solar_var, surf_up_solar_var, surf_down_lw_var, surf_up_lw_var: of
-            radiation at the surface, J / m^2 in the step.
-        surf_sh_var, surf_lh_var: sensible and latent heat, J / m^2 in the step.
+        T_var: key of temperature, K, which is corrected.
+        q_var, U_var, V_var, sp_var: keys of specific total water, kg / kg, wind, m / s,
+            and surface pressure, Pa.
+        surface_geopotential_name: variable of `save_loc_physics`, m^2 / s^2; of a list,
+            the first one.
+        toa_down_solar_input_var: key of the solar flux into the top, W / m^2, in the
+            state before the step.
+        toa_up_solar_var, toa_up_olr_var: keys of the fluxes out of the top, W / m^2.
+        surf_down_solar_var, surf_up_solar_var, surf_down_lw_var, surf_up_lw_var: keys
+            of radiation at the surface, J / m^2 in the step.
+        surf_sh_var, surf_lh_var: keys of sensible and latent heat, J / m^2 in the step,
+            positive downward.
         lead_time_periods: length of the step in hours.
     """
 
@@ -135,7 +141,7 @@ class EnergyFixerArgs(PhysicsArgs):
 
 @dataclasses.dataclass(frozen=True)
 class TracerFixer:
-    """Limits variables of the output.
+    """Clips variables of the output.
 
     Attributes:
         limits: key -> smallest and largest value.
@@ -146,7 +152,7 @@ class TracerFixer:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Replace the fields by limited ones."""
+        """Replaces the fields by clipped ones."""
         fixed = {
             key: clip(get_field(tree, OUTPUT, key), *bounds)
             for key, bounds in self.limits.items()
@@ -156,11 +162,11 @@ class TracerFixer:
 
 @dataclasses.dataclass(frozen=True)
 class MassFixer:
-    """Surface pressure that keeps the mass of dry air.
+    """Corrects surface pressure to conserve the global mass of dry air.
 
     Attributes:
         args: see `MassFixerArgs`.
-        grid: of global integrals.
+        grid: levels and areas of global integrals.
     """
 
     args: MassFixerArgs
@@ -174,7 +180,7 @@ class MassFixer:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Replace surface pressure."""
+        """Replaces surface pressure."""
         states = [
             physics.Moisture(
                 *(read(key) for key in (self.args.q_var, self.args.sp_var))
@@ -187,11 +193,11 @@ class MassFixer:
 
 @dataclasses.dataclass(frozen=True)
 class WaterFixer:
-    """Precipitation that closes the budget of water.
+    """Corrects precipitation to close the global water budget.
 
     Attributes:
         args: see `WaterFixerArgs`.
-        grid: of global integrals.
+        grid: levels and areas of global integrals.
     """
 
     args: WaterFixerArgs
@@ -205,7 +211,7 @@ class WaterFixer:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Replace precipitation."""
+        """Replaces precipitation."""
         args = self.args
         before, after = _readers(tree, args, context)
         fixed = physics.fix_precipitation(
@@ -222,11 +228,11 @@ class WaterFixer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EnergyFixer:
-    """Temperature that closes the budget of energy.
+    """Corrects temperature to close the global energy budget.
 
     Attributes:
         args: see `EnergyFixerArgs`.
-        grid: of global integrals.
+        grid: levels and areas of global integrals.
         surface_geopotential: (lat, lon) m^2 / s^2.
     """
 
@@ -244,7 +250,7 @@ class EnergyFixer:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Replace temperature."""
+        """Replaces temperature."""
         args = self.args
         keys = (args.T_var, args.q_var, args.U_var, args.V_var, args.sp_var)
         before, after = _readers(tree, args, context)
@@ -267,10 +273,10 @@ class EnergyFixer:
 
 
 def build_tracer_fixer(args: TracerFixerArgs) -> TracerFixer:
-    """The block.
+    """Builds the block.
 
     Raises:
-        ValueError: the thresholds are not one for all or one for each variable.
+        ValueError: the thresholds are not one for all variables or one for each.
     """
     low = _for_each(args.tracer_thres, args, "tracer_thres")
     high = _for_each(args.tracer_thres_max, args, "tracer_thres_max")
@@ -279,17 +285,17 @@ def build_tracer_fixer(args: TracerFixerArgs) -> TracerFixer:
 
 
 def build_mass_fixer(args: MassFixerArgs) -> MassFixer:
-    """The block; reads its grid."""
+    """Builds the block; reads its grid."""
     return MassFixer(args, _grid(args))
 
 
 def build_water_fixer(args: WaterFixerArgs) -> WaterFixer:
-    """The block; reads its grid."""
+    """Builds the block; reads its grid."""
     return WaterFixer(args, _grid(args))
 
 
 def build_energy_fixer(args: EnergyFixerArgs) -> EnergyFixer:
-    """The block; reads its grid and the surface geopotential."""
+    """Builds the block; reads its grid and the surface geopotential."""
     name = args.surface_geopotential_name
     name = name if isinstance(name, str) else name[0]
     return EnergyFixer(args, _grid(args), read_surface(args.save_loc_physics, name))
@@ -305,10 +311,10 @@ def _grid(args: PhysicsArgs) -> physics.PhysicsGrid:
 
 
 def _readers(tree: FieldTree, args: PhysicsArgs, context: FieldContext | None) -> Any:
-    """Key -> field of the newest time before, and of the first one after the step."""
+    """Readers of fields at the last time before, and the first time after the step."""
 
     def reader(part: str, time: slice) -> Any:
-        # Padding rows: any value that leaves integrals finite.
+        # Padding rows get a value for which integrals are finite.
         return lambda key: fill_padding(
             get_field(tree, part, key)[:, :, time], 1.0, context
         )

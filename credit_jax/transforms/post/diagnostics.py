@@ -1,7 +1,7 @@
-"""Fields that follow from others: geopotential, sea level pressure, pressure levels.
+"""Diagnostics: geopotential, sea level pressure, fields on pressure levels.
 
 They read `y_processed` and the static surface geopotential of `ic_raw`, in physical
-units, and add their fields to `y_processed`.
+units, and add fields to `y_processed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from credit_jax.physics.sea_level import mean_sea_level_pressure
 from credit_jax.transforms.base import FieldTree
 from credit_jax.transforms.named import get_field, with_fields
 
-# What padding rows are filled with: finite in every formula here.
+# Values for padding rows, for which all formulas are finite.
 _KELVIN, _PASCAL = 280.0, 1e5
 
 
@@ -30,11 +30,12 @@ class SeaLevelArgs(StrictModel):
     """Arguments of `mslp_diagnostic`.
 
     Attributes:
-        output_name: key of the result.
-        surface_pressure_var: Pa.
-        temperature_var: near the surface, K.
-        surface_geopotential_var: m^2 / s^2, of `static_source_key`.
-        key: entry that is read and extended.
+        output_name: key of the result, Pa.
+        surface_pressure_var: key of surface pressure, Pa.
+        temperature_var: key of temperature near the surface, K.
+        surface_geopotential_var: key of surface geopotential in `static_source_key`,
+            m^2 / s^2.
+        key: entry to read and extend.
         static_source_key: entry with static fields.
     """
 
@@ -50,19 +51,20 @@ class GeopotentialArgs(StrictModel):
     """Arguments of `geopotential_diagnostic`.
 
     Attributes:
-        output_name: key of the result.
-        chunk_size: accepted; all columns are computed at once.
-        surface_geopotential_var: m^2 / s^2, of `static_source_key`.
-        surface_pressure_var: Pa.
-        temperature_var: K.
-        specific_humidity_var: kg / kg.
-        flip_vertical: levels are from the top down.
-        level_info_file: with the coefficients of the interfaces; a name without a
-            folder is that of a file that comes with this package.
-        model_a_half_var, model_b_half_var: their names; Pa, and no unit.
-        key: entry that is read and extended.
+        output_name: key of the result, m^2 / s^2.
+        chunk_size: no effect; all columns are computed at once.
+        surface_geopotential_var: key of surface geopotential in `static_source_key`,
+            m^2 / s^2.
+        surface_pressure_var: key of surface pressure, Pa.
+        temperature_var: key of temperature, K.
+        specific_humidity_var: key of specific humidity, kg / kg.
+        flip_vertical: whether levels are from the top down.
+        level_info_file: file with the coefficients of the interfaces; a name without a
+            folder may be that of a file of this package.
+        model_a_half_var, model_b_half_var: names of the coefficients a (Pa) and b.
+        key: entry to read and extend.
         static_source_key: entry with static fields.
-        levels: of the data, counted from 1; null takes all.
+        levels: levels of the data, counted from 1; null takes all.
     """
 
     output_name: str = "ARCO_ERA5/derived_diagnostic/3d/geopotential"
@@ -84,23 +86,25 @@ class PressureInterpArgs(StrictModel):
     """Arguments of `pressure_interp_diagnostic`.
 
     Attributes:
-        pressure_levels: hPa.
-        interp_variables: keys of 3-D variables that keep their lowest value below the
-            ground.
-        temperature_var: K.
-        geopotential_var: m^2 / s^2, such as of `geopotential_diagnostic`.
-        surface_pressure_var: Pa.
-        surface_geopotential_var: m^2 / s^2, of `static_source_key`.
-        output_suffix: of the names of the results.
-        temp_height: m above the ground, of the level that the surface temperature
-            follows from.
-        chunk_size: accepted; all columns are computed at once.
-        level_info_file: with the coefficients of the levels' centers; a name without a
-            folder is that of a file that comes with this package.
-        model_a_var, model_b_var: their names; Pa, and no unit.
-        key: entry that is read and extended.
+        pressure_levels: pressure levels, hPa.
+        interp_variables: keys of 3-D variables, which have the value of the lowest
+            level below the ground.
+        temperature_var: key of temperature, K.
+        geopotential_var: key of geopotential, m^2 / s^2, such as the result of
+            `geopotential_diagnostic`.
+        surface_pressure_var: key of surface pressure, Pa.
+        surface_geopotential_var: key of surface geopotential in `static_source_key`,
+            m^2 / s^2.
+        output_suffix: suffix of the names of the results.
+        temp_height: height above the ground, m; the surface temperature is derived from
+            the nearest level.
+        chunk_size: no effect; all columns are computed at once.
+        level_info_file: file with the coefficients at the centers of levels; a name
+            without a folder may be that of a file of this package.
+        model_a_var, model_b_var: names of the coefficients a (Pa) and b.
+        key: entry to read and extend.
         static_source_key: entry with static fields.
-        levels: of the data, counted from 1; null takes all.
+        levels: levels of the data, counted from 1; null takes all.
     """
 
     pressure_levels: tuple[float, ...] = (500.0, 850.0)
@@ -126,7 +130,7 @@ class PressureInterpArgs(StrictModel):
 
 @dataclasses.dataclass(frozen=True)
 class SeaLevelPressure:
-    """Adds the pressure at mean sea level.
+    """Adds pressure at mean sea level.
 
     Attributes:
         args: see `SeaLevelArgs`.
@@ -137,7 +141,7 @@ class SeaLevelPressure:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Add `output_name`, (batch, 1, time, lat, lon) in Pa."""
+        """Adds `output_name`, (batch, 1, time, lat, lon) in Pa."""
         args = self.args
         pressure = mean_sea_level_pressure(
             _read(tree, args.key, args.surface_pressure_var, context, _PASCAL),
@@ -153,7 +157,7 @@ class Geopotential:
 
     Attributes:
         args: see `GeopotentialArgs`.
-        half_levels: a and b of the interfaces.
+        half_levels: coefficients (a in Pa, b) of the interfaces.
     """
 
     args: GeopotentialArgs
@@ -162,7 +166,7 @@ class Geopotential:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Add `output_name`, (batch, level, time, lat, lon) in m^2 / s^2."""
+        """Adds `output_name`, (batch, level, time, lat, lon) in m^2 / s^2."""
         args = self.args
         heights = geopotential(
             _ground(tree, args, context),
@@ -181,7 +185,7 @@ class PressureInterp:
 
     Attributes:
         args: see `PressureInterpArgs`.
-        levels: a and b of the levels' centers, in the order of the data.
+        levels: coefficients (a in Pa, b) at the centers of the levels of the data.
     """
 
     args: PressureInterpArgs
@@ -190,7 +194,7 @@ class PressureInterp:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Add one (batch, pressure, time, lat, lon) field for each variable."""
+        """Adds one (batch, pressure, time, lat, lon) field for each variable."""
         args = self.args
         down = slice(None, None, 1 if rises(*self.levels) else -1)
 
@@ -216,7 +220,7 @@ class PressureInterp:
 
 
 def derived_key(var_key: str, suffix: str) -> str:
-    """Key of a variable on pressure levels.
+    """Returns the key of a variable on pressure levels.
 
     >>> derived_key("ERA5/prognostic/3d/T", "_PRES")
     'ERA5/derived_diagnostic/3d/T_PRES'
@@ -226,7 +230,7 @@ def derived_key(var_key: str, suffix: str) -> str:
 
 
 def build_geopotential(args: GeopotentialArgs) -> Geopotential:
-    """The block; reads the coefficients."""
+    """Builds the block; reads the coefficients."""
     half_levels = read_coefficients(
         args.level_info_file,
         args.model_a_half_var,
@@ -238,7 +242,7 @@ def build_geopotential(args: GeopotentialArgs) -> Geopotential:
 
 
 def build_pressure_interp(args: PressureInterpArgs) -> PressureInterp:
-    """The block; reads the coefficients."""
+    """Builds the block; reads the coefficients."""
     names = (args.model_a_var, args.model_b_var)
     levels = read_coefficients(args.level_info_file, *names, args.levels)
     return PressureInterp(args, levels)
@@ -251,7 +255,7 @@ def _read(
 
 
 def _ground(tree: FieldTree, args: Any, context: FieldContext | None) -> Any:
-    """Surface geopotential of the first time, repeated for ensemble members."""
+    """Surface geopotential at the first time, repeated for ensemble members."""
     key = args.surface_geopotential_var
     field = _read(tree, args.static_source_key, key, context, 0.0)[:, :, :1]
     return field if context is None else context.repeat_members(field)

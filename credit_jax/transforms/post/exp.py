@@ -1,4 +1,4 @@
-"""`exp_transform`: undoes the preblock `log_transform`."""
+"""`exp_transform`: the inverse of the preblock `log_transform`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ExpArgs(StrictModel):
     """Arguments of `exp_transform`.
 
     Attributes:
-        variables: keys or the beginnings of keys; an empty list is all.
-        eps: of the `log_transform`.
-        base: of the `log_transform`.
-        key: entry whose fields are changed.
+        variables: selected variables, see `Selection`.
+        eps: `eps` of the `log_transform`.
+        base: `base` of the `log_transform`.
+        key: entry to change.
     """
 
     variables: Variables
@@ -32,7 +32,7 @@ class ExpArgs(StrictModel):
 
 @dataclass(frozen=True)
 class ExpTransform:
-    """y -> `base ^ (y + log_base(eps)) - eps` for some variables.
+    """Computes `base ^ (y + log_base(eps)) - eps` for selected variables.
 
     Attributes:
         args: see `ExpArgs`.
@@ -42,13 +42,13 @@ class ExpTransform:
 
     @property
     def selection(self) -> Selection:
-        """The variables that it changes."""
+        """See `Selects`."""
         return Selection(self.args.variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """From logarithms to values, in the fields of `key`."""
+        """Replaces selected fields of the entry `key`."""
         selected, args = self.selection, self.args
 
         def change(key: str, y: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`flatten_to_tensor`: named fields become y_pred again, scaled if asked."""
+"""`flatten_to_tensor`: joins named fields to y_pred, optionally scaled."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class FlattenArgs(StrictModel):
     """Arguments of `flatten_to_tensor`.
 
     Attributes:
-        scaler_path: JSON of fitted scalers; null scales nothing.
-        variables: whole keys of the variables that are scaled; null is all, an empty
-            list none.
-        method: transform, or inverse_transform.
+        scaler_path: JSON file of fitted scalers; null does not scale.
+        variables: whole keys of the variables to scale; null is all, an empty list
+            none.
+        method: "transform" or "inverse_transform".
         key: entry with the fields.
-        out_key: entry that the array is put into.
+        out_key: entry for the array.
     """
 
     scaler_path: str | None = None
@@ -39,11 +39,11 @@ class FlattenArgs(StrictModel):
 
 @dataclass(frozen=True, eq=False)
 class FlattenToTensor:
-    """Joins fields in the order of the model's output; the fields stay as they are.
+    """Joins fields in the order of the model's output; does not change the fields.
 
     Attributes:
         args: see `FlattenArgs`.
-        scalers: {source: {key: scaler}} of the target; None scales nothing.
+        scalers: {source: {key: scaler}} of the target; None does not scale.
     """
 
     args: FlattenArgs
@@ -52,13 +52,15 @@ class FlattenToTensor:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Add (batch, channel, time, lat, lon) under `out_key`.
+        """Adds the entry `out_key`, (batch, channel, time, lat, lon).
 
         Args:
-            tree: with the fields and "channel_map".
+            tree: has the fields and "channel_map".
+            context: context of a traced step; None on the host.
 
         Raises:
-            ValueError: there are no such fields, or one has no scaler that fits.
+            ValueError: the fields are missing, or a field has no scaler or one of
+                another size.
         """
         args, slices = self.args, tree["channel_map"]
 
@@ -79,11 +81,11 @@ class FlattenToTensor:
 
 
 def build_flatten(args: FlattenArgs) -> FlattenToTensor:
-    """Read the scalers.
+    """Builds the block; reads the scalers.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no file of scalers, or has none of the target.
+        ValueError: the file has no valid target scalers.
     """
     path = args.scaler_path
     return FlattenToTensor(args, None if path is None else target_scalers(path))

@@ -1,8 +1,8 @@
-"""`era5_normalizer` among the postblocks: undoes the preblock of that name.
+"""The postblock `era5_normalizer`: the inverse of the preblock of that name.
 
-CREDIT has none: its forecasts of several steps normalize normalized fields again. A
-config of its first generation, whose forecasts feed normalized fields back as they are,
-becomes one with this block.
+CREDIT has no such postblock: its forecasts of several steps normalize fields twice.
+gen1 configs, whose forecasts feed back normalized fields without change, are converted
+to configs with this block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DenormalizerArgs(NormalizerArgs):
     """Arguments of the postblock `era5_normalizer`.
 
     Attributes:
-        key: entry whose fields are changed.
+        key: entry to change.
     """
 
     key: str = "y_processed"
@@ -31,11 +31,11 @@ class DenormalizerArgs(NormalizerArgs):
 
 @dataclass(frozen=True)
 class Denormalizer:
-    """y -> y std + mean, for the variables of both files.
+    """Computes y std + mean for the variables that both files have.
 
     Attributes:
         normalizer: the preblock.
-        key: entry whose fields are changed.
+        key: entry to change.
     """
 
     normalizer: Normalizer
@@ -44,11 +44,11 @@ class Denormalizer:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """From normalized to physical units, in the fields of `key`."""
+        """Converts the fields of the entry `key` to physical units."""
         undo = self.normalizer.denormalize
         return change_entry(tree, undo, self.key, "era5_normalizer")
 
 
 def build_denormalizer(args: DenormalizerArgs) -> Denormalizer:
-    """Reads both files; see `build_normalizer` for the errors."""
+    """Builds the block; reads both files. See `build_normalizer` for the errors."""
     return Denormalizer(build_normalizer(args), args.key)

@@ -1,4 +1,4 @@
-"""`reconstruct`: a flat prediction becomes named fields again."""
+"""`reconstruct`: splits a prediction to named fields."""
 
 import dataclasses
 from typing import Any
@@ -14,9 +14,9 @@ class ReconstructArgs(StrictModel):
     """Arguments of `reconstruct`.
 
     Attributes:
-        detach: stop gradients at the fields.
-        in_key: entry that is split: "y_pred", "y" for the target, or "x".
-        out_key: entry that the fields are put into.
+        detach: whether to stop gradients at the fields.
+        in_key: entry to split: "y_pred", "y" for the target, or "x".
+        out_key: entry for the fields.
 
     Differs from CREDIT: splits "x", too, for transforms that compare with the input.
     """
@@ -28,7 +28,7 @@ class ReconstructArgs(StrictModel):
 
 @dataclasses.dataclass(frozen=True)
 class Reconstruct:
-    """Split (batch, channel, time, lat, lon) by the channel map of x or of y.
+    """Splits (batch, channel, time, lat, lon) by the channel map of x or of y.
 
     Attributes:
         args: see `ReconstructArgs`.
@@ -39,14 +39,15 @@ class Reconstruct:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Add `{source: {key: (batch, level, time, lat, lon)}}` under `out_key`.
+        """Adds the entry `out_key`, {source: {key: (batch, level, time, lat, lon)}}.
 
         Args:
-            tree: with `in_key` (batch, channel, time, lat, lon) or (batch, channel,
-                lat, lon), and "channel_map" ("input_channel_map" for x) {key: slice}.
+            tree: has `in_key` (batch, channel, time, lat, lon) or (batch, channel, lat,
+                lon), and "channel_map" ("input_channel_map" for x) {key: slice}.
+            context: not used.
 
         Raises:
-            ValueError: if an entry is missing or has another number of channels.
+            ValueError: an entry is missing or has another number of channels.
         """
         flat, slices = self._take(tree)
         if flat.ndim == 4:

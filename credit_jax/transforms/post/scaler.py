@@ -1,4 +1,4 @@
-"""`bridgescaler_transform` of the postblocks: the inverse of the target's scalers."""
+"""The postblock `bridgescaler_transform`: applies the scalers of the target."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from credit_jax.transforms.selection import Selection, Variables
 
 
 class ScalerArgs(StrictModel):
-    """Arguments of `bridgescaler_transform` among the postblocks.
+    """Arguments of the postblock `bridgescaler_transform`.
 
     Attributes:
-        scaler_path: JSON of fitted scalers; those of the target are taken.
-        variables: keys or the beginnings of keys; an empty list is all.
-        method: inverse_transform, or transform.
-        key: entry whose fields are scaled.
-        spatial_variables: those of the variables that are scaled by grid point instead
-            of by level.
+        scaler_path: JSON file of fitted scalers, of which those of the target are used.
+        variables: selected variables, see `Selection`.
+        method: "inverse_transform" or "transform".
+        key: entry to scale.
+        spatial_variables: selected variables that have a scaler for each grid point
+            instead of each level.
     """
 
     scaler_path: str
@@ -40,7 +40,7 @@ class ScalerArgs(StrictModel):
 
 @dataclass(frozen=True, eq=False)
 class ScalerTransform:
-    """Scales fields of one entry by the scaler of their source and key.
+    """Scales fields of one entry by the scalers of their source and key.
 
     Attributes:
         args: see `ScalerArgs`.
@@ -52,42 +52,42 @@ class ScalerTransform:
 
     @property
     def selection(self) -> Selection:
-        """The variables that it changes."""
+        """See `Selects`."""
         return Selection(self.args.variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Scale the fields of `key`.
+        """Scales the selected fields of the entry `key`.
 
         Raises:
-            ValueError: there is no such entry; a variable has no scaler, or one of
+            ValueError: the entry is missing, or a variable has no scaler or one of
                 another size.
         """
         args = self.args
         return scale_fields(tree, args.key, self.scalers, args, args.method, context)
 
     def check(self, layout: Layout) -> None:
-        """Check that the variables of the target have scalers that fit their levels."""
+        """Checks that variables of the target have scalers that fit their levels."""
         check_groups(self.scalers, layout["target"], self.args, "the target scalers")
 
 
 def build_scaler(args: ScalerArgs) -> ScalerTransform:
-    """Read the scalers.
+    """Builds the block; reads the scalers.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no file of scalers, or has none of the target.
+        ValueError: the file has no valid target scalers.
     """
     return ScalerTransform(args, target_scalers(args.scaler_path))
 
 
 def target_scalers(path: str) -> Mapping[str, Mapping[str, Scaler]]:
-    """{source: {key: scaler}} of the target.
+    """Reads the scalers of the target, {source: {key: scaler}}.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no file of scalers, or has none of the target.
+        ValueError: the file has no valid target scalers.
     """
     scalers = open_scalers(path)
     if "target" not in scalers:

@@ -1,4 +1,4 @@
-"""`square_transform`: undoes the preblock `sqrt_transform`."""
+"""`square_transform`: the inverse of the preblock `sqrt_transform`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class SquareArgs(StrictModel):
     """Arguments of `square_transform`.
 
     Attributes:
-        variables: keys or the beginnings of keys; an empty list is all.
-        key: entry whose fields are changed.
+        variables: selected variables, see `Selection`.
+        key: entry to change.
     """
 
     variables: Variables
@@ -25,7 +25,7 @@ class SquareArgs(StrictModel):
 
 @dataclass(frozen=True)
 class SquareTransform:
-    """y -> y^2 for some variables.
+    """Computes y^2 for selected variables.
 
     Attributes:
         args: see `SquareArgs`.
@@ -35,13 +35,13 @@ class SquareTransform:
 
     @property
     def selection(self) -> Selection:
-        """The variables that it changes."""
+        """See `Selects`."""
         return Selection(self.args.variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """From roots to values, in the fields of `key`."""
+        """Replaces selected fields of the entry `key`."""
         selected = self.selection
         return change_entry(
             tree,

@@ -1,4 +1,4 @@
-"""`wet_mask_samudra`: zero over land, by Samudra's masks of every depth."""
+"""`wet_mask_samudra`: sets land to 0, by Samudra's masks of every depth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from credit_jax.transforms.base import FieldTree
 from credit_jax.transforms.pointwise import is_numpy
 
 NUM_DEPTHS = 19
-# Variables of a depth each in channel order, before sea surface height; Samudra's sets.
+# Samudra's sets of variables with depths, in channel order, before sea surface height.
 VARIABLES = {
     "thermo_dynamic": ("uo", "vo", "thetao", "so"),
     "thermo": ("thetao", "so"),
@@ -30,9 +30,9 @@ class WetMaskData(StrictModel):
     Attributes:
         data_path: Zarr store with the variables mask_0 to mask_18, or wetmask (lev,
             lat, lon).
-        mean_path, std_path: accepted; CREDIT opens them and uses nothing of them.
-        prognostic_vars_key: which set of variables the channels are.
-        dynamic_forcing_vars_key: accepted, without effect on the mask.
+        mean_path, std_path: no effect; CREDIT opens these files but does not use them.
+        prognostic_vars_key: set of variables of the channels.
+        dynamic_forcing_vars_key: no effect.
     """
 
     data_path: str
@@ -66,14 +66,14 @@ class WetMaskArgs(StrictModel):
 
 @dataclass(frozen=True, eq=False)
 class WetMask:
-    """x -> x * mask.
+    """Multiplies an array by a mask.
 
     Attributes:
         mask: (channel, lat, lon), 1 in water and 0 on land.
         key: entry with the array.
 
-    Differs from CREDIT: which multiplies arrays without a time dim, as its trainer has
-    them, by channel where the batch stands.
+    Differs from CREDIT: CREDIT broadcasts the channels of the mask to the batch dim of
+    arrays without a time dim, which its trainer has.
     """
 
     mask: Float[np.ndarray, "channel lat lon"]
@@ -82,10 +82,10 @@ class WetMask:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Mask (batch, channel, time, lat, lon) under `key`.
+        """Masks the entry `key`, (batch, channel, time, lat, lon).
 
         Raises:
-            ValueError: there is no such array, or it has other channels.
+            ValueError: there is no such array, or it has another number of channels.
         """
         x = tree.get(self.key)
         if x is None or isinstance(x, dict) or x.shape[1] != len(self.mask):
@@ -102,11 +102,11 @@ class WetMask:
 
 
 def build_wet_mask(args: WetMaskArgs) -> WetMask:
-    """Read the masks.
+    """Builds the block; reads the masks.
 
     Raises:
         FileNotFoundError: there is no such store.
-        ValueError: it has no masks.
+        ValueError: the store has no masks.
     """
     data = args.conf.data
     with xr.open_zarr(expandvars(data.data_path), consolidated=None) as store:
@@ -117,7 +117,7 @@ def build_wet_mask(args: WetMaskArgs) -> WetMask:
 
 
 def _depths(store: xr.Dataset, path: str) -> Shaped[np.ndarray, "depth lat lon"]:
-    """The masks of all depths."""
+    """Reads the masks of all depths."""
     names = [f"mask_{depth}" for depth in range(NUM_DEPTHS)]
     if names[0] not in store and "wetmask" in store:
         return store["wetmask"].values[:NUM_DEPTHS]

@@ -1,4 +1,4 @@
-"""`wind_artifact_filter`: smoothing of levels where the wind is strong."""
+"""`wind_artifact_filter`: smooths levels where the wind is strong."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class WindFilterArgs(StrictModel):
     """Arguments of `wind_artifact_filter`.
 
     Attributes:
-        u_var, v_var: wind.
-        target_vars: variables to smooth, on the levels of the wind.
-        mask_level: level, counted from 0, where strong wind is looked for.
-        target_levels: levels, counted from 0, that are smoothed; those that a variable
-            does not have are skipped.
-        speed_threshold: in the units that the wind has at this place of the chain;
-            CREDIT's default is for normalized winds.
-        smooth_sigma: of the smoothing, in grid points.
-        smooth_sigma_zonal, smooth_sigma_meridional: along longitude and latitude;
-            null takes `smooth_sigma`.
-        dilation_zonal, dilation_meridional: grid points, odd, by which the region of
-            strong wind grows.
-        falloff_sigma: of its edge along latitude, in grid points; twice that along
-            longitude.
-        preserve_amplitude: keep the mean square of each smoothed level.
+        u_var, v_var: keys of the wind.
+        target_vars: keys of the variables to smooth, on the levels of the wind.
+        mask_level: level, counted from 0, whose wind is compared with the threshold.
+        target_levels: levels to smooth, counted from 0; levels that a variable does not
+            have are skipped.
+        speed_threshold: threshold of the wind speed, in the unit of the wind at this
+            block; CREDIT's default is for normalized winds.
+        smooth_sigma: standard deviation of the smoothing, in grid points.
+        smooth_sigma_zonal, smooth_sigma_meridional: standard deviation along longitude
+            and latitude; null is `smooth_sigma`.
+        dilation_zonal, dilation_meridional: width of the kernels that grow the region
+            of strong wind, an odd number of grid points.
+        falloff_sigma: standard deviation of the smoothing of the region's edge along
+            latitude, in grid points; it is twice as large along longitude.
+        preserve_amplitude: whether to preserve the mean square of each smoothed level.
     """
 
     u_var: str
@@ -79,7 +79,11 @@ class WindFilter:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Replace the target variables."""
+        """Replaces the target variables, of which only the first time is kept.
+
+        Raises:
+            ValueError: a variable or `mask_level` is missing.
+        """
         args = self.args
         level = slice(args.mask_level, args.mask_level + 1)
         u = get_field(tree, OUTPUT, args.u_var)[:, level, :1]
@@ -98,7 +102,7 @@ class WindFilter:
         return with_fields(tree, OUTPUT, fixed)
 
     def _smooth(self, field: Any, mask: Any, context: FieldContext | None) -> Any:
-        """The field with its target levels smoothed, all at once."""
+        """Smooths the target levels of a field."""
         chosen = sorted({n for n in self.args.target_levels if n < field.shape[1]})
         if not chosen:
             return field
@@ -120,7 +124,7 @@ class WindFilter:
         args = self.args
         ones = np.ones(args.dilation_meridional), np.ones(args.dilation_zonal)
         sigma = args.falloff_sigma
-        # CREDIT's width: 2 sigma along latitude, 2 of 2 sigma along longitude.
+        # CREDIT's reach: 2 sigma along latitude, and twice that along longitude.
         edge = gaussian(sigma, 2 * sigma), gaussian(2 * sigma, 4 * sigma)
         return Kernel(*ones), Kernel(*edge)
 

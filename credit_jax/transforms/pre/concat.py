@@ -1,4 +1,4 @@
-"""`concat`: named fields become x and y. `to_device`: no operation."""
+"""`concat`: joins named fields to x and y. `to_device`: has no effect."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ConcatArgs(StrictModel):
     """Arguments of `concat`.
 
     Attributes:
-        to_device: accepted; batches are placed on devices by the training step.
+        to_device: no effect; the training loop places batches on devices.
     """
 
     to_device: bool = True
@@ -29,7 +29,7 @@ class ToDeviceArgs(StrictModel):
     """Arguments of `to_device`.
 
     Attributes:
-        device: accepted; batches are placed on devices by the training step.
+        device: no effect; the training loop places batches on devices.
     """
 
     device: str = "cpu"
@@ -43,21 +43,22 @@ def channel_rank(var_key: str) -> tuple[int, int]:
 
 
 def concatenate(tree: FieldTree, context: FieldContext | None = None) -> dict[str, Any]:
-    """Join all fields along channels: x sorted by `channel_rank`, y as it comes.
+    """Joins all fields along channels: x sorted by `channel_rank`, y in its order.
 
     Args:
-        tree: with input and perhaps target, fields (batch, level, time, lat, lon). If
-            it has an input_channel_map and a channel_map, these give the order of the
-            variables; else the order of the dicts does.
-        context: of a traced step: there the maps are needed, since JAX sorts dicts.
+        tree: has the entries input or target or both, with fields (batch, level, time,
+            lat, lon). The order of variables is that of input_channel_map and
+            channel_map if it has them, else that of the dicts.
+        context: context of a traced step, which needs these maps, since JAX sorts the
+            keys of dicts; None on the host.
 
     Returns:
-        The tree without its fields and with x (batch, channel, time, lat, lon) of the
-        input and y of the target, as far as they are there, both float32.
+        The tree without its fields, and with x of the input and y of the target, if
+        they exist, (batch, channel, time, lat, lon) float32 (or wider, if traced).
 
     Raises:
-        ValueError: there is neither, fields differ in their grids, or there is no
-            channel map in a traced step.
+        ValueError: there are no fields, their grids differ, or a traced step has no
+            channel map.
     """
     new = {key: v for key, v in tree.items() if key not in ("input", "target")}
     inputs, targets = (_flat(tree.get(part, {})) for part in ("input", "target"))
@@ -91,7 +92,7 @@ class Concat:
         return concatenate(tree, context)
 
     def layout(self, layout: Layout) -> Layout:
-        """The variables of x in channel order; those of y keep their order."""
+        """Returns the variables of x in channel order; those of y keep their order."""
         inputs = layout.get("input", ())
         sources = dict.fromkeys(group.var_key.split("/")[0] for group in inputs)
         ranked = sorted(inputs, key=lambda group: channel_rank(group.var_key))
@@ -106,7 +107,7 @@ class Concat:
 
 @dataclass(frozen=True)
 class ToDevice:
-    """Returns the tree as it is.
+    """A transform without effect.
 
     Attributes:
         args: see `ToDeviceArgs`.
@@ -117,18 +118,18 @@ class ToDevice:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """The same tree."""
+        """Returns a copy of the tree."""
         return dict(tree)
 
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """The same tree."""
+        """Returns a copy of the tree."""
         return dict(tree)
 
 
 def _fits(destination: Destination, fields: Mapping[str, np.ndarray]) -> bool:
-    """Whether the fields, in their order, fill the destination."""
+    """Whether the fields, in their order, have the channels of the destination."""
     ordered = sorted(destination.channels, key=lambda k: destination.channels[k].start)
     return ordered == list(fields) and all(
         destination.place(key, field.shape) is not None for key, field in fields.items()
@@ -140,12 +141,12 @@ def _is_view(field: np.ndarray, place: np.ndarray) -> bool:
 
 
 def _flat(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Key -> field, of all sources."""
+    """Key -> field, for all sources."""
     return {key: field for own in sources.values() for key, field in own.items()}
 
 
 def _ranked(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The keys of all sources, those of each source sorted by `channel_rank`."""
+    """The keys of all sources; within each source, sorted by `channel_rank`."""
     return [key for own in sources.values() for key in sorted(own, key=channel_rank)]
 
 
@@ -166,16 +167,16 @@ def join(
     keys: Sequence[str],
     destination: Destination | None = None,
 ) -> Any:
-    """Fields along channels, in the order of keys, float32 (or wider, if traced).
+    """Concatenates fields along channels, in float32 (or wider, if traced).
 
     Args:
         fields: key -> (batch, level, time, lat, lon), numpy or JAX.
-        keys: of the fields, in channel order.
-        destination: for the result, if its channels are those of the fields. What a
-            transform has put there already is not copied.
+        keys: keys of the fields, in channel order.
+        destination: array for the result, used if its channels are those of the fields.
+            Fields that a transform has already written to it are not copied.
 
     Raises:
-        ValueError: if the fields differ in more than their levels.
+        ValueError: the shapes of the fields differ in more than their levels.
     """
     fields = {key: fields[key] for key in keys}
     shapes = {(f.shape[0], *f.shape[2:]) for f in fields.values()}

@@ -1,4 +1,4 @@
-"""`fill_values`: values that match a rule are replaced by a constant."""
+"""`fill_values`: replaces values that match a rule by a constant."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class FillRule(StrictModel):
     """One rule of `fill_values`.
 
     Attributes:
-        search: "nan", or a number that values are compared with by `op`.
-        op: comparison; NaN never matches a number, also not by "!=".
+        search: "nan", or a number to compare values with by `op`.
+        op: comparison; NaN never matches a number, not even by "!=".
         fill: the new value.
     """
 
@@ -44,10 +44,10 @@ class FillArgs(StrictModel):
     """Arguments of `fill_values`.
 
     Attributes:
-        rules: all are matched against the values as they come; of several that match,
-            the last one counts.
-        variables: keys or the beginnings of keys; an empty list, or null, is all.
-        data_types: entries of the batch that are changed.
+        rules: rules, each of which is matched against the original values; the last one
+            that matches is applied.
+        variables: selected variables, see `Selection`.
+        data_types: entries to change.
     """
 
     rules: tuple[FillRule, ...]
@@ -57,7 +57,7 @@ class FillArgs(StrictModel):
 
 @dataclass(frozen=True)
 class FillValues:
-    """Replaces the values of some variables by rules.
+    """Replaces values of selected variables by rules.
 
     Attributes:
         args: see `FillArgs`.
@@ -67,13 +67,13 @@ class FillValues:
 
     @property
     def selection(self) -> Selection:
-        """The variables that it changes."""
+        """See `Selects`."""
         return Selection(self.args.variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Fill the fields of input and target."""
+        """Replaces values in the fields of input and target."""
         selected = self.selection
         return map_fields(
             tree,
@@ -84,7 +84,7 @@ class FillValues:
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """The tree as it is: filled values are in the units of the others."""
+        """Returns a copy of the tree, since filled values have the same units."""
         return dict(tree)
 
     def _filled(self, x: Any) -> Any:

@@ -18,10 +18,10 @@ class LogArgs(StrictModel):
     """Arguments of `log_transform`.
 
     Attributes:
-        variables: keys or the beginnings of keys; an empty list is all.
-        data_types: entries of the batch that are changed.
-        base: of the logarithm.
-        eps: is added to the values, in their units.
+        variables: selected variables, see `Selection`.
+        data_types: entries to change.
+        base: base of the logarithm.
+        eps: offset that is added to the values, in their unit.
     """
 
     variables: Variables
@@ -32,7 +32,7 @@ class LogArgs(StrictModel):
 
 @dataclass(frozen=True)
 class LogTransform:
-    """x -> `log_base(x + eps) - log_base(eps)` for some variables.
+    """Computes `log_base(x + eps) - log_base(eps)` for selected variables.
 
     Attributes:
         args: see `LogArgs`.
@@ -42,19 +42,19 @@ class LogTransform:
 
     @property
     def selection(self) -> Selection:
-        """The variables that it changes."""
+        """See `Selects`."""
         return Selection(self.args.variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """The logarithm of the fields of input and target."""
+        """Transforms the fields of input and target."""
         return self._map(tree, shifted_log)
 
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """From the logarithm back."""
+        """Inverts the transform."""
         return self._map(tree, shifted_exp)
 
     def _map(self, tree: FieldTree, function: Any) -> dict[str, Any]:

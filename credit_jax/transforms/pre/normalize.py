@@ -1,4 +1,4 @@
-"""`era5_normalizer`: (x - mean) / std per variable and level, from two files."""
+"""`era5_normalizer`: (x - mean) / std by variable and level, from two files."""
 
 import dataclasses
 import os
@@ -29,9 +29,10 @@ class NormalizerArgs(StrictModel):
     """Arguments of `era5_normalizer`.
 
     Attributes:
-        mean_path: NetCDF file, one variable each: (level,) for 3-D, a number for 2-D.
-        std_path: the same with standard deviations.
-        levels: levels to take from those files, counted from 1; null takes all.
+        mean_path: NetCDF file with the mean of each variable: (level,) for 3-D
+            variables, () for 2-D ones.
+        std_path: NetCDF file with the standard deviations, in the same form.
+        levels: levels to take from these files, counted from 1; null takes all.
     """
 
     mean_path: str
@@ -41,15 +42,15 @@ class NormalizerArgs(StrictModel):
 
 @dataclasses.dataclass(frozen=True)
 class Normalizer:
-    """x -> (x - mean) / max(std, 1e-12), for the variables of both files.
+    """Computes (x - mean) / max(std, 1e-12) for the variables that both files have.
 
-    Other variables pass as they are, as in CREDIT.
+    Other variables are not changed, as in CREDIT.
 
     Attributes:
-        mean: variable -> () or (level,) float32, in the variable's own units.
-        std: the same.
-        paths: where they come from, for errors.
-        units: variable -> unit that the file of means names.
+        mean: variable -> () or (level,) float32 mean, in the variable's unit.
+        std: variable -> () or (level,) float32 standard deviation.
+        paths: paths of the files, for errors.
+        units: variable -> unit in the file of means.
     """
 
     mean: Mapping[str, np.ndarray]
@@ -60,7 +61,11 @@ class Normalizer:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Normalize all fields of the input and the target."""
+        """Normalizes all fields of the input and the target.
+
+        Raises:
+            ValueError: the files have another number of levels.
+        """
         new = dict(tree)
         for part in ("input", "target"):
             change = partial(self._normalize_in_place, tree, part)
@@ -75,7 +80,7 @@ class Normalizer:
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Back to physical units."""
+        """Converts all fields of the input and the target to physical units."""
         return map_fields(tree, self.denormalize, ("input", "target"))
 
     def normalize(
@@ -84,7 +89,7 @@ class Normalizer:
         array: Shaped[Any, "batch level time lat lon"],
         out: Shaped[np.ndarray, "batch level time lat lon"] | None = None,
     ) -> Shaped[Any, "batch level time lat lon"]:
-        """Physical units -> normalized; perhaps into `out` (`standardize`)."""
+        """Normalizes a field; may write the result to `out`, see `standardize`."""
         if variable_of(key) not in self.mean:
             return array
         mean, std = self.statistics(key, array.shape[1])
@@ -93,7 +98,7 @@ class Normalizer:
     def denormalize(
         self, key: str, array: Shaped[Any, "batch level time lat lon"]
     ) -> Shaped[Any, "batch level time lat lon"]:
-        """Normalized -> physical units: x std + mean."""
+        """Converts a normalized field to physical units: x std + mean."""
         if variable_of(key) not in self.mean:
             return array
         mean, std = self.statistics(key, array.shape[1])
@@ -102,10 +107,10 @@ class Normalizer:
     def statistics(
         self, key: str, num_levels: int
     ) -> tuple[Float[np.ndarray, "level"], Float[np.ndarray, "level"]]:
-        """Mean and divisor of a variable, per level; 0 and 1 if it is not normalized.
+        """Mean and divisor of each level of a variable; 0 and 1 if not normalized.
 
         Raises:
-            ValueError: if the files have another number of levels.
+            ValueError: the files have another number of levels.
         """
         name = variable_of(key)
         if name not in self.mean:
@@ -122,19 +127,22 @@ class Normalizer:
         return tuple(np.broadcast_to(v.reshape(-1), (num_levels,)) for v in (mean, std))  # type: ignore[return-value]
 
     def check(self, layout: Layout) -> None:
-        """Check that the statistics fit the variables."""
+        """Checks that the statistics fit the levels of the variables.
+
+        Raises:
+            ValueError: the files have another number of levels.
+        """
         for groups in layout.values():
             for group in groups:
                 self.statistics(group.var_key, group.n_levels)
 
 
 def build_normalizer(args: NormalizerArgs) -> Normalizer:
-    """Read both files.
+    """Builds the block; reads both files.
 
     Raises:
-        FileNotFoundError: if a file is not there.
-        ValueError: for a value that is not finite, a negative std, or a level that the
-            files do not have.
+        FileNotFoundError: a file is missing.
+        ValueError: a value is not finite, a std is negative, or a level is missing.
     """
     mean, units = _read(args.mean_path, "mean_path")
     std, _ = _read(args.std_path, "std_path")
@@ -155,7 +163,7 @@ def build_normalizer(args: NormalizerArgs) -> Normalizer:
 
 
 def _read(path: str, key: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Variable -> its values, float32; and its unit, where the file names one."""
+    """Reads values, float32, and units by variable; a file may lack units."""
     if not os.path.exists(path):
         folder = os.path.dirname(path) or "."
         there = sorted(os.listdir(folder)) if os.path.isdir(folder) else None

@@ -1,4 +1,4 @@
-"""`regrid`: fields on another grid, by a sparse matrix of ESMF."""
+"""`regrid`: interpolates fields to another grid by a sparse matrix of ESMF."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class RegridArgs(StrictModel):
     """Arguments of `regrid`.
 
     Attributes:
-        weight_file: NetCDF file of ESMF: row, col and S of the matrix.
-        variables: whole keys.
-        data_types: entries of the batch that are changed.
+        weight_file: NetCDF file of ESMF with row, col and S of the matrix.
+        variables: whole keys of the variables to regrid.
+        data_types: entries to change.
         reshape_to_xy: whether the new fields are (lat, lon) instead of (point,).
-        flip_axis: axes of the old fields that are turned round first, -1 or -2.
+        flip_axis: axes of the old fields to flip first, -1 or -2.
     """
 
     weight_file: str
@@ -42,9 +42,9 @@ class Regrid:
 
     Attributes:
         args: see `RegridArgs`.
-        matrix: (new points, old points), float32.
-        num_points: of the old grid.
-        grid: after the block.
+        matrix: (new points, old points) float32.
+        num_points: number of points of the old grid.
+        grid: the new grid.
     """
 
     args: RegridArgs
@@ -57,7 +57,7 @@ class Regrid:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Fields (batch, level, time, lat, lon) or (..., point) on the new grid.
+        """Interpolates fields (batch, level, time, lat, lon) or (..., point).
 
         Raises:
             ValueError: a field has another number of points than the matrix.
@@ -71,7 +71,7 @@ class Regrid:
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """The tree as it is: another grid changes no unit."""
+        """Returns a copy of the tree, since units do not depend on the grid."""
         return dict(tree)
 
     def _regrid(self, key: str, x: np.ndarray) -> np.ndarray:
@@ -99,11 +99,11 @@ class Regrid:
 
 
 def build_regrid(args: RegridArgs) -> Regrid:
-    """Read the matrix and the new grid.
+    """Builds the block; reads the matrix and the new grid.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no weight file.
+        ValueError: the file is not a weight file of ESMF.
     """
     path = expandvars(args.weight_file)
     with xr.open_dataset(path, engine=reading_engine(path)) as weights:
@@ -121,7 +121,7 @@ def build_regrid(args: RegridArgs) -> Regrid:
 
 
 def _new_grid(weights: xr.Dataset, reshape_to_xy: bool) -> Grid:
-    """The destination; without two dims that of its distinct coordinates."""
+    """The new grid; if the file has no two dims, they are the distinct coordinates."""
     dims = weights["dst_grid_dims"].values
     if len(dims) == 2:
         shape = int(dims[1]), int(dims[0])

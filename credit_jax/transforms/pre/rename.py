@@ -1,4 +1,4 @@
-"""`rename`: other names of variables, perhaps in another source."""
+"""`rename`: changes the keys of variables, which may include the source."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from credit_jax.transforms.selection import DataType
 
 
 class RenameArgs(StrictModel):
-    """Arguments of `rename`: one of mapping and mapping_file.
+    """Arguments of `rename`: either mapping or mapping_file.
 
     Attributes:
         mapping: old key -> new key, such as "GFS/prognostic/3d/TMP" to
             "ERA5/prognostic/3d/T".
         mapping_file: YAML file with such a mapping.
-        data_types: entries of the batch that are changed.
+        data_types: entries to change.
     """
 
     mapping: dict[str, str] | None = None
@@ -41,13 +41,14 @@ class RenameArgs(StrictModel):
 
 @dataclass(frozen=True)
 class Rename:
-    """Gives variables other keys; keys that it does not name stay.
+    """Changes the keys of variables.
 
-    All names are matched as they were before the block: a chain does not cascade.
+    Keys are replaced simultaneously: a new key that is also an old key is not replaced
+    again.
 
     Attributes:
-        mapping: old key -> new key.
-        data_types: entries of the batch that are changed.
+        mapping: old key -> new key; other keys are not changed.
+        data_types: entries to change.
     """
 
     mapping: Mapping[str, str]
@@ -56,7 +57,7 @@ class Rename:
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Rename the fields of input and target.
+        """Renames the fields of input and target.
 
         Raises:
             ValueError: two fields would have the same key.
@@ -66,11 +67,11 @@ class Rename:
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Gives the fields their old keys."""
+        """Restores the old keys."""
         return self._renamed(tree, {new: old for old, new in self.mapping.items()})
 
     def layout(self, layout: Layout) -> Layout:
-        """The variables by their new keys, those of each source together."""
+        """Returns the variables with their new keys, grouped by source."""
         found = dict(layout)
         for part in filter(layout.__contains__, self.data_types):
             groups = {group.var_key: group for group in layout[part]}
@@ -92,11 +93,11 @@ class Rename:
 
 
 def build_rename(args: RenameArgs) -> Rename:
-    """Read the mapping.
+    """Builds the block; reads the mapping.
 
     Raises:
-        ValueError: the file holds something else.
-        OSError: it cannot be read.
+        ValueError: the file is not a mapping of strings.
+        OSError: the file cannot be read.
     """
     mapping = args.mapping
     if mapping is None:
@@ -112,7 +113,7 @@ def build_rename(args: RenameArgs) -> Rename:
 def _by_source(
     keys: Iterable[str], mapping: Mapping[str, str], part: str
 ) -> list[tuple[str, str]]:
-    """(new, old) keys; sources in the order of their old names, new ones at the end."""
+    """Pairs (new, old) of keys, by source; sources that are new come last."""
     keys = list(keys)
     pairs = [(mapping.get(old, old), old) for old in keys]
     new_keys = [new for new, _ in pairs]

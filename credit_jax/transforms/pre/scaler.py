@@ -1,4 +1,4 @@
-"""`bridgescaler_transform` of the preblocks: fitted scalers of input and target."""
+"""The preblock `bridgescaler_transform`: applies fitted scalers to input and target."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from credit_jax.transforms.selection import DataType, Selection, Variables
 
 
 class ScalerArgs(StrictModel):
-    """Arguments of `bridgescaler_transform` among the preblocks.
+    """Arguments of the preblock `bridgescaler_transform`.
 
     Attributes:
-        scaler_path: JSON of fitted scalers.
-        variables: keys or the beginnings of keys; an empty list is all.
-        method: transform, or inverse_transform.
-        scaler_type: of the scalers that are fitted.
-        scaler_params: arguments of the scalers that are fitted.
-        data_types: entries of the batch that are scaled; null is both.
-        spatial_variables: those of the variables that are scaled by grid point instead
-            of by level.
+        scaler_path: JSON file of fitted scalers.
+        variables: selected variables, see `Selection`.
+        method: "transform" or "inverse_transform".
+        scaler_type: type of the scalers that `credit-jax preprocess` fits.
+        scaler_params: arguments of these scalers.
+        data_types: entries to scale; null is both.
+        spatial_variables: selected variables that have a scaler for each grid point
+            instead of each level.
     """
 
     scaler_path: str
@@ -45,13 +45,13 @@ class ScalerArgs(StrictModel):
 
 @dataclass(frozen=True, eq=False)
 class ScalerTransform:
-    """Scales fields by the scaler of their entry, source and key.
+    """Scales fields by the scalers of their entry, source and key.
 
     Attributes:
         args: see `ScalerArgs`.
         scalers: {"input" or "target": {source: {key: scaler}}}.
 
-    Differs from CREDIT: a source may be missing in the file if nothing of it is scaled.
+    Differs from CREDIT: the file need not have sources of which no variable is scaled.
     """
 
     args: ScalerArgs
@@ -59,18 +59,18 @@ class ScalerTransform:
 
     @property
     def selection(self) -> Selection:
-        """The variables that it changes."""
+        """See `Selects`."""
         return Selection(self.args.variables)
 
     @property
     def needs_grid(self) -> bool:
-        """Whether variables are scaled by grid point: their scalers have all rows."""
+        """Whether scalers are by grid point, so that they need all rows."""
         return bool(self.args.spatial_variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """Scale the fields of input and target.
+        """Scales the selected fields of input and target.
 
         Raises:
             ValueError: a variable has no scaler, or one of another size.
@@ -80,11 +80,15 @@ class ScalerTransform:
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """The inverse of the scaling."""
+        """Inverts the scaling."""
         return self._scaled(tree, INVERSE[self.args.method], context)
 
     def check(self, layout: Layout) -> None:
-        """Check that all variables have scalers that fit their levels."""
+        """Checks that the selected variables have scalers that fit their levels.
+
+        Raises:
+            ValueError: see `check_groups`.
+        """
         for part in self._parts:
             check_groups(
                 self._own(part), layout[part], self.args, f"the {part} scalers"
@@ -110,10 +114,10 @@ class ScalerTransform:
 
 
 def build_scaler(args: ScalerArgs) -> ScalerTransform:
-    """Read the scalers.
+    """Builds the block; reads the scalers.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no file of scalers.
+        ValueError: the file has no valid scalers.
     """
     return ScalerTransform(args, open_scalers(args.scaler_path))

@@ -19,8 +19,8 @@ class SqrtArgs(StrictModel):
     """Arguments of `sqrt_transform`.
 
     Attributes:
-        variables: keys or the beginnings of keys; an empty list is all.
-        data_types: entries of the batch that are changed.
+        variables: selected variables, see `Selection`.
+        data_types: entries to change.
     """
 
     variables: Variables
@@ -29,7 +29,7 @@ class SqrtArgs(StrictModel):
 
 @dataclass(frozen=True)
 class SqrtTransform:
-    """x -> sqrt(x) for some variables; NaN below 0.
+    """Computes sqrt(x) for selected variables; NaN below 0.
 
     Attributes:
         args: see `SqrtArgs`.
@@ -39,19 +39,19 @@ class SqrtTransform:
 
     @property
     def selection(self) -> Selection:
-        """The variables that it changes."""
+        """See `Selects`."""
         return Selection(self.args.variables)
 
     def __call__(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """The root of the fields of input and target."""
+        """Transforms the fields of input and target."""
         return self._map(tree, _root)
 
     def inverse(
         self, tree: FieldTree, context: FieldContext | None = None
     ) -> dict[str, Any]:
-        """From the root back: the square."""
+        """Inverts the transform by squaring."""
         return self._map(tree, lambda x: x * x)
 
     def _map(self, tree: FieldTree, function: Any) -> dict[str, Any]:
