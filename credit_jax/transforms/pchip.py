@@ -70,7 +70,7 @@ def inverse(scaler: QuantileScaler, own: Knots, z: Any) -> Any:
 
 
 def slopes(x: Knots2d, y: Knots2d) -> Knots2d:
-    """Slopes dy/dx at the knots by Fritsch and Carlson, as scipy's PchipInterpolator."""
+    """Slopes dy/dx at the knots, as scipy's PchipInterpolator (Fritsch and Carlson)."""
     found = np.zeros_like(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         h = np.diff(x, axis=1)
