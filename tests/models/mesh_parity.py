@@ -1,7 +1,13 @@
-"""Models on a mesh: prediction, loss, gradients and state, as whole arrays."""
+"""Models on a mesh: prediction, loss, gradients and state, as whole arrays.
+
+A model is given by its `model:` section. What one device gives is kept, so that all
+meshes of a test file are compared with one run.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -25,44 +31,12 @@ from credit_jax.parallel.params.sharding import ShardingRules, matrix_specs
 from credit_jax.parallel.placement import batch_spec, place_batch
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import block_layout
-from tests.models.crossformer.cases import (
-    CAMULATOR_CASES,
-    CASES,
-    CROSSFORMER_CASES,
-    DIFFUSION_CASES,
-    DOWNSCALING_CASES,
-    ENSEMBLE_CASES,
-    NEXTGEN_CASES,
-    STRIPS,
-)
-from tests.models.debugger.cases import DEBUGGER
-from tests.models.swin.cases import FUXI_CASES, SWIN_CASES, SWIN_PADDED
-from tests.models.unet.cases import CASES as UNET_CASES
-from tests.models.unet.cases import DIFFUSION_CASES as UNET_DIFFUSION_CASES
 from tests.support import assert_close, assert_trees_close, make_mesh
 
-BLOCKS = {
-    **CASES,
-    "strips": STRIPS,
-    **{f"crossformer {k}": v for k, v in CROSSFORMER_CASES.items()},
-    **{f"camulator {k}": v for k, v in CAMULATOR_CASES.items()},
-    **{f"downscaling {k}": v for k, v in DOWNSCALING_CASES.items()},
-    **{f"nextgen {k}": v for k, v in NEXTGEN_CASES.items()},
-    **{f"diffusion {k}": v for k, v in DIFFUSION_CASES.items()},
-    **{f"ensemble {k}": v for k, v in ENSEMBLE_CASES.items()},
-    **{f"unet {k}": v for k, v in UNET_CASES.items()},
-    **{f"unet-diffusion {k}": v for k, v in UNET_DIFFUSION_CASES.items()},
-    "debugger": DEBUGGER,
-    **{f"fuxi {k}": v for k, v in FUXI_CASES.items()},
-    **{f"swin {k}": v for k, v in SWIN_CASES.items()},
-    "swin padded": SWIN_PADDED,
-}
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
 # Convolutions in float64 are slow on CPU, sample by sample.
-BATCH, BATCH_OF_DP8 = 4, 8
+BATCH = 4
 
-# The section that runs on "dp8", too.
-ON_DP8 = "uneven"
 # dp, tp, domain
 MESHES = {
     "dp8": (8, 1, 1),
@@ -75,9 +49,8 @@ MESHES = {
 }
 
 
-def _data(name: str, model_def: ModelDef, dtype: str) -> dict[str, np.ndarray]:
+def _data(model_def: ModelDef, dtype: str, batch: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(5)
-    batch = BATCH_OF_DP8 if name == ON_DP8 else BATCH
     specs = {**model_def.network_inputs, "y": model_def.output}
     wide = np.float64 if dtype == "float64" else np.float32
     return {
@@ -87,19 +60,29 @@ def _data(name: str, model_def: ModelDef, dtype: str) -> dict[str, np.ndarray]:
 
 
 def run(
-    name: str,
+    block: Mapping[str, Any],
     degrees: tuple[int, int, int],
     dtype: str,
     implementation: str = "xla",
     float8: Float8 | None = None,
     remat: str = "none",
+    batch: int = BATCH,
 ) -> Any:
     """A forward pass of training: (prediction, loss, gradients, state) as whole arrays.
 
     The state is that of spectral norm after one power iteration, and of the batch norms
     after the forward.
+
+    Args:
+        block: the `model:` section.
+        degrees: dp, tp and domain.
+        dtype: of parameters and inputs.
+        implementation: of the operations, as for `kernels.use_implementation`.
+        float8: of dense layers.
+        remat: policy of the blocks; with one, parameters of every size are split.
+        batch: samples.
     """
-    model_def = build(BLOCKS[name])
+    model_def = build(block)
     mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
     axes = MeshAxes.from_mesh(mesh)
     rules = ShardingRules() if remat == "none" else ShardingRules(min_shard_size=1)
@@ -154,17 +137,22 @@ def run(
         in_specs=(specs, model_state_specs, {**batch_specs, "y": spec}),
         out_specs=(spec, whole, specs, model_state_specs),
     )
-    params, model_state = _weights(name, dtype)
-    batch = place_batch(_data(name, model_def, dtype), mesh)
+    params, model_state = _weights(_key(block), dtype)
+    placed = place_batch(_data(model_def, dtype, batch), mesh)
     with use_implementation(implementation):
-        y, value, grads, new = jax.device_get(jax.jit(body)(params, model_state, batch))
+        found = jax.jit(body)(params, model_state, placed)
+        y, value, grads, new = jax.device_get(found)
     return y[..., : model_def.image_height, :], value, grads, new
 
 
+def _key(block: Mapping[str, Any]) -> str:
+    return json.dumps(block, sort_keys=True)
+
+
 @cache
-def _weights(name: str, dtype: str) -> Any:
+def _weights(key: str, dtype: str) -> Any:
     """Random weights, the same for every mesh; none at its initial zero or one."""
-    params, model_state = _initial(name)
+    params, model_state = _initial(key)
     rng = np.random.default_rng(1)
     spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
     params = {p: np.asarray(w) + spread[p] for p, w in params.items()}
@@ -178,9 +166,9 @@ def _weights(name: str, dtype: str) -> Any:
 
 
 @cache
-def _initial(name: str) -> Any:
+def _initial(key: str) -> Any:
     """Initial parameters and state, made by one program for all dtypes."""
-    model_def = build(BLOCKS[name])
+    model_def = build(json.loads(key))
     with jax.enable_x64(False):
         make = jax.jit(
             lambda key: (model_def.init(key), model_def.init_model_state(key))
@@ -188,12 +176,63 @@ def _initial(name: str) -> Any:
         return jax.device_get(make(jax.random.key(0)))
 
 
+def one_device(block: Mapping[str, Any], dtype: str, batch: int = BATCH) -> Any:
+    """`run` on one device; kept."""
+    return _one_device(_key(block), dtype, batch)
+
+
 @cache
-def one_device(name: str, dtype: str) -> Any:
-    return run(name, (1, 1, 1), dtype)
+def _one_device(key: str, dtype: str, batch: int) -> Any:
+    return run(json.loads(key), (1, 1, 1), dtype, batch=batch)
 
 
-def compare(actual: Any, expected: Any, tolerances: tuple[float, float], what: str):
+def assert_equals_one_device(
+    block: Mapping[str, Any], mesh: str, name: str, remat: str = "none"
+) -> None:
+    """Prediction, loss, gradient and state in float32.
+
+    Args:
+        block: the `model:` section.
+        mesh: of `MESHES`.
+        name: for what is printed.
+        remat: see `run`.
+    """
+    actual = run(block, MESHES[mesh], "float32", remat=remat)
+    expected = one_device(block, "float32")
+    compare(actual, expected, (FORWARD, GRADIENT), f"{name} on {mesh}")
+
+
+def assert_equals_one_device_in_float64(
+    block: Mapping[str, Any],
+    name: str,
+    remat: str = "none",
+    degrees: tuple[int, int, int] = (2, 2, 2),
+) -> Any:
+    """What is exact stays exact: prediction, loss, every array of the gradient, state.
+
+    Args:
+        block: the `model:` section.
+        name: for what is printed.
+        remat: see `run`.
+        degrees: dp, tp and domain.
+
+    Returns:
+        What `run` gave on that mesh.
+    """
+    with jax.enable_x64(True):
+        actual = run(block, degrees, "float64", remat=remat)
+        expected = one_device(block, "float64")
+    assert actual[0].dtype == np.float64, f"the forward ran in {actual[0].dtype}"
+    what = f"{name} on {degrees}, float64"
+    compare(actual, expected, (FLOAT64, FLOAT64), what)
+    assert_trees_close(actual[2], expected[2], FLOAT64, f"{what}: each gradient")
+    return actual
+
+
+def compare(
+    actual: Any, expected: Any, tolerances: tuple[float, float], what: str
+) -> None:
+    """Compares what `run` gave on a mesh and on one device."""
     forward, gradient = tolerances
     assert_close(actual[0], expected[0], forward, f"{what}: forward")
     assert_close(actual[1], expected[1], forward, f"{what}: loss")

@@ -1,4 +1,4 @@
-"""The key table of crossformer against CREDIT's own state dicts, bit for bit."""
+"""The key table of crossformer and crossformer_downscaling, bit for bit."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from credit_jax import from_state_dict
 from credit_jax.models.registry import build
 from credit_jax.nn.field_attention import KINDS
 from credit_torch_bridge.__main__ import main
-from tests.models.crossformer.cases import CROSSFORMER_CASES
+from tests.models.crossformer.cases import CROSSFORMER_CASES, DOWNSCALING_CASES
 from tests.state_dict.round_trip import assert_round_trip
 
 pytestmark = pytest.mark.reference
@@ -28,6 +28,11 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
     assert_round_trip(credit, MODEL | VARIANTS[name])
+
+
+@pytest.mark.parametrize("name", DOWNSCALING_CASES)
+def test_the_round_trip_of_a_downscaling_model_is_bitwise(credit, name):
+    assert_round_trip(credit, DOWNSCALING_CASES[name])
 
 
 def test_weights_of_a_wxformer_are_refused(credit):

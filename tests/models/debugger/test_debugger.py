@@ -8,6 +8,10 @@ import pytest
 
 from credit_jax.models.registry import build, parse_model
 from tests.models.debugger.cases import DEBUGGER as BLOCK
+from tests.models.mesh_parity import (
+    assert_equals_one_device,
+    assert_equals_one_device_in_float64,
+)
 from tests.models.parity import assert_equals_credit, assert_equals_credit_in_float64
 
 
@@ -17,6 +21,15 @@ def test_equals_credit(credit: Any) -> None:
 
 def test_equals_credit_in_float64(credit: Any) -> None:
     assert_equals_credit_in_float64(credit, BLOCK, "debugger")
+
+
+@pytest.mark.parametrize("mesh", ["domain3", "domain8"])
+def test_equals_one_device(mesh: str) -> None:
+    assert_equals_one_device(BLOCK, mesh, "debugger", remat="full")
+
+
+def test_equals_one_device_in_float64() -> None:
+    assert_equals_one_device_in_float64(BLOCK, "debugger", remat="full")
 
 
 def test_the_output_has_the_frames_of_the_input() -> None:

@@ -1,21 +1,18 @@
-"""The Swin family on every mesh against one device, as `test_meshes.py` above."""
+"""The Swin family on meshes against one device."""
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 
 from tests.models.mesh_parity import (
-    FLOAT64,
-    FORWARD,
-    GRADIENT,
-    MESHES,
-    compare,
-    one_device,
-    run,
+    assert_equals_one_device,
+    assert_equals_one_device_in_float64,
 )
-from tests.support import assert_trees_close, mark_slow
+from tests.models.swin.cases import FUXI_CASES, SWIN_CASES, SWIN_PADDED
+from tests.support import mark_slow
+
+SWIN_BLOCKS = {**SWIN_CASES, "padded": SWIN_PADDED}
 
 
 @pytest.mark.parametrize(
@@ -34,20 +31,13 @@ from tests.support import assert_trees_close, mark_slow
 @pytest.mark.filterwarnings("ignore:.*does not see")
 def test_fuxi_equals_one_device(name: str, mesh: str) -> None:
     """Three rows of windows: on eight shards most have none."""
-    name = f"fuxi {name}"
-    actual = run(name, MESHES[mesh], "float32")
-    expected = one_device(name, "float32")
-    compare(actual, expected, (FORWARD, GRADIENT), f"{name} on {mesh}")
+    assert_equals_one_device(FUXI_CASES[name], mesh, f"fuxi {name}")
 
 
 @pytest.mark.slow
 def test_fuxi_equals_one_device_in_float64() -> None:
     """Every array of the gradient, on 2 x 2 x 2; that of qkv is zero."""
-    with jax.enable_x64(True):
-        actual = run("fuxi shifted", (2, 2, 2), "float64")
-        expected = one_device("fuxi shifted", "float64")
-    compare(actual, expected, (FLOAT64, FLOAT64), "float64")
-    assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
+    actual = assert_equals_one_device_in_float64(FUXI_CASES["shifted"], "fuxi shifted")
     assert not np.any(actual[2]["u_transformer/blocks/attention/qkv/kernel"])
 
 
@@ -65,17 +55,10 @@ def test_fuxi_equals_one_device_in_float64() -> None:
     ),
 )
 def test_swin_equals_one_device(name: str, mesh: str) -> None:
-    name = f"swin {name}"
-    actual = run(name, MESHES[mesh], "float32")
-    expected = one_device(name, "float32")
-    compare(actual, expected, (FORWARD, GRADIENT), f"{name} on {mesh}")
+    assert_equals_one_device(SWIN_BLOCKS[name], mesh, f"swin {name}")
 
 
 @pytest.mark.slow
 def test_swin_equals_one_device_in_float64() -> None:
     """Every array of the gradient, on 2 x 2 x 2, with dropout of the position bias."""
-    with jax.enable_x64(True):
-        actual = run("swin one row of windows", (2, 2, 2), "float64")
-        expected = one_device("swin one row of windows", "float64")
-    compare(actual, expected, (FLOAT64, FLOAT64), "float64")
-    assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
+    assert_equals_one_device_in_float64(SWIN_CASES["one row of windows"], "swin")

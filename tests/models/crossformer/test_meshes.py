@@ -1,4 +1,4 @@
-"""Models on every mesh against one device: prediction, loss and every gradient.
+"""WXFormer and CrossFormer on every mesh against one device.
 
 On the plain definitions, which is what accelerators run; and the mesh of all axes on
 the implementations of CPU. Loops that hold collectives are unrolled on every mesh here:
@@ -12,16 +12,23 @@ import numpy as np
 import pytest
 
 from credit_jax.parallel.params.precision import Float8
+from tests.models.crossformer import cases
+from tests.models.crossformer.cases import CASES, CROSSFORMER_CASES
 from tests.models.mesh_parity import (
     FLOAT64,
     FORWARD,
     GRADIENT,
     MESHES,
+    assert_equals_one_device,
+    assert_equals_one_device_in_float64,
     compare,
     one_device,
     run,
 )
 from tests.support import assert_close, assert_trees_close, mark_slow
+
+# A sample on each device of "dp8".
+BATCH = 8
 
 
 @pytest.mark.parametrize(
@@ -36,19 +43,15 @@ from tests.support import assert_close, assert_trees_close, mark_slow
 )
 def test_equals_one_device(mesh: str, implementation: str) -> None:
     """45 rows: uneven on every domain degree above one."""
-    actual = run("uneven", MESHES[mesh], "float32", implementation)
-    expected = one_device("uneven", "float32")
+    block = CASES["uneven"]
+    actual = run(block, MESHES[mesh], "float32", implementation, batch=BATCH)
+    expected = one_device(block, "float32", BATCH)
     compare(actual, expected, (FORWARD, GRADIENT), f"{mesh}, {implementation}")
 
 
 def test_equals_one_device_in_float64() -> None:
     """What is exact stays exact: every array of the gradient, 30 rows on 2 x 2 x 2."""
-    with jax.enable_x64(True):
-        actual = run("earth", (2, 2, 2), "float64")
-        expected = one_device("earth", "float64")
-    assert actual[0].dtype == np.float64, f"the forward ran in {actual[0].dtype}"
-    compare(actual, expected, (FLOAT64, FLOAT64), "float64")
-    assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
+    assert_equals_one_device_in_float64(CASES["earth"], "earth")
 
 
 # Shards that divide neither 8, 4 nor 2 bands of windows, and some that do.
@@ -65,20 +68,18 @@ STRIPS = {
 @pytest.mark.parametrize("mesh", mark_slow(list(STRIPS), but=[]))
 def test_strips_are_exact_in_float64(mesh: str) -> None:
     """Windows shared out as strips, blocks recomputed: every array of the gradient."""
-    with jax.enable_x64(True):
-        actual = run("strips", STRIPS[mesh], "float64", remat="full")
-        expected = one_device("strips", "float64")
-    compare(actual, expected, (FLOAT64, FLOAT64), f"strips on {mesh}")
-    assert_trees_close(actual[2], expected[2], FLOAT64, "strips: each gradient")
+    degrees = STRIPS[mesh]
+    assert_equals_one_device_in_float64(cases.STRIPS, "strips", "full", degrees)
 
 
 @pytest.mark.slow
 def test_float8_rounds_alike_on_every_mesh() -> None:
     """Scales are powers of two of maxima, so that meshes round to the same values."""
+    block, float8 = CASES["earth"], Float8(min_channels=16)
     with jax.enable_x64(True):
-        actual = run("earth", (2, 2, 2), "float64", float8=Float8(min_channels=16))
-        expected = run("earth", (1, 1, 1), "float64", float8=Float8(min_channels=16))
-        wide = one_device("earth", "float64")
+        actual = run(block, (2, 2, 2), "float64", float8=float8)
+        expected = run(block, (1, 1, 1), "float64", float8=float8)
+        wide = one_device(block, "float64")
     compare(actual, expected, (FLOAT64, FLOAT64), "float8")
     assert_trees_close(actual[2], expected[2], FLOAT64, "float8: each gradient")
     error = assert_close(actual[0], wide[0], 0.1, "float8 against float64")
@@ -87,9 +88,7 @@ def test_float8_rounds_alike_on_every_mesh() -> None:
 
 def test_frames_without_spectral_norm_on_domain_3() -> None:
     """Mirror padding, two frames, interpolation from half the grid; 88 rows on 3."""
-    actual = run("frames", (1, 1, 3), "float32")
-    expected = one_device("frames", "float32")
-    compare(actual, expected, (FORWARD, GRADIENT), "frames on domain 3")
+    assert_equals_one_device(CASES["frames"], "domain3", "frames")
 
 
 # What each model has and the others have not: transposed convolutions and reflected
@@ -107,27 +106,20 @@ def test_frames_without_spectral_norm_on_domain_3() -> None:
     ),
 )
 def test_crossformer_equals_one_device(name: str, mesh: str) -> None:
-    name = f"crossformer {name}"
-    actual = run(name, MESHES[mesh], "float32")
-    expected = one_device(name, "float32")
-    compare(actual, expected, (FORWARD, GRADIENT), f"{name} on {mesh}")
+    assert_equals_one_device(CROSSFORMER_CASES[name], mesh, name)
 
 
 def test_crossformer_equals_one_device_in_float64() -> None:
     """Every array of the gradient, batch norms over the whole batch, on 2 x 2 x 2."""
-    name = "crossformer coordinates"
-    with jax.enable_x64(True):
-        actual = run(name, (2, 2, 2), "float64")
-        expected = one_device(name, "float64")
-    compare(actual, expected, (FLOAT64, FLOAT64), "float64")
-    assert_trees_close(actual[2], expected[2], FLOAT64, "float64: each gradient")
+    block = CROSSFORMER_CASES["coordinates"]
+    assert_equals_one_device_in_float64(block, "coordinates")
 
 
 @pytest.mark.slow
 def test_bfloat16_stays_near_float32() -> None:
     """bf16 compute with float32 parameters, statistics and sums."""
-    wide = one_device("plain", "float32")
-    narrow = run("plain", (1, 1, 2), "bfloat16")
+    wide = one_device(CASES["plain"], "float32")
+    narrow = run(CASES["plain"], (1, 1, 2), "bfloat16")
     assert narrow[2]["head/out/kernel"].dtype == np.float32
     assert_close(narrow[1], wide[1], 2e-2, "bfloat16 loss against float32")
     assert_close(narrow[0], wide[0], 5e-2, "bfloat16 prediction against float32")
