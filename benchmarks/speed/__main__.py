@@ -32,11 +32,16 @@ from rich.console import Console
 
 from benchmarks.recipe import recipe
 from benchmarks.report import REPORTS, Table, write_report
-from benchmarks.speed.cases import KIN, SIZES, initial_weights, make_case
+from benchmarks.speed.cases import (
+    KIN,
+    MODEL_TYPES,
+    SIZES,
+    initial_weights,
+    make_case,
+)
 from benchmarks.speed.jax_side import JaxSide
 from benchmarks.speed.torch_side import TorchSide
 from benchmarks.timing import Times, ratio, take_turns
-from credit_jax.models.registry import MODELS
 from credit_jax.parallel.compiler import compile_sooner
 from credit_jax.state_dict.convert import to_state_dict
 
@@ -308,7 +313,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed")
     add = parser.add_argument
     add("--size", choices=tuple(SIZES), default="demo")
-    add("--model", choices=tuple(MODELS), help="another model, of demo or tiny size")
+    add("--model", choices=MODEL_TYPES, help="another model, of demo or tiny size")
     add("--json", metavar="FILE", help="where the numbers go")
     add("--report", type=Path, metavar="DIR", help=f"write a report, into {REPORTS}")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")

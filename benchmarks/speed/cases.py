@@ -63,6 +63,9 @@ _TINY = {
 # Models that take the keys of a size.
 KIN = ("camulator", "crossformer", "wxformer", "wxformer_base", "wxformer_moe")
 
+# All models that a case can be made of.
+MODEL_TYPES = (*KIN, *SECTIONS, *SEVERAL)
+
 SIZES: Mapping[str, Size] = {
     "tiny": Size("demo.yaml", 2, _TINY),
     "demo": Size("demo.yaml", 8, _SMALL),

@@ -61,8 +61,8 @@ class Config(StrictModel):
         "pbs": _BATCH_SYSTEM,
         "slurm": _BATCH_SYSTEM,
         "predict": "training only",
-        "custom_objects": "no plug-ins are loaded",
-        "custom_models": "no plug-ins are loaded",
+        "custom_objects": "PyTorch classes; compare alone reads models of them",
+        "custom_models": "PyTorch classes; compare alone reads them",
     }
 
     _written: dict[str, Any] = PrivateAttr(default_factory=dict)

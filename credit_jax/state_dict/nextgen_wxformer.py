@@ -98,4 +98,7 @@ TORCH_MODEL = TorchModel(
     block_names=_blocks,
     renames=(BRANCH,),
     upgrade=_CONVOLUTIONS,
+    signature=re.compile(
+        r"(^|\.)(level_embedding|col_attn|spectral_bottleneck|to_q)\."
+    ),
 )

@@ -80,6 +80,9 @@ class TorchModel:
         lists_frozen: whether CREDIT's optimizer includes the parameters that are not
             trained; it omits those without `requires_grad`.
         constants: config -> arrays of the state dict that the config determines.
+        signature: matches part of a key of this model and of no other model, to
+            recognize weights that are given with another `model.type`.
+        own_keys: keys of the `model:` section that CREDIT's class does not take.
     """
 
     key_table: KeyTable
@@ -90,3 +93,5 @@ class TorchModel:
     upgrade: Upgrade | None = None
     lists_frozen: bool = True
     constants: Callable[[Any], Mapping[str, np.ndarray]] = lambda _: {}
+    signature: re.Pattern[str] | None = None
+    own_keys: tuple[str, ...] = ()

@@ -147,7 +147,7 @@ def renamed_keys(
     renamed = run_config.plan.current_names(checkpoint.model)
     known, model_type = set(run_config.plan.keys), run_config.model_def.config.type
     names = [key.name for key in renamed]
-    refuse_unsupported(names, known, model_type, torch_model(model_type).removed)
+    refuse_unsupported(names, known, model_type)
     return renamed
 
 

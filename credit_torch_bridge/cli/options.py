@@ -22,10 +22,12 @@ def config_file(given: str | None, checkpoint: Path) -> Path:
     """The given config, or `model.yml` beside the checkpoint.
 
     Raises:
-        FileNotFoundError: neither exists.
+        FileNotFoundError: neither exists, or no checkpoint to look beside.
     """
     if given is not None:
         return Path(given)
+    if not checkpoint.exists():
+        raise FileNotFoundError(f"{checkpoint}: no such file or folder")
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     if not (folder / CONFIG_FILE).is_file():
         raise FileNotFoundError(

@@ -33,6 +33,7 @@ from credit_torch_bridge.compare.credit_side import (
     floats_of,
     given_noise,
     recorded_noise,
+    register_models,
     run_credit,
 )
 from credit_torch_bridge.compare.errors import relative_error
@@ -129,7 +130,8 @@ def compare_with_credit(
     draw noise get the same noise, drawn by CREDIT.
 
     Args:
-        config: CREDIT's YAML or a mapping; only its `model:` section is used.
+        config: CREDIT's YAML or a mapping. Of it `model:` is used, and the PyTorch
+            classes that `custom_models` and `custom_objects` register, code that runs.
         checkpoint: of PyTorch, file or folder, or the folder of a run of credit_jax.
         parallelism: the mesh of credit_jax; None for one device.
         batches: number of random inputs, each with one sample per data-parallel rank.
@@ -145,6 +147,7 @@ def compare_with_credit(
     # Must precede reading, which initializes JAX and fixes the number of devices.
     devices = forward_devices(mesh)
     run_config = _network_alone(read_run_config(config))
+    register_models(run_config.raw)
     params, model_state = read_weights(run_config, Path(checkpoint))
     model = _parallel_model(run_config, mesh, devices, Precision())
     blocks = _block_names(run_config.model_def.config)

@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from credit_jax.models.diffusion.config import DiffusionKeys
 from credit_jax.models.diffusion.process import NOISED, TIME
+from credit_jax.models.registry import MODELS
+from credit_jax.state_dict.registry import torch_model
 from credit_torch_bridge.compare.credit_import import import_credit
 from credit_torch_bridge.compare.outputs import ModelOutputs
 
-# Models that CREDIT puts into a diffusion process.
-PROCESSES = ("crossformer-diffusion", "unet-diffusion")
+
+def register_models(config: Mapping[str, Any]) -> None:
+    """Registers the PyTorch classes that a config names, as CREDIT does.
+
+    The files of `custom_models` and the modules of models in `custom_objects` are
+    Python code, which runs.
+
+    Args:
+        config: the whole YAML.
+
+    Raises:
+        ValueError: CREDIT is missing, a file is missing, or a class does not register.
+    """
+    files, objects = config.get("custom_models"), config.get("custom_objects") or {}
+    try:
+        models = {k: v for k, v in objects.items() if v.get("object_type") == "model"}
+        if files:
+            import_credit("models").load_custom_model_modules({"custom_models": files})
+        if models:
+            import_credit("registry").load_custom_objects({"custom_objects": models})
+    except (OSError, ImportError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"CREDIT does not register the classes of the config: {error}"
+        ) from None
 
 
 def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
@@ -25,18 +50,14 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
         section: `model:` of the YAML.
 
     Raises:
-        ValueError: CREDIT is missing.
+        ValueError: CREDIT is missing, or has no such model.
     """
     arguments = copy.deepcopy(dict(section))
-    registry = import_credit("models")._MODEL_REGISTRY
     model_type = arguments.pop("type")
-    module, name = registry[model_type][:2]
-    model = getattr(import_credit(module.removeprefix("credit.")), name)
-    if model_type == "graph":
-        # Keys of credit_jax only: CREDIT's graph takes the grid from its file.
-        for key in ("image_height", "image_width"):
-            arguments.pop(key, None)
-    if model_type not in PROCESSES:
+    model = _class_of(model_type)
+    for key in torch_model(model_type).own_keys:
+        arguments.pop(key, None)
+    if not issubclass(MODELS[model_type].config, DiffusionKeys):
         return model(**arguments)
     process = dict(arguments["diffusion"])
     # A key of credit_jax only.
@@ -44,6 +65,20 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
     seen = {key: process.pop(key) for key in ("self_condition",) if key in process}
     seen["condition"] = process.pop("condition", True)
     return _process(model(**arguments, **seen), process)
+
+
+def _class_of(model_type: str) -> Callable[..., Any]:
+    """The class of a model: CREDIT's, or one that its `register_model` was given."""
+    registry = import_credit("models")._MODEL_REGISTRY
+    if model_type not in registry:
+        raise ValueError(
+            f"CREDIT has no model {model_type!r}; custom_models of the config lists "
+            "files that register PyTorch classes"
+        )
+    found, name, *_ = registry[model_type]
+    if not isinstance(found, str):
+        return found
+    return getattr(import_credit(found.removeprefix("credit.")), name)
 
 
 def _process(network: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.nn.Module:
