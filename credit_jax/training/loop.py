@@ -289,8 +289,8 @@ class TrainingLoop:
         self._numbers = EpochNumbers()
         if self.loggers.log:
             self.loggers.log.append(row)
-        for sink in self.loggers.records.sinks if self.loggers.records else ():
-            sink.write_epoch(row)
+        for tracker in self.loggers.records.trackers if self.loggers.records else ():
+            tracker.write_epoch(row)
         self._save()
         self._announce(row, last, time.monotonic() - began)
         return self._patience_over(epoch)

@@ -51,7 +51,7 @@ def peak_of(device_kind: str) -> float | None:
 
 
 @runtime_checkable
-class Sink(Protocol):
+class Tracker(Protocol):
     """A further destination of the records of a run, such as TensorBoard."""
 
     def write_step(self, step: int, values: Mapping[str, float]) -> None:
@@ -91,7 +91,7 @@ class StepRecords:
         path: the file.
         work: of a micro-batch.
         every: updates per record.
-        sinks: further destinations of the records.
+        trackers: further destinations of the records.
         clock: monotonic time in seconds.
         wall: time in seconds since 1970.
     """
@@ -99,7 +99,7 @@ class StepRecords:
     path: Path
     work: Work
     every: int = 1
-    sinks: Sequence[Sink] = ()
+    trackers: Sequence[Tracker] = ()
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     _productive: float = 0.0
@@ -166,9 +166,9 @@ class StepRecords:
         self._flushed = self.clock()
 
     def close(self) -> None:
-        """Closes the file and the sinks."""
-        for sink in self.sinks:
-            sink.close()
+        """Closes the file and the trackers."""
+        for tracker in self.trackers:
+            tracker.close()
         with write_errors(self.path):
             self._file.close()
 
@@ -219,8 +219,8 @@ class StepRecords:
         if self.clock() - self._flushed >= _FLUSH_SECONDS:
             self.flush()
         numbers = {k: v for k, v in finite.items() if v is not None and k != "step"}
-        for sink in self.sinks:
-            sink.write_step(record["step"], numbers)
+        for tracker in self.trackers:
+            tracker.write_step(record["step"], numbers)
 
 
 def read_records(path: str | Path) -> Iterator[Record]:

@@ -18,12 +18,12 @@ from credit_jax.training.loggers import LOG_NAME, CsvLog, TensorBoard
 from credit_jax.training.loop import Outcome, TrainingLoop
 from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.profile import Profile
-from credit_jax.training.records import RECORDS_NAME, Sink, StepRecords, Work
+from credit_jax.training.records import RECORDS_NAME, StepRecords, Tracker, Work
 from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
-from credit_jax.training.sinks import MlflowSink, WandbSink
 from credit_jax.training.start import Start, asked_by, required_step, start_of_run
 from credit_jax.training.steps import Loggers
+from credit_jax.training.trackers import MlflowTracker, WandbTracker
 
 
 def train(
@@ -132,22 +132,22 @@ def _loggers(
         folder / RECORDS_NAME, _work(setup), setup.config.trainer.log_every_steps
     )
     records.open(start.micro_step or None)
-    records.sinks = _sinks(setup.config, folder, start, records.first_start)
+    records.trackers = _trackers(setup.config, folder, start, records.first_start)
     profile = Profile(folder / "profile", *updates) if updates else None
     return Loggers(store, display, log, records, profile)
 
 
-def _sinks(
+def _trackers(
     config: Config, folder: Path, start: Start, first_start: float
-) -> list[Sink]:
-    trainer, sinks = config.trainer, list[Sink]()
+) -> list[Tracker]:
+    trainer, trackers = config.trainer, list[Tracker]()
     if trainer.use_tensorboard:
-        sinks.append(TensorBoard(folder))
+        trackers.append(TensorBoard(folder))
     if trainer.use_wandb:
-        sinks.append(WandbSink(config, folder, first_start))
+        trackers.append(WandbTracker(config, folder, first_start))
     if trainer.use_mlflow:
-        sinks.append(MlflowSink(folder, resumes=start.micro_step > 0))
-    return sinks
+        trackers.append(MlflowTracker(folder, resumes=start.micro_step > 0))
+    return trackers
 
 
 def _work(setup: Setup) -> Work:

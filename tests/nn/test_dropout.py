@@ -77,9 +77,9 @@ def program(mesh, dropout=True):
             first_sample=first,
             sample_stride=axes.num_data,
         )
-        home = context.rows(ROWS)
-        field = reshard(Field(x, home), window_layout(home, ROWS, WINDOW))
-        return reshard(context.scan(module, field, DEPTH), home).data
+        layout = context.rows(ROWS)
+        field = reshard(Field(x, layout), window_layout(layout, ROWS, WINDOW))
+        return reshard(context.scan(module, field, DEPTH), layout).data
 
     def body(params, x, key):
         def loss(params):

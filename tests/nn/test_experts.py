@@ -102,11 +102,11 @@ def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
         def loss(params: Any) -> Any:
             spread = pvary_params(params, axes.batch, PRECISION)
             module = _bound(spread, _zeros(), layer())
-            home = context.rows(ROWS)
-            layout = Windows(ROWS, COLUMNS, 2, 2).layouts(home)[0]
+            blocks = context.rows(ROWS)
+            layout = Windows(ROWS, COLUMNS, 2, 2).layouts(blocks)[0]
             assert (layout.strips > 1) == (axes.num_domain > 1)
-            out = context.run(module, reshard(Field(x, home), layout))
-            out = reshard(out, home)
+            out = context.run(module, reshard(Field(x, blocks), layout))
+            out = reshard(out, blocks)
             out = jnp.where(out.mask(), out.data, 0.0)
             named = named_variables(module, nnx.BatchStat)
             stats = {path: v[...] for path, v in named}

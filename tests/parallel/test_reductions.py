@@ -29,8 +29,8 @@ def run(mesh, values, weights):
     """Mean, channel means, sample means, and the gradient of the mean."""
     axes = MeshAxes.from_mesh(mesh)
     rows = block_layout(values.shape[3], axes.num_domain, axes.domain, dim=3)
-    filler = rows.num_shards * rows.length - rows.size
-    widths = [(0, 0)] * 3 + [(0, filler), (0, 0)]
+    padding = rows.num_shards * rows.length - rows.size
+    widths = [(0, 0)] * 3 + [(0, padding), (0, 0)]
     x = np.pad(values, widths, constant_values=GARBAGE)
     reducer = FieldReducer(rows, axes)
 

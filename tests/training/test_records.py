@@ -14,7 +14,7 @@ import pytest
 from credit_jax.config import ConfigError
 from credit_jax.training.profile import Profile, parse_updates
 from credit_jax.training.records import StepRecords, Work, peak_of, read_records
-from credit_jax.training.sinks import MlflowSink, required
+from credit_jax.training.trackers import MlflowTracker, required
 
 
 class Clock:
@@ -153,10 +153,10 @@ def test_mlflow_goes_on_in_the_same_run(
     )
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     for resumes in (False, True):
-        sink = MlflowSink(tmp_path, resumes=resumes)
-        sink.write_step(3, {"loss": 1.0})
-        sink.write_epoch({"epoch": 0, "train_loss": 2.0, "lr": float("nan")})
-        sink.close()
+        tracker = MlflowTracker(tmp_path, resumes=resumes)
+        tracker.write_step(3, {"loss": 1.0})
+        tracker.write_epoch({"epoch": 0, "train_loss": 2.0, "lr": float("nan")})
+        tracker.close()
     assert calls[0] == {"run_name": tmp_path.name}
     assert calls[1:4] == [
         (3, {"step/loss": 1.0}),

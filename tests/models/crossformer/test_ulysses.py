@@ -196,16 +196,16 @@ def test_two_exchanges_an_attention() -> None:
 def test_rows_and_heads_change_places(kind: Any, degree: int) -> None:
     """Bit for bit there and back; a shard sees whole windows of every fourth head."""
     mesh = ParallelDims(domain=4, world_size=4).build_mesh()
-    home = block_layout(18, 4, "domain")
-    layout = attention_layout(home, 18, kind, LONG, degree)
+    blocks = block_layout(18, 4, "domain")
+    layout = attention_layout(blocks, 18, kind, LONG, degree)
     assert layout.length <= 6, "rows are shared out evenly"
     exchange = HeadExchange(layout, kind, LONG, degree)
     x = draw((1, 20, 6, 3, 4, 2))
 
     def body(x: Any) -> Any:
-        field = reshard(Field(x, home), layout)
+        field = reshard(Field(x, blocks), layout)
         seen = exchange.to_heads(field.data)
-        back = reshard(field.like(exchange.to_rows(seen.data)), home).data
+        back = reshard(field.like(exchange.to_rows(seen.data)), blocks).data
         grid = window_grid(seen, kind, LONG)
         window, token = np.indices((grid.windows, grid.tokens))
         points = seen.data[..., 0, 0, 0].reshape(-1)[
@@ -221,9 +221,9 @@ def test_rows_and_heads_change_places(kind: Any, degree: int) -> None:
     back, points, windows = jax.jit(run)(x)
     assert np.array_equal(back[:, :18], x[:, :18])
     assert np.array_equal(points, windows), "kernels of GPUs see other windows"
-    held = np.asarray(windows)[: 4 if degree == 4 else 2].reshape(-1)
+    numbers = np.asarray(windows)[: 4 if degree == 4 else 2].reshape(-1)
     assert np.isin(x[0, :18, :, 0, :: 4 // degree, 0], windows).all()
-    assert len(held) == len(np.unique(held))
+    assert len(numbers) == len(np.unique(numbers))
 
 
 def test_types_hold_on_the_kernels_of_gpus() -> None:

@@ -92,15 +92,15 @@ def stage(rows: int, columns: int, short: int, long: int) -> Case:
 
     def op(field: Field, *mixes: jax.Array) -> Field:
         kinds: tuple[Kind, Kind] = "short", "long"
-        home = field.layout
+        blocks = field.layout
         for kind, window, layout, mix in zip(
-            kinds, (short, long), windows.layouts(home), mixes, strict=True
+            kinds, (short, long), windows.layouts(blocks), mixes, strict=True
         ):
             field = reshard(field, layout)
             tokens = jnp.tanh(partition(field, kind, window))
             mixed = jnp.einsum("bwtc,ts->bwsc", tokens, mix)
             field = merge(mixed, field, kind, window)
-        return reshard(field, home)
+        return reshard(field, blocks)
 
     return Case(op, ((2, rows, columns, 2),), ((short**2,) * 2, (long**2,) * 2))
 

@@ -107,8 +107,8 @@ def test_windows_are_those_of_credit(credit, kind, rows, columns, window):
         pattern = "b (s1 h) (s2 w) d -> b (h w) (s1 s2) d"
     expected = rearrange(x, pattern, s1=window, s2=window)
     layout = window_layout if kind == "short" else group_layout
-    home = block_layout(rows)
-    field = Field(jax.numpy.asarray(x), layout(home, rows, window))
+    blocks = block_layout(rows)
+    field = Field(jax.numpy.asarray(x), layout(blocks, rows, window))
     windows = partition(field, kind, window)
     assert np.array_equal(windows, expected)
     assert np.array_equal(merge(windows, field, kind, window).data, x)

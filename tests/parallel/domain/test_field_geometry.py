@@ -185,8 +185,8 @@ def test_windows_of_split_longitude_are_those_of_split_latitude(kind, window):
         pattern = "b (s1 h) (s2 w) d -> b (h w) (s1 s2) d"
     expected = rearrange(x, pattern, s1=sides[0], s2=sides[1])
     for dim in (1, 2):
-        home = block_layout(x.shape[dim], dim=dim)
-        field = Field(jnp.asarray(x), layout(home, x.shape[dim], sides[dim - 1]))
+        blocks = block_layout(x.shape[dim], dim=dim)
+        field = Field(jnp.asarray(x), layout(blocks, x.shape[dim], sides[dim - 1]))
         tokens = partition(field, kind, window)
         assert np.array_equal(tokens, expected), f"dim {dim}"
         assert np.array_equal(merge(tokens, field, kind, window).data, x), f"dim {dim}"

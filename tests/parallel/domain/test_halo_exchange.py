@@ -90,8 +90,8 @@ def test_what_cannot_be():
         trim(x, -1, 0)
     with pytest.raises(ValueError, match=r"4 rows over 1 shards are blocks of 4"):
         halo_exchange(x, 1, axis=None, size=4)
-    home = block_layout(5)
-    turned = Field(jnp.zeros((1, 5, 3, 2)), home.with_rows([[4, 3, 2, 1, 0]], 5))
+    blocks = block_layout(5)
+    turned = Field(jnp.zeros((1, 5, 3, 2)), blocks.with_rows([[4, 3, 2, 1, 0]], 5))
     with pytest.raises(ValueError, match="not in equal blocks"):
         halo_exchange(turned, 1)
 

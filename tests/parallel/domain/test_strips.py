@@ -31,8 +31,8 @@ def points_of(layout: Layout, windows: Windows) -> list[np.ndarray]:
     """Row and column of every point of each shard, (2, points)."""
     found = []
     width = windows.columns // layout.strips
-    for held in layout.rows:
-        numbers = np.asarray([n for n in held if n >= 0], int)
+    for own in layout.rows:
+        numbers = np.asarray([n for n in own if n >= 0], int)
         rows, strips = np.divmod(numbers, layout.strips)
         columns = strips[:, None] * width + np.arange(width)
         rows = np.broadcast_to(rows[:, None], columns.shape)
@@ -91,7 +91,7 @@ def test_rows_stay_whole_where_they_are_even_and_where_strips_are_points():
 def test_two_rows_of_windows_move_between_two_shards():
     """A window of stage 2 meets one that is half of the globe away."""
     short, long = STAGES[2].layouts(block_layout(1, 8, DOMAIN))
-    owner = {strip: d for d, held in enumerate(short.rows) for strip in held}
-    for shard, held in enumerate(long.rows):
-        sources = {owner[strip] for strip in held if strip >= 0}
+    owner = {strip: d for d, own in enumerate(short.rows) for strip in own}
+    for shard, own in enumerate(long.rows):
+        sources = {owner[strip] for strip in own if strip >= 0}
         assert sources == {shard, (shard + 4) % 8}

@@ -35,7 +35,7 @@ def needs(draw: st.DrawFn, size: int, shards: int) -> list[list[int]]:
     return draw(st.lists(wanted, min_size=shards, max_size=shards))
 
 
-def held(layout: Layout) -> list[np.ndarray]:
+def local_rows(layout: Layout) -> list[np.ndarray]:
     """A local array of each shard: the number of each row, and noise as padding."""
     return [np.where(np.array(r) < 0, -77, r) for r in layout.rows]
 
@@ -75,7 +75,7 @@ def test_an_exchange_brings_what_is_needed(
     have = block_layout(rows, len(own), axis).with_rows(own, rows)
     need = have.with_rows(data.draw(needs(have.size, have.num_shards)), have.size)
     plan = plan_exchange(have.rows, need.rows)
-    np.testing.assert_array_equal(exchanged(held(have), plan), need.rows)
+    np.testing.assert_array_equal(exchanged(local_rows(have), plan), need.rows)
     for pairs, _ in plan.pieces:
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
         assert len(set(sources)) == len(sources), "a shard sends once in a message"
@@ -98,14 +98,14 @@ def test_strips_are_exchanged_as_rows_are(
     wanted = [numbers[d::shards] for d in range(shards)]
     need = have.with_strips(wanted, rows, strips)
     plan = plan_exchange(have.rows, need.rows)
-    np.testing.assert_array_equal(exchanged(held(have), plan), need.rows)
+    np.testing.assert_array_equal(exchanged(local_rows(have), plan), need.rows)
     back = plan_exchange(need.rows, have.rows)
-    np.testing.assert_array_equal(exchanged(held(need), back), have.rows)
+    np.testing.assert_array_equal(exchanged(local_rows(need), back), have.rows)
 
 
 def exchanged_halo(have: Layout, plan: HaloPlan, length: int) -> np.ndarray:
     """What each shard cuts from [low rows | own block | high rows]; zeros are -1."""
-    x = np.concatenate(held(have))
+    x = np.concatenate(local_rows(have))
     beyond = np.full(plan.low + plan.high + length, -99)
     globe = np.concatenate([beyond, x, beyond])
     found = []

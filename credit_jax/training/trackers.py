@@ -13,7 +13,7 @@ from credit_jax.config.config import Config
 from credit_jax.io.atomic import new_file
 
 
-class WandbSink:
+class WandbTracker:
     """A run of Weights & Biases; a resumed run goes on in the same one."""
 
     def __init__(self, config: Config, folder: Path, first_start: float) -> None:
@@ -34,19 +34,19 @@ class WandbSink:
         )
 
     def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Sink`."""
+        """See `Tracker`."""
         self._run.log({f"step/{k}": v for k, v in values.items()}, step=step)
 
     def write_epoch(self, row: Mapping[str, float]) -> None:
-        """See `Sink`; belongs to the last step that was written."""
+        """See `Tracker`; belongs to the last step that was written."""
         self._run.log(_finite(row))
 
     def close(self) -> None:
-        """See `Sink`."""
+        """See `Tracker`."""
         self._run.finish()
 
 
-class MlflowSink:
+class MlflowTracker:
     """A run of MLflow; its id is in the folder, so that a resumed run goes on in it."""
 
     def __init__(self, folder: Path, *, resumes: bool) -> None:
@@ -66,15 +66,15 @@ class MlflowSink:
             partial.write_text(run.info.run_id)
 
     def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Sink`."""
+        """See `Tracker`."""
         self._mlflow.log_metrics({f"step/{k}": v for k, v in values.items()}, step=step)
 
     def write_epoch(self, row: Mapping[str, float]) -> None:
-        """See `Sink`."""
+        """See `Tracker`."""
         self._mlflow.log_metrics(_finite(row), step=int(row["epoch"]))
 
     def close(self) -> None:
-        """See `Sink`."""
+        """See `Tracker`."""
         self._mlflow.end_run()
 
 
