@@ -1,10 +1,13 @@
-"""docs/architecture.md shows the layers that the import contract has."""
+"""docs/architecture.md shows the layers that the import contract has; families."""
 
 import re
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "credit_jax/models"
+# What families of models share.
+SHARED = {"common", "diffusion"}
 NAME = r"[a-z_]+"
 
 
@@ -25,3 +28,14 @@ def page() -> list[set[str]]:
 
 def test_the_page_has_the_layers_of_the_contract():
     assert page() == [layer for layer in contract() if layer]
+
+
+def test_families_of_models_never_import_one_another():
+    """As docs/adding_a_model.md says; a contract would have to name every family."""
+    folders = [path.parent for path in MODELS.glob("*/__init__.py")]
+    families = {folder.name for folder in folders} - SHARED
+    assert families, "there are models"
+    for folder in folders:
+        text = "".join(path.read_text() for path in folder.rglob("*.py"))
+        seen = set(re.findall(r"credit_jax\.models\.(\w+)", text)) & families
+        assert seen <= {folder.name}, f"{folder.name} imports {seen}"

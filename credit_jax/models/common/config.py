@@ -13,6 +13,8 @@ from credit_jax.models.common.geometry import Geometry
 
 # Maximum number of rows or columns of a grid; the globe at 1 km has 40,000.
 MAX_SIDE = 100_000
+# Maximum number of blocks of a stage, far more than anyone trains: detects typos.
+MAX_DEPTH = 1000
 
 
 class ModelConfig(StrictModel):
@@ -20,9 +22,11 @@ class ModelConfig(StrictModel):
 
     A subclass has the keys of CREDIT's constructor as fields, and may define:
 
+    - `input_channels` and `output_channels` of one frame, `frames` and
+      `output_frames`, `image_height` and `image_width`, as keys or properties, which
+      the data of a run must match;
     - `inputs` and `output`, specs of the arrays; by default one input field "x" and an
-      output field on the same grid, from `input_channels`, `frames`, `output_channels`,
-      `output_frames`, `image_height` and `image_width`;
+      output field on the same grid, of these sizes;
     - `problems`, which returns errors of its sizes;
     - `files` and `check_files`, for a model that reads files;
     - `auxiliary_losses(batch_stats)`, which returns terms of the training loss by name,
@@ -79,6 +83,14 @@ class ModelConfig(StrictModel):
     def process(self) -> Any:
         """The `models.diffusion.process.Process` that samples predictions, or None."""
         return None
+
+    def channel_sum(self, direction: str) -> str:
+        """Returns the terms of `input_channels` or `output_channels`, for errors.
+
+        Args:
+            direction: "input" or "output".
+        """
+        return f"{direction}_channels"
 
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """Returns errors of the sizes, one line each.

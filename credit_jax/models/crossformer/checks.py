@@ -8,10 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from credit_jax.config.messages import divisors
+from credit_jax.models.common.config import MAX_DEPTH
 from credit_jax.models.common.frames import mean_problems
-
-# Maximum number of blocks of a stage, far more than anyone trains: detects typos.
-MAX_DEPTH = 1000
 
 
 def shape_problems(config: Any) -> list[str]:
@@ -36,12 +34,7 @@ def shape_problems(config: Any) -> list[str]:
             f"model.depth is {list(config.depth)}; expected at most {MAX_DEPTH} blocks "
             "a stage"
         )
-    if config.input_channels < 1 or config.output_channels < 1:
-        found.append(
-            f"model has {config.input_channels} input and {config.output_channels} "
-            "output channels; expected at least 1 of each: "
-            f"{config.channel_sum('input')}; {config.channel_sum('output')}"
-        )
+    found += config.channel_problems()
     for index, channels in enumerate(config.dim):
         if channels < config.dim_head:
             found.append(

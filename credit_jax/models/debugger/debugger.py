@@ -49,13 +49,7 @@ class DebuggerConfig(VariableKeys):
     def problems(self, tensor: int = 1, domain: int = 1) -> list[str]:
         """See `ModelConfig.problems`."""
         del tensor, domain
-        if self.input_channels >= 1 and self.output_channels >= 1:
-            return []
-        return [
-            f"model has {self.input_channels} input and {self.output_channels} output "
-            f"channels; expected at least 1 of each: {self.channel_sum('input')}; "
-            f"{self.channel_sum('output')}"
-        ]
+        return self.channel_problems()
 
 
 class Channels(nnx.Module):

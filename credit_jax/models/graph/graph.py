@@ -12,8 +12,10 @@ from typing import Any, ClassVar, Literal
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
+from pydantic import Field as Key
 from pydantic import PositiveInt, model_validator
 
+from credit_jax.models.common.config import MAX_DEPTH
 from credit_jax.models.common.frames import fold_frames
 from credit_jax.models.common.variables import ChannelKeys
 from credit_jax.models.graph.blocks import EdgeEmbedding, Gates, GraphBlock, NodeNorm
@@ -54,7 +56,7 @@ class GraphConfig(ChannelKeys):
     hidden_size: PositiveInt = 128
     dim_head: PositiveInt = 32
     dropout: float = 0.0
-    n_blocks: PositiveInt = 3
+    n_blocks: int = Key(3, ge=1, le=MAX_DEPTH)
     history_len: int = 2
     edge_path: str
     use_spectral_norm: bool = True

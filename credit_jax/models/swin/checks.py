@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from credit_jax.config.messages import divisors
+from credit_jax.models.common.config import MAX_DEPTH
 from credit_jax.models.swin.u_transformer import StageSizes
 from credit_jax.ops.padding import Pair
-
-# Maximum number of blocks, far more than anyone trains: detects typos.
-MAX_DEPTH = 1000
 
 
 def rate_problems(config: Any, names: tuple[str, ...]) -> list[str]:

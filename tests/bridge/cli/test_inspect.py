@@ -1,5 +1,6 @@
 """`inspect` of checkpoints of CREDIT and of credit_jax."""
 
+import pytest
 import torch
 
 from tests.reference.training import GEN2_CONFIG
@@ -34,3 +35,10 @@ def test_inspect_reads_both_sides(bridge, credit_run_folder, tmp_path):
     given = "--to", "jax", "--checkpoint", tmp_path / "jax", "--out", tmp_path / "no"
     code, text = bridge("convert", *given)
     assert (code, "convert it with --to torch" in text) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["compare", "convert"])
+def test_a_checkpoint_that_is_missing_is_named(bridge, tmp_path, command):
+    options = ["--to", "jax", "--out", tmp_path / "out"] if command == "convert" else []
+    code, text = bridge(command, "--checkpoint", tmp_path / "absent", *options)
+    assert (code, f"{tmp_path}/absent: no such file or folder" in text) == (2, True)

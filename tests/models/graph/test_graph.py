@@ -324,6 +324,7 @@ WRONG = {
         {"n_variables": 0, "n_surface_variables": 0},
         "0 output channels; expected at least 1",
     ),
+    "blocks": ({"n_blocks": 10**9}, "n_blocks: must be at most 1000, got 1000000000"),
     "unknown key": ({"frames": 2}, "frames: unknown key"),
 }
 

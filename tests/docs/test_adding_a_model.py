@@ -1,0 +1,217 @@
+"""docs/adding_a_model.md: its model is one that every part of the project takes."""
+
+import inspect
+import re
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from credit_jax.console import main
+from credit_jax.models import registry
+from credit_jax.models.registry import build, parse_model
+from credit_torch_bridge.compare.credit_import import import_credit
+from credit_torch_bridge.compare.credit_side import new_credit_model, register_models
+from tests.data.world import raw_config
+from tests.models.mesh_parity import (
+    assert_equals_one_device,
+    assert_equals_one_device_in_float64,
+)
+from tests.models.parity import (
+    assert_equals_credit,
+    assert_equals_credit_in_float64,
+    assert_training_forward_equals_credit,
+)
+from tests.state_dict.round_trip import assert_round_trip
+from tests.training.conftest import world
+from tests.training.tiny import write_yaml
+
+__all__ = ["world"]
+
+PAGE = Path(__file__).parents[2] / "docs/adding_a_model.md"
+NAME = "resnet"
+# Two frames, spectral norm, poles; odd rows.
+BLOCK = {
+    "type": NAME,
+    "image_height": 11,
+    "image_width": 10,
+    "frames": 2,
+    "output_frames": 2,
+    "channels": 2,
+    "surface_channels": 1,
+    "input_only_channels": 2,
+    "output_only_channels": 1,
+    "levels": 2,
+    "dim": 8,
+    "depth": 2,
+    "groups": 4,
+    "use_spectral_norm": True,
+    "padding_conf": {
+        "activate": True,
+        "mode": "earth",
+        "pad_lat": [2, 1],
+        "pad_lon": [1, 2],
+    },
+}
+PLAIN = {**BLOCK, "use_spectral_norm": False, "padding_conf": None, "frames": 1}
+BLOCKS = {"padded": BLOCK, "plain": PLAIN}
+pytestmark = pytest.mark.usefixtures("page")
+
+
+def code_blocks() -> list[tuple[int, str]]:
+    """(line where it begins, code) of every block of Python."""
+    text = PAGE.read_text()
+    found = re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
+    return [(text[: m.start(1)].count("\n"), m[1]) for m in found]
+
+
+@pytest.fixture
+def page(credit, monkeypatch, tmp_path):
+    """Adds the model of the page; returns the file of its PyTorch class."""
+    names, path = {}, tmp_path / "torch_resnet.py"
+    for line, code in code_blocks():
+        if "@register_model" in code:
+            path.write_text(code)
+        else:
+            exec(compile("\n" * line + code, str(PAGE), "exec"), names)
+    (entry,) = re.findall(
+        r'^    ("resnet": ModelEntry\(.+\)),$', PAGE.read_text(), re.M
+    )
+    entries = eval("{" + entry + "}", {**names, "ModelEntry": registry.ModelEntry})
+    monkeypatch.setitem(registry.MODELS, NAME, entries[NAME])
+    table = types.ModuleType(f"credit_jax.state_dict.{entries[NAME].key_table}")
+    table.TORCH_MODEL = names["TORCH_MODEL"]
+    monkeypatch.setitem(sys.modules, table.__name__, table)
+    # Gone again after the test.
+    monkeypatch.setitem(import_credit("models")._MODEL_REGISTRY, NAME, None)
+    register_models({"custom_models": [str(path)]})
+    return path
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_round_trip_is_bitwise(credit, name):
+    assert_round_trip(credit, BLOCKS[name])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_equals_the_pytorch_class(credit, name):
+    assert_equals_credit(credit, BLOCKS[name], name)
+
+
+def test_plain_definitions_equal_the_pytorch_class(credit):
+    assert_equals_credit(credit, BLOCK, "padded, plain definitions", "xla")
+
+
+def test_equals_the_pytorch_class_in_float64(credit):
+    assert_equals_credit_in_float64(credit, BLOCK, "padded")
+
+
+def test_the_training_forward(credit):
+    assert_training_forward_equals_credit(credit, BLOCK)
+
+
+@pytest.mark.parametrize("mesh", ["domain3", "domain8"])
+def test_equals_one_device(mesh):
+    assert_equals_one_device(BLOCK, mesh, "padded", remat="full")
+
+
+def test_equals_one_device_in_float64():
+    assert_equals_one_device_in_float64(BLOCK, "padded", remat="full")
+
+
+def test_the_defaults_are_those_of_the_pytorch_class():
+    made = import_credit("models")._MODEL_REGISTRY[NAME][0]
+    signature = inspect.signature(made.__init__).parameters
+    theirs = {key: p.default for key, p in signature.items() if key != "self"}
+    config = parse_model({"type": NAME})
+    assert {key: getattr(config, key) for key in theirs} == theirs
+
+
+WRONG = {
+    "sizes": ({"groups": 3}, r"groups is 3, .* model.dim 8; would fit: 1, 2, 4, 8"),
+    "typing error": ({"depht": 3}, "model.depht: unknown key.* 'depth'"),
+    "text": ({"dim": "wide"}, "model.dim: .*'wide'"),
+    "padding": ({"padding_conf": {"pad_lat": 12}}, "model.*pad_lat"),
+    "no variables": ({"channels": 0, "surface_channels": 0}, "expected at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_run_is_refused(name):
+    change, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        build({**BLOCK, **{"output_only_channels": 0}, **change})
+
+
+def test_units_that_tp_does_not_divide():
+    (problem, *_) = build(BLOCK).validate(tensor=3)
+    assert "16 mlp are not divisible by tensor 3" in problem
+
+
+def test_a_class_that_is_not_registered(monkeypatch):
+    monkeypatch.delitem(import_credit("models")._MODEL_REGISTRY, NAME)
+    with pytest.raises(ValueError, match="CREDIT has no model 'resnet'; custom_models"):
+        new_credit_model(BLOCK)
+
+
+def test_files_and_modules_that_do_not_register(tmp_path):
+    for config in (
+        {"custom_models": [str(tmp_path / "none.py")]},
+        {"custom_objects": {"a": {"object_type": "model", "module_path": "no_module"}}},
+        {"custom_objects": ["a"]},
+    ):
+        with pytest.raises(ValueError, match="CREDIT does not register the classes"):
+            register_models(config)
+
+
+def run(*arguments):
+    """A command, which succeeds."""
+    assert main([str(word) for word in arguments]) == 0, arguments
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*custom_models")
+def test_the_commands(world, page, tmp_path, capsys):
+    """From the YAML to forecasts, and to PyTorch and back."""
+    model = {**PLAIN, "image_height": 6, "image_width": 10, "output_frames": 1}
+    changes = {
+        "model": model,
+        "postblocks": {"per_step": {"reconstruct": {"type": "reconstruct"}}},
+        "trainer__parallelism": {"data": "fsdp2", "tensor": 2, "domain": 2},
+        "trainer__batches_per_epoch": 2,
+        "trainer__epochs": 1,
+        "trainer__skip_validation": True,
+        "save_loc": str(tmp_path / "run"),
+        "custom_models": [str(page)],
+    }
+    config, out = tmp_path / "model.yml", tmp_path / "forecasts"
+    write_yaml(config, raw_config(world, **changes))
+    given = "--config", config, "--devices", 8
+    run("check", *given)
+    run("train", *given, "--cache", "none")
+    one = "--init-time", "1999-12-30", "--length", "12h"
+    run("forecast", *given, *one, "--out", out, "--format", "zarr", "--cache", "none")
+    with xr.open_dataset(out / "forecast.zarr") as forecast:
+        assert np.isfinite(forecast["T"].values).all()
+    states, jax_run = [], tmp_path / "jax"
+    for step, checkpoint in enumerate([tmp_path / "run", jax_run]):
+        back = tmp_path / f"torch_{step}"
+        run("convert", "--to", "torch", "--checkpoint", checkpoint, "--out", back)
+        path = back / "checkpoint.pt"
+        states.append(torch.load(path, weights_only=True)["model_state_dict"])
+        if not step:
+            run("convert", "--to", "jax", "--checkpoint", back, "--out", jax_run)
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    capsys.readouterr()
+    given = "--checkpoint", tmp_path / "torch_0"
+    run("inspect", *given)
+    assert "every key has its place" in capsys.readouterr().out
+    run("compare", *given, "--parallelism", "tensor=2,domain=2")
+    shown = capsys.readouterr().out
+    assert re.search(r"output of encoder +\d", shown)
+    assert re.search(r"output of blocks.1 +\d", shown)
