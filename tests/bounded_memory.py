@@ -1,7 +1,7 @@
-"""A plugin of pytest: compiled programs are dropped where they take much memory.
+"""A pytest plugin that clears JAX's compilation caches when memory runs high.
 
-JAX keeps every program that a process has compiled, those of thousands of tests.
-tests/conftest.py loads it.
+JAX keeps every program that a process has compiled, here those of thousands of tests.
+`tests/conftest.py` loads this plugin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _after_last_time = 0.0
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """After the last test of a file, where the next file compiles its own programs."""
+    """Drops programs after the last test of a file; others compile their own."""
     if nextitem is not None and nextitem.path != item.path:
         drop_programs()
 
@@ -38,14 +38,14 @@ def drop_programs() -> None:
 
 
 def return_freed_memory() -> None:
-    """Hands what was freed back to the system, which glibc does only when asked."""
+    """Returns freed memory to the system, which glibc does only on `malloc_trim`."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def resident() -> float:
-    """Bytes of memory that this process has in use; 0 where Linux does not say."""
+    """Returns the resident memory of this process in bytes, or 0 outside Linux."""
     if not STATM.exists():
         return 0.0
     return float(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

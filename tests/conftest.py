@@ -1,4 +1,4 @@
-"""What holds for every test: eight simulated devices, strict shapes.
+"""Set-up of all tests: eight simulated devices, run-time shape checks, fixtures.
 
 Nothing of `credit_jax` may be imported here at module level: the jaxtyping hook has to
 be in place before the first import of the package.
@@ -8,14 +8,14 @@ import gc
 import os
 import sys
 
-# Programs of tests run once: compile them three times as fast, less optimized.
+# Test programs run once: compiling with fewer optimizations is three times as fast.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_cpu_use_fusion_emitters=false",
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_backend_optimization_level=0",
-        # One piece of a program after the other: the other core has its own test.
+        # Compile parts of a program serially: the other core runs another test process.
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
@@ -27,17 +27,19 @@ import pytest
 
 NUM_DEVICES = 8
 
-# As for the commands (`parallel.compiler`): collections take a fifth of tracing else.
+# As the commands do (`parallel.compiler`): by default garbage collection takes a fifth
+# of the tracing time.
 gc.set_threshold(100_000, 50, 100)
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-# (4,) + (2, 4) is an error: a vector that fits a field by luck of its length is a bug.
+# (4,) + (2, 4) is an error: implicit rank promotion hides bugs where lengths happen to
+# agree.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_configure(config):
-    """The plugins of these tests; with CI=true a skipped test fails."""
+    """Registers the plugins of these tests; with CI=true a skipped test fails."""
     if os.environ.get("CI", "").lower() in ("true", "1"):
         config.pluginmanager.import_plugin("tests.skips_fail")
     for name in ("longest_first", "bounded_memory"):
@@ -46,7 +48,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def rng():
-    """A numpy generator, the same in every run."""
+    """A numpy generator with a fixed seed."""
     import numpy as np
 
     return np.random.default_rng(0)
@@ -54,7 +56,7 @@ def rng():
 
 @pytest.fixture(autouse=True)
 def seeded_torch():
-    """The modules that a test makes have the same weights in every run."""
+    """Seeds torch, so that modules have the same initial weights in every run."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 
@@ -85,7 +87,7 @@ def credit():
 
 @pytest.fixture(scope="session")
 def credit_run(credit, tmp_path_factory):
-    """Folder with the data, and what CREDIT's trainer did there with GEN2_CONFIG."""
+    """The data folder, and CREDIT's training run there with GEN2_CONFIG."""
     folder = tmp_path_factory.mktemp("credit")
     credit.write_dataset(folder)
     return folder, credit.credit_train(credit.GEN2_CONFIG, folder)

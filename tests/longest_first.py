@@ -1,7 +1,7 @@
-"""A plugin of pytest: folders whose files take minutes run before those of seconds.
+"""A pytest plugin that runs folders with slow test files first.
 
-Processes that share the tests file by file would else end with one of them alone in the
-last long file. tests/conftest.py loads it.
+Worker processes take the tests file by file. If a slow file came last, one worker would
+run it while the others are idle. `tests/conftest.py` loads this plugin.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# Folders of tests/, the one with the longest files first.
+# Folders of tests/, the one with the slowest files first.
 FIRST = (
     *("training", "models", "reliability", "benchmarks", "bridge", "parallel"),
     *("inference", "evaluation"),
@@ -19,11 +19,11 @@ FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts whole folders; within one the order stays."""
+    """Sorts folders; the order within each is unchanged."""
     items.sort(key=lambda item: rank(item.path))
 
 
 def rank(path: Path) -> int:
-    """The place of the folder of tests/ that a file is in, from 0."""
+    """Returns the position in the order, from 0, of a file's folder in tests/."""
     folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
     return FIRST.index(folder) if folder in FIRST else len(FIRST)

@@ -1,4 +1,4 @@
-"""What the float8 demo reads of its runs, and when it fails."""
+"""The float8 demo: the results it reads from its runs, and when it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import float8_demo
 
 
 def _write(folder: Path, loss: float, rmse: float) -> None:
-    """What a run leaves: the log of two epochs, and scores of one channel."""
+    """Writes the results of a run: the log of two epochs and scores of one channel."""
     (folder / "scores").mkdir(parents=True)
     log = pd.DataFrame({"train_loss": [2.0, loss], "valid_loss": [2.0, loss]})
     log.to_csv(folder / "training_log.csv")

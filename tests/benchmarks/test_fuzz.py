@@ -1,4 +1,4 @@
-"""The long form of the fuzzers, at its smallest."""
+"""The long fuzzing program, with few seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of saves, for a small model."""
+"""Measurements of saves of a small model."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def test_saves_are_timed(tmp_path: Path) -> None:
     assert len(blocked) == len(written) == 2
     assert all(0 < b <= w for b, w in zip(blocked, written, strict=True))
     assert result["percent"] == 100 * max(blocked) / 900
-    # Weights, their average, and two moments, little of it compressible.
+    # Weights, their average and two moments, which compress little.
     assert 0.8 * 16 < result["bytes"] / result["parameters"] < 1.3 * 16

@@ -1,4 +1,4 @@
-"""Timing of several sides in turns."""
+"""Timing of several functions in alternation."""
 
 import time
 

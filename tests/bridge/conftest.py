@@ -1,4 +1,4 @@
-"""Runs of CREDIT for the bridge: the shared one, and those that go on from a folder."""
+"""Fixtures of the bridge: a shared CREDIT run, and CREDIT runs that resume."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def credit_folder(credit_run):
-    """The `save_loc` of a finished run of CREDIT: one epoch of 20 steps."""
+    """The `save_loc` of a finished CREDIT run of one epoch with 20 steps."""
     return credit_run[0] / "run"
 
 
@@ -28,7 +28,7 @@ def model_config(credit_folder):
 
 @pytest.fixture(scope="session")
 def continue_credit(credit_run):
-    """`continue_credit(folder)` -> what CREDIT did in the next epoch, what it printed.
+    """`continue_credit(folder)` -> CREDIT's next epoch as recorded, and its output.
 
     The folder holds a checkpoint and a `model.yml` with CREDIT's `load_*` keys.
     """
@@ -61,7 +61,7 @@ def continue_credit(credit_run):
 
 @pytest.fixture(scope="session")
 def resumed_credit(credit_folder, continue_credit, tmp_path_factory):
-    """What CREDIT itself does in the epoch after that run."""
+    """The epoch that CREDIT itself trains after that run."""
     folder = tmp_path_factory.mktemp("resumed") / "run"
     shutil.copytree(credit_folder, folder)
     config = yaml.safe_load((folder / "model.yml").read_text())
@@ -74,7 +74,7 @@ def resumed_credit(credit_folder, continue_credit, tmp_path_factory):
 
 @pytest.fixture
 def bridge():
-    """`bridge("convert", ...)` -> exit code and all that was printed."""
+    """`bridge("convert", ...)` -> exit code and output."""
     from credit_torch_bridge.__main__ import main
 
     def run(*arguments):

@@ -1,8 +1,9 @@
-"""A run that began in PyTorch goes on in JAX, and the other way round.
+"""A run that began in PyTorch resumes in JAX, and the reverse.
 
-CREDIT builds the schedule after it has loaded the optimizer, and the schedule sets its
-first rate: the first batch after a resume trains at that rate (0 in a warm-up). A
-converted checkpoint says so, and so does our continuation (`Progress.first_rate_at`).
+CREDIT builds the scheduler after it has loaded the optimizer, and the scheduler then
+sets its first rate: the first batch after a resume trains at that rate (0 in a
+warm-up). A converted checkpoint records this (`Progress.first_rate_at`), so that
+credit_jax trains at the same rate.
 """
 
 from dataclasses import dataclass
@@ -42,14 +43,14 @@ class JaxRun:
         self.steps = self.setup.steps(first_rate_at=NUM_STEPS)
 
     def start(self, folder):
-        """What `--resume` begins with."""
+        """Returns the state that `--resume` restores."""
         self.store = CheckpointStore(folder)
         runs = RunStore(self.store, self.setup.model_def.param_specs)
         fresh = self.setup.fresh_state()
         return start_of_run(self.setup.config.trainer, runs, fresh, resume=True)
 
     def train(self, state, epoch, run):
-        """Losses of an epoch, whose batches are CREDIT's, and the state after it."""
+        """Returns the losses of an epoch on CREDIT's batches, and the new state."""
         losses = []
         for batch, x in zip(self.setup.train_loader.epoch(epoch), run.x, strict=False):
             assert np.array_equal(batch.x, x), "another batch than CREDIT's"
@@ -58,7 +59,7 @@ class JaxRun:
         return np.array(losses), state
 
     def save(self, folder, state, progress):
-        """A checkpoint, as the loop writes it."""
+        """Writes a checkpoint as the training loop does."""
         store = CheckpointStore(folder)
         runs = RunStore(store, self.setup.model_def.param_specs)
         runs.save(int(state.micro_step), state, progress)
@@ -66,7 +67,7 @@ class JaxRun:
 
 
 def follow(losses, expected, what):
-    """Every loss within `LOSS` of CREDIT's."""
+    """Asserts that every loss is within `LOSS` of CREDIT's."""
     assert len(losses) == len(expected) == NUM_STEPS
     errors = abs(losses - expected) / expected
     print(f"{what}: largest of {NUM_STEPS} relative errors {errors.max():.1e}")
@@ -74,7 +75,7 @@ def follow(losses, expected, what):
 
 
 def begin(folder, run_config, initial):
-    """A checkpoint of before the first step, with CREDIT's weights."""
+    """Writes a checkpoint from before the first step, with CREDIT's weights."""
     params, model_state = from_state_dict(run_config.model_def, initial)
     zeros = {path: np.zeros_like(array) for path, array in params.items()}
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""`python -m credit_jax.check`: what it reports, and what it refuses."""
+"""`python -m credit_jax.check`: its reports and its errors."""
 
 import math
 import re
@@ -96,7 +96,7 @@ def test_uneven_rows_are_a_note_and_no_problem():
 
 
 def test_parameters_over_domain():
-    """All but the small ones, and those that 2 does not divide, are halved."""
+    """All parameters are halved but small ones and those that 2 does not divide."""
     degrees = {"trainer__parallelism": {"domain": 2}}
     whole = plan(**degrees)
     shared = plan(**degrees, trainer__fsdp={"over_domain": True})
@@ -158,7 +158,7 @@ def test_files_that_the_first_training_makes_are_notes():
 
 
 def latitudes(section, path):
-    """Changes of a config by which that section weighs rows by a file."""
+    """Changes of a config by which a section weights latitudes from a file."""
     weights = {"use_latitude_weights": True, "latitude_weights": str(path)}
     if section == "loss":
         return {f"loss__{key}": value for key, value in weights.items()}
@@ -246,7 +246,7 @@ def test_the_command_ends_with_1_on_problems(tmp_path, capsys):
 
 
 def test_a_pattern_that_matches_no_file(tmp_path, capsys, monkeypatch):
-    """The demo data are made by the first training; this file is not one of them."""
+    """The first training makes the demo data, but this file is none of them."""
     demo = str(Path("configs/demo.yaml").resolve())
     monkeypatch.chdir(tmp_path)
     assert main(["-c", demo]) == 0

@@ -1,4 +1,4 @@
-"""`python -m credit_jax.check --json`: one document, whose keys stay."""
+"""`python -m credit_jax.check --json`: one document with stable keys."""
 
 import json
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_missing_files(path, capsys):
 
 
 def test_the_first_generation(capsys):
-    """The command that converts it is named."""
+    """The report names the command that converts a config of generation 1."""
     path = CREDIT / "gen_1/arXiv_2024/wxformer_6h_single_step.yml"
     found = document(capsys, "-c", str(path))
     (problem,) = found["problems"]
@@ -123,7 +123,7 @@ def test_the_first_generation(capsys):
 
 
 def test_data_alone():
-    """Channels of a config that has neither model nor trainer."""
+    """The channels of a config without model and trainer are reported."""
     report = check_config(CREDIT / "gen_2/examples/multi_source_data.yml")
     assert [line.split(":")[0] for line in report.problems] == [
         *("save_loc", "model", "loss", "trainer")

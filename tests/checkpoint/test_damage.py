@@ -1,4 +1,4 @@
-"""A checkpoint whose files were changed is found, named, and not gone on from."""
+"""Damaged checkpoints are detected and named, and no run resumes from them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_without_digests_or_verification_nothing_is_known(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["d/*", "_METADATA"])
 def test_what_cannot_be_decoded_is_one_error(folder: Path, name: str) -> None:
-    """With digests that fit: the files were damaged before those were made."""
+    """The digests fit, as the files were damaged before the digests were made."""
     item = folder / "checkpoints" / "3" / "weights"
     for path in item.rglob(name):
         path.write_bytes(bytes(path.stat().st_size))

@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back, onto which mesh, and after which accident."""
+"""Checkpoints are restored bit for bit, on other meshes, and after faults."""
 
 import os
 import signal
@@ -86,7 +86,7 @@ def test_round_trip_onto_another_mesh(open_store, make_mesh):
 
 
 def test_parts_of_an_optimizer_without_arrays_leave_no_trace(open_store):
-    """A run that clips goes on from one that did not, and from one of another tool."""
+    """A run that clips gradients resumes from one that did not."""
     adam = items()["optimizer"]["opt_state"]
     store = open_store()
     plain = {"adam": {"count": adam.count, "mu": adam.mu, "nu": adam.nu}}
@@ -139,7 +139,7 @@ def test_saving_a_step_again_replaces_it(open_store):
 
 
 def test_a_run_killed_while_saving_loses_nothing(tmp_path, open_store):
-    """The second save, of 400 MB, is killed while it is written."""
+    """The process is killed while it writes the second checkpoint, of 400 MB."""
     program = f"""
         import os, signal
         import jax.numpy as jnp
@@ -176,7 +176,7 @@ def test_a_run_killed_while_saving_loses_nothing(tmp_path, open_store):
 
 
 def test_a_run_killed_while_removing_a_checkpoint(tmp_path, open_store):
-    """What is left of it is no checkpoint any more."""
+    """The remains do not count as a checkpoint."""
     program = f"""
         import os, signal, sys
         import jax.numpy as jnp

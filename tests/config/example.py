@@ -44,7 +44,7 @@ EXAMPLE: dict[str, Any] = {
 
 
 def example(**changes: Any) -> dict[str, Any]:
-    """A copy of the example; `trainer__epochs=3` sets a key of a section."""
+    """Returns a copy of the example; `trainer__epochs=3` sets a key of a section."""
     config = copy.deepcopy(EXAMPLE)
     for dotted, value in changes.items():
         *parents, last = dotted.split("__")

@@ -13,7 +13,7 @@ from credit_jax.config.base import (
 
 
 class Inner(StrictModel):
-    """A section inside another."""
+    """A section nested in another."""
 
     size: int = Field(1, ge=1)
     kind: Literal["a", "b"] = "a"
@@ -22,7 +22,7 @@ class Inner(StrictModel):
 
 
 class Outer(StrictModel):
-    """A section with one of every structure."""
+    """A section with a field of every kind."""
 
     name: str
     rate: float = 1.0

@@ -191,7 +191,7 @@ def test_date_ranges_stand_for_start_and_end():
 
 
 def test_a_wrong_inference_section_is_no_matter_of_training():
-    """CREDIT's training does not read it, either; forecasts do."""
+    """Only forecasts read it, in credit_jax as in CREDIT."""
     config = build_config(example(inference={"batch_forecast": {"length": "1d"}}))
     with pytest.raises(ConfigError, match=r"batch_forecast\.length: unknown"):
         _ = config.inference

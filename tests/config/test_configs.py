@@ -1,4 +1,4 @@
-"""The configs that come with the project: all sound, and the demos one job."""
+"""The configs in `configs/` are valid, and those of the demo fit together."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Seeded mutations of configs: a report or one error, no traceback, in bounded time."""
+"""Mutated configs give a report or one error, no traceback, in bounded time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECONDS = 20.0
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all values of a mapping."""
+    """Yields the paths of all values of a mapping."""
     items = tree.items() if isinstance(tree, dict) else ()
     items = enumerate(tree) if isinstance(tree, list) else items
     for key, value in items:
@@ -43,7 +43,7 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutated(config: dict[str, Any], chosen: random.Random) -> dict[str, Any]:
-    """A config with one to three changes."""
+    """Returns a config with one to three changes."""
     config = copy.deepcopy(config)
     for _ in range(chosen.randint(1, 3)):
         path = chosen.choice([*places(config)])
@@ -63,7 +63,7 @@ def mutated(config: dict[str, Any], chosen: random.Random) -> dict[str, Any]:
 
 
 def check(path: Path, config: Any, *options: str) -> str:
-    """What `check` says of a config: "ok", "refused", or what must not be."""
+    """Returns the outcome of `check`: "ok", "refused", or the failure."""
     path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
     seen = io.StringIO()
     began = time.process_time()
@@ -86,7 +86,7 @@ def check(path: Path, config: Any, *options: str) -> str:
 
 
 def try_seeds(path: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
-    """(seed, name of the config, what came of it)."""
+    """Yields (seed, name of the config, outcome)."""
     for seed in seeds:
         chosen = random.Random(seed)
         source = chosen.choice(CONFIGS)

@@ -1,4 +1,4 @@
-"""Properties of sections, on values drawn at random: a section, or one ConfigError."""
+"""Random values give a config section or one ConfigError."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Bytes that TensorStore read from files of this process, as it counts them."""
+"""Number of bytes that TensorStore has read from files in this process."""
 
 import tensorstore
 
 
 def bytes_read() -> int:
-    """The count so far, with the metadata of arrays that were opened."""
+    """Returns the bytes read so far, including the metadata of opened arrays."""
     name = "/tensorstore/kvstore/file/bytes_read"
     (metric,) = tensorstore.experimental_collect_matching_metrics(name)
     return sum(value["value"] for value in metric["values"])

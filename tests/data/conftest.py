@@ -1,11 +1,11 @@
-"""The small data set: written once, and one for each test to damage."""
+"""Fixtures: a shared small data set, and one that a test may damage."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
-    """A folder with the data set as NetCDF and as Zarr; not to be changed."""
+    """A folder with the data set as NetCDF and as Zarr; tests must not change it."""
     from tests.data.world import write_world
 
     folder = tmp_path_factory.mktemp("world")

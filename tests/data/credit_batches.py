@@ -1,4 +1,4 @@
-"""Batches of CREDIT's own dataset, sampler, loader and preblocks."""
+"""Batches from CREDIT's own data set, sampler, loader and preblocks."""
 
 import copy
 import warnings
@@ -14,13 +14,13 @@ from credit_torch_bridge.compare.credit_import import import_torchvision
 def credit_loader(
     raw: dict[str, Any], rank: int, world_size: int, train: bool
 ) -> DataLoader:
-    """CREDIT's loader of one dp rank."""
+    """Returns CREDIT's loader of one data-parallel rank."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import_torchvision()
         from credit.trainers.utils import load_dataloader, load_dataset
     raw = copy.deepcopy(raw)
-    # CREDIT wants every key in the validation section, and writes into save_loc.
+    # CREDIT requires every key in the validation section, and writes into save_loc.
     if raw.get("validation_data"):
         raw["validation_data"] = {**raw["data"], **raw["validation_data"]}
     raw["save_loc"] = None
@@ -31,7 +31,7 @@ def credit_loader(
 def credit_batches(
     raw: dict[str, Any], rank: int = 0, world_size: int = 1, train: bool = True
 ) -> list[dict[str, np.ndarray]]:
-    """x, y and the input times of every batch of an epoch of one dp rank."""
+    """Returns x, y and input times of every batch of an epoch of one dp rank."""
     loader = credit_loader(raw, rank, world_size, train)
     from credit.preblock import apply_preblocks, build_preblocks
 
@@ -48,7 +48,7 @@ def credit_batches(
 
 
 def credit_steps(raw: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """Of each batch of an epoch, the fields of every step, none preprocessed."""
+    """Returns the raw fields of every forecast step of each batch of an epoch."""
     steps = iter(credit_loader(raw, 0, 1, True))
     count = raw["data"]["forecast_len"]
     batches: list[list[dict[str, Any]]] = []

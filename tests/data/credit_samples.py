@@ -1,4 +1,4 @@
-"""Samples of CREDIT's own MultiSourceDataset, beside ours."""
+"""Comparison of samples with CREDIT's own MultiSourceDataset."""
 
 import copy
 import warnings
@@ -14,7 +14,7 @@ from credit_torch_bridge.compare.credit_import import import_torchvision
 
 
 def credit_dataset(data: dict[str, Any]) -> Any:
-    """CREDIT's data set of a data section."""
+    """Returns CREDIT's data set of a data section."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import_torchvision()
@@ -24,30 +24,31 @@ def credit_dataset(data: dict[str, Any]) -> Any:
 
 
 def our_dataset(data: dict[str, Any]) -> Dataset:
-    """The data set of a data section, here."""
+    """Returns credit_jax's data set of a data section."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return open_dataset(parse(DataConfig, data))
 
 
 def starts_of(theirs: Any) -> np.ndarray:
-    """The start times of CREDIT's data set as labels."""
+    """Returns the start times of CREDIT's data set as labels."""
     return to_labels(theirs.datetimes.values)
 
 
 def compare_samples(
     data: dict[str, Any], theirs: Any = None, indices: Any = None, exact: bool = True
 ) -> tuple[Dataset, int]:
-    """Start times are equal, and the samples at some of them bit for bit.
+    """Asserts equal start times, and bitwise equal samples at some of them.
 
     Args:
         data: the section.
         theirs: CREDIT's data set, if it is open already.
-        indices: of samples; every one by default.
-        exact: whether to compare fields bit for bit; else they are returned.
+        indices: of samples; all by default.
+        exact: whether values must be equal bit for bit; if False, only names, shapes
+            and dtypes are compared.
 
     Returns:
-        Our data set, and how many fields were compared.
+        credit_jax's data set, and the number of compared fields.
     """
     ours = our_dataset(data)
     theirs = credit_dataset(data) if theirs is None else theirs
@@ -62,7 +63,7 @@ def compare_samples(
 
 
 def _compare(sample: Sample, expected: Any, exact: bool) -> int:
-    """How many fields were compared."""
+    """Compares two samples; returns the number of compared fields."""
     count = 0
     for part in ("input", "target"):
         for source, fields in expected[part].items():

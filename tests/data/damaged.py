@@ -1,4 +1,4 @@
-"""Loaders of data sets that a test damages."""
+"""Helpers that damage a data set, and assert that loading it fails."""
 
 import re
 
@@ -12,13 +12,13 @@ VARIABLES = "data__source__ERA5__variables"
 
 
 def load(folder, raw=None, split="train", grid=None, **changes):
-    """The loader of one device."""
+    """Returns the loader of one device."""
     config = parsed(raw or raw_config(folder, **changes))
     return build_loader(config, split=split, grid=grid)
 
 
 def refused(folder, *texts, error=ValueError, raw=None, grid=None, **changes):
-    """The loader is refused with a message that holds all the texts."""
+    """Asserts that loading raises an error whose message contains all the texts."""
     with pytest.raises(error, match=re.escape(texts[0])) as caught:
         load(folder, raw, grid=grid, **changes)
     print(caught.value)
@@ -27,7 +27,7 @@ def refused(folder, *texts, error=ValueError, raw=None, grid=None, **changes):
 
 
 def rewrite(path, change):
-    """Change a NetCDF file."""
+    """Changes a NetCDF file."""
     with xr.open_dataset(path) as dataset:
         new = change(dataset.load())
     save(new, path)

@@ -1,4 +1,4 @@
-"""A region and the coarser times around it: files and config of `wrf`."""
+"""Files and config of `wrf`: a region, and coarser boundary fields around it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def region_config(folder: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def region(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of the region and of what is around it."""
+    """A folder with the files of the region and of the fields around it."""
     folder = tmp_path_factory.mktemp("region")
     write_world(folder)
     write_outside(folder)

@@ -12,7 +12,7 @@ SKIP = {"data__on_bad_sample": "skip"}
 
 
 def nan_at(folder, position, variable="SP"):
-    """NaN at some time of the second file: of the sample there and the one before."""
+    """Writes NaN at a time of the second file, which two samples contain."""
 
     def damage(dataset):
         dataset[variable][position, 2] = np.nan
@@ -47,7 +47,7 @@ def test_the_next_good_sample_stands_for_a_bad_one(world, folder, threads):
         in lines[0] + lines[1]
     )
     assert "has 10 of 60 values that are NaN" in lines[0]
-    # Which samples are bad is known then: the next epoch reads none of them alone.
+    # The bad samples are then known: the next epoch does not read them again.
     again = [line for batch in collect(loader, 1) for line in batch.replaced]
     assert sorted(again) == sorted(lines)
 
@@ -136,7 +136,7 @@ def test_the_climatology_leaves_bad_samples_out(world, folder):
 
 
 def test_other_units_than_the_statistics(world, folder):
-    """Pa in the statistics, hPa in the files."""
+    """The statistics are in Pa, the files in hPa."""
     assert not load(world).notes
     for year in (1999, 2000):
         rewrite(folder / f"w_{year}.nc", lambda d: d.assign(SP=d["SP"] / 100))

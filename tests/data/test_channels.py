@@ -69,7 +69,7 @@ def test_levels_without_files(schema):
 
 
 def test_names_tell_variables_apart():
-    """A variable of two sources has its whole key."""
+    """A variable that two sources have is named by its whole key."""
     keys = ["A/prognostic/3d/T", "A/static/2d/mask", "B/prognostic/3d/T"]
     groups = tuple(ChannelGroup(k, 3 if "3d" in k else 1, 1) for k in keys)
     names = ChannelSchema(groups, groups[:2]).names

@@ -1,4 +1,4 @@
-"""What is refused before anything is compiled, and NaN in a batch."""
+"""Errors in data raised before compilation, and NaN in a batch."""
 
 import numpy as np
 import pytest
@@ -112,7 +112,7 @@ def test_units_of_two_files(folder):
 
 
 def with_units(folder, **units):
-    """Units of variables of the data, or of the file of means."""
+    """Sets units of variables in the data or in the file of means."""
     for name in ("w_1999.nc", "w_2000.nc", "mean.nc"):
         own = {k: u[name == "mean.nc"] for k, u in units.items()}
 
@@ -134,7 +134,7 @@ def test_units_of_the_means(folder):
 
 
 def test_units_of_a_formula(folder):
-    """Also of a variable that is renamed before."""
+    """Also for a variable that an earlier block renames."""
     with_units(folder, SP=("mbar", None), T=("degrees_C", None))
     old, new = "ERA5/prognostic/2d/SP", "ERA5/prognostic/2d/PS"
     args = {"surface_pressure_var": new, "temperature_var": "ERA5/prognostic/3d/T"}

@@ -1,4 +1,4 @@
-"""Means of the training period."""
+"""Climatology: means over the training period."""
 
 import numpy as np
 import pytest

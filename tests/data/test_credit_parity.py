@@ -1,4 +1,4 @@
-"""x and y are bitwise those of CREDIT, in CREDIT's order."""
+"""x and y equal CREDIT's bit for bit, in CREDIT's order."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.reference
 
 
 def two_sources(raw):
-    """Fields of one source spread over two, with other levels in the second one."""
+    """Returns the fields of one source split into two, the second with other levels."""
     first = raw["data"]["source"]["ERA5"]
     kinds = first["variables"]
     path = kinds["prognostic"]["path"]
@@ -92,7 +92,7 @@ def test_steps_of_a_forecast(credit, world, name):
 
 
 def compare_step(loader, batch, k, step):
-    """Forcing, target and times of one step are CREDIT's."""
+    """Asserts that forcing, target and times of one step equal CREDIT's."""
     for source, own in step["metadata"].items():
         if source in step["input"]:
             times = own["target_datetime"].numpy().astype("datetime64[ns]")
@@ -129,7 +129,7 @@ def test_batches_of_three_ranks_from_zarr(credit, world, split):
 
 
 def test_the_trainers_example(credit, tmp_path, monkeypatch):
-    """The config that CREDIT's trainer is compared on, read from its YAML file."""
+    """The config of the comparison with CREDIT's trainer, read from its YAML file."""
     from pathlib import Path
 
     from credit_jax.config import load_config
@@ -159,7 +159,7 @@ def test_schema_file_is_credits(credit, world, name, tmp_path):
 
 
 def test_credit_repeats_the_order_of_its_first_epoch(credit, world):
-    """Why later epochs differ: CREDIT's trainer finds no set_epoch to call."""
+    """Later epochs differ because CREDIT's trainer finds no `set_epoch` to call."""
     from tests.data.credit_batches import credit_loader
 
     loader = credit_loader(case(world, "plain"), 0, 1, True)

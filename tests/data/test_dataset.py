@@ -42,7 +42,7 @@ def test_fields_of_a_sample(world, kind):
 
 
 def test_noleap_calendar(folder):
-    """A noleap file: 28 February is followed by 1 March, in 2000 too."""
+    """In a noleap file 28 February is followed by 1 March, in 2000, too."""
     days = xr.date_range(
         "2000-02-26", "2000-03-03", freq="6h", calendar="noleap", use_cftime=True
     )

@@ -1,4 +1,4 @@
-"""Inputs of a model beside x: fields of other sources, encoded times."""
+"""Model inputs in addition to x: fields of other sources and encoded times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["region"]
 
 
 def _credit_dataset(folder: Path, history_len: int, history_outside: int) -> Any:
-    """CREDIT's data set of wrf on the same files, of the second year."""
+    """Returns CREDIT's data set of wrf on the files of the second year."""
     inside = {
         "varname_upper_air": ["U", "T"],
         "varname_surface": ["SP"],
@@ -50,7 +50,7 @@ def _credit_dataset(folder: Path, history_len: int, history_outside: int) -> Any
 def test_fields_and_times_are_those_of_credit(
     credit: Any, region: Path, history: int, outside: int
 ) -> None:
-    """Every sample of a year, its fields around the region and its encoded times."""
+    """All samples of a year, with the fields around the region and encoded times."""
     theirs = _credit_dataset(region, history, outside)
     raw = region_config(
         region,
@@ -74,7 +74,7 @@ def test_fields_and_times_are_those_of_credit(
 
 
 def test_all_steps_of_a_forecast(region: Path) -> None:
-    """What the steps are given are those of the samples that begin there."""
+    """Each step gets the inputs of the sample that begins at its time."""
     made = {}
     for steps in (1, 2):
         raw = region_config(region, data__forecast_len=steps)

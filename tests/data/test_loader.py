@@ -1,4 +1,4 @@
-"""Batches: restartable, the same for any number of threads, split over dp only."""
+"""Batches: restartable, the same for any number of threads, split over dp."""
 
 import jax
 import numpy as np
@@ -106,7 +106,7 @@ def test_batch_larger_than_the_data(folder):
 
 @pytest.mark.parametrize("where", ["ic_only", "per_step"])
 def test_later_steps_go_through_the_same_chain(world, where):
-    """A block that stands before a rename names the variable as it is called there."""
+    """A block before a rename refers to the variable by its old name."""
     old, new = "ERA5/prognostic/2d/SP", "ERA5/prognostic/2d/PS"
     rename = {"type": "rename", "args": {"mapping": {old: new}}}
     changes = {"data__forecast_len": 2, "preblocks__per_step__norm": None}
@@ -131,7 +131,7 @@ def test_later_steps_go_through_the_same_chain(world, where):
 
 
 def test_a_source_on_another_grid_is_regridded(world, tmp_path):
-    """Every point of the coarse grid stands for two rows and two columns."""
+    """Every point of the coarse grid maps to two rows and two columns."""
     coarse = xr.Dataset(
         {"soil": (FLAT, np.arange(len(TIMES) * 15.0).reshape(-1, 3, 5))},
         {"time": TIMES, "latitude": [60.0, 0.0, -60.0], "longitude": np.arange(5) * 72},
@@ -185,7 +185,7 @@ def test_some_rows_are_those_of_the_batch(world, forecast_len):
 
 
 def test_a_process_reads_the_bytes_of_its_rows(tmp_path):
-    """TensorStore counts what it reads of stores in chunks of two rows."""
+    """TensorStore counts the bytes that it reads from chunks of two rows."""
     write_chunked(tmp_path)
     loader = build_loader(parsed(raw_config(tmp_path, "zarr")), split="train")
     read = {}

@@ -1,4 +1,4 @@
-"""torch.randperm in numpy."""
+"""The NumPy implementation of `torch.randperm`."""
 
 import numpy as np
 import pytest

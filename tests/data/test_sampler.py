@@ -1,4 +1,4 @@
-"""The sampler contract: who gets which sample."""
+"""The sampler contract: which rank gets which samples."""
 
 import re
 
@@ -40,7 +40,7 @@ def test_order_is_torchs_distributed_sampler(num_samples, dp_size, shuffle):
 
 @pytest.mark.parametrize("dp_size", [2, 4])
 def test_ranks_together_take_what_one_device_takes(dp_size):
-    """The samples of a step, over all ranks, are the global batch of one device."""
+    """The samples of a step over all ranks equal the global batch of one device."""
     one = sampler(num_samples=24, batch_size=4).batches(3)
     ranks = [
         sampler(

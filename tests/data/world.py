@@ -1,4 +1,4 @@
-"""A small data set for the tests: two years of files, three levels, and its config."""
+"""A small data set for tests: files of two years, three levels, and its config."""
 
 import copy
 import os
@@ -34,7 +34,7 @@ MODEL = {
 
 
 def write_world(folder: Path, times: Any = TIMES, kind: str = "nc") -> xr.Dataset:
-    """Write w_1999, w_2000 (kind "nc" or "zarr"), static.nc, mean.nc, std.nc."""
+    """Writes w_1999, w_2000 (kind "nc" or "zarr"), static.nc, mean.nc and std.nc."""
     fields = make_fields(times)
     for year in sorted({time.year for time in times}):
         part = fields.isel(time=[t.year == year for t in times])
@@ -49,7 +49,7 @@ def write_world(folder: Path, times: Any = TIMES, kind: str = "nc") -> xr.Datase
 
 
 def write_chunked(folder: Path) -> None:
-    """The data set, and w_1999.zarr and w_2000.zarr in chunks of two rows."""
+    """Writes the data set, and w_1999.zarr and w_2000.zarr in chunks of two rows."""
     write_world(folder)
     for year in (1999, 2000):
         fields = make_fields().sel(time=str(year))
@@ -66,7 +66,7 @@ def write_chunked(folder: Path) -> None:
 
 
 def make_fields(times: Any = TIMES) -> xr.Dataset:
-    """T and U (3-D, double precision), SP, tsi and TP (single precision)."""
+    """Returns T and U (3-D, double precision), SP, tsi and TP (single precision)."""
     rng = np.random.default_rng(0)
     shape = (len(times), NUM_LAT, NUM_LON)
     deep = (len(times), len(LEVELS), NUM_LAT, NUM_LON)
@@ -82,7 +82,7 @@ def make_fields(times: Any = TIMES) -> xr.Dataset:
 
 
 def save(dataset: xr.Dataset, path: Path) -> None:
-    """Write NetCDF, or Zarr if the name says so."""
+    """Writes NetCDF, or Zarr if the name ends with ".zarr"."""
     if path.suffix == ".zarr":
         dataset.to_zarr(path, mode="w", zarr_format=2, consolidated=True)
     else:
@@ -90,7 +90,7 @@ def save(dataset: xr.Dataset, path: Path) -> None:
 
 
 def raw_config(folder: Path, kind: str = "nc", **changes: Any) -> dict[str, Any]:
-    """CREDIT's YAML as a mapping; `data__timestep="12h"` sets a key of a section."""
+    """Returns CREDIT's YAML as a mapping; `data__timestep="12h"` sets a nested key."""
     where = os.fspath(folder)
     path = f"{where}/w_%Y.{kind}"
     config: dict[str, Any] = {
@@ -154,7 +154,7 @@ def raw_config(folder: Path, kind: str = "nc", **changes: Any) -> dict[str, Any]
 
 
 def set_key(config: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set `a__b__c` of nested mappings."""
+    """Sets `a__b__c` in nested mappings."""
     *parents, last = dotted.split("__")
     for parent in parents:
         config = config.setdefault(parent, {})
@@ -162,5 +162,5 @@ def set_key(config: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def parsed(raw: dict[str, Any]) -> Config:
-    """The config of a mapping."""
+    """Returns the parsed config of a mapping."""
     return parse(Config, raw)

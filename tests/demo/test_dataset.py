@@ -1,4 +1,4 @@
-"""The data set: files, values, and what stays behind when it is not made."""
+"""The demo data set: files, values, and clean-up after an interruption."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ DAYS = ["--days", "3", "--spinup-days", "1", "--held-out-days", "1"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Three days after one of spin-up, the last one held out."""
+    """A data set of three days after one of spin-up; the last day is held out."""
     folder = tmp_path_factory.mktemp("demo") / "t21"
     assert main(["--out", str(folder), *DAYS]) == 0
     return folder

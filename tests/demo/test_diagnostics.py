@@ -15,7 +15,7 @@ def disc():
 
 
 def test_geopotential_of_an_isothermal_atmosphere(disc):
-    """g z + R T ln(1 / sigma)."""
+    """It is g z + R T ln(1 / sigma)."""
     temperature = jnp.full((8, *disc.height.shape), 250.0)
     wanted = physics.GRAVITY * disc.height - physics.DRY_AIR_GAS * 250.0 * np.log(
         disc.sigma

@@ -1,4 +1,4 @@
-"""The climate as a whole: what one output interval keeps and changes."""
+"""The simulated climate: conserved and changed quantities of one output interval."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from credit_jax.demo.dynamics import build_climate
 
 
 def test_six_hours_from_rest():
-    """The mass of dry air is kept, the seed moves the first wave, and winds rise."""
+    """Dry air mass is conserved, the seed shifts the first wave, and winds increase."""
     climate, other = (build_climate("T21", seed) for seed in (0, 1))
     state, rain = climate.advance(climate.initial, 0.0)
     before, after = climate.fields(climate.initial), climate.fields(state)

@@ -1,4 +1,4 @@
-"""The forcing: equilibrium temperature, drag, relaxation and the budget of water."""
+"""The forcing: equilibrium temperature, drag, relaxation and the water budget."""
 
 import dataclasses
 
@@ -68,5 +68,5 @@ def test_rain_is_the_water_that_leaves_the_air(disc):
     column = lost * surface / physics.GRAVITY / physics.WATER_DENSITY
     inland = disc.land == 1
     assert np.all(np.asarray(rain) > 0)
-    # q went through the truncation of T21 once more, which leaves the mean as it is.
+    # q was truncated to T21 once more, which preserves its mean.
     assert np.isclose(column[inland].mean(), np.asarray(rain)[inland].mean(), rtol=0.02)

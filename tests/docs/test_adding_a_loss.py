@@ -1,4 +1,4 @@
-"""docs/adding_a_loss.md: its blocks run, and what they define works by name."""
+"""docs/adding_a_loss.md: its code runs, and the loss it registers trains by name."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ CHANNELS = {"S/prognostic/2d/T": 1, "S/prognostic/2d/Q": 1}
 
 @pytest.fixture
 def page(monkeypatch):
-    """Run the page; its entries are gone after the test."""
+    """Runs the page's code; its registry entries are removed after the test."""
     for registry, name in (
         (LOSSES, "zonal"),
         (METRICS, "spread"),

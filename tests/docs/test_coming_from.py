@@ -1,4 +1,4 @@
-"""docs/coming_from.md: every name of the five interfaces is there, and ours exist."""
+"""docs/coming_from.md lists all names of five interfaces, and ours in it exist."""
 
 import dataclasses
 import importlib
@@ -19,7 +19,7 @@ def members(owner: str, *names: str) -> list[str]:
     return [owner, *(f"{owner}.{name}" for name in names)]
 
 
-# What each interface documents.
+# The documented names of each interface.
 THEIRS = {
     "credit.parallel.mesh": [
         "logger",
@@ -102,14 +102,14 @@ THEIRS = {
 
 
 def rows(section: str) -> list[list[str]]:
-    """The cells of the table below a heading."""
+    """Returns the cells of the table below a heading."""
     text = PAGE.split(f"## `{section}`")[1].split("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def resolve(dotted: str) -> Any:
-    """The module, class, function or field of a dotted name."""
+    """Returns the module, class, function or field of a dotted name."""
     parts = dotted.split(".")
     for end in range(len(parts), 0, -1):
         try:
@@ -155,7 +155,7 @@ def test_every_row_says_where_or_why(section):
 
 
 def test_no_row_waits():
-    """What a name asks for is done here, or refused with a reason."""
+    """Each feature is implemented, or rejected with a reason."""
     found = [line for line in PAGE.splitlines() if "without effect" in line]
     found += [line for line in PAGE.splitlines() if "not yet" in line]
     assert not found, found

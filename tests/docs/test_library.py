@@ -32,20 +32,20 @@ MODEL = {
 
 
 def blocks() -> list[tuple[int, str]]:
-    """(line where it begins, code) of every block of Python."""
+    """Returns (first line number, code) of every block of Python."""
     text = PAGE.read_text()
     found = re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
     return [(text[: m.start(1)].count("\n"), m[1]) for m in found]
 
 
 def commands() -> list[list[str]]:
-    """Arguments of every command, without the program."""
+    """Returns the arguments of every command, without the program."""
     found = re.findall(r"^    credit-jax (.+)$", PAGE.read_text(), re.MULTILINE)
     return [shlex.split(command) for command in found]
 
 
 def write_checkpoint(folder: Path) -> None:
-    """A model of CREDIT, as CREDIT saves it."""
+    """Writes a checkpoint of a CREDIT model as CREDIT does."""
     import torch
 
     from credit_torch_bridge.compare.credit_side import new_credit_model

@@ -1,4 +1,4 @@
-"""Every file, module and command that a page names is there."""
+"""Every file, module and command that a page names exists."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""A run of the small model on the small data set of the training tests."""
+"""Fixtures: a run of the small model on the small data set of the training tests."""
 
 import jax
 import pytest
@@ -14,6 +14,6 @@ from tests.training.tiny import tiny_config
 
 @pytest.fixture
 def setup(world, tmp_path):
-    """A run that can begin."""
+    """A prepared run."""
     config = build_config(tiny_config(world, tmp_path))
     return prepare(plan_run(config), jax.devices()[:1])

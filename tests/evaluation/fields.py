@@ -1,4 +1,4 @@
-"""Forecasts, truth and climatology of random numbers on a small grid."""
+"""Random forecasts, truth and climatology on a small grid."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ MEMBER_DIM = "ensemble_member_label"  # CREDIT's name
 def random_fields(
     latitude: np.ndarray, num_lon: int, num_members: int, seed: int = 0
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(start, member, channel, lat, lon) and references, float32."""
+    """Returns forecasts (start, member, channel, lat, lon) and references, float32."""
     rng = np.random.default_rng(seed)
     shape = (len(STARTS), len(CHANNELS), len(latitude), num_lon)
     size = np.array([10.0, 1e-3])[:, None, None]
@@ -44,7 +44,7 @@ def random_fields(
 
 
 def sums_of(forecast: np.ndarray, references: Any, grid: Grid) -> dict[str, np.ndarray]:
-    """Area sums on one device."""
+    """Returns area sums on one device."""
     own = band_weights(grid.bands, grid.latitude) if grid.bands else None
     bands = None if own is None else jnp.asarray(own)
     regions = region_weights(grid.regions, grid.latitude, grid.longitude)
@@ -54,13 +54,13 @@ def sums_of(forecast: np.ndarray, references: Any, grid: Grid) -> dict[str, np.n
 
 
 def layout_of(grid: Grid, num_members: int) -> ScoreLayout:
-    """The dims of the scores of `random_fields`."""
+    """Returns the dims of the scores of `random_fields`."""
     names = [tuple(r.name for r in own) for own in (grid.regions, grid.bands)]
     return ScoreLayout(CHANNELS, LEADS, *names, num_members=num_members)
 
 
 def scores_of(forecast: np.ndarray, references: Any, grid: Grid) -> xr.Dataset:
-    """Scores over both start dates, which are merged from one each."""
+    """Returns scores over both start dates, merged from the sums of each."""
     found = sums_of(forecast, references, grid)
     parts = [
         ScoreSums.of_start(start, [{name: x[i] for name, x in found.items()}])
@@ -70,7 +70,7 @@ def scores_of(forecast: np.ndarray, references: Any, grid: Grid) -> xr.Dataset:
 
 
 def labeled(fields: np.ndarray, grid: Grid) -> xr.DataArray:
-    """Fields in float64 with names of dims, members first if there are any."""
+    """Returns fields in float64 with named dims, members first if there are any."""
     dims = ["time", "channel", "latitude", "longitude"]
     if fields.ndim == 5:
         dims.insert(1, MEMBER_DIM)

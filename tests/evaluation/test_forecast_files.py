@@ -1,4 +1,4 @@
-"""Forecasts in stores and folders, as one reads them."""
+"""Forecasts read from stores and folders."""
 
 from datetime import datetime
 
@@ -14,7 +14,7 @@ WANTED = {"SP": None, "T": (1, 0)}
 
 
 def expected(store, start, lead):
-    """All members of SP and of both levels of T, the second one first."""
+    """Returns all members of SP and of both levels of T, the second level first."""
     own = store.isel(time=start, prediction_timedelta=lead)
     if "number" not in own.dims:
         own = own.expand_dims("number")
@@ -48,7 +48,7 @@ def test_stores(tmp_path, names, folder):
 
 
 def test_a_file_whose_lead_times_are_hours(tmp_path):
-    """Rows and columns are in the other order, as in WeatherBench's own stores."""
+    """Longitude is before latitude, as in WeatherBench's own stores."""
     store = make_store(0)
     hours = store.assign_coords(prediction_timedelta=[0, 6, 12])
     hours["prediction_timedelta"].attrs["units"] = "hours"
@@ -129,7 +129,7 @@ def test_names_of_gen1_folders(tmp_path):
 
 
 def valid(times):
-    """A file of one time."""
+    """Returns a data set of one time."""
     ones = np.ones((1, 2, 2), np.float32)
     coords = {"time": times, "latitude": [0.0, 1.0], "longitude": [0.0, 1.0]}
     return xr.Dataset({"SP": (("time", "latitude", "longitude"), ones)}, coords)

@@ -1,4 +1,4 @@
-"""Grids in another order, curvilinear ones, and climatologies of files."""
+"""Reordered and curvilinear grids, and climatologies from files."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LATITUDE, LONGITUDE = np.linspace(75, -75, 6), np.arange(10) * 36.0
 
 
 def given(latitude, longitude):
-    """A field whose values are those of the places."""
+    """Returns a field whose values are functions of the coordinates."""
     return np.add.outer(1000 * latitude, longitude % 360)
 
 
@@ -49,7 +49,7 @@ def test_another_grid(latitude, longitude):
 
 
 def test_a_curvilinear_grid():
-    """Coordinates of every point give what those of rows and columns give."""
+    """2-D coordinates give the same results as coordinates of rows and columns."""
     forecast, references = random_fields(LATITUDE, 10, 2)
     rows = sums_of(forecast, references, Grid(LATITUDE, LONGITUDE, REGIONS))
     points = grid_of(*np.meshgrid(LATITUDE, LONGITUDE, indexing="ij"), REGIONS)
@@ -75,7 +75,7 @@ def test_rounding_does_not_grow_with_the_grid():
 
 
 def test_climatology_by_month_and_by_hour(tmp_path):
-    """Fields are those of the month, or of the last hour before the time."""
+    """The field is that of the month, or of the last hour before the time."""
     space = {"latitude": LATITUDE, "longitude": LONGITUDE}
     month = xr.DataArray(np.arange(1, 13), dims="month")
     fields = xr.ones_like(xr.DataArray(given(LATITUDE, LONGITUDE), coords=space))

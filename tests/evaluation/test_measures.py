@@ -31,7 +31,7 @@ SYSTEMS = ("forecast", "persistence", "climatology")
 
 
 def assert_close(found, expected, label, scale=None):
-    """Largest difference over the size of the expected values."""
+    """Asserts a bound on the largest difference relative to the expected values."""
     found, expected = np.asarray(found, float), np.asarray(expected, float)
     size = np.abs(expected) if scale is None else scale
     error = np.max(np.abs(found - expected) / size)
@@ -118,7 +118,7 @@ def test_ensemble_scores(case):
 def test_ranks(case):
     forecast, references, found = case
     members, truth = labeled(forecast, GRID), labeled(references["truth"], GRID)
-    # Their histogram has no weights: rows of equal area.
+    # The histogram of `scores` has no weights, hence rows of equal area.
     rows = {"latitude": [-12.0, 12.0]}
     region = Region("two rows", ((-20, 20),))
     grid = Grid(LATITUDE, LONGITUDE, (region,))
@@ -146,7 +146,7 @@ def test_a_tie_has_all_its_ranks_alike():
 
 @pytest.mark.parametrize("system", ["forecast", "persistence"])
 def test_anomalies(case, system):
-    """Correlation about 0 is Pearson's of the anomalies and of their negatives."""
+    """Correlation about 0 is Pearson's of the anomalies joined with their negatives."""
     forecast, references, _ = case
     grid = Grid(LATITUDE, LONGITUDE, (Region("two rows", ((-20, 20),)),))
     own = scores_of(forecast, references, grid).sel(system=system).squeeze()
@@ -232,10 +232,10 @@ def test_errors_and_spread_of_credit():
         Region(name, ((band.start, band.stop),))
         for name, band in latitude_slices.items()
     )
-    # Its slices go up.
+    # xarray slices need ascending coordinates.
     grid = Grid(LATITUDE[::-1], LONGITUDE, regions)
     forecast, references = random_fields(grid.latitude, len(LONGITUDE), NUM_MEMBERS)
-    # The same spread at all points, so that its mean is the root of a mean square.
+    # The spread is equal at all points, so that its mean equals its root mean square.
     offsets = np.array([-2.0, 1.0, 4.0, 0.5], np.float32).reshape(1, -1, 1, 1, 1)
     forecast = forecast[:, :1, :1] * np.float32(0.1) + offsets
     references = {name: x[:, :1] for name, x in references.items()}
@@ -258,7 +258,7 @@ def test_errors_and_spread_of_credit():
 
 @pytest.mark.reference
 def test_zonal_spectrum_of_credit():
-    """CREDIT sums harmonics over degrees: the same integral, where they are exact."""
+    """CREDIT sums harmonics over latitudes: the same integral where these are exact."""
     import torch
     from credit.verification.standard import average_zonal_spectrum
 
@@ -280,5 +280,5 @@ def test_zonal_spectrum_of_credit():
     power, known = jax.device_get(_power(jnp.asarray(field, jnp.float32)[None]))
     assert known.all()
     ours = (power[0].astype(float) * quadrature[:, None]).sum(axis=0) / 2
-    # Their harmonics have the norm 1 over the sphere, of area 4 pi.
+    # Their harmonics have norm 1 over the sphere, whose area is 4 pi.
     assert_close(4 * np.pi * ours[:4:1][[0, 1, 3]], theirs[[0, 1, 3]], "spectrum")

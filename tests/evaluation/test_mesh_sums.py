@@ -1,4 +1,4 @@
-"""Sums on meshes of devices equal those on one, with even and uneven rows."""
+"""Sums on device meshes equal those on one device, with even and uneven rows."""
 
 import jax
 import numpy as np
@@ -61,7 +61,7 @@ def test_sums_on_a_mesh(degrees, rows, num_members):
 
 
 def size_of(name, sums):
-    """The sums of the same unit and without signs."""
+    """Returns sums in the same unit without cancellation, as a measure of size."""
     other = {"plain": "absolute", "product": "anomaly"}
     system, quantity = name.split("/")
     return sums[f"{system}/{other.get(quantity, quantity)}"]

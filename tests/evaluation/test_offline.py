@@ -1,4 +1,4 @@
-"""Scores of a store: memory does not grow with its length; members; a mesh."""
+"""Scores of a store: memory independent of its length, members, meshes."""
 
 import tracemalloc
 
@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 
 
 def score(folder, count, **options):
-    """Sums and scores of a store."""
+    """Returns the sums and scores of a store."""
     files = open_forecasts(str(folder / f"{count}.zarr"))
     coordinates = files.grid.latitude, files.grid.longitude
     given = ScoreOptions(str(folder / "truth.zarr"), "none")
@@ -79,7 +79,7 @@ def test_memory_does_not_grow_with_the_lead_time(folder):
 
 
 def test_on_a_mesh(folder):
-    """Rows over three devices, the same forecast on two data-parallel ranks."""
+    """Rows are split over three devices, forecasts over two data-parallel ranks."""
     dims = ParallelDims(dp_replicate=2, domain=3, world_size=6)
     one, many = (
         score(folder, 2)[0],

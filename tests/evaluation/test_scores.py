@@ -1,4 +1,4 @@
-"""The data set of scores: written, read, refused."""
+"""The data set of scores: writing, reading and errors."""
 
 import numpy as np
 import pandas as pd

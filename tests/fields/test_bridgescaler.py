@@ -1,4 +1,4 @@
-"""The reader of scaler files against bridgescaler, and CREDIT's variances of them."""
+"""The reader of scaler files against bridgescaler and CREDIT's variances."""
 
 import json
 import warnings

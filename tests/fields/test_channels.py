@@ -1,4 +1,4 @@
-"""Which channels are which variable."""
+"""The channel ranges of variables."""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""What functions of whole fields are written with: the same on every mesh."""
+"""`FieldContext`: functions of whole fields give equal results on every mesh."""
 
 import jax.numpy as jnp
 import numpy as np

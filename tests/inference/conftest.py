@@ -1,4 +1,4 @@
-"""A small data set and runs of a small model."""
+"""Fixtures: a small data set and a run of a small model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A run of CREDIT with a checkpoint of each side, and forecasts of CREDIT's rollout."""
+"""A run with checkpoints for CREDIT and credit_jax, and CREDIT's own rollout of it."""
 
 import warnings
 from pathlib import Path
@@ -12,12 +12,12 @@ from tests.reference.scalers import scaler_blocks, write_scalers
 from tests.reference.training import run_credit
 
 NUM_CHANNELS = 7
-# Training forwards after which spectral norm has the norm of every matrix.
+# Training forwards after which the estimates of spectral norm have converged.
 NUM_ITERATIONS = 15
 
 
 def raw_config(**inference: Any) -> dict[str, Any]:
-    """CREDIT's YAML of a model in physical units, with an inference section."""
+    """Returns CREDIT's YAML of a model in physical units, with an inference section."""
     raw = yaml.safe_load(GEN2_CONFIG.read_text())
     scaler, inverse, inverse_twin = scaler_blocks()
     raw["preblocks"] = {"per_step": {"scaler": scaler, "concat": {"type": "concat"}}}
@@ -27,14 +27,14 @@ def raw_config(**inference: Any) -> dict[str, Any]:
         "twin": {"type": "reconstruct", "args": {"in_key": "y", "out_key": key}},
         "scaler_twin": inverse_twin,
     }
-    # CREDIT's rollout fails at blocks of the target.
+    # CREDIT's rollout fails with preblocks of the target.
     raw["postblocks"] = {"per_step": own | twin}
     raw["inference"] = {"mode": "none", "postblocks": {"per_step": own}, **inference}
     return raw
 
 
 def write_run(folder: Path, raw: dict[str, Any]) -> Path:
-    """Writes data, scalers, the YAML, and a checkpoint for CREDIT and for us.
+    """Writes data, scalers, the YAML, and a checkpoint for CREDIT and for credit_jax.
 
     Returns:
         The YAML; its paths start at `folder`.
@@ -67,7 +67,7 @@ def _new_state(model: dict[str, Any]) -> dict[str, Any]:
 def write_checkpoints(
     run: Path, model: dict[str, Any], state: dict[str, np.ndarray]
 ) -> None:
-    """Writes a state dict of CREDIT as a checkpoint of CREDIT and of ours."""
+    """Writes a CREDIT state dict as checkpoints of CREDIT and of credit_jax."""
     import jax
     import torch
 
@@ -85,15 +85,15 @@ def write_checkpoints(
 
 
 def credit_rollout(config: Path, threads: int = 1, dtype: str = "float32") -> None:
-    """Runs CREDIT's `rollout_gen2.py` in the folder of a YAML, in its own process.
+    """Runs CREDIT's `rollout_gen2.py` in a subprocess, in the folder of a YAML.
 
     Args:
         config: the YAML.
-        threads: of torch.
+        threads: number of torch's threads.
         dtype: of the model.
 
     Raises:
-        RuntimeError: CREDIT failed; carries the end of what it printed.
+        RuntimeError: if CREDIT fails; contains the end of its output.
     """
     arguments = [str(config), str(threads), dtype]
     run_credit(

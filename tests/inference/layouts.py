@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-# What a file says of how it is stored.
+# The encoding that a file records.
 ENCODING = (
     "dtype",
     "units",
@@ -16,7 +16,7 @@ ENCODING = (
 
 
 def assert_same_layout(ours: xr.Dataset, theirs: xr.Dataset) -> None:
-    """Equal names, dims, coordinates, attributes and encoding."""
+    """Asserts equal names, dims, coordinates, attributes and encoding."""
     assert ours.sizes == theirs.sizes
     assert ours.attrs == theirs.attrs
     assert [*ours.data_vars] == [*theirs.data_vars]

@@ -1,4 +1,4 @@
-"""What is wrong with a forecast is one error, before anything is compiled."""
+"""Invalid forecasts give one error before anything is compiled."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.inference.tiny_run import forecast, make_run
 
 @pytest.fixture
 def nothing_compiled(monkeypatch):
-    """Compiling anything fails."""
+    """Makes every compilation fail."""
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("compiled")

@@ -1,4 +1,4 @@
-"""Campaigns: interrupted, killed, shared out, with failing writes and NaN."""
+"""Forecast campaigns: interrupted, killed, split up, with failing writes and NaN."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def chunks(out: Path) -> dict[str, bytes]:
-    """The bytes of all files of the store but its root, which holds the command."""
+    """Returns the bytes of the store's files but its root, which has the command."""
     store = out / "forecast.zarr"
     paths = [path for path in store.rglob("*") if path.is_file()]
     names = {path.relative_to(store).as_posix(): path.read_bytes() for path in paths}
@@ -38,7 +38,7 @@ def chunks(out: Path) -> dict[str, bytes]:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, store: type, after: int) -> None:
-    """Writing fails after some calls, as on a full disk."""
+    """Makes writing fail after some calls, as on a full disk."""
     write, calls = store.write, []
 
     def fail(self, *arguments):
@@ -98,7 +98,7 @@ def test_killed_and_run_again(config, tmp_path):
     ours, whole = read(out), read(tmp_path / "whole")
     assert set(ours.data_vars) == set(whole.data_vars)
     for name in whole.data_vars:
-        # Another process compiles with other flags than the tests.
+        # The subprocess compiles with other flags than the tests.
         assert np.allclose(ours[name], whole[name], rtol=1e-4, equal_nan=True), name
 
 
@@ -181,7 +181,7 @@ def test_a_time_limit_that_is_none(config, tmp_path, capsys, wrong):
 
 @pytest.mark.slow
 def test_a_model_that_draws_noise(world: Path, tmp_path: Path) -> None:
-    """Again the same forecasts; they differ from those of another seed."""
+    """Repeated forecasts are equal, and differ from those of another seed."""
     own = {"type": "crossformer-ensemble", "depth": [1, 0, 0, 0], "freeze": False}
     height, width = MODEL["image_height"], MODEL["image_width"]
     own |= {"noise_latent_dim": 4, "decoder_noise_factor": 5.0, "interp": True}

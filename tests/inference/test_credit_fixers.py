@@ -1,4 +1,4 @@
-"""Forecasts with every physical block beside CREDIT's own rollout."""
+"""Forecasts with every physical block against CREDIT's own rollout."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ FLUXES = (
     *("surf_sh_var", "surf_lh_var"),
 )
 BLOCKS = {
-    # T is the wind from the west, in m/s: over six minutes 100 km.
+    # T stands for the zonal wind, in m/s; with it, air moves 100 km in six minutes.
     "advection": {
         "type": "semilagrangian_advection",
         "args": {"tracer_vars": [T], "u_var": T, "v_var": U, "coslat_floor": 0.05}
@@ -81,7 +81,7 @@ BLOCKS = {
         "args": GROUND
         | {"output_name": "ERA5/derived_diagnostic/2d/MSL", "temperature_var": TP},
     },
-    # The same field rains and evaporates; all of it gets one factor.
+    # One field is both rain and evaporation, and gets one factor.
     "water": {
         "type": "global_water_fixer",
         "args": GRID
@@ -92,7 +92,7 @@ BLOCKS = {
 
 
 def write_grid(folder):
-    """The file of the fixers: grid, coefficients of two layers, and hills."""
+    """Writes the file of the fixers: grid, coefficients of two layers, orography."""
     lon, lat = np.meshgrid(
         np.arange(NUM_LON) * 360 / NUM_LON, np.linspace(90, -90, NUM_LAT)
     )
@@ -111,7 +111,7 @@ def write_grid(folder):
 
 
 def make_humid(folder):
-    """U has the values of a specific humidity, in the data and the scalers."""
+    """Gives U the range of a specific humidity, in the data and the scalers."""
     path = folder / "d_2000.nc"
     with xr.open_dataset(path) as found:
         fields = found.load()
@@ -166,7 +166,8 @@ def test_fixers_and_diagnostics_as_credit(run, monkeypatch, tmp_path, mesh):
         assert (theirs["T"].isel({theirs["T"].dims[1]: 0}) > STRONG).any(), "filtered"
         rain = theirs["TP"].values
         for step in rain:
-            # What the tracer fixer limits to 0.5 has one value, of water's factor.
+            # Values that the tracer fixer limits to 0.5 are all scaled by the water
+            # factor.
             values, counts = np.unique(step, return_counts=True)
             assert counts.max() > 100
             assert values[counts.argmax()] != 0.5
@@ -181,7 +182,7 @@ def test_fixers_and_diagnostics_as_credit(run, monkeypatch, tmp_path, mesh):
 
 
 def test_a_package_of_it_forecasts_the_same(run, monkeypatch, tmp_path):
-    """Its fixers, scalers and static fields are in the package, bit for bit."""
+    """The package has the fixers, scalers and static fields of the run, bit for bit."""
     monkeypatch.chdir(run)
     common = ["--cache", "none", "--out"]
     assert main(["--config", "case.yml", *common, str(tmp_path / "a")]) == 0

@@ -1,4 +1,4 @@
-"""The forecast command beside CREDIT's own rollout, on the same weights."""
+"""The forecast command against CREDIT's own rollout with the same weights."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def test_forecasts_as_credit(run, monkeypatch, tmp_path, mesh):
 
 
 def test_scores_of_credits_files(run, monkeypatch, tmp_path):
-    """The files that CREDIT wrote have the scores of our forecasts."""
+    """Files written by CREDIT get the same scores as our forecasts."""
     monkeypatch.chdir(run)
     options = ["--climatology", "none", "--truth", "case.yml"]
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"

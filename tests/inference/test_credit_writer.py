@@ -1,4 +1,4 @@
-"""Our NetCDF files beside those of CREDIT's `ForecastWriter`, from the same arrays."""
+"""NetCDF files against those of CREDIT's `ForecastWriter`, from the same arrays."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ NUM_STEPS = 8
 KINDS = {1: "rectilinear", 2: "curvilinear"}
 
 
-# CREDIT's writer fails at days of a calendar of cftime.
+# CREDIT's writer fails for dates of cftime calendars.
 BOTH = [
     (name, calendar)
     for name in CASES

@@ -43,7 +43,7 @@ DIFFUSION = {
 
 @cache
 def _run(world: Path, folder: Path, domain: int) -> tuple[dict[str, Any], Any]:
-    """The last numbers of the log of one epoch, and its forecasts."""
+    """Trains one epoch; returns the last row of its log, and forecasts."""
     own = folder / str(domain)
     own.mkdir()
     raw = tiny_config(
@@ -69,5 +69,5 @@ def _run(world: Path, folder: Path, domain: int) -> tuple[dict[str, Any], Any]:
 
 
 def test_a_run_and_its_forecasts(world: Path, tmp_path: Path) -> None:
-    """Steps, noise and samples are the same on two shards."""
+    """Noise steps, noise and samples are the same on two shards."""
     assert_same_runs(*(_run(world, tmp_path, n) for n in (1, 2)))

@@ -1,4 +1,4 @@
-"""Members of ensembles: the same alone, in a batch, on any mesh, and run again."""
+"""Ensemble members are equal alone, in a batch, on any mesh, and when repeated."""
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ BATCH = {
     "last_init_date": "2000-01-01T12",
     "init_interval": "12h",
 }
-# These go through more steps of the model, and differences of them have more rounding.
+# These take more model steps, and their differences have larger rounding errors.
 ROUNDING = dict.fromkeys(TYPES, 1e-6) | {"bred": 1e-5, "lagged": 1e-5}
 MESH = "domain 2, tp 2"
 LAYOUTS = {

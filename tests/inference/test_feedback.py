@@ -1,4 +1,4 @@
-"""What a forecast feeds back, written out by hand with one forward pass a step."""
+"""Feedback in forecasts, against a loop with one forward pass per step."""
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ TWIN = {
 
 
 class Newest(Tiny):
-    """The tiny model, which predicts one time, whatever it is given."""
+    """The tiny model, which predicts one time from any number of input times."""
 
     def __call__(self, inputs, context):
         return super().__call__(inputs, context)[:, :, -1:]

@@ -1,4 +1,4 @@
-"""One forward pass on every kind of mesh, from host and from device arrays."""
+"""One forward pass on every kind of mesh, from host and device arrays."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Forecasts from other data than those of the training, made alike by preblocks."""
+"""Forecasts from other data than those of training, converted by preblocks."""
 
 import numpy as np
 import xarray as xr

@@ -1,4 +1,4 @@
-"""Scores in the forecast equal those of the fields that it writes, on every mesh."""
+"""Scores computed in a forecast equal those of its written fields, on every mesh."""
 
 import os
 
@@ -20,13 +20,13 @@ from credit_jax.training.run_weights import open_weights
 from tests.inference.tiny_run import forecast, make_run, read
 
 BOUND = 1e-6
-# Metrics with signs, and what has their size.
+# Signed metrics, and the metric that gives their scale.
 SIZES = {"bias": "mae", "acc": None}
 pytestmark = pytest.mark.usefixtures("tiny_model")
 
 
 def worst_difference(ours, theirs):
-    """Of all metrics, over the size of each channel's values."""
+    """Returns the largest difference of all metrics, relative to channels' scales."""
     found = {}
     for name in theirs.data_vars:
         difference = np.abs(ours[name] - theirs[name])
@@ -69,7 +69,7 @@ def test_online_scores_equal_those_of_the_files(
 
 
 def test_scores_from_python(config, tmp_path):
-    """A plan, a model and weights give the scores of the command, and the fields."""
+    """From a plan, a model and weights, with the scores and fields of the command."""
     options = ("--init-time", "2000-01-01", "--steps", "2")
     command = tmp_path / "command"
     assert forecast(config, command, *options, "--score", os.fspath(command)) == OK
@@ -95,7 +95,7 @@ def test_scores_from_python(config, tmp_path):
 
 
 def test_scores_without_fields(world, tmp_path, config, capsys):
-    """No field is written; parts and what is left out give the same scores, bitwise."""
+    """No field is written; runs in parts give bitwise equal scores."""
     options = ("--format", "none", "--climatology", "none", "--regions", "tropics")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert forecast(config, whole, *options, "--score", os.fspath(whole)) == OK

@@ -1,4 +1,4 @@
-"""Forecasts of several real processes equal those of one bitwise."""
+"""Forecasts by several real processes equal those by one bitwise."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from credit_jax.evaluation.scores import read_scores
 from tests.inference.tiny_run import forecast, read
 from tests.support.processes import on_processes
 
-# Start dates in two groups, the second filled up; lagged members run the model, too.
+# Start dates in two groups, the second padded; lagged members run the model, too.
 MEMBERS = (
     *("--init-time", "1999-12-30", "--init-time", "1999-12-31"),
     *("--init-time", "2000-01-01", "--steps", "2"),
@@ -70,6 +70,6 @@ def test_processes_forecast_as_one(config, tmp_path, name):
     ours, theirs = (read_scores(folder).drop_attrs() for folder in scores)
     assert ours["rmse"].notnull().any()
     xr.testing.assert_identical(ours, theirs)
-    # Again, by the other number of processes: everything is there.
+    # A second run with another number of processes finds all forecasts complete.
     again = ("--resume", "--score", str(scores[1]))
     assert forecast(config, two, *given, *again) == OK

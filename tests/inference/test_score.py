@@ -1,4 +1,4 @@
-"""Scores of forecasts that were written: every layout, every kind of truth, errors."""
+"""The command `score`: every layout, every kind of truth, errors."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ LENGTH = ("--length", "18h")
 
 @pytest.fixture(scope="module")
 def made(world, tmp_path_factory):
-    """A config and its forecasts, as a store and as NetCDF files."""
+    """A config and its forecasts, as a Zarr store and as NetCDF files."""
     with pytest.MonkeyPatch.context() as patch:
         register(patch)
         folder = tmp_path_factory.mktemp("made")
@@ -33,7 +33,7 @@ def made(world, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scored(made):
-    """What the command says of the store, and the folder of its scores."""
+    """The command's output for the store, and the folder of its scores."""
     with pytest.MonkeyPatch.context() as patch:
         register(patch)
         with contextlib.redirect_stdout(io.StringIO()) as shown:
@@ -55,13 +55,13 @@ def tiny(monkeypatch):
 
 
 def score(where, out, *arguments):
-    """The command; its exit code."""
+    """Runs the command; returns its exit code."""
     fixed = ["--forecast", os.fspath(where), "--out", os.fspath(out)]
     return main([*fixed, "--cache", "none", *arguments])
 
 
 def expected_rmse(store, truth, name, lead):
-    """Area-weighted RMSE of a variable over all start dates, by level."""
+    """Returns the area-weighted RMSE of a variable over all start dates, by level."""
     own = store[name].isel(prediction_timedelta=lead)
     valid = store["time"] + store["prediction_timedelta"][lead]
     target = truth[name].sel(time=valid.values).values
@@ -74,7 +74,7 @@ def expected_rmse(store, truth, name, lead):
 
 
 def test_the_store_and_the_files(made, scored, tmp_path):
-    """Both have the errors of the fields that were written."""
+    """Both have the errors of the written fields."""
     shown, folder = scored
     assert "RMSE, global, 5 start date(s)" in shown
     assert "scores.csv" in shown
@@ -105,7 +105,7 @@ def test_baselines(made, scored):
     theirs = expected_rmse(store, truth, "SP", 2)
     own = found["rmse"].sel(system="persistence", region="global", channel="SP")
     assert np.allclose(own[1], theirs, rtol=BOUND)
-    # 6-hourly means of the training period, which lies in one season.
+    # 6-hourly means of the training period, which is within one season.
     period = truth["SP"].sel(time=slice("1999-12-28", "2000-01-05T00")).astype(float)
     means = period.groupby("time.hour").mean().astype(np.float32)
     valid = store["time"] + store["prediction_timedelta"][2]
@@ -116,7 +116,7 @@ def test_baselines(made, scored):
 
 
 def test_truth_and_climatology_of_files(made, tmp_path, world):
-    """A Zarr store in another order, WeatherBench's climatology."""
+    """A Zarr store with another order of dims, and WeatherBench's climatology."""
     truth = make_fields()
     levels = np.array([1.0, 4.6])
     picked = truth.isel(level=[2, 0]).assign_coords(level=levels[::-1])

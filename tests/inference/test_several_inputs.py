@@ -93,7 +93,7 @@ def _config(region: Path, folder: Path, name: str, **changes: Any) -> dict[str, 
 def _run(
     region: Path, folder: Path, name: str, mesh: str
 ) -> tuple[dict[str, Any], Any]:
-    """The last numbers of the log of one epoch, and its forecasts."""
+    """Trains one epoch; returns the last row of its log, and forecasts."""
     own = folder / f"{name}-{mesh}"
     own.mkdir()
     degrees = {"1": {}, "tp 2 x domain 2": {"tensor": 2, "domain": 2}}[mesh]
@@ -130,7 +130,7 @@ def test_a_run_and_its_forecasts_are_the_same_on_a_mesh(
 def test_forecasts_are_those_of_credit(
     credit: Any, region: Path, folder: Path, name: str
 ) -> None:
-    """Two steps of CREDIT's model by hand, with the inputs of each."""
+    """Against two steps of CREDIT's model, called with the inputs of each step."""
     _, store = _run(region, folder, name, "1")
     raw = _config(region, folder, name)
     raw["data"]["forecast_len"] = 1
@@ -161,7 +161,7 @@ def test_forecasts_are_those_of_credit(
 
 
 def _scale(path: Path) -> np.ndarray:
-    """Those of the two levels of U, float32."""
+    """Returns the means and deviations of the two levels of U, float32."""
     with xr.open_dataset(path) as file:
         return file["U"].values[[0, 2]].astype("f4")
 
@@ -171,7 +171,7 @@ def _scale(path: Path) -> np.ndarray:
 def test_a_package_has_all_but_the_fields_of_every_input(
     region: Path, folder: Path, tmp_path: Path, name: str
 ) -> None:
-    """Its forecasts are those of the run, bit for bit."""
+    """Forecasts of the package equal those of the run bit for bit."""
     _, ours = _run(region, folder, name, "1")
     run = folder / f"{name}-1"
     made = tmp_path / "made"

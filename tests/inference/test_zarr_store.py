@@ -1,4 +1,4 @@
-"""The Zarr store of forecasts: what evaluators ask of it."""
+"""The Zarr store of forecasts: the layout that evaluation tools expect."""
 
 import json
 

@@ -45,13 +45,13 @@ def make_run(world: Path, folder: Path, scale: float = 1.0, **changes: Any) -> s
 
 
 def forecast(config: str, out: Path, *arguments: str) -> int:
-    """The command; its exit code."""
+    """Runs the command; returns its exit code."""
     fixed = ["--config", config, "--out", os.fspath(out), "--cache", "none"]
     return main([*fixed, *arguments])
 
 
 def read(out: Path) -> xr.Dataset:
-    """The store, as a user opens it."""
+    """Opens the store as users do."""
     with xr.open_dataset(out / "forecast.zarr") as store:
         return store.load()
 
@@ -59,7 +59,7 @@ def read(out: Path) -> xr.Dataset:
 def assert_same_runs(
     one: tuple[dict[str, Any], xr.Dataset], other: tuple[dict[str, Any], xr.Dataset]
 ) -> None:
-    """The last row of the log and the forecasts of two runs agree."""
+    """Asserts that the last row of the log and the forecasts of two runs agree."""
     (log, store), (other_log, other_store) = one, other
     for key in ("train_loss", "valid_loss"):
         assert_close(other_log[key], log[key], 1e-5, key)

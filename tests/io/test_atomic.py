@@ -1,4 +1,4 @@
-"""Files and folders appear complete or not at all, and leave nothing behind."""
+"""Files and folders appear complete or not at all, without leftovers."""
 
 import os
 import socket
@@ -66,7 +66,7 @@ def test_a_folder_may_be_there_if_it_is_empty(tmp_path):
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
-    """A killed run's folder has a name of its own, and goes next time."""
+    """The folder of a killed run has a unique name, and is removed by the next run."""
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     killed = tmp_path / f".t21.partial-{socket.gethostname()}-{done.pid}"

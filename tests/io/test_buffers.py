@@ -1,4 +1,4 @@
-"""Memory of large arrays that is used again."""
+"""Reuse of the memory of large arrays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_memory_is_used_again_when_nothing_refers_to_it() -> None:
 
 
 def test_an_array_on_a_device_keeps_its_memory() -> None:
-    """JAX on CPU may have the array in the memory of the host."""
+    """JAX on CPU may share the memory of the host array."""
     made = Buffers()
     host = made.empty(SHAPE, np.float32)
     host[...] = 1.0
@@ -65,7 +65,7 @@ def test_no_more_than_the_limit_is_kept_free(monkeypatch: Any) -> None:
     del arrays
     gc.collect()
     arrays = [made.empty(SHAPE, np.float32) for _ in range(4)]
-    # One is taken of the four, two of the three others are kept.
+    # One of the four is taken; two of the other three are kept.
     assert len(sizes) == 5
     assert len({address(array) for array in arrays}) == 4
 

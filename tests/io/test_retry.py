@@ -1,4 +1,4 @@
-"""Storage that fails for a while, for good, or is slow."""
+"""Storage that fails temporarily or permanently, or is slow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failing(times: int, error: Exception) -> Callable[[], str]:
-    """A read that fails some times, then gives a text."""
+    """Returns a read that fails some times, then returns a string."""
     left = iter([error] * times)
 
     def read() -> str:

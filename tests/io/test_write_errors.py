@@ -1,4 +1,4 @@
-"""What is an error of writing, and what is not."""
+"""Which exceptions count as write errors."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_errors_of_writing_say_what_and_why(tmp_path: Path) -> None:
 
 
 def test_a_collective_that_fails_is_none(tmp_path: Path) -> None:
-    """The peer of this process has died; a full disk is not the reason."""
+    """The peer of this process has died, which is no write error."""
     with pytest.raises(JaxRuntimeError), write_errors(tmp_path):
         raise JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed")

@@ -1,4 +1,4 @@
-"""Which implementation a program is traced with: that of its mesh, or one chosen."""
+"""Selection of implementations: by the mesh's platform, or by the user."""
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,14 @@ X = jnp.zeros((2, 4, 8))
 
 
 def on_mesh(function, mesh=None):
-    """The function in a `shard_map` over a mesh."""
+    """Returns the function within a `shard_map` over a mesh."""
     whole = PartitionSpec()
     mesh = mesh or make_mesh(dp=2)
     return jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole)
 
 
 def program(function):
-    """Of the gradient, whose products over few tokens are unrolled on CPU."""
+    """Returns the gradient's program; on CPU products over few tokens are unrolled."""
     gradient = jax.grad(lambda x: jnp.sum(function(x)))
     return str(jax.make_jaxpr(gradient)(X))
 
@@ -78,7 +78,7 @@ def test_a_chosen_one_holds_on_a_mesh_and_outside(name):
 
 
 def test_the_choice_of_the_forward_is_that_of_the_backward():
-    """The backward pass is traced outside of the context, and outside of the mesh."""
+    """Although the backward pass is traced outside of the context and the mesh."""
     programs = []
     for name in ("xla", "cpu"):
         with use_implementation(name):

@@ -1,4 +1,4 @@
-"""A loss section here and in CREDIT."""
+"""Runs loss sections in credit_jax and in CREDIT."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ CHANNELS_OF = {"S/p/3d/U": 3, "S/p/3d/T": 3, "S/p/2d/SP": 1, "S/d/2d/TP": 1}
 
 
 def credit_loss(tmp_path, latitude, section, pred, target, *, validation=False):
-    """Value and gradient by CREDIT's load_loss, as its trainer calls it."""
+    """Returns value and gradient by CREDIT's `load_loss`, as its trainer calls it."""
     import torch
     import xarray as xr
     from credit.losses import load_loss
@@ -62,7 +62,7 @@ def assert_equals_credit(
     latitude: Any,
     gradient_tolerance: float = 1e-5,
 ) -> None:
-    """Value and gradient of the training loss."""
+    """Asserts that value and gradient of the training loss equal CREDIT's."""
     pred, target = fields
     value, gradient = credit_loss(folder, latitude, section, pred, target)
     loss = our_loss(section, latitude)

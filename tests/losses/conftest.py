@@ -1,4 +1,4 @@
-"""A prediction, a target and latitudes."""
+"""Fixtures: a prediction, a target and latitudes."""
 
 import numpy as np
 import pytest

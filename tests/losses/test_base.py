@@ -1,8 +1,8 @@
 """Losses of whole fields: spectral, of single variables, of an ensemble, spherical.
 
-Each is a toy of what CREDIT has (spectral and power losses, BaseLoss, KCRPS): one line
-registers it, a config builds it, and it is compared with a formula in numpy on one
-device, and with itself on 2, 4 and 8 shards of latitude.
+Each is a simplified loss of CREDIT (spectral and power losses, BaseLoss, KCRPS). It is
+registered by one line, built from a config, and compared with a NumPy formula on one
+device and with itself on 2, 4 and 8 shards of latitude.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ MESHES = {
 
 
 class SpectralParameters(StrictModel):
-    """Of the toy spectral loss."""
+    """Parameters of the toy spectral loss."""
 
     wavenum_init: int = 1
 
@@ -212,7 +212,7 @@ def compare(name, mesh, dtype, tolerance, gradient_tolerance):
 
 
 def test_elementwise_losses_take_members():
-    """The mean over members of their losses."""
+    """The loss is the mean of the losses of the members."""
     prediction, target = fields(3, np.float32)
     loss = build_loss(LossConfig(training_loss="mse"))
     value, _ = loss_and_gradient(loss, prediction, target, num_members=3)
@@ -221,7 +221,7 @@ def test_elementwise_losses_take_members():
 
 
 def test_channels_may_come_from_the_caller():
-    """A loss of a library user, without a config."""
+    """A library user builds a loss without a config."""
     loss = build_by_variable(None)
     arrays = [jnp.asarray(x) for x in fields(1, np.float32)]
     context = field_context(LAT)

@@ -49,7 +49,7 @@ MESHES = [{"domain": 2}, {"domain": 4}, {"domain": 8}, {"dp": 2, "domain": 4}]
 
 @pytest.fixture(scope="module")
 def scaler_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scalers of T (standard), SP (quantile); of TP none with a variance."""
+    """Scalers of T (standard) and SP (quantile); that of TP has no variance."""
     import torch
     from bridgescaler import save_scaler_dict
     from bridgescaler.distributed_tensor import (

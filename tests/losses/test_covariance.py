@@ -21,7 +21,7 @@ SETTINGS = [
 
 
 def arrays(lat: int) -> list[np.ndarray]:
-    """Errors of channels that are correlated."""
+    """A prediction and target whose errors are correlated between channels."""
     target, noise = (draw((2, 3, 2, lat, 12), seed=seed) for seed in (1, 2))
     return [target + noise + 0.5 * noise[:, :1] + 0.2, target]
 

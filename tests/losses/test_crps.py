@@ -55,7 +55,7 @@ def test_equals_credit(name, credit, tmp_path):
 
 @pytest.mark.parametrize("validation", [False, True])
 def test_weighted_kcrps_equals_credit(validation, credit, tmp_path):
-    """With weights it is the validation loss, too."""
+    """With weights CREDIT's validation uses it, too, whatever `validation_loss` is."""
     latitude, (prediction, target) = np.linspace(85, -80, 8), fields(8)
     prediction, target = (np.repeat(x, 3, axis=1)[:, :8] for x in (prediction, target))
     section = {
@@ -94,7 +94,7 @@ def test_one_member_is_refused():
 
 
 def credit_ring(monkeypatch, members, target):
-    """CREDIT's ring loss at every rank, its ranks run one after another."""
+    """Returns CREDIT's ring loss on every rank; the ranks run one after another."""
     import torch
     from credit.losses import crps
 
@@ -128,7 +128,7 @@ def credit_ring(monkeypatch, members, target):
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("domain", [1, 2])
 def test_ring_equals_credit(ranks, domain, credit, monkeypatch):
-    """The mean over ranks of CREDIT's values, and that of its gradients."""
+    """Value and gradient are the means over ranks of CREDIT's."""
     members = draw((ranks, CHANNELS, 1, LAT, LON), seed=3)
     target = draw((1, CHANNELS, 1, LAT, LON), seed=4)
     theirs = credit_ring(monkeypatch, members[:, None], target)
@@ -152,7 +152,7 @@ def test_without_a_validation_loss_ranks_are_scored_one_by_one():
 
 @pytest.mark.parametrize("mesh", [{}, *MESHES], ids=str)
 def test_spread_of_errors_is_that_of_the_log(mesh):
-    """CREDIT logs the standard deviation of all errors, of torch: over N - 1."""
+    """CREDIT logs torch's standard deviation of all errors, with divisor N - 1."""
     torch = pytest.importorskip("torch")
     prediction, target = fields(5)
     error = torch.tensor(prediction + 3.0 - np.repeat(target, MEMBERS, axis=0))

@@ -1,4 +1,4 @@
-"""`var_weighting: learnable` of `type: base` beside CREDIT's BaseLoss."""
+"""`var_weighting: learnable` of `type: base` against CREDIT's BaseLoss."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def built(path: Any, lat: int = LAT, **settings: Any) -> Any:
 def ours(
     loss: Any, learned: np.ndarray | None, mesh: Any = None, lat: int = LAT
 ) -> Any:
-    """((value, parts), (gradient by the fields, gradient by the parameters))."""
+    """Returns ((value, parts), (gradients by fields, gradients by parameters))."""
     parameters = {} if learned is None else {LOG_VARIANCE: jnp.asarray(learned)}
 
     def local(prediction: Any, target: Any) -> Any:
@@ -119,7 +119,7 @@ def test_equals_credit(learned: Any, scaler_path: Any, tmp_path: Any) -> None:
     assert_close(gradient[LOG_VARIANCE], own, 1e-5, "gradient by log-variances")
     assert_close(own_field, field, 1e-5, "gradient by the prediction")
     if learned is None:
-        # CREDIT's validation has a loss of its own, which is never trained.
+        # CREDIT's validation has a separate loss, whose parameters are never trained.
         assert_close(ours(loss, None)[0], expected, 1e-6, "in validation")
 
 

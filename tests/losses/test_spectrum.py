@@ -43,7 +43,7 @@ def test_equals_credit(name, credit, tmp_path, fields, latitude):
 
 
 def test_power_alone_equals_credits_class(credit):
-    """CREDIT's cannot be a training loss, but it can be called."""
+    """CREDIT cannot train with this class, but it can be called."""
     import torch
     from credit.losses.gen_1.power import PSDLoss
 

@@ -1,4 +1,4 @@
-"""Fields to score, and a section with every metric."""
+"""Fields to score, and a config section with every metric."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ def everything(**settings):
 
 
 def named(fields):
-    """Channels as named fields, {source: {key: ...}}."""
+    """Returns channels as named fields, {source: {key: ...}}."""
     layout = ChannelLayout.of(CHANNELS)
     return {
         "S": {
@@ -35,6 +35,6 @@ def named(fields):
 
 
 def of(climatology):
-    """(channel, lat, lon) mean fields as those of the training period."""
+    """Returns mean fields (channel, lat, lon) as a climatology."""
     fields = ChannelLayout.of(CHANNELS).slices
     return lambda path: {key: climatology[place] for key, place in fields.items()}

@@ -37,7 +37,7 @@ def scaler_path(tmp_path, rng):
 
 
 def credit_scores(section, pred, target, tmp_path):
-    """By CREDIT's combined metric, or by one of its metrics."""
+    """Returns scores by CREDIT's combined metric, or by one of its metrics."""
     import torch
     import xarray as xr
     from credit.metrics import _load_metric_entry
@@ -76,7 +76,7 @@ def assert_scores(found, expected):
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("mode", ["inverse_variance", None])
 def test_inverse_variance(normalize, mode, credit, scaler_path, tmp_path, rng):
-    """To the power of the unit of each metric; 1 for a variable without a scaler."""
+    """The weight has the unit's power in each metric, and is 1 without a scaler."""
     args = {
         "metrics": {
             "rmse": {},
@@ -134,7 +134,7 @@ def test_wrong_climatology_is_named(rng):
 
 
 def test_members_are_scored_one_by_one(credit, tmp_path, rng):
-    """As CREDIT does with a batch of one sample, and can do with no other."""
+    """As CREDIT does with one sample per batch; it supports no other batch size."""
     members, target, _ = draw(rng, LAT, batch=3)
     args = {"metrics": {"rmse": {}, "r2score": {}, "bias": {}}, "var_weighting": "none"}
     section = {"type": "combined", "args": args}

@@ -1,7 +1,7 @@
 """Metrics of whole fields: spectral, of single variables, of an ensemble.
 
-Toys, each registered by one line, compared with numpy on one device and with themselves
-on 2, 4 and 8 shards of latitude.
+Toy metrics, each registered by one line, are compared with NumPy on one device and with
+themselves on 2, 4 and 8 shards of latitude.
 """
 
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ MESHES = {
 
 
 class SpectrumParameters(StrictModel):
-    """Of the toy spectral metric."""
+    """Parameters of the toy spectral metric."""
 
     wavenum_init: int = 0
 

@@ -11,7 +11,7 @@ from tests.support.whole_fields import field_context, of_pair
 
 
 def test_named_fields_are_scored_where_there_are_any(rng):
-    """Those of the postblocks, and not what the model gives."""
+    """Metrics score the fields of the postblocks instead of the model's output."""
     lat = 4
     pred, target, climatology = draw(rng, lat)
     metrics = build_metrics(everything(), CHANNELS, climatology=of(climatology))

@@ -90,7 +90,7 @@ def test_errors_of_the_climatology_class_equal_credit(credit, tmp_path):
     ours = lat_weighted_metrics_climatology(arrays, context(1), NAMES)
     assert set(ours) == set(theirs)
     for name, value in theirs.items():
-        if name != "mse":  # CREDIT's counts the root mean squared errors, too.
+        if name != "mse":  # CREDIT's mean includes the root mean squared errors, too.
             assert_close(ours[name], float(value), 1e-5, name)
     mean = jnp.asarray(draw((1, 4, 1, LAT, LON), seed=5))
     own = lat_weighted_metrics_climatology(arrays, context(1), NAMES, climatology=mean)

@@ -103,6 +103,6 @@ def test_same_on_every_mesh(degrees, lat, rng, make_mesh):
     for name, value in found.items():
         expected = serial[name]
         if name.startswith("log_variance_ratio"):
-            # rounding is relative to the ratio, not to its logarithm near zero
+            # rounding errors are relative to the ratio, not to its logarithm near zero
             value, expected = np.exp(value), np.exp(expected)
         assert_close(value, expected, 2e-6, f"{name} on {dict(mesh.shape)}")

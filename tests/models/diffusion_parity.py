@@ -1,4 +1,4 @@
-"""Networks of a diffusion process, and the process, beside serial CREDIT."""
+"""Comparison of diffusion networks and their process with serial CREDIT."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Theirs:
-    """What CREDIT's network did; see `tests.reference.cases.CreditCase`."""
+    """Results of CREDIT's network; see `tests.reference.cases.CreditCase`."""
 
     model: Any
     inputs: Arrays
@@ -51,7 +51,7 @@ class Theirs:
 
 
 def inputs_of(block: dict[str, Any], batch: int, dtype: str) -> Arrays:
-    """Random inputs of the network, steps from the last one down."""
+    """Returns random inputs of the network, with noise steps from the last one down."""
     model_def, rng = build(block), np.random.default_rng(0)
     specs = model_def.network_inputs
     arrays = {k: rng.normal(size=s.shape(batch)) for k, s in specs.items()}
@@ -67,7 +67,7 @@ def _numpy(model: Any) -> Arrays:
 def run_credit(
     credit: Any, block: dict[str, Any], dtype: str = "float32", mode: str = "eval"
 ) -> Theirs:
-    """A forward and backward pass of CREDIT's network within its process."""
+    """Runs a forward and backward pass of CREDIT's network within its process."""
     wide = getattr(torch, dtype)
     model = credit.build_credit(block, seed=1).to(wide)
     arrays = inputs_of(block, BATCH, dtype)
@@ -106,7 +106,7 @@ def run_credit(
 def run_ours(
     model_def: ModelDef, theirs: Theirs, implementation: str = "cpu"
 ) -> tuple[np.ndarray, Arrays, Arrays]:
-    """Our prediction, gradients by CREDIT's names, gradients of the inputs."""
+    """Returns our prediction, gradients by CREDIT's names, gradients by the inputs."""
     params, model_state = jax.device_put(from_state_dict(model_def, theirs.state))
     inputs = jax.tree.map(jnp.asarray, theirs.inputs)
     dtype = str(theirs.y.dtype)
@@ -128,7 +128,7 @@ def run_ours(
 def assert_equals_credit(
     credit: Any, block: dict[str, Any], name: str, implementation: str = "cpu"
 ) -> None:
-    """Forward, gradients of the inputs and of all parameters, in float32."""
+    """Asserts equal forward and gradients by inputs and all parameters, in float32."""
     theirs = run_credit(credit, block)
     y, named, by_input = run_ours(build(block), theirs, implementation)
     assert_close(y, theirs.y, FORWARD, f"{name}: forward")
@@ -144,7 +144,7 @@ def assert_equals_credit(
 def assert_equals_credit_in_float64(
     credit: Any, block: dict[str, Any], name: str
 ) -> None:
-    """Every single array of the gradient."""
+    """Asserts that every array of the gradient equals CREDIT's, in float64."""
     theirs = run_credit(credit, block, "float64")
     with jax.enable_x64(True):
         y, named, by_input = run_ours(build(block), theirs)
@@ -157,7 +157,7 @@ def assert_equals_credit_in_float64(
 
 
 def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) -> None:
-    """The output of a training forward, and the state after it."""
+    """Asserts equal output and model state of a training-mode forward."""
     theirs = run_credit(credit, block, mode="train")
     model_def = build(block)
     params, before = jax.device_put(from_state_dict(model_def, theirs.state))
@@ -190,7 +190,7 @@ def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) ->
 
 @contextmanager
 def same_noise(model: Any, arrays: Arrays) -> Iterator[Noise]:
-    """CREDIT's process draws "start" once, then "step" whenever it draws, as ours.
+    """Makes CREDIT's process draw "start" once and then "step", as ours does.
 
     Args:
         model: CREDIT's process.
@@ -212,7 +212,7 @@ def same_noise(model: Any, arrays: Arrays) -> Iterator[Noise]:
 def assert_samples_equal_credit(
     credit: Any, block: dict[str, Any], name: str, dtype: str, tolerance: float
 ) -> None:
-    """A sample by all steps of the sampler, with the same noise at every step."""
+    """Asserts equal samples by all sampler steps, with the same noise at each step."""
     theirs = run_credit(credit, block, dtype)
     model_def, rng = build(block), np.random.default_rng(2)
     batch, _, _, height, width = theirs.y.shape

@@ -10,7 +10,7 @@ from tests.support.gradients import assert_same, jax_values
 torch = pytest.importorskip("torch")
 
 
-# torch says on even kernels with "same" that it copies the input.
+# torch warns for even kernels with "same" that it copies the input.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", CASES)
 def test_convolution_is_that_of_torch(name):

@@ -1,7 +1,7 @@
 """Instructions of the step of `SMALL_MODEL` as XLA compiles it for the H100.
 
-Lines are those of the optimized program, less most of their metadata; the loop, whose
-body is real, runs five times, and two transfers are added.
+The lines are from the optimized program, without most of their metadata. The trip count
+of the loop was changed to five, and two transfers were added.
 """
 
 EXCERPT = """\

@@ -1,4 +1,4 @@
-"""Float8 products, counted in traces and in programs."""
+"""Float8 products counted in traces and in compiled programs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_not_meant(old: str, new: str, found: dict[str, int]) -> None:
 
 
 def test_products_of_a_trace() -> None:
-    """Forward and the gradient of x; the gradient of the weights is a wider product."""
+    """Float8 in the forward pass and the gradient of x, not in that of the weights."""
 
     def loss(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return float8_dense(x, kernel).sum()

@@ -1,4 +1,4 @@
-"""Kernels, their parts, bytes and times."""
+"""Kernels: their parts, bytes and times."""
 
 import re
 
@@ -57,7 +57,7 @@ def test_part_and_phase(found):
     assert found["cudnn-conv-bw-filter.22"].phase == BACKWARD
     assert found["custom-call.15"].part == "norm", "the innermost scope counts"
     assert found["custom-call.15"].phase == AGAIN
-    # XLA gave the fusion no name: that of what is in it counts.
+    # XLA gave the fusion no name: the name of an instruction in it is taken.
     assert found["loop_dynamic_slice_fusion"].part == "blocks"
     assert found["loop_dynamic_slice_fusion"].phase == BACKWARD
     assert part_of("jit(step)/mul") == OTHER

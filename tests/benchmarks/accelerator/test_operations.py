@@ -1,4 +1,4 @@
-"""Operations of products and convolutions, beside those of the traced function."""
+"""Operations of products and convolutions, compiled against traced."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Collectives, and what runs beside them."""
+"""Collectives and the kernels that overlap with them."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_collective_that_blocks_hides_nothing():
     assert all(row["exposed_seconds"] == row["seconds"] for row in rows)
 
 
-# The halos of both directions in one launch, and a kernel beside them.
+# The halos of both directions in one launch, and a kernel that overlaps with them.
 GROUPED = """\
 HloModule jit_step, is_scheduled=true
 

@@ -17,7 +17,7 @@ def test_sizes_that_do_not_fit_are_refused():
 @pytest.mark.filterwarnings("ignore:.*output_only_channels")
 @pytest.mark.parametrize("model", ROWS)
 def test_models_fit_the_data(model):
-    """Channels of the data: 5 of the state, 2 inputs beside it, 1 diagnostic."""
+    """The data have 5 channels of state, 2 of further inputs and 1 diagnostic."""
     config = case_config(ROWS[model], 20, 2, model=model)
     section = config["model"]
     if model == "graph":

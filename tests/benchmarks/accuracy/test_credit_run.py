@@ -1,4 +1,4 @@
-"""CREDIT beside credit_jax: its own trainer runs on one process and on two."""
+"""CREDIT's own trainer in the accuracy benchmark, on one process and on two."""
 
 import numpy as np
 import pytest

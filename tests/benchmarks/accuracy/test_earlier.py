@@ -1,4 +1,4 @@
-"""Rows of an earlier accuracy report beside new ones."""
+"""Rows of an earlier accuracy report, merged with new ones."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ TOLERANCES = {"forward": 1e-5, "gradient": 1e-4, "loss": 1e-3, "rollout": 1e-4}
 @pytest.mark.reference
 @pytest.mark.parametrize("model", ["wrf", "unet-diffusion"])
 def test_networks_that_credits_trainer_cannot_run(credit, tmp_path, model):
-    """The network of a process has no rollout."""
+    """The network of a diffusion process has no rollout."""
     from benchmarks.accuracy.__main__ import main
 
     arguments = ["--models", model, "--meshes", "domain2", "--steps", "2"]

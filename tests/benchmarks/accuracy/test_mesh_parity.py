@@ -1,4 +1,4 @@
-"""The mesh-parity benchmark at its smallest size, so that it does not rot."""
+"""The mesh-parity benchmark runs at its smallest size."""
 
 import json
 

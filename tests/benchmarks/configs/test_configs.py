@@ -1,4 +1,4 @@
-"""CREDIT's own configs: what is said of each, and two training steps of some."""
+"""CREDIT's own configs: the verdict on each, and two training steps of some."""
 
 import math
 from functools import cache
@@ -9,7 +9,7 @@ from benchmarks.configs.survey import find_configs, survey
 from benchmarks.configs.table import DOCS, FOLDER, docs_table, outcome
 from benchmarks.configs.training import train_two_steps
 
-# Why a config of generation 2 does not train here, nor does it in CREDIT.
+# Why a config of generation 2 trains neither with credit_jax nor with CREDIT.
 NO_MODEL = "no config to train: it has no model"
 REASONS = {
     "multi_source_data": NO_MODEL,
@@ -30,7 +30,7 @@ def named(name):
 
 
 def test_every_config_of_generation_2():
-    """All train, or have one clear reason."""
+    """Each trains, or is reported with one clear reason."""
     ours = [v for v in verdicts() if not v.name.startswith("gen_1")]
     assert len(ours) == 28
     found = {v.name: outcome(v) for v in ours if not v.trains}

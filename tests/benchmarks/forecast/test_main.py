@@ -1,4 +1,4 @@
-"""The tables of the forecast benchmark, without running either side."""
+"""The tables of the forecast benchmark; no forecast is run."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Step times derived from the accounts of compiled programs."""
+"""Step times derived from the costs of compiled programs."""
 
 import json
 
@@ -29,7 +29,7 @@ def test_step_times_add_up(tmp_path):
     assert one["fsdp"] == 0
     assert one["none_hidden"] == one["kernels"] == 0.1
     assert eight["rate"] == 8 * one["rate"], "FSDP is hidden behind kernels"
-    # Two gathers in two bytes, a scatter in four, of 7/8 of the parameters.
+    # Two gathers in two bytes and one scatter in four, each of 7/8 of the parameters.
     size = build(SMALL_MODEL).num_parameters
     assert eight["fsdp"] == pytest.approx(7 / 8 * 8 * size / 450e9, rel=0.02)
     assert shards["fsdp"] == 0, "sums over the domain axis are in the program"

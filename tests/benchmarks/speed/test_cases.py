@@ -23,7 +23,7 @@ def test_every_model_of_one_field_has_a_case(model: str, size: str) -> None:
 @pytest.mark.parametrize("size", ["tiny", "demo"])
 @pytest.mark.parametrize("model", SEVERAL)
 def test_networks_of_several_inputs_have_a_case(model: str, size: str) -> None:
-    """Of a process what is noised, and the step of its noise, are inputs, too."""
+    """Inputs of a diffusion network include the noised target and the noise step."""
     case = make_case(size, model)
     assert case.model_def.config.type == model
     assert case.inputs.keys() == case.model_def.inputs.keys() > {"x"}

@@ -1,4 +1,4 @@
-"""The speed benchmark at its smallest: it runs, and ratios mean what they say."""
+"""The speed benchmark runs at its smallest size, and its ratios are correct."""
 
 import json
 

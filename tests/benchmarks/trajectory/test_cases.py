@@ -1,4 +1,4 @@
-"""The jobs of the trajectory benchmark: what they name is here and fits together."""
+"""Jobs of the trajectory benchmark: the modules and files they name exist."""
 
 import pytest
 

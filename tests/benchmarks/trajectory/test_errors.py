@@ -1,4 +1,4 @@
-"""Distances of runs: of equal ones zero, of others what was changed."""
+"""Distances of runs: zero for equal runs, else the size of the change."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Conversion of files that are refused."""
+"""A fixture that asserts that `convert` refuses a file."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.reference.training import GEN2_CONFIG
 
 @pytest.fixture
 def assert_refused(bridge, tmp_path):
-    """Converts a file: one error, exit code 2, and nothing is written."""
+    """Asserts that converting a file gives one error, exit code 2 and no output."""
 
     def fails(path, *words):
         config = tmp_path / "config.yml"

@@ -1,7 +1,7 @@
-"""One run of CREDIT in every format in which its parts may come.
+"""Writes a run of CREDIT in every checkpoint format that CREDIT has.
 
 `write(name, source, target, model)` writes the files of `source`, the `save_loc` of a
-run, to the folder `target` in the format `name` and returns the path to convert.
+CREDIT run, to the folder `target` in the format `name` and returns the path to convert.
 """
 
 import shutil
@@ -20,7 +20,7 @@ def load(folder, name=MAIN):
 
 
 def renamed(content, change):
-    """A checkpoint with other names, those of the optimizer included."""
+    """Returns a checkpoint whose weights, or whose averaged weights, are renamed."""
     model = content["model_state_dict"]
     if "shadow" in model:
         shadow = OrderedDict((change(k), v) for k, v in model["shadow"].items())
@@ -30,7 +30,7 @@ def renamed(content, change):
 
 
 def by_name(content):
-    """The optimizer's state as fsdp2 saves it: by name, betas a list."""
+    """Returns the optimizer's state as fsdp2 saves it: by name, betas as a list."""
     model, optimizer = content["model_state_dict"], content["optimizer_state_dict"]
     names = [key for key in model if not key.endswith(("_u", "_v"))]
     group = dict(optimizer["param_groups"][0])
@@ -50,7 +50,7 @@ def _renaming(change):
 
 
 def _domain(model):
-    """The names after CREDIT's own conversion, by those before it."""
+    """Maps names of a model to those after CREDIT's domain-parallel conversion."""
     from tests.support.credit_modules import credit_attribute
 
     before = [p.data_ptr() for p in model.state_dict().values()]
@@ -82,7 +82,7 @@ def _fsdp2(source, target, model):
 
 
 def _fsdp2_resumed(source, target, model):
-    """As `_fsdp2`, with the zeros that a resume gives to what has no gradient."""
+    """As `_fsdp2`, with the zero moments that a resume adds where no gradient is."""
     content = by_name(load(source))
     optimizer, weights = content["optimizer_state_dict"], content["model_state_dict"]
     for name in optimizer["param_groups"][0]["params"]:
@@ -148,7 +148,7 @@ def _safetensors_shards(source, target, model):
     return target
 
 
-# Formats with everything in them.
+# Formats with the whole state.
 WHOLE = {
     "none": _copied,
     "fsdp2": _fsdp2,
@@ -169,7 +169,7 @@ WHOLE = {
         )
     ),
 }
-# Everything but the average, for which they have no place.
+# Formats without the average of the weights.
 DISTRIBUTED = {
     "distributed": _distributed,
     "distributed, by name": _distributed_by_name,
@@ -185,7 +185,7 @@ BARE = {
 
 
 def with_convolutions(state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict of NextGen WXFormer as the version with convolutions wrote it."""
+    """Returns a NextGen WXFormer state dict in the older layout with convolutions."""
     old: dict[str, Any] = {}
     for key, value in state.items():
         stem, _, leaf = key.rpartition(".")

@@ -1,10 +1,10 @@
 """Seeded mutations of checkpoints through `convert`, and of runs through `restore`.
 
 A program: `python -m tests.bridge.checkpoint.fuzz FOLDER FIRST STOP` tries the seeds
-from FIRST to STOP and ends with 1 at the first whose end is neither a conversion nor
-one error. Checkpoints come in each format that CREDIT writes, of the older layout of
-NextGen WXFormer and with a config of generation 1, too; half of the runs that were
-changed have digests of what they hold now.
+from FIRST to STOP and exits with code 1 at the first that ends neither with a
+conversion nor with one error. Checkpoints are in each format that CREDIT writes, also
+in the older layout of NextGen WXFormer and with a config of generation 1. In half of
+the mutated runs the digests are those of the changed files.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from tests.support.memory import memory_problems
 from tests.support.mutations import changed_bytes, changed_json
 
 SECONDS = 20.0
-# What `convert` may end with.
+# Allowed outcomes of `convert`.
 CONVERTED, REFUSED = 0, 2
-# Bytes of zeros that a member of a zip file holds, and its file does not.
+# Uncompressed size in bytes of a zip member of zeros.
 BOMB = 512 * 2**20
 
 
-# Of torch.save; their content can be changed, not only their bytes.
+# Files of torch.save, whose content can be mutated, not only their bytes.
 SAVED = ("zip", "legacy", "nextgen", "gen1")
 KINDS = ("zip", *SAVED, "safetensors", "distributed", "run", "run")
 
 
 def model_of(kind: str) -> dict[str, Any]:
-    """The model of a kind of source."""
+    """Returns the model of a kind of source."""
     if kind == "nextgen":
         return NEXTGEN_CASES["levels"]
     return yaml.safe_load(GEN2_CONFIG.read_text())["model"]
 
 
 def whole_state(kind: str) -> dict[str, torch.Tensor]:
-    """A state dict that fits the model of a kind."""
+    """Returns a state dict that fits the model of a kind of source."""
     generator = torch.Generator().manual_seed(0)
     state = {
         entry.key: torch.randn(
@@ -74,7 +74,7 @@ def whole_state(kind: str) -> dict[str, torch.Tensor]:
 
 
 def write_config(kind: str, path: Path) -> None:
-    """The YAML of a kind of source."""
+    """Writes the YAML of a kind of source."""
     if kind == "gen1":
         trainer = {"type": "era5", "mode": "ddp"}
         config = {"trainer": trainer, "data": {}, "save_loc": "."}
@@ -84,9 +84,9 @@ def write_config(kind: str, path: Path) -> None:
 
 
 def write_sources(folder: Path) -> None:
-    """One whole checkpoint of each kind, and a run made of one.
+    """Writes one whole checkpoint of each kind, and a run converted from one.
 
-    `KIND.yml` beside each is its config.
+    The config of each is `KIND.yml` in the same folder.
     """
     folder.mkdir(parents=True)
     for kind in dict.fromkeys(KINDS):
@@ -109,7 +109,7 @@ def write_sources(folder: Path) -> None:
 
 
 def convert(kind: str, config: Path, source: Path, out: Path) -> tuple[int, str]:
-    """`convert` of a kind of source, and what it printed."""
+    """Runs `convert` on a kind of source; returns its exit code and its output."""
     seen = io.StringIO()
     words = ["--to", "torch" if kind == "run" else "jax", "--config", config]
     words += ["--checkpoint", source, "--out", out]
@@ -144,7 +144,7 @@ def change_bytes(folder: Path, chosen: random.Random) -> None:
 
 
 def _value(tensor: torch.Tensor, chosen: random.Random, mark: Path) -> Any:
-    """Something else in the place of a tensor."""
+    """Returns another value for a tensor."""
     values: list[Callable[[], Any]] = [
         lambda: tensor.double(),
         lambda: tensor.half(),
@@ -176,7 +176,7 @@ def _key(chosen: random.Random) -> Any:
 def changed_content(
     state: dict[str, torch.Tensor], chosen: random.Random, mark: Path
 ) -> Any:
-    """A checkpoint with one to three other values, keys or entries."""
+    """Returns a checkpoint with one to three changed values, keys or entries."""
     state = dict(state)
     content: Any = {"model_state_dict": state, "epoch": 0}
     for _ in range(chosen.randint(1, 3)):
@@ -195,7 +195,7 @@ def changed_content(
 
 
 def write_bomb(path: Path) -> None:
-    """A file of torch.save whose largest member unpacks to half a gigabyte."""
+    """Writes a torch.save file whose largest member unpacks to half a gigabyte."""
     with zipfile.ZipFile(path) as file:
         entries = {info.filename: file.read(info) for info in file.infolist()}
     largest = max(entries, key=lambda name: len(entries[name]))
@@ -211,7 +211,7 @@ def write_bomb(path: Path) -> None:
 def change_content(
     folder: Path, chosen: random.Random, state: dict[str, torch.Tensor], mark: Path
 ) -> None:
-    """Another content of a file of torch.save, links, names that lead out, a bomb."""
+    """Writes changed content, links, names outside of the folder, or a zip bomb."""
     path = folder / "checkpoint.pt"
     of_zips = ["names", "bomb"] if zipfile.is_zipfile(path) else []
     how = chosen.choice(["content"] * 30 + ["link", "folder", *of_zips])
@@ -236,7 +236,7 @@ def change_content(
 
 
 def change_run(folder: Path, chosen: random.Random) -> None:
-    """Changes a file of a run, and mostly the digests with it."""
+    """Changes a file of a run, and in most cases its digests."""
     if chosen.random() < 0.5:
         files = sorted(folder.rglob("*.json"))
         files += sorted(path for path in folder.rglob("_*METADATA") if path.is_file())
@@ -254,7 +254,7 @@ def change_run(folder: Path, chosen: random.Random) -> None:
 
 
 def try_seed(seed: int, sources: Path, folder: Path) -> tuple[str, str]:
-    """(kind, what came of it): "converted", "refused", or what must not be."""
+    """Returns (kind, outcome): "converted", "refused", or the failure."""
     chosen = random.Random(seed)
     work, out, mark = folder / "work", folder / "out", folder / "mark"
     for path in (work, out):
@@ -294,7 +294,7 @@ def try_seed(seed: int, sources: Path, folder: Path) -> tuple[str, str]:
 
 
 def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
-    """(seed, kind, what came of it), with checkpoints below a folder."""
+    """Yields (seed, kind, outcome) for each seed; checkpoints are below a folder."""
     warnings.simplefilter("ignore")
     sources = folder / "sources"
     write_sources(sources)
@@ -306,7 +306,7 @@ def try_seeds(folder: Path, seeds: range) -> Iterator[tuple[int, str, str]]:
 
 
 def run(argv: list[str]) -> int:
-    """The program; prints how many were converted and refused."""
+    """Runs the program; prints how many were converted and refused."""
     folder, first, stop = Path(argv[0]), int(argv[1]), int(argv[2])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     counts = {"converted": 0, "refused": 0}

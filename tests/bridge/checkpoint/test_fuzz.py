@@ -1,4 +1,4 @@
-"""Seeded mutations of checkpoints: a conversion or one error, in bounded time."""
+"""Mutated checkpoints are converted, or refused by one error, in bounded time."""
 
 from __future__ import annotations
 

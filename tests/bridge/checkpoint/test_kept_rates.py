@@ -1,4 +1,4 @@
-"""Rates that are part of a run's state, and parameters of a loss: there and back."""
+"""Round trips of learning rates in a run's state, and of parameters of a loss."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def there_and_back(mapping: Any, checkpoint: Any, folder: Path) -> Any:
 
 
 def test_a_plateau_and_its_rate(rng: Any, tmp_path: Path) -> None:
-    """CREDIT has the rate in the optimizer, and the state in the schedule."""
+    """CREDIT keeps the rate in the optimizer and the state in the scheduler."""
     mapping = config(scheduler=PLATEAU)
     progress = Progress(epoch=3, learning_rate=2.5e-4, plateau=SEEN)
     checkpoint = replace(draw_checkpoint(rng), progress=progress)
@@ -51,7 +51,7 @@ def test_a_plateau_and_its_rate(rng: Any, tmp_path: Path) -> None:
     assert back.progress == progress
     assert back.settings == {}
     assert back.micro_step == 60
-    # The settings of the checkpoint win, as they do in CREDIT.
+    # The settings of the checkpoint take precedence, as they do in CREDIT.
     other = config(scheduler={**PLATEAU, "factor": 0.1, "min_lr": 1e-6})
     settings = from_torch(other, tmp_path).settings
     assert settings == {
@@ -75,7 +75,7 @@ def test_a_constant_rate(rng: Any, tmp_path: Path) -> None:
 def test_parameters_of_a_loss_are_not_in_credits_files(
     rng: Any, tmp_path: Path
 ) -> None:
-    """A run that has some converts; a note says that CREDIT begins anew."""
+    """Such a run converts; a note tells that CREDIT initializes the parameters anew."""
     args = {"var_weighting": "learnable", "scaler_path": "scaler.json"}
     mapping = config() | {"loss": {"type": "base", "args": args}}
     checkpoint = draw_checkpoint(rng)

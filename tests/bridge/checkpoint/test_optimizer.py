@@ -1,4 +1,4 @@
-"""AdamW's state: PyTorch's order of parameters, counts, and what cannot be taken."""
+"""AdamW's state: PyTorch's order of parameters, step counts, refused states."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Runs of credit_jax, written and read."""
+"""Runs of credit_jax that the bridge writes and reads."""
 
 import chex
 import pytest

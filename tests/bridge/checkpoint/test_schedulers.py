@@ -21,7 +21,7 @@ pytestmark = pytest.mark.reference
 
 BATCHES = 5
 BASE = 3e-4
-# name: the scheduler section, micro-batches seen (whole epochs where those count)
+# name: the scheduler section, micro-batches seen (whole epochs if it counts those)
 CASES = {
     "warm-up, before": ({"scheduler_type": "linear-warmup-cosine", "warmup_steps": 20,
                          "total_steps": 60, "min_lr": 1e-6}, 15),
@@ -125,7 +125,7 @@ def test_another_schedule_and_an_unknown_epoch_are_refused(stepped):
 
 
 def test_the_state_of_a_plateau(credit):
-    """CREDIT's own state there and back, between two reductions and in a cooldown."""
+    """Round trip of CREDIT's state between two reductions and in a cooldown."""
     section = {"scheduler_type": "plateau", "patience": 1, "cooldown": 2, "factor": 0.5}
     load = credit_attribute("scheduler", "load_scheduler")
     trainer = config(section)

@@ -1,4 +1,4 @@
-"""Every format of CREDIT gives the same checkpoint, and comes back bit for bit."""
+"""Every format of CREDIT gives the same checkpoint, and round-trips bit for bit."""
 
 import chex
 import numpy as np
@@ -18,7 +18,7 @@ from tests.bridge.checkpoint.formats import (
 
 pytestmark = [
     pytest.mark.reference,
-    # torch.distributed speaks of its own affairs when the tests write with it.
+    # Silence warnings of torch.distributed, with which the tests write.
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
     pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
 ]
@@ -39,7 +39,7 @@ def reference(credit_folder, model_config):
 
 
 def assert_equal(actual, expected, what="content"):
-    """Equal in structure, type, dtype and every bit, and in the order of keys."""
+    """Asserts equal structure, types, dtypes, bits and order of keys."""
     assert type(actual) is type(expected), what
     if isinstance(expected, torch.Tensor):
         assert actual.dtype == expected.dtype, what

@@ -10,7 +10,7 @@ from credit_torch_bridge.checkpoint.torch_distributed import load_folder
 from tests.bridge.checkpoint.untrusted import Creates
 
 pytestmark = [
-    # Writing with torch.distributed warns of its future changes.
+    # Silence deprecation warnings of torch.distributed, with which the tests write.
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
     pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
 ]
@@ -44,7 +44,7 @@ def _text(name):
 
 
 def _without_frames(data):
-    """The pickle as protocol 4 allows it, without the lengths of its frames."""
+    """Returns a pickle of protocol 4 without its FRAME opcodes."""
     assert data[2:3] == b"\x95"
     return data[:2] + data[11:]
 

@@ -25,7 +25,7 @@ PLAN = key_plan_for(build(CONFIG["model"]))
 
 @pytest.fixture
 def state(rng):
-    """A state dict that fits the model."""
+    """Returns a state dict that fits the model."""
     return {
         entry.key: torch.from_numpy(
             rng.normal(size=entry.arrangement.torch_shape(entry.shape)).astype("f4")
@@ -207,7 +207,7 @@ def flip_a_bit(path, at):
 
 
 def test_bits_flipped_inside_of_weights(assert_refused, state, tmp_path):
-    """PyTorch reads such a file without a word."""
+    """PyTorch reads such a file without an error."""
     path = tmp_path / "file.pt"
     torch.save(state, path)
     with zipfile.ZipFile(path) as archive:
@@ -269,7 +269,7 @@ def test_a_converted_run_with_a_changed_file(bridge, state, tmp_path):
 
 
 def test_a_folder_written_for_pytorch_with_a_changed_file(bridge, state, tmp_path):
-    """Files that a run wrote later are not compared."""
+    """Files that a run wrote after the conversion are not compared."""
     torch.save(state, tmp_path / "file.pt")
     given = "--config", GEN2_CONFIG, "--checkpoint", tmp_path / "file.pt"
     run, back = tmp_path / "run", tmp_path / "back"

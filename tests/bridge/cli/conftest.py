@@ -1,4 +1,4 @@
-"""A checkpoint, and the folder of a run of CREDIT with it."""
+"""Fixtures: a checkpoint, and the folder of a CREDIT run with it."""
 
 import numpy as np
 import pytest
@@ -17,9 +17,9 @@ def checkpoint():
 
 @pytest.fixture(scope="module")
 def credit_run_folder(checkpoint, tmp_path_factory):
-    """The folder of a run of CREDIT: three epochs, the first was the best.
+    """The folder of a CREDIT run of three epochs, of which the first was the best.
 
-    Not to be changed.
+    Tests must not change it.
     """
     folder = tmp_path_factory.mktemp("credit")
     files = {

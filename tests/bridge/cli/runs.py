@@ -1,4 +1,4 @@
-"""Checkpoints of a run, drawn at random."""
+"""Random checkpoints for tests of the commands."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def draw(seed):
 
 
 def draw_checkpoint(rng):
-    """A checkpoint of epoch 2, 60 micro-batches."""
+    """Returns a random checkpoint of epoch 2 after 60 micro-batches."""
     vectors = {
         path: {
             k: rng.normal(size=s).astype("f4")
@@ -63,7 +63,7 @@ def earlier(checkpoint, epoch):
 
 
 def write_package(checkpoint, folder):
-    """A model package with the weights of a checkpoint."""
+    """Writes a model package with the weights of a checkpoint."""
     folder.mkdir()
     weights = checkpoint.params, checkpoint.model_state
     write_weights(folder / "weights.safetensors", MODEL_DEF, *weights)

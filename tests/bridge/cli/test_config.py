@@ -1,4 +1,4 @@
-"""`python -m credit_torch_bridge config`: files in and out, and strange ones."""
+"""`python -m credit_torch_bridge config`: input, output and invalid files."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ STRANGE = {
 @pytest.mark.parametrize("to", ["gen2", "gen1", "jax"])
 @pytest.mark.parametrize("name", STRANGE)
 def test_strange_files(bridge, tmp_path, name, to):
-    """One error, exit code 2, and nothing written."""
+    """Invalid files give one error, exit code 2 and no output."""
     path = tmp_path / "odd.yml"
     path.write_bytes(STRANGE[name])
     code, text = bridge("config", "--to", to, path, "--out", tmp_path / "new.yml")
@@ -56,7 +56,7 @@ def test_no_file(bridge, tmp_path):
 
 
 def test_out_is_there(bridge, tmp_path):
-    """Nothing is overwritten, the given file least of all."""
+    """No file is overwritten, nor is the input file."""
     path = tmp_path / "a.yml"
     shutil.copy(FOLDER / "gen1.yml", path)
     before = path.read_bytes()
@@ -69,7 +69,7 @@ def test_out_is_there(bridge, tmp_path):
     ("name", "to"), [("gen1", "gen2"), ("gen1", "jax"), ("jax", "gen2")]
 )
 def test_files(bridge, tmp_path, name, to):
-    """Written is what `convert_config` gives; the report names each change."""
+    """The output is that of `convert_config`; the report names each change."""
     path, out = FOLDER / f"{name}.yml", tmp_path / "deep" / "new.yml"
     code, text = bridge("config", "--to", to, path, "--out", out)
     print(text)

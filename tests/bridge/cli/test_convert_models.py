@@ -1,4 +1,4 @@
-"""Checkpoints that CREDIT's models write, there and back with `convert`."""
+"""Round trips of checkpoints of CREDIT's models through `convert`."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ GRAPH = {
 }
 
 
-# One whose parameters are all trained, and one with frozen ones.
+# One model whose parameters are all trained, and one with frozen parameters.
 GEN1 = ("camulator", "crossformer-ensemble, frozen")
 
 
 def write_run(credit: Any, block: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A run of one update of a model of CREDIT; returns its checkpoint."""
+    """Trains a model of CREDIT for one update; returns its checkpoint."""
     model = credit.build_credit(block, seed=2).train()
     trained = filter(lambda p: p.requires_grad, model.parameters())
     optimizer = torch.optim.AdamW(trained, 1e-3, betas=(0.9, 0.95))
@@ -86,7 +86,7 @@ def write_run(credit: Any, block: dict[str, Any], folder: Path) -> dict[str, Any
 
 
 def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """The same keys in the same order, bit for bit."""
+    """Asserts equal keys in the same order and equal bits."""
     assert list(ours) == list(theirs)
     for key, value in theirs.items():
         assert ours[key].dtype == value.dtype, key
@@ -110,7 +110,7 @@ def test_a_checkpoint_of_graph_goes_both_ways(
 def assert_both_ways(
     credit: Any, bridge: Any, tmp_path: Path, block: dict[str, Any]
 ) -> None:
-    """Weights, vectors of spectral norm and the optimizer's state."""
+    """Asserts round trips of weights, spectral-norm vectors and optimizer state."""
     theirs = write_run(credit, block, tmp_path / "run")
     given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "jax"
     code, text = bridge("convert", "--to", "jax", *given)
@@ -137,7 +137,7 @@ AVERAGED = {
 def test_an_average_has_every_key_that_credit_averages(
     credit: Any, bridge: Any, tmp_path: Path, name: str
 ) -> None:
-    """Running statistics and tables too, which the next run of CREDIT averages on."""
+    """Also running statistics and tables, which a resumed CREDIT run averages, too."""
     block, folder = AVERAGED[name], tmp_path / "run"
     write_run(credit, block, folder)
     tracker = credit_attribute("trainers.base_trainer", "EMATracker")
@@ -162,7 +162,7 @@ def test_an_average_has_every_key_that_credit_averages(
     ours = torch.load(path, weights_only=True)["model_state_dict"]["shadow"]
     assert list(ours) == list(average.shadow)
     if name == "tables of a process":
-        # Its constants are those of the config.
+        # Its constants come from the config.
         named = dict(credit.build_credit(block).named_parameters())
         kept = average.shadow
         average.shadow = {key: ours[key] for key in kept} | {k: kept[k] for k in named}
@@ -173,7 +173,7 @@ def test_an_average_has_every_key_that_credit_averages(
 def test_predictions_of_a_model_with_noise(
     credit: Any, bridge: Any, tmp_path: Path
 ) -> None:
-    """A seed is a member; the same seed gives the same."""
+    """Each seed gives another member; equal seeds give equal predictions."""
     block = ENSEMBLE_CASES["frozen"]
     write_run(credit, block, tmp_path / "run")
     given = "--checkpoint", tmp_path / "run", "--out", tmp_path / "jax"

@@ -1,4 +1,4 @@
-"""`compare`: serial CREDIT and credit_jax side by side, from a file to an exit code."""
+"""`compare` of serial CREDIT with credit_jax, from a file to an exit code."""
 
 import sys
 
@@ -17,7 +17,7 @@ from tests.models.crossformer.cases import CASES, DOWNSCALING_CASES, ENSEMBLE_CA
 
 @pytest.fixture(scope="module")
 def files(credit, tmp_path_factory):
-    """A config and a checkpoint that CREDIT's model wrote: 45 rows, three kernels."""
+    """A config and a checkpoint of CREDIT's model with 45 rows and three kernels."""
     folder = tmp_path_factory.mktemp("compared")
     case = credit.credit_case(CASES["uneven"], seed=5)
     state = {key: torch.from_numpy(array) for key, array in case.state.items()}
@@ -44,7 +44,7 @@ def test_blocks_prediction_and_gradient_are_those_of_credit(files, capsys):
 
 @pytest.mark.slow
 def test_a_difference_is_found(files, capsys, monkeypatch):
-    """Our side gets other weights in one block; what comes before it still agrees."""
+    """With changed weights in one block, all blocks before it still agree."""
     compile_pass = comparison.compile_pass
 
     def other(model, params, model_state, blocks):
@@ -89,7 +89,7 @@ def test_without_credit_one_line_says_how_to_get_it(files, capsys, monkeypatch):
 
 
 def test_blocks_of_equal_sides_are_compared_in_their_own_order():
-    """Channels, rows and columns of one length do not say which is which."""
+    """Dims of equal length must not be mistaken for one another."""
     field = np.random.default_rng(0).normal(size=(1, 4, 4, 4))
     for array in (field, np.moveaxis(field, 1, -1)):
         assert comparison._block_error(field, array) == 0.0
@@ -99,7 +99,7 @@ def test_blocks_of_equal_sides_are_compared_in_their_own_order():
 
 
 def test_noise_of_a_model_with_batch_norms():
-    """Its call sites are found without weights."""
+    """The call sites of its noise are found without weights."""
     block = {**ENSEMBLE_CASES["frozen"], "attention_type": "coordinate"}
     model_def = build(block)
     with pytest.raises(ValueError, match="1 times, credit_jax 12 times"):
@@ -108,7 +108,7 @@ def test_noise_of_a_model_with_batch_norms():
 
 @pytest.mark.slow
 def test_weights_that_amplify_rounding(credit, tmp_path):
-    """A fresh model: float32 moves its gradient by more than the tolerance."""
+    """Rounding to float32 changes a fresh model's gradient beyond the tolerance."""
     block = next(iter(DOWNSCALING_CASES.values()))
     case = credit.build_credit(block, seed=5)
     torch.save({"model_state_dict": case.state_dict()}, tmp_path / "checkpoint.pt")

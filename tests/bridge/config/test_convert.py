@@ -1,4 +1,4 @@
-"""Configs of both generations and of credit_jax, into one another and back."""
+"""Conversion between configs of both CREDIT generations and credit_jax, and back."""
 
 import copy
 import random
@@ -53,7 +53,7 @@ GEN1 = {
     "one sample": ["data.dataset_type=ERA5_and_Forcing_MultiStep"],
     "hourly": ["data.lead_time_periods=1", "model.frames=2", *BOTH],
 }
-# What gen1 -> gen2 -> gen1 does not bring back: key -> why.
+# Keys that gen1 -> gen2 -> gen1 does not restore: key -> reason.
 NOT_BACK = {
     "trainer.type": "gen2 has one name",
     "data.one_shot": "it meant nothing",
@@ -102,7 +102,7 @@ def gen1(case):
 
 
 def check(mapping, to):
-    """Convert; what comes out is stable, all keys are accounted for, nothing shared."""
+    """Converts; asserts a stable result that covers all keys and shares no object."""
     before = copy.deepcopy(mapping)
     out, report = convert_config(mapping, to=to)
     assert same(mapping, before)
@@ -118,7 +118,7 @@ def check(mapping, to):
 
 
 def alike(left, right):
-    """The same values, in whatever order of keys but that of the sources."""
+    """Whether values are equal, in any order of keys except that of the sources."""
     sources = [list(config["data"]["source"]) for config in (left, right)]
     one, other = (dict(leaves(config)) for config in (left, right))
     odd = [p for p in {**one, **other} if not same(one.get(p), other.get(p))]
@@ -127,7 +127,7 @@ def alike(left, right):
 
 
 def accepted(config):
-    """credit_jax's own reading."""
+    """The config as credit_jax parses it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return build_config({**config, "save_loc": "run"})
@@ -257,7 +257,7 @@ def test_gen1_numbers():
 
 
 def test_a_trainer_of_gen1_beside_sources():
-    """What was converted by half counts as gen2, and is converted to the end."""
+    """A half-converted config counts as gen2, and its conversion is completed."""
     mixed = apply_overrides(CONFIGS["gen2"], ["trainer.mode=ddp"])
     del mixed["trainer"]["parallelism"]
     out, report = check(mixed, "gen2")
@@ -267,7 +267,7 @@ def test_a_trainer_of_gen1_beside_sources():
 
 
 def test_unknown_keys():
-    """Keys that nobody reads go, and are named; misspelt blocks are errors."""
+    """Keys that no code reads are dropped and named; misspelt blocks are errors."""
     odd = apply_overrides(
         CONFIGS["gen2"],
         ["trainer.learning_rat=1", "model.static_channels=3", "extra=1"],
@@ -328,7 +328,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    """One clear reason, and only it."""
+    """The error gives one clear reason and no other."""
     target = {"gen1": "gen2", "gen2": "gen1"}[name]
     for change, reason in REFUSED[name].items():
         key, _, text = change.partition("=")
@@ -355,7 +355,7 @@ def test_left_out_by_the_user():
 
 
 def test_corrections_inside_the_model():
-    """gen1's post_conf moves to a section of credit_jax, and back."""
+    """gen1's `post_conf` becomes a section of credit_jax, and is converted back."""
     changes = [
         "model.post_conf.activate=true",
         "model.post_conf.scaling_coefs={U: 1}",
@@ -397,7 +397,7 @@ def test_corrections_inside_the_model():
 
 
 def test_steps_with_a_normalizer():
-    """Here a postblock undoes it; CREDIT's gen2 would normalize twice."""
+    """In credit_jax a postblock inverts it; CREDIT's gen2 would normalize twice."""
     changes = ["data.forecast_len=2", "data.retain_graph=true"]
     given = apply_overrides(CONFIGS["gen1"], changes)
     out, _ = check(given, "jax")
@@ -428,7 +428,7 @@ VALUES = (None, True, 0, -3, 2.5, "text", [], [1, None], {}, {"a": {"b": 1}}, "%
 
 @pytest.mark.parametrize("name", ["gen1", "gen2", "jax"])
 def test_any_value_in_any_place(name):
-    """Whatever stands in a file: it converts, or there is a ValueError."""
+    """A config with any value in any place converts or raises ValueError."""
     whole = read_yaml(FOLDER / f"{name}.yml")
     draw = random.Random(name)
     counts = {"converted": 0, "refused": 0}

@@ -1,4 +1,4 @@
-"""A converted config gives the samples that CREDIT's generation 1 itself gives."""
+"""A converted config gives the samples of CREDIT's generation 1 itself."""
 
 import copy
 import warnings
@@ -58,7 +58,7 @@ def fields(times, rng):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two years of files whose times begin anew on January 1, and the rest."""
+    """Two yearly files whose time steps restart on January 1, and the other files."""
     folder = tmp_path_factory.mktemp("gen1")
     rng = np.random.default_rng(0)
     years = []
@@ -146,7 +146,7 @@ def gen1_config(case):
 
 
 def gen1_samples(config):
-    """Last input time -> x and y of CREDIT's own data set of generation 1."""
+    """Last input time -> x and y of CREDIT's generation 1 data set."""
     from credit_torch_bridge.compare.credit_import import import_credit
 
     parser = import_credit("parser")
@@ -173,7 +173,7 @@ def gen1_samples(config):
 
 
 def compare(samples, times, x, y, what):
-    """Every sample of gen1; besides, at most the last that its index does not reach."""
+    """Asserts equal samples; only a last one, which gen1 cannot index, may be extra."""
     assert len(set(times)) == len(times)
     more = sorted(set(times) - set(samples))
     print(f"{what}: {len(samples)} samples of gen1, and {more}")

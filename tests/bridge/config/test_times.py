@@ -4,7 +4,7 @@ from credit_torch_bridge.config.times import pattern_of, template_of, years_of
 
 
 def test_years_in_names(tmp_path):
-    """Where the files are, their names say where the year stands."""
+    """The position of the year is found from the names of existing files."""
     for year in (1999, 2000):
         (tmp_path / f"y_TOTAL_{year}-01-01_{year}-12-31.zarr").mkdir()
     found, doubt = template_of(f"{tmp_path}/y_TOTAL*")

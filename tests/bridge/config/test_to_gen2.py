@@ -1,4 +1,4 @@
-"""CREDIT itself takes what the conversion writes."""
+"""CREDIT itself accepts the converted configs."""
 
 import copy
 import warnings
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "configs"
 
 @pytest.mark.parametrize("name", ["gen1", "gen2", "jax"])
 def test_credit_builds_it(credit, name):
-    """Its mesh, model and blocks of gen2; its parser and model of gen1."""
+    """CREDIT builds mesh, model and blocks of gen2, and parses and builds gen1."""
     models = import_credit("models")
     mesh = import_credit("parallel.mesh")
     parser = import_credit("parser")

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent / "configs"
 
 
 def test_yaml_of_a_converted_config():
-    """Numbers, dates and texts keep their types in CREDIT's reader, too."""
+    """Numbers, dates and strings keep their types, also in CREDIT's YAML reader."""
     config, _ = convert_config(read_yaml(FOLDER / "gen1.yml"), to="gen2")
     config["odd"] = {"small": 1e-8, "on": "on", "date": "1999-01-01"}
     again = yaml.load(dump(config), Loader=yaml.FullLoader)

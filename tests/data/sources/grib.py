@@ -1,4 +1,4 @@
-"""GRIB2 messages on a small Lambert grid, for tests: simple packing in 16 bits."""
+"""Writes GRIB2 messages on a small Lambert grid, in 16-bit simple packing."""
 
 import struct
 
@@ -8,7 +8,7 @@ NY, NX = 6, 8
 
 
 def message(values, level_type=1, level=0, discipline=0, category=0, number=0):
-    """One message of (y, x) values, rows from south to north; NaN is missing."""
+    """Encodes (y, x) values, rows from south to north, as a message; NaN is missing."""
     values = np.asarray(values, np.float64)
     sections = [
         _identification(discipline),
@@ -31,7 +31,7 @@ def _identification(discipline):
 
 
 def _grid(ny, nx):
-    """Template 3.30 with the numbers of HRRR, few and far points."""
+    """Encodes template 3.30 with HRRR's projection and few, distant points."""
     shape = struct.pack(">B", 6) + bytes(15)
     first = struct.pack(">iI", 25_000_000, 240_000_000)
     lambert = struct.pack(

@@ -1,4 +1,4 @@
-"""A server of files on the loopback interface, which knows ranges of bytes."""
+"""An HTTP file server on the loopback interface that supports byte ranges."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(folder):
-    """Address of a folder, and the numbers of bytes that are sent of it."""
+    """Serves a folder; yields its address and a list of the numbers of bytes sent."""
     handler = functools.partial(Ranges, directory=str(folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.sent = []
@@ -49,7 +49,7 @@ def served(folder):
 
 
 def same_samples(one, other):
-    """The samples of two data sets are equal bit for bit."""
+    """Asserts that the samples of two data sets are equal bit for bit."""
     assert len(one) == len(other)
     for index in range(len(one)):
         for part in ("input", "target"):

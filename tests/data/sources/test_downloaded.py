@@ -1,4 +1,4 @@
-"""Files that CREDIT's downloaders leave: its own samples of gfs, goes and mrms."""
+"""Samples of gfs, goes and mrms equal CREDIT's, from files of its downloaders."""
 
 import json
 
@@ -150,7 +150,7 @@ def test_mrms(credit, mrms, extent):
 
 @pytest.fixture(scope="module")
 def goes(tmp_path_factory):
-    """Images near the times, one missing, and the grid of the satellite."""
+    """Images close to the times, one of them missing, and the satellite's grid."""
     folder = tmp_path_factory.mktemp("goes")
     shape = (9, 11)
     lat, lon = np.meshgrid(

@@ -1,4 +1,4 @@
-"""Public stores of ERA5: local copies, and one over http."""
+"""Public ERA5 stores: local copies, and one read by HTTP."""
 
 import functools
 import http.server
@@ -114,7 +114,7 @@ class Silent(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(stores):
-    """Address of the folder of stores, served on the loopback interface."""
+    """Serves the folder of stores on the loopback interface; yields its address."""
     handler = functools.partial(Silent, directory=str(stores))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""From path templates to files."""
+"""Expansion of path templates to files."""
 
 import numpy as np
 import pytest

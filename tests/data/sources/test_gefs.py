@@ -1,4 +1,4 @@
-"""GEFS on the cube sphere: CREDIT's own fields, of files that its downloader leaves."""
+"""GEFS on the cubed sphere: fields equal CREDIT's, from files of its downloader."""
 
 import copy
 import warnings
@@ -25,7 +25,7 @@ N, LEVELS = 3, 4
 
 
 def write_tile(folder, number, seed):
-    """Both files of a tile."""
+    """Writes both files of a tile."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     place = {

@@ -1,4 +1,4 @@
-"""Variables that h5py reads are those that xarray reads."""
+"""Variables read by h5py equal those read by xarray."""
 
 import h5py
 import numpy as np

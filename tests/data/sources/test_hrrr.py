@@ -1,4 +1,4 @@
-"""HRRR: samples of CREDIT's data set, of files as its downloader leaves them."""
+"""HRRR: samples equal CREDIT's, from files in the layout of its downloader."""
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ LEVELS = {"wrfprs": "{} mb", "wrfnat": "{} hybrid level"}
 
 
 def write(folder, product, time, hour, entries):
-    """One file and its inventory: (variable, level, step) each."""
+    """Writes a file and its inventory, one message per (variable, level, step)."""
     place = folder / f"hrrr.{time:%Y%m%d}" / "conus"
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"hrrr.t{time:%H}z.{product}f{hour:02d}.grib2"

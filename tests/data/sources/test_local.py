@@ -1,4 +1,4 @@
-"""The local source: levels, variables and dims, and their errors."""
+"""The local source: levels, variables, dims and their errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A part of the rows: the same numbers, and only the chunks that hold them."""
+"""Reading a part of the rows gives the same values and reads only their chunks."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Modes of time and calendars: the samples of CREDIT's MultiSourceDataset."""
+"""Temporal modes and calendars: samples equal those of CREDIT's MultiSourceDataset."""
 
 import numpy as np
 import pandas as pd
@@ -34,14 +34,14 @@ def folder(tmp_path_factory):
 
 
 def forcing(times, seed):
-    """One variable at some times."""
+    """Returns a data set of one variable at given times."""
     rng = np.random.default_rng(seed)
     values = rng.random((len(times), NUM_LAT, NUM_LON)).astype(np.float32)
     return xr.Dataset({"sst": (FLAT, values)}, coords={"time": times, **GRID})
 
 
 def section(folder, main="standard", history=1, forecast=1, **sources):
-    """A data section of a main source and others of forcings."""
+    """Returns a data section of a main source and forcing sources."""
     data = {
         "start_datetime": "2000-02-26",
         "end_datetime": "2000-03-03",
@@ -125,7 +125,7 @@ CASES = {
 
 
 def persistent_main(folder):
-    """Every field of a source every 12 hours, for a clock of 6 hours."""
+    """Returns a section whose main source has 12-hourly fields on a 6-hour clock."""
     data = section(folder)
     main = {"temporal_mode": "persist", "timestep": "12h"}
     data["source"]["main"] |= main
@@ -138,7 +138,7 @@ def without_dates(source):
 
 
 def in_ranges(data):
-    """Dates as two ranges."""
+    """Returns dates as two ranges."""
     data = without_dates(data)
     ranges = [["2000-02-25", "2000-02-27"], ["2000-02-29", "2000-03-02"]]
     return {**data, "date_ranges": ranges}
@@ -157,7 +157,7 @@ def test_samples_are_credits(credit, folder, name):
 
 
 def test_a_standard_source_under_a_noleap_clock_skips_the_leap_day(folder):
-    """History too, where CREDIT fails on a mixed range of dates."""
+    """With history, too, for which CREDIT fails on a mixed range of dates."""
     from tests.data.credit_samples import our_dataset
 
     path = folder / "standard_forcing.nc"
@@ -180,7 +180,7 @@ def test_a_standard_source_under_a_noleap_clock_skips_the_leap_day(folder):
     ],
 )
 def test_cyclic_configs(folder, change, text):
-    """Dates of the data section stand for those that a cyclic source lacks."""
+    """A cyclic source without dates uses those of the data section."""
     from tests.data.credit_samples import our_dataset
 
     clock = our_dataset(section(folder, cycle=dict(change))).clocks["cycle"]

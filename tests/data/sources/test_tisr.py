@@ -1,4 +1,4 @@
-"""Solar radiation: CREDIT's numbers, on the same grids."""
+"""Solar radiation equals CREDIT's on the same grids."""
 
 import copy
 
@@ -10,7 +10,7 @@ import xarray as xr
 from credit_jax.data.sources.solar import integrated_radiation, sun_at
 from tests.data.world import GRID, parsed, raw_config
 
-# What a float32 result may differ by, of the largest value at that time.
+# Tolerance of a float32 result, relative to the largest value at that time.
 ROUNDING = 1e-5
 SPEC = {"lat_spec": [75, -75, 6], "lon_spec": [0, 324, 10]}
 
@@ -28,7 +28,7 @@ def section(world, **solar):
 
 @pytest.fixture
 def grid_file(tmp_path):
-    """A grid whose rows are no circles of latitude."""
+    """Writes a curvilinear grid, whose rows are not circles of latitude."""
     lat, lon = np.meshgrid(GRID["latitude"], GRID["longitude"], indexing="ij")
     dims = ("y", "x")
     xr.Dataset(
@@ -66,8 +66,8 @@ def test_samples(credit, world, grid_file, case):
     ("time", "bound"),
     [
         ("1979-06-21T12", ROUNDING),
-        # Farther from 2000 a unit in the last place of the sun's longitude, up to 1e-4
-        # radians, is what the order of a sum of six terms changes.
+        # Farther from 2000, the order in which six terms are added changes the last bit
+        # of the sun's longitude, a change of up to 1e-4 radians.
         ("1850-01-03T06", 2e-5),
         ("2261-12-31T18", 9e-5),
     ],

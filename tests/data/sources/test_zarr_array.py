@@ -1,4 +1,4 @@
-"""Arrays that TensorStore reads are those that xarray reads."""
+"""Arrays read by TensorStore equal those read by xarray."""
 
 import numpy as np
 import pytest

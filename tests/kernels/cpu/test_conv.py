@@ -1,4 +1,4 @@
-"""Convolution on CPU against torch and the plain definition, and what it computes."""
+"""Convolution on CPU against torch and the plain definition, and its operations."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from tests.support.gradients import assert_same, draw, jax_values
 pytest.importorskip("torch")
 
 
-# torch says on even kernels with "same" that it copies the input.
+# torch warns for even kernels with "same" that it copies the input.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", CASES)
 def test_convolution_is_that_of_torch_and_the_plain_one(name):

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 FEW = "few points, kernel is stride"
 
 
-# Those whose kernels are of one tap after depth-to-space, and one of many.
+# Cases whose kernels have one tap after depth-to-space, and a case with many taps.
 @pytest.mark.parametrize("name", ["1x1", "kernel 4, stride 2, padding 1", FEW])
 def test_two_dims_are_those_of_torch(name):
     reference = torch.nn.functional.conv_transpose2d

@@ -1,4 +1,4 @@
-"""Products of few rows: those of torch, on one device and on a mesh."""
+"""Products of few rows against torch, on one device and on a mesh."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Convolution by Fourier transforms against the direct sum, and when it is taken."""
+"""Convolution by Fourier transforms against the direct sum, and when it is chosen."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def test_it_is_the_direct_sum(name):
 
 
 def test_it_rounds_as_the_direct_sum_does():
-    """Against float64, with a mean that is large beside what the kernel answers to."""
+    """Against float64, for an input whose mean is much larger than its variation."""
     x = jnp.asarray(300 + draw((1, 12, 220, 4)))
     kernel = jnp.asarray(draw((8, 32, 4, 3), seed=1))
     ways = {"direct": direct_sum, "Fourier": fourier_conv}

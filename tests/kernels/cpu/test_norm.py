@@ -43,6 +43,6 @@ def test_only_the_means_beside_a_gradient_are_products():
 
 
 def _dots(norm, *arrays):
-    """Products in the program of a gradient."""
+    """Counts the dot products in the program of a gradient."""
     gradient = jax.grad(lambda *arrays: jnp.sum(norm(*arrays) ** 2))
     return str(jax.make_jaxpr(gradient)(*arrays)).count("dot_general")

@@ -1,4 +1,4 @@
-"""Products within windows on CPU: those of einsum, for few tokens and for many."""
+"""Products within windows on CPU against einsum, for few tokens and for many."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def test_products_and_their_gradients_are_torchs_and_the_plain_ones(case):
 
 
 def _products(ours, tokens, dtype=jnp.float32):
-    """Dot products in the program of a gradient by both, with many windows."""
+    """Counts the dot products in the program of both gradients, for many windows."""
     x = jnp.zeros((8, 3, tokens, 16), dtype)
     pairs = ours in (attention_logits, ops.attention_logits)
     first = x if pairs else jnp.zeros((8, 3, tokens, tokens), dtype)

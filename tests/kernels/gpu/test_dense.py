@@ -1,4 +1,4 @@
-"""Products whose gradient by the kernel is added up over groups of rows."""
+"""Products whose kernel gradient is accumulated over groups of rows."""
 
 from __future__ import annotations
 

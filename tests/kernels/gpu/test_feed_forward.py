@@ -1,4 +1,4 @@
-"""Layers with what is around them in one kernel, interpreted, beside the plain ones."""
+"""Fused feed-forward kernels in interpret mode against the plain definition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from credit_jax.ops.gelu import gelu
 from tests.support.errors import relative_error
 from tests.support.gradients import assert_same, draw, jax_values
 
-# Tiles that rows, channels and hidden channels do not fill.
+# Rows, channels and hidden channels are not multiples of the tiles.
 ROWS, CHANNELS, HIDDEN = 300, 40, 160
 
 

@@ -1,4 +1,4 @@
-"""Normalization in one kernel a pass, interpreted, beside the plain definition."""
+"""Fused normalization kernels in interpret mode against the plain definition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from credit_jax.kernels.gpu import norm
 from tests.support.errors import relative_error
 from tests.support.gradients import assert_same, draw, jax_values
 
-# Rows that fill no block, channels that are no power of two; several turns a program.
+# Partial blocks of rows, channels not a power of two, several iterations per program.
 CASES = {"ragged": (2, 350, 40), "many rows": (1, 1090, 256)}
 PROGRAMS = 16
 

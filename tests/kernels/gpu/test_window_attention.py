@@ -1,4 +1,4 @@
-"""Attention on fields in one kernel, interpreted, beside the plain definition."""
+"""Fused window attention in interpret mode against the plain definition."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _field(data: jax.Array, name: str) -> Field:
 
 
 def _both(name: str) -> tuple[Any, Any]:
-    """The kernel and the plain definition, of qkv and the bias."""
+    """Returns the kernel and the plain definition as functions of qkv and the bias."""
     kind, window, *_ = CASES[name]
 
     def kernel(qkv: Any, bias: Any) -> Any:
@@ -97,7 +97,7 @@ def test_windows_of_strips_are_those_of_partition(kind: Any) -> None:
 @pytest.mark.parametrize("kind", ["short", "long"])
 @pytest.mark.parametrize("dim", [1, 2])
 def test_windows_of_a_shard_are_those_of_partition(kind: Any, dim: int) -> None:
-    """Group by group along a split dim, in order along the other."""
+    """Windows are in groups along the split dim, and in order along the other."""
     layout = block_layout(24, 3, "domain", dim)
     whole = {"short": window_layout, "long": group_layout}[kind](layout, 24, 4)
     shape = (2, 8, 12, 1) if dim == 1 else (2, 12, 8, 1)

@@ -1,12 +1,12 @@
-"""Small `model:` sections that between them use every constructor key of each model."""
+"""Small `model:` sections that together use every constructor key of each model."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Compilation takes most of the time and grows with the blocks, which are alike in all
-# stages but for their windows: "uneven" has some in every stage, the others in one or
-# two, and one case of a model has a stage of several.
+# Most of the time is compilation, which grows with the number of blocks. The blocks of
+# all stages differ only in their windows: "uneven" has blocks in every stage, the other
+# cases in one or two, and one case of each model has a stage of several blocks.
 BASE: dict[str, Any] = {
     "type": "wxformer",
     "image_height": 30,
@@ -113,8 +113,8 @@ STRIPS: dict[str, Any] = {
 }
 
 CROSSFORMER_CASES: dict[str, dict[str, Any]] = {
-    # the released weights in small: transposed convolutions, reflected poles, spectral
-    # norm; 45 rows, a stage of two blocks
+    # a small version of the released model: transposed convolutions, reflected poles,
+    # spectral norm; 45 rows, a stage of two blocks
     "mirror": {
         **_OLDER,
         "image_height": 45,
@@ -183,8 +183,8 @@ _EMULATOR = {**BASE, "type": "camulator"}
 
 # `camulator`: sharpening without spectral norm, frames by their mean.
 CAMULATOR_CASES: dict[str, dict[str, Any]] = {
-    # the released weights in small: earth padding, odd windows, one frame; 45 rows, a
-    # stage of three blocks
+    # a small version of the released model: earth padding, odd windows, one frame; 45
+    # rows, a stage of three blocks
     "earth": {
         **_EMULATOR,
         "image_height": 45,
@@ -209,8 +209,8 @@ CAMULATOR_CASES: dict[str, dict[str, Any]] = {
         "padding_conf": None,
         "interp": False,
     },
-    # three frames, of which the last is not seen; interpolation from half the grid,
-    # no spectral norm
+    # three frames, of which the last is not used; interpolation from half the grid, no
+    # spectral norm
     "three frames": {
         **_EMULATOR,
         "image_height": 60,
@@ -294,8 +294,8 @@ _NEXT = {
 
 # `nextgen_wxformer`: attention over levels, spectral nodes, the last frame added.
 NEXTGEN_CASES: dict[str, dict[str, Any]] = {
-    # two frames, means of 3 x 3 points, of which a row is left over; attention over
-    # levels behind the decoder, too; fewer outputs than inputs
+    # two frames, means of 3 x 3 points with a row left over; attention over levels
+    # after the decoder, too; fewer outputs than inputs
     "levels": {
         **_NEXT,
         "frames": 2,
@@ -329,7 +329,7 @@ _NOISY = {
     "noise_latent_dim": 6,
 }
 
-# `crossformer-ensemble` and `crossformer-style`: noise behind stages and blocks.
+# `crossformer-ensemble` and `crossformer-style`: noise after stages and blocks.
 ENSEMBLE_CASES: dict[str, dict[str, Any]] = {
     # padding, frozen weights, another latent noise for each layer
     "frozen": {**_NOISY, "image_height": 30},

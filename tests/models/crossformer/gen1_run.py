@@ -46,8 +46,8 @@ def gen1_config(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
     """The YAML of generation 1.
 
     Args:
-        folder: of `write_files`.
-        model: keys of `model` that differ.
+        folder: the folder given to `write_files`.
+        model: keys of the `model` section to replace.
     """
     grid = {
         "activate": True,

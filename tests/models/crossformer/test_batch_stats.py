@@ -1,4 +1,4 @@
-"""Batch norm in training: its running statistics are state, the same on every mesh."""
+"""Running statistics of batch norms are model state, equal on every mesh."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CROSSFORMER_CASES
 from tests.support import assert_close, assert_trees_close, make_mesh
 
-# Without transformer blocks, which have no batch norm and take long to compile.
+# Without transformer blocks, which have no batch norm and are slow to compile.
 BLOCK = {**CROSSFORMER_CASES["coordinates"], "depth": 0}
 
 
 def _train(degrees: dict[str, int]) -> tuple[Any, Any]:
-    """The state after an update from two micro-batches; their losses, the gradient."""
+    """Returns the state after an update from two micro-batches, losses, gradient."""
     mesh = make_mesh(**degrees)
     model = build_parallel_model(BLOCK, mesh)
     optimizer = adamw(max_norm=1.0)

@@ -20,14 +20,14 @@ BLOCK = CASES["two frames"]
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not see the last")
 
 
-# Each case is one program: in float64 where every array is looked at, or in float32.
+# Each case is one program: in float64, where every array is compared, or in float32.
 @pytest.mark.parametrize("name", ["three frames", "patches"])
 def test_equals_credit(credit: Any, name: str) -> None:
     assert_equals_credit(credit, CASES[name], name)
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BLOCK, "two frames, plain", "xla")
 
 
@@ -48,7 +48,7 @@ def test_the_defaults_are_those_of_credit(credit: Any) -> None:
     assert {key: getattr(config, key) for key in theirs} == theirs
 
 
-# what differs from the block, what the error says
+# changes of the section, the error
 WRONG = {
     "four frames": ({"frames": 4}, r"model.frames is 4; expected 1 to 3"),
     "kernel below stride": (

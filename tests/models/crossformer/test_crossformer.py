@@ -20,7 +20,7 @@ from tests.support import assert_close
 BLOCK = CASES["mirror"]
 
 
-# Without "mirror", of which the next two tests are.
+# Without "mirror", which the next two tests use.
 @pytest.mark.parametrize("name", [name for name in CASES if name != "mirror"])
 def test_equals_credit(credit: Any, name: str) -> None:
     ours, theirs = assert_equals_credit(credit, CASES[name], name)
@@ -31,7 +31,7 @@ def test_equals_credit(credit: Any, name: str) -> None:
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BLOCK, "mirror, plain", "xla")
 
 
@@ -44,7 +44,7 @@ def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
     assert_training_forward_equals_credit(credit, CASES["coordinates"])
 
 
-# what differs from the block, what the error says
+# changes of the section, the error
 WRONG = {
     "kernel below stride": (
         {"cross_embed_kernel_sizes": [[1, 4], [2, 4], [2, 4], [2, 4]]},

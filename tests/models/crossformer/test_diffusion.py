@@ -24,7 +24,7 @@ def test_equals_credit(credit: Any, name: str) -> None:
 
 @pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     parity.assert_equals_credit(credit, CASES["v"], "v, plain", "xla")
 
 
@@ -35,14 +35,14 @@ def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
 
 @pytest.mark.slow
 def test_training_forward_equals_credit(credit: Any) -> None:
-    """The layers of the time are called twice, and so iterate twice."""
+    """Layers of the time embedding are called twice, and so iterate twice."""
     parity.assert_training_forward_equals_credit(credit, CASES["v"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_samples_equal_credit(credit: Any, name: str) -> None:
-    """DDIM and DDPM, every objective, by `lax.scan`; float64 shows every step."""
+    """DDIM and DDPM with every objective, by `lax.scan`, in float64."""
     with jax.enable_x64(True):
         parity.assert_samples_equal_credit(credit, CASES[name], name, "float64", 1e-9)
 
@@ -55,12 +55,12 @@ def test_samples_equal_credit_in_float32(credit: Any) -> None:
 def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
     credit: Any, name: str
 ) -> None:
-    """With the buffers of the process in front."""
+    """The buffers of the process are the first keys."""
     assert_round_trip(credit, CASES[name])
 
 
 def test_the_defaults_are_those_of_credit(credit: Any) -> None:
-    """But for the number of frames, of which CREDIT's default fails."""
+    """Except for the number of frames, as CREDIT's default fails."""
     theirs = credits_defaults(
         "models.wxformer.crossformer_diffusion", "CrossFormerDiffusion"
     )

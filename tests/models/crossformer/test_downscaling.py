@@ -23,7 +23,7 @@ def test_equals_credit(credit: Any) -> None:
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BLOCK, "mirror, plain", "xla")
 
 
@@ -47,7 +47,7 @@ def test_the_defaults_are_those_of_credit(credit: Any) -> None:
     assert (config.input_channels, config.output_channels) == (117, 45)
 
 
-# what differs from the block, what the error says
+# changes of the section, the error
 WRONG = {
     "four frames": ({"frames": 4}, r"model.frames is 4; expected 1 to 3"),
     "no counts": ({"channels": 4}, r"model.channels: must be a section of keys, got 4"),

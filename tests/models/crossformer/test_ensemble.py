@@ -28,7 +28,7 @@ BATCH = 2
 
 
 def drawn(block: dict[str, Any], dtype: type = np.float32) -> dict[str, np.ndarray]:
-    """Noise of a forward pass by call site, in the order of CREDIT's calls."""
+    """Returns a forward pass's noise by call site, in the order of CREDIT's calls."""
     config, rng = build(block).config, np.random.default_rng(4)
     stages, size = config.geometry().stages, (BATCH, config.noise_latent_dim)
     sites = [f"encoder {i}" for i in range(3)] if config.encoder_noise else []
@@ -46,7 +46,7 @@ def drawn(block: dict[str, Any], dtype: type = np.float32) -> dict[str, np.ndarr
 
 @contextmanager
 def same_noise(arrays: dict[str, np.ndarray]) -> Iterator[Noise]:
-    """CREDIT's forward passes draw these arrays in turn, and so does the result."""
+    """Makes CREDIT's forward passes draw these arrays in turn; yields a `Noise`."""
     import torch
 
     draw, calls = torch.randn, 0
@@ -71,7 +71,7 @@ def same_noise(arrays: dict[str, np.ndarray]) -> Iterator[Noise]:
         torch.randn = draw
 
 
-# Each case is one program: in float64 where every array is looked at, or in float32.
+# Each case is one program: in float64, where every array is compared, or in float32.
 def test_equals_credit(credit: Any) -> None:
     block = CASES["trained"]
     with same_noise(drawn(block)) as noise:
@@ -80,7 +80,7 @@ def test_equals_credit(credit: Any) -> None:
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     with same_noise(drawn(BLOCK)) as noise:
         _, theirs = assert_equals_credit(credit, BLOCK, "frozen, plain", "xla", noise)
     assert all("noise" in key for key in theirs)
@@ -115,7 +115,7 @@ def _forward() -> tuple[ModelDef, Any]:
 
 
 def test_another_key_is_another_member() -> None:
-    """In evaluation, too; members along the batch dim have noise of their own."""
+    """In evaluation, too; members along the batch dim have different noise."""
     _, forward = _forward()
     first, again, other = (np.asarray(forward(jax.random.key(i))) for i in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -139,7 +139,7 @@ def test_the_defaults_are_those_of_credit(credit: Any) -> None:
     assert {key: getattr(config, key) for key in theirs} == theirs
 
 
-# what differs from the block, what the error says
+# changes of the section, the error
 WRONG = {
     "frames": ({"frames": 2}, "model.frames is 2; expected 1"),
     "output frames": ({"output_frames": 2}, "model.output_frames is 2; expected 1"),

@@ -1,4 +1,4 @@
-"""gen1's `post_conf` inside the models: CREDIT's forward, every mesh, the section."""
+"""gen1's `post_conf` within models: against CREDIT, on every mesh, its section."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def folder(tmp_path_factory: Any) -> Any:
 
 
 def converted(folder: Any, name: str, **keys: Any) -> dict[str, Any]:
-    """The `model:` section that the bridge makes of a gen1 config."""
+    """Returns the `model:` section to which the bridge converts a gen1 config."""
     config = gen1_config(folder, {"type": name})
     return {**convert_config(config, to="jax")[0]["model"], **keys}
 
 
 def parsed(config: dict[str, Any]) -> dict[str, Any]:
-    """CREDIT's own reading of a gen1 config."""
+    """Returns a gen1 config as CREDIT parses it."""
     parser = credit_attribute("parser", "credit_main_parser")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -75,7 +75,7 @@ def test_equals_credit(credit: Any, folder: Any, name: str) -> None:
 
 @cache
 def on_mesh(folder: Any, degrees: tuple[int, int, int]) -> Any:
-    """Prediction, and gradients of the input and the weights, as whole arrays."""
+    """Returns prediction and gradients by input and weights, as whole arrays."""
     # Without spectral norm a fresh model's output is of the order of its input.
     section = converted(folder, "wxformer", depth=[0, 0, 0, 0])
     section["use_spectral_norm"] = False
@@ -104,7 +104,7 @@ def on_mesh(folder: Any, degrees: tuple[int, int, int]) -> Any:
     "degrees", [pytest.param((1, 1, 3), marks=pytest.mark.slow), (2, 2, 2)]
 )
 def test_equals_one_device(folder: Any, degrees: tuple[int, int, int]) -> None:
-    """30 rows: even on 2 and 3 shards; budgets are of the whole globe."""
+    """30 rows, even on 2 and 3 shards; budgets are global."""
     ours, one = on_mesh(folder, degrees), on_mesh(folder, (1, 1, 1))
     what = "dp {} x tp {} x domain {}".format(*degrees)
     assert_close(ours[0], one[0], 1e-5, f"{what}: forward")
@@ -113,7 +113,7 @@ def test_equals_one_device(folder: Any, degrees: tuple[int, int, int]) -> None:
 
 
 def test_blocks_outside_of_the_model(folder: Any) -> None:
-    """gen1's trainer applies them to the same fields, in the same order."""
+    """gen1's trainer applies them to equal fields in the same order."""
     config = gen1_config(folder, {"type": "wxformer"})
     for name in ("global_mass_fixer", "global_water_fixer", "global_energy_fixer"):
         config["model"]["post_conf"][name]["activate_outside_model"] = True
@@ -130,7 +130,7 @@ def test_inactive_section_changes_nothing(folder: Any) -> None:
 
 
 def test_post_conf_itself_is_a_warning() -> None:
-    """CREDIT's gen2 training drops it; here it names its blocks."""
+    """CREDIT's gen2 training ignores it; the warning names its blocks."""
     conf = {"activate": True, "tracer_fixer": {"activate": True}}
     for name in MODELS:
         with pytest.warns(UserWarning, match=r"model.post_conf \(tracer_fixer: CREDIT"):
@@ -138,7 +138,7 @@ def test_post_conf_itself_is_a_warning() -> None:
         assert config.problems() == []
 
 
-# What differs of the section, what the error says.
+# Changes of the section, and the error.
 WRONG = {
     "another number of channels": (
         {"diagnostic_variables": ["rain"]},

@@ -18,13 +18,13 @@ from tests.models.parity import (
 BLOCK = CASES["levels"]
 
 
-# Each case is one program: in float64 where every array is looked at, or in float32.
+# Each case is one program: in float64, where every array is compared, or in float32.
 def test_equals_credit(credit: Any) -> None:
     assert_equals_credit(credit, CASES["odd"], "odd")
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BLOCK, "levels, plain", "xla")
 
 
@@ -33,7 +33,7 @@ def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
 
 
 def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
-    """Three matrices of q, k and v, and the network of the nodes."""
+    """Separate matrices of q, k and v, and the network of the nodes."""
     assert_training_forward_equals_credit(credit, BLOCK)
 
 
@@ -56,7 +56,7 @@ def test_the_defaults_are_those_of_credit(credit: Any) -> None:
     assert {key: getattr(config, key) for key in theirs} == theirs
 
 
-# what differs from the block, what the error says
+# changes of the section, the error
 WRONG = {
     "heads": (
         {"col_attn_heads": 3},

@@ -1,4 +1,4 @@
-"""Attention by heads of all rows of a group of shards, against whole windows."""
+"""Ulysses attention, by heads over all rows of a group of shards, against windows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def lowered(
     drops: bool,
     implementation: str = "xla",
 ) -> Any:
-    """A block, its weights and its input on a mesh: (program, arguments)."""
+    """Returns (program, arguments) of a block on a mesh."""
     sizes = dict(degrees)
     count = int(np.prod(list(sizes.values()) or [1]))
     dims = ParallelDims(**sizes, ulysses_degree=ulysses, world_size=count)
@@ -143,7 +143,7 @@ def run(
 def test_equals_whole_windows(
     rows: int, degrees: dict[str, int], ulysses: int, drops: bool
 ) -> None:
-    """Forward bitwise, gradients to their last bits, dropout included."""
+    """Forward bitwise, gradients up to rounding, with dropout."""
     out, grads = run(rows, degrees, ulysses, drops=drops)
     expected, expected_grads = run(rows, degrees, drops=drops)
     what = f"{rows} rows on {degrees}, groups of {ulysses}"
@@ -163,10 +163,10 @@ def test_equals_whole_windows(
 
 @pytest.mark.slow
 def test_kernels_of_cpus() -> None:
-    """Their LayerNorm takes means by a product with a vector.
+    """Their LayerNorm computes means by a matrix-vector product.
 
-    XLA on CPU sums the rows that are left of whole vector registers in another order,
-    and other numbers of rows leave others.
+    XLA on CPU sums the rows after the last full vector register in another order, and
+    their number depends on the number of rows.
     """
     case = (18, {"domain": 8})
     out, _ = run(*case, 4, drops=True, implementation="cpu")
@@ -175,11 +175,10 @@ def test_kernels_of_cpus() -> None:
 
 
 def test_two_exchanges_an_attention() -> None:
-    """Forward and backward each trade heads for rows and back; no row moves besides.
+    """Each pass exchanges heads for rows and back; no other rows move.
 
-    A group as large as the axis needs no other rows for long windows than for short
-    ones, so that nothing but the four exchanges of two attentions is left, and their
-    transposes.
+    If the group is as large as the axis, long windows need the same rows as short ones.
+    Hence only the four exchanges of two attentions and their transposes remain.
     """
     with jax.enable_x64(True):
         text = lowered(12, (("domain", 4),), 4, True)[0].as_text()
@@ -194,7 +193,7 @@ def test_two_exchanges_an_attention() -> None:
 @pytest.mark.parametrize("kind", ["short", "long"])
 @pytest.mark.parametrize("degree", [2, 4])
 def test_rows_and_heads_change_places(kind: Any, degree: int) -> None:
-    """Bit for bit there and back; a shard sees whole windows of every fourth head."""
+    """The round trip is bitwise; a shard has whole windows of every fourth head."""
     mesh = ParallelDims(domain=4, world_size=4).build_mesh()
     blocks = block_layout(18, 4, "domain")
     layout = attention_layout(blocks, 18, kind, LONG, degree)
@@ -240,7 +239,7 @@ def test_types_hold_on_the_kernels_of_gpus() -> None:
 
 @pytest.mark.slow
 def test_a_whole_model() -> None:
-    """Embeddings, decoder and skips take rows from the even layout of the groups."""
+    """Embeddings, decoder and skips read rows from the even layout of the groups."""
     x = jnp.asarray(draw((1, 7, 1, 30, 32)))
     mesh = ParallelDims(domain=2, world_size=2).build_mesh()
 

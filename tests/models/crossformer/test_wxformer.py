@@ -17,8 +17,8 @@ from tests.models.parity import (
     assert_training_forward_equals_credit,
 )
 
-# Each case is one program: in float64 where every array is looked at, or in float32, on
-# the implementations of CPU, of GPUs or the plain ones.
+# Each case is one program: in float64, where every array is compared, or in float32,
+# with the implementations for CPU or GPU, or the plain ones.
 
 
 @pytest.mark.parametrize("name", ["uneven", "patches"])
@@ -27,12 +27,12 @@ def test_equals_credit(credit: Any, name: str) -> None:
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What TPUs run; the other tests run the implementations of CPU."""
+    """TPUs run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, CASES["plain"], "plain", "xla")
 
 
 def test_kernels_of_gpus_equal_credit(credit: Any) -> None:
-    """Interpreted; windows of 4 x 4 and 2 x 2, long and short."""
+    """In interpret mode; windows of 4 x 4 and 2 x 2, long and short."""
     block = {**CASES["uneven"], "depth": [1, 0, 0, 0]}
     assert_equals_credit(credit, block, "uneven, kernels of GPUs", "gpu")
 

@@ -56,7 +56,7 @@ def _mse(tree: Any, context: Any) -> Any:
 
 @cache
 def trained(**degrees: int) -> Any:
-    """Weights, statistics and numbers after two updates, as whole arrays."""
+    """Returns weights, statistics and metrics after two updates, as whole arrays."""
     model = model_on(**degrees)
     optimizer = optax.sgd(0.1)
     rng = np.random.default_rng(0)
@@ -69,7 +69,8 @@ def trained(**degrees: int) -> Any:
             name: rng.normal(size=(1, BATCH, *shape)).astype(np.float32)
             for name, shape in shapes.items()
         }
-        # Rank r of n reads the samples r, r + n, ...; here all ranks' lie side by side.
+        # Rank r of n reads samples r, r + n, ...; the global batch concatenates all
+        # ranks'.
         ranks = model.axes.num_data
         order = np.arange(BATCH).reshape(-1, ranks).T.reshape(-1)
         batch = {name: array[:, order] for name, array in arrays.items()}
@@ -113,7 +114,7 @@ def _layer_of(config: Any) -> ExpertFeedForward:
 
 
 def test_a_checkpoint_goes_to_another_ep(tmp_path: Any) -> None:
-    """Written on ep 2 x tp 2 x dp 2, read on ep 4: the same bits."""
+    """Written on ep 2 x tp 2 x dp 2 and restored on ep 4, it has the same bits."""
 
     def state_on(key: int, **degrees: int) -> TrainState:
         count = int(np.prod(list(degrees.values()) or [1]))
@@ -137,7 +138,7 @@ def test_a_checkpoint_goes_to_another_ep(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("num_samples", [16, 21])
 def test_every_rank_reads_samples_of_its_own(num_samples: int) -> None:
-    """Ep is an axis of samples: as many are read, once each, as with dp alone."""
+    """`ep` is a data axis: each sample is read once, as with dp alone."""
     read = {}
     for name, degrees in {
         "ep": {"dp_shard": 2, "ep": 4},
@@ -155,7 +156,7 @@ def test_every_rank_reads_samples_of_its_own(num_samples: int) -> None:
 
 
 def test_sizes() -> None:
-    """Experts are most of the parameters; a token meets the chosen ones."""
+    """Most parameters are experts; a token passes through the chosen ones only."""
     model_def = build(EXPERTS)
     dense = build({**BASE, "depth": EXPERTS["depth"]})
     specs = model_def.param_specs

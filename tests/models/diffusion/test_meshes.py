@@ -22,7 +22,7 @@ from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import DIFFUSION_CASES
 from tests.support import assert_close, make_mesh, mark_slow
 
-# Of a new network with spectral norm nearly all values that it infers are clamped.
+# Nearly all values that a new network with spectral norm infers are clamped.
 TRAINED = {**DIFFUSION_CASES["v"], "dim_head": 2}
 DDIM = {
     **TRAINED,
@@ -76,7 +76,7 @@ CASES = [
 
 @pytest.mark.parametrize(("mesh", "every_step"), mark_slow(CASES, but=[]))
 def test_samples_equal_those_of_one_device(mesh: str, every_step: bool) -> None:
-    """Every mesh draws the same noise; 30 rows, 32 with padding."""
+    """Every mesh draws the same noise; 30 rows, or 32 with padding."""
     actual = _sample(mesh, every_step=every_step)
     expected = _sample("one", every_step=every_step)
     assert 0.01 < expected.std() < 100
@@ -112,7 +112,7 @@ def _trained(mesh: str) -> tuple[Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["domain3", "domain8", "dp2_tp2_domain2"])
 def test_training_steps_equal_those_of_one_device(mesh: str) -> None:
-    """Steps and noise of the samples, their weights, spectral norm, the update."""
+    """Equal noise steps, noise, loss weights, spectral norm and updates."""
     (actual, params), (expected, wanted) = _trained(mesh), _trained("one")
     assert_close(actual["loss"], expected["loss"], 1e-5, "loss")
     assert_close(actual["grad_norm"], expected["grad_norm"], 1e-4, "norm")

@@ -1,4 +1,4 @@
-"""The diffusion process against CREDIT's, around a network of one line."""
+"""The diffusion process against CREDIT's, with a one-line network."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _drawn(process: Any) -> dict[str, np.ndarray]:
 
 
 def _fields(drawn: dict[str, np.ndarray], name: str, process: Any) -> Any:
-    """The noise of a call site as CREDIT has it."""
+    """Returns the noise of a call site in CREDIT's layout."""
     import torch
 
     noise = drawn[name]
@@ -112,7 +112,7 @@ def _fields(drawn: dict[str, np.ndarray], name: str, process: Any) -> Any:
 def test_the_loss_of_a_noised_target_is_credit_s(
     credit: Any, objective: str, noise_type: str
 ) -> None:
-    """With weights of rows, and those of the steps."""
+    """With weights of latitudes and of noise steps."""
     import torch
 
     keys, process = _process(
@@ -153,7 +153,7 @@ def test_the_loss_of_a_noised_target_is_credit_s(
 
 
 def test_offset_noise_is_equal_at_all_points() -> None:
-    """CREDIT's offset has a shape that fields of five dims do not take."""
+    """CREDIT's offset has a shape that does not broadcast to fields of five dims."""
     _, process = _process(timesteps=60, offset_noise_strength=0.1)
     _, without = _process(timesteps=60)
     drawn = _drawn(process)
@@ -200,7 +200,7 @@ def test_samplers_are_credit_s(
 def test_without_the_clamp_a_sample_leaves_the_unit_interval(
     samples: int | None,
 ) -> None:
-    """A network that always infers 3 gives 3, and 1 with CREDIT's clamp."""
+    """A network that always infers 3 samples 3, or 1 with CREDIT's clamp."""
     found = {}
     for clip in (True, False):
         _, process = _process(
@@ -225,5 +225,5 @@ def test_steps_and_noise_have_their_distributions() -> None:
     noise = np.asarray(process._noise("noise", 400, context))
     assert abs(noise.mean()) < 4.0
     spread = np.log(np.abs(noise)).std()
-    # ln|e|, of standard deviation 1.11, plus a uniform number of width ln 10^4.
+    # ln|e|, whose standard deviation is 1.11, plus a uniform number of width ln 10^4.
     assert abs(spread - np.hypot(1.11, np.log(1e4) / np.sqrt(12))) < 0.05
