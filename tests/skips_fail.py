@@ -1,7 +1,7 @@
-"""A plugin of pytest: a skipped test, or a file skipped as a whole, fails.
+"""A pytest plugin by which a skipped test, or a skipped file, fails.
 
-tests/conftest.py loads it if the environment has CI=true, as `make test` sets it. There
-everything is installed, so that a skip means that something is missing.
+`tests/conftest.py` loads it if the environment has CI=true, as set by `make test`. In
+CI everything is installed, so that a skip means that something is missing.
 """
 
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Programs are dropped above a limit of memory."""
+"""Compiled programs are dropped above a memory limit."""
 
 import jax
 import pytest
@@ -17,7 +17,7 @@ def test_programs_are_dropped_above_the_limit(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_memory_of_programs_goes_back_to_the_system() -> None:
-    """Of what was freed between objects that stay, too."""
+    """Also memory freed between objects that are still in use."""
     blocks = [b"x" * (100_000 + number) for number in range(2000)]
     before = bounded_memory.resident()
     kept = blocks[::20]

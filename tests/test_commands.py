@@ -1,4 +1,4 @@
-"""The shell around the commands: exit codes, errors, help."""
+"""Features of all commands: exit codes, errors, help."""
 
 import sys
 

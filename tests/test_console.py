@@ -99,10 +99,10 @@ def test_config_files_are_converted_without_torch(tmp_path):
 
 
 def _without_torch(*commands):
-    """Console commands in a process that cannot import torch.
+    """Runs console commands in a process that cannot import torch.
 
     Returns:
-        The exit code of each, and the lines of what they printed and of their errors.
+        The exit code of each command, and the lines of stdout and stderr.
     """
     code = (
         "import json, sys; sys.modules['torch'] = None\n"

@@ -1,4 +1,4 @@
-"""The names that `import credit_jax` hands on."""
+"""The names that `credit_jax` re-exports."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ HEAVY = ("jax", "torch", "numpy", "pydantic", "flax", "grain", "xarray")
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Returns the output of a program in a new interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Long files run first."""
+"""Slow test files run first."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The command `plot`: what it writes, and what it says of what is not there."""
+"""The command `plot`: its files, and its errors about missing data."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The command line of one forward pass, on every mesh, and its errors."""
+"""The command `predict`: one forward pass on every mesh, and errors."""
 
 import jax
 import numpy as np
@@ -41,7 +41,7 @@ def run(world, tmp_path, tiny_model):
 
 @pytest.fixture
 def x(run, tmp_path):
-    """An input in a file, four samples."""
+    """A file with an input of four samples."""
     model = run[2]
     grid = model.image_height, model.image_width
     shape = (4, model.input_channels, model.frames, *grid)

@@ -1,4 +1,4 @@
-"""The plugin that makes a skip a failure in CI."""
+"""The plugin by which skipped tests fail in CI."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The measure of error itself: it must not pass what it should fail."""
+"""The error assertions fail where they should."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The command line: a whole run, and one readable error for every mistake."""
+"""The command `train`: a whole run, and one readable error for every mistake."""
 
 import contextlib
 import importlib
@@ -29,7 +29,7 @@ __all__ = ["compiled_once", "tiny_model", "world"]
 
 @pytest.fixture
 def run(world, tmp_path, capsys, tiny_model):
-    """`run(*flags, **changes)` -> exit code and what was printed."""
+    """`run(*flags, **changes)` -> exit code and output."""
 
     def run_it(*flags, **changes):
         mapping = tiny_config(world, tmp_path / "run", **changes)
@@ -78,7 +78,7 @@ def test_a_whole_run_and_its_continuation(run, tmp_path):
 
 
 def test_metrics_that_nothing_measures(run):
-    """A climatology is asked for by validation alone."""
+    """Only validation uses a climatology."""
     metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}
     changes = {"trainer__skip_validation": True, "metrics": metrics}
     code, text = run(trainer__epochs=1, **changes)
@@ -86,7 +86,7 @@ def test_metrics_that_nothing_measures(run):
 
 
 def counted(monkeypatch, target, key):
-    """Keys of the calls of a function."""
+    """Returns a list to which the keys of all calls of a function are appended."""
     module, name = target.rsplit(".", 1)
     function, calls = getattr(importlib.import_module(module), name), []
 
@@ -99,7 +99,7 @@ def counted(monkeypatch, target, key):
 
 
 def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monkeypatch):
-    """Two splits, two sections with the latitudes of the static file, a normalizer."""
+    """With two splits, two sections that read latitudes, and a normalizer."""
     files = counted(monkeypatch, "xarray.open_dataset", lambda path, **_: path)
     models = counted(
         monkeypatch, "credit_jax.plan.model.parse_model", lambda section: section
@@ -128,7 +128,7 @@ def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monke
     )
     assert code == 0, text
     names = sorted(os.path.basename(path) for path in files)
-    # The transforms of the forecasts at the end are others; they read theirs again.
+    # The forecasts at the end have separate transforms, which read their files again.
     others = ["forecast.zarr", "mean.nc", "std.nc"]
     own = ["mean.nc", "static.nc", "std.nc", "w_1999.nc", "w_2000.nc"]
     assert names == sorted([*own, *others]), names
@@ -139,7 +139,7 @@ def test_each_section_is_parsed_once_and_each_file_opened_once(run, world, monke
 def test_the_first_step_waits_for_no_climatology(
     world, tmp_path, monkeypatch, tiny_model
 ):
-    """Validation reads it, when it comes; what is measured is known before."""
+    """Validation reads it later; the metrics are known before."""
     monkeypatch.setattr("credit_jax.plan.objective.build_climatology", forbidden)
     metrics = {"type": "combined", "args": {"metrics": {"acc": {}}}}
     config = tiny_config(world, tmp_path, metrics=metrics)
@@ -155,7 +155,7 @@ def test_the_first_step_waits_for_no_climatology(
 
 
 def test_times_of_starts(world, tmp_path, monkeypatch, tiny_model):
-    """The benchmark asks the command for one step, each time with one cache."""
+    """The benchmark runs the command for one step, each time with the same cache."""
     given = []
 
     class InProcess(contextlib.nullcontext):
@@ -170,9 +170,9 @@ def test_times_of_starts(world, tmp_path, monkeypatch, tiny_model):
             self.stdout = printed.getvalue().splitlines()
 
         def kill(self):
-            """It has come to its end."""
+            """Does nothing, as the process has already ended."""
 
-    # Of this module only: others start processes when they are imported.
+    # In this module only: others start processes when they are imported.
     processes = types.SimpleNamespace(Popen=InProcess, PIPE=None)
     monkeypatch.setattr("benchmarks.speed.compile_time.subprocess", processes)
     monkeypatch.setattr("benchmarks.speed.compile_time._WARM_STARTS", 2)

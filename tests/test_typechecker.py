@@ -1,4 +1,4 @@
-"""Checks of functions within functions are made once, and are those of their types."""
+"""Checks of nested functions are made once, and check the right types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import typechecker
 
 
 def within(dims: str) -> Any:
-    """A function of an array with these dims."""
+    """Returns a nested function of an array with these dims."""
 
     def total(x, y):
         return x.sum() + y

@@ -8,18 +8,18 @@ from typing import Any, get_args, get_origin
 from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray
 
-# An int where a float is asked for is right, as it is for pyright.
+# An int is valid where a float is annotated, as in pyright.
 _decorate = beartype(conf=BeartypeConf(is_pep484_tower=True))
 _checked: dict[Any, Callable[..., Any]] = {}
 
 
 def check(signature: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that raises for arguments of the wrong types.
+    """Returns a function that raises for arguments of wrong types.
 
-    A function within a function is defined anew in each call of that one, and to make
-    its check takes milliseconds. jaxtyping asks for a check of a signature alone, with
-    annotations for which it has looked up what names stand for, so that equal ones of
-    the same function share a check.
+    A nested function is defined anew in each call of the outer one, and creating its
+    check takes milliseconds. jaxtyping requests a check of a signature only, whose
+    annotations are resolved, so that equal signatures of the same function share a
+    check.
 
     Args:
         signature: a function without a body.
@@ -33,7 +33,7 @@ def check(signature: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _key(signature: Callable[..., Any]) -> Any:
-    """What a check depends on; None where it is made once, or cannot be compared."""
+    """Returns the cache key of a check, or None if it is not to be cached."""
     if "<locals>" not in getattr(signature, "__qualname__", ""):
         return None
     if signature.__defaults__ or signature.__kwdefaults__ or signature.__closure__:
@@ -50,7 +50,7 @@ def _key(signature: Callable[..., Any]) -> Any:
 
 
 def _form(kind: Any) -> Any:
-    """Equal for equal annotations; jaxtyping makes a new class each time."""
+    """Returns a form equal for equal annotations, unlike jaxtyping's classes."""
     if isinstance(kind, type) and issubclass(kind, AbstractArray):
         return kind.__name__, kind.array_type, tuple(kind.dtypes), kind.dim_str
     if isinstance(kind, list):

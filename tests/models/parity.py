@@ -1,4 +1,4 @@
-"""A model of ours with CREDIT's weights, beside what serial CREDIT did."""
+"""Comparison of a credit_jax model that has CREDIT's weights with serial CREDIT."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def run_with_credits_weights(
     implementation: str = "cpu",
     noise: Noise | None = None,
 ) -> tuple[Any, Any, Any, Tree]:
-    """Our prediction, loss and gradients with CREDIT's weights, by CREDIT's names.
+    """Returns our prediction, loss and gradients (by CREDIT's names) from its weights.
 
     Args:
-        block: the `model:` section.
-        case: a `CreditCase` of it.
+        block: the `model` section.
+        case: the `CreditCase` of the section.
         implementation: of the operations, as for `kernels.use_implementation`.
-        noise: of models that draw noise.
+        noise: noise of models that draw noise.
     """
     model_def = build(block)
     params, model_state = jax.device_put(from_state_dict(model_def, case.state))
@@ -61,7 +61,7 @@ def run_with_credits_weights(
 
 
 def prediction_with_credits_weights(block: dict[str, Any], case: Any) -> np.ndarray:
-    """Our prediction with CREDIT's weights, by a program without gradients."""
+    """Returns our prediction with CREDIT's weights, by a program without gradients."""
     model_def = build(block)
     params, model_state = jax.device_put(from_state_dict(model_def, case.state))
 
@@ -84,7 +84,7 @@ def assert_equals_credit(
     implementation: str = "cpu",
     noise: Noise | None = None,
 ) -> tuple[Tree, Tree]:
-    """Forward, loss, gradient of the input, gradient of all parameters, in float32.
+    """Asserts equal forward, loss and gradients by input and parameters, in float32.
 
     Returns:
         Our gradients and CREDIT's, by CREDIT's names.
@@ -116,7 +116,7 @@ def assert_equals_credit_in_float64(
     implementation: str = "cpu",
     noise: Noise | None = None,
 ) -> tuple[Tree, Tree]:
-    """Where rounding is out of the way, every single gradient must agree.
+    """Asserts that every gradient array equals CREDIT's, in float64.
 
     Returns:
         Our gradients and CREDIT's, by CREDIT's names.
@@ -140,7 +140,7 @@ def assert_equals_credit_in_float64(
 
 
 def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) -> None:
-    """The output of one training-mode forward, and the model state after it."""
+    """Asserts equal output and model state of one training-mode forward."""
     case, y = assert_training_state_equals_credit(credit, block)
     assert_close(y, case.y, FORWARD, "training forward")
 
@@ -148,7 +148,7 @@ def assert_training_forward_equals_credit(credit: Any, block: dict[str, Any]) ->
 def assert_training_state_equals_credit(
     credit: Any, block: dict[str, Any]
 ) -> tuple[Any, np.ndarray]:
-    """The model state after one training-mode forward.
+    """Asserts equal model state after one training-mode forward.
 
     Returns:
         CREDIT's case, and our output.
@@ -195,7 +195,7 @@ def assert_training_state_equals_credit(
 
 
 def credits_defaults(module: str, name: str) -> dict[str, Any]:
-    """The defaults of the constructor of a class of CREDIT."""
+    """Returns the constructor defaults of a CREDIT class."""
     import inspect
 
     from tests.support.credit_modules import credit_attribute

@@ -18,7 +18,7 @@ from tests.models.crossformer.cases import CASES
 from tests.support import assert_close, assert_trees_close, make_mesh
 from tests.support.slow import mark_slow
 
-# As many channels out as in, so that a forecast can be continued.
+# Equal numbers of input and output channels, so that outputs can be fed back.
 BLOCK = {
     **CASES["earth"],
     "frames": 1,
@@ -36,7 +36,7 @@ MESHES = pytest.mark.parametrize(
 
 
 def _made(degrees: dict[str, int]) -> tuple[ParallelModel, Any, Any, Any, Any]:
-    """A model on a mesh, its weights and state, an input and a target."""
+    """Returns a model on a mesh, its weights and state, an input and a target."""
     return _made_once(tuple(degrees.items()))
 
 
@@ -65,7 +65,7 @@ def _made_once(
 
 @MESHES
 def test_gradients_by_weights_and_by_the_input(degrees: dict[str, int]) -> None:
-    """Under the user's jit they equal the eager ones, and are no zeros."""
+    """Under the user's jit they equal the eager ones and are not zero."""
     model, params, model_state, x, y = _made(degrees)
 
     def loss(params: Any, x: Any) -> Any:
@@ -85,7 +85,7 @@ def test_gradients_by_weights_and_by_the_input(degrees: dict[str, int]) -> None:
 
 @MESHES
 def test_vmap_over_members(degrees: dict[str, int]) -> None:
-    """Members of inputs with one set of weights, and members of weights."""
+    """`vmap` over inputs with one set of weights, and over weights."""
     model, params, model_state, x, y = _made(degrees)
     members = jnp.stack([x, y, x - y])
     together = jax.jit(jax.vmap(model.apply, in_axes=(None, None, 0)))
@@ -105,7 +105,7 @@ def test_vmap_over_members(degrees: dict[str, int]) -> None:
 
 @MESHES
 def test_scan_over_forecast_steps(degrees: dict[str, int]) -> None:
-    """Each turn needs the turn before, and nothing else runs beside the loop."""
+    """Each iteration depends on the one before, and no other program part runs."""
     model, params, model_state, x, _ = _made(degrees)
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""Which matrices of a model are multiplied in float8, and what users are told."""
+"""Which matrices of a model are multiplied in float8, and the messages to users."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Counted operations of programs whose number is known."""
+"""Operation counts of programs with known numbers of operations."""
 
 import jax
 import jax.numpy as jnp

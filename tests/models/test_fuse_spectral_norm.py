@@ -1,4 +1,4 @@
-"""Weights for many forwards: spectral norm divided out once."""
+"""Weights for inference, divided by their spectral norm once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.slow import mark_slow
 
 
 def _made(name: str, **degrees: int) -> Any:
-    """A model on a mesh, its weights and state, and an input."""
+    """Returns a model on a mesh, its weights and state, and an input."""
     mesh = make_mesh(**degrees)
     model = build_parallel_model(CASES[name], mesh)
     params, model_state = model.init(jax.random.key(0))

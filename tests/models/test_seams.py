@@ -1,4 +1,4 @@
-"""The seams that coming models use, on a toy model: one device against meshes."""
+"""The extension points of models, on a toy model: one device against meshes."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def _model(mesh: str) -> ParallelModel:
 
 @cache
 def _start() -> tuple[Any, Any]:
-    """Weights and state on the host, the same for every mesh.
+    """Returns weights and state on the host, equal for every mesh.
 
-    Iterated until sigma is that of the matrix: divided by that of fresh vectors, two
-    matrices after each other are large.
+    Power iterations run until sigma has converged: divided by the sigma of fresh
+    vectors, the product of two matrices would be large.
     """
     params, model_state = _model("one").init(jax.random.key(0))
     weights, vectors = unpack(params, TOY.param_specs), model_state[SPECTRAL_NORM]
@@ -72,7 +72,7 @@ def _mse(tree: Any, context: FieldContext) -> jax.Array:
 
 
 def _train(mesh: str, optimizer: Any, steps: int) -> tuple[TrainState, list[float]]:
-    """The state after training steps on two micro-batches each, and their losses."""
+    """Trains steps of two micro-batches; returns the state and the losses."""
     model = _model(mesh)
     state = state_of(model, *_start(), optimizer, jax.random.key(1), ema=True)
     state = place_state(state, state_specs(model, optimizer, ema=True), model.mesh)
@@ -84,7 +84,7 @@ def _train(mesh: str, optimizer: Any, steps: int) -> tuple[TrainState, list[floa
         accumulate=2,
         ema_decay=0.9,
     )
-    # Samples as the sampler deals them: rank r gets r, r + num_data, ...
+    # Samples as the sampler assigns them: rank r gets r, r + num_data, ...
     order = np.arange(BATCH).reshape(-1, model.axes.num_data).T.ravel()
     micro = [toy_batch(BATCH, seed) for seed in (0, 1)]
     stacked = {name: np.stack([b[name][order] for b in micro]) for name in micro[0]}
@@ -97,7 +97,7 @@ def _train(mesh: str, optimizer: Any, steps: int) -> tuple[TrainState, list[floa
 
 @cache
 def _one_step(mesh: str) -> tuple[Any, Any, Any]:
-    """(losses, gradients by path, model state) of one training step."""
+    """Returns (losses, gradients by path, model state) of one training step."""
     keep_gradient = optax.trace(decay=0.0)
     state, losses = _train(mesh, keep_gradient, 1)
     grads = jax.tree.map(jnp.asarray, optax.tree.get(state.opt_state, "trace"))
@@ -107,7 +107,7 @@ def _one_step(mesh: str) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_training_equals_one_device(mesh: str) -> None:
-    """Losses, every gradient, running statistics and u, v of two micro-batches."""
+    """Losses, gradients, running statistics, u and v after two micro-batches."""
     actual, expected = _one_step(mesh), _one_step("one")
     assert_close(actual[0], expected[0], 1e-5, f"{mesh}: losses")
     assert_trees_close(actual[1], expected[1], 1e-4, f"{mesh}: gradients")
@@ -169,7 +169,7 @@ def test_training_with_decay_leaves_a_frozen_parameter_as_it_is(mesh: str) -> No
 
 
 def test_a_checkpoint_keeps_a_frozen_parameter(tmp_path: Path) -> None:
-    """Restored on another mesh, and read by the bridge, it is the same; no moments."""
+    """Restored on another mesh or by the bridge it is equal; it has no moments."""
     optimizer = adamw(weight_decay=0.1)
     state = jax.tree.map(jnp.asarray, _train("one", optimizer, 2)[0])
     checkpoints = CheckpointStore(tmp_path)
@@ -189,7 +189,7 @@ def test_a_checkpoint_keeps_a_frozen_parameter(tmp_path: Path) -> None:
 
 
 def test_an_average_has_its_own_running_statistics(tmp_path: Path) -> None:
-    """The same on a mesh; forecasts of the average take them, those of the last not."""
+    """Equal on a mesh; only forecasts with the averaged weights use them."""
     optimizer = adamw(weight_decay=0.1)
     meshes = "one", "dp2_tp2_domain2"
     one, split = (_train(mesh, optimizer, 1)[0] for mesh in meshes)
@@ -217,7 +217,7 @@ def test_an_average_has_its_own_running_statistics(tmp_path: Path) -> None:
 
 
 def test_a_matrix_iterates_once_per_call() -> None:
-    """None for a matrix whose vectors are carried along; one, or two, for others."""
+    """No iteration of a matrix with frozen vectors; one or two of others."""
     _, start = _start()
     _, _, after = _one_step("one")
     start, after = start[SPECTRAL_NORM], after[SPECTRAL_NORM]
@@ -274,7 +274,7 @@ def test_the_model_asks_for_noise() -> None:
 
 
 def test_given_arrays_in_place_of_draws() -> None:
-    """What a name is given is used: with zeros the forecast has no noise of its own."""
+    """Arrays given for a name are used: with zeros the forecast has no noise."""
     params, model_state = _start()
     inputs = toy_batch(BATCH)
     del inputs["y"]
@@ -292,6 +292,6 @@ def test_given_arrays_in_place_of_draws() -> None:
 
 
 def test_members_beside_each_other_on_the_batch_dim() -> None:
-    """Members of samples 1, 3, ... of two ranks: s * num_members + m."""
+    """Member m of sample s has number s * num_members + m; here samples are 1 and 3."""
     context = Context(first_sample=1, sample_stride=2, num_members=3)
     assert list(context.samples(6)) == [3, 4, 5, 9, 10, 11]

@@ -1,4 +1,4 @@
-"""A small model that uses every seam: inputs, frozen parameters, state, noise."""
+"""A small model with every extension: inputs, frozen parameters, state, noise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHANNELS, DEPTH, FRAMES_OUT = 8, 2, 2
 
 
 class ToyConfig(ModelConfig):
-    """Two fields on two grids and a vector of each sample; two steps as the target."""
+    """Inputs: fields on two grids and a vector per sample; the target has two steps."""
 
     type: str = "toy"
     use_spectral_norm: bool = True
@@ -55,7 +55,8 @@ class Entry(nnx.Module):
         self.conv = Conv(3, CHANNELS, 3, padding=1)
         self.region = Conv(2, CHANNELS, 1)
         self.film = Linear(4, 2 * CHANNELS)
-        # As FuXi's qkv: under spectral norm by name, never divided and never trained.
+        # As FuXi's qkv: it has spectral norm vectors, but is never normalized nor
+        # trained.
         self.frozen = parameter(
             init, square, dims, matrix_out=(1,), calls=0, frozen=True
         )

@@ -1,4 +1,4 @@
-"""How the context of a forward pass runs stacked blocks."""
+"""Stacked blocks run by the context of a forward pass."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ BLOCK = {**CASES["plain"], "depth": [0, 0, DEPTH, 0]}
 
 @cache
 def unrolled(implementation, unroll_blocks):
-    """Turns that the loop over the blocks takes at once."""
+    """Returns the unroll factor of the loop over the blocks."""
     model = build_parallel_model(BLOCK, make_mesh(), unroll_blocks=unroll_blocks)
     params, model_state = jax.eval_shape(model.init, jax.random.key(0))
     inputs = {
@@ -32,7 +32,7 @@ def unrolled(implementation, unroll_blocks):
 
 
 def _loops(jaxpr):
-    """Every `scan` of a program, whatever holds it."""
+    """Returns every `scan` of a program, nested ones included."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
             yield equation

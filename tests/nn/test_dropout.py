@@ -61,7 +61,7 @@ WITHOUT_EFFECT = (
 
 @lru_cache
 def program(mesh, dropout=True):
-    """Output and weight gradients of stacked transformer blocks in training."""
+    """Returns output and weight gradients of stacked transformer blocks in training."""
     axes = MeshAxes.from_mesh(mesh)
     specs = ShardingRules().specs(param_specs(), axes)
 
@@ -98,7 +98,7 @@ def program(mesh, dropout=True):
 
 
 def run_on(mesh, dropout=True, key=KEY):
-    # The sampler gives rank r samples r, r + ranks, ...; each rank's lie side by side.
+    # The sampler gives rank r samples r, r + ranks, ...; the batch concatenates them.
     ranks = MeshAxes.from_mesh(mesh).num_data
     order = np.arange(BATCH).reshape(-1, ranks).T.reshape(-1)
     x = draw((BATCH, ROWS, COLUMNS, CHANNELS))[order]
@@ -115,7 +115,7 @@ def on_one_device():
     "degrees", [{"domain": 4}, {"dp": 2, "tp": 2, "domain": 2}], ids=str
 )
 def test_the_mask_is_the_same_on_every_mesh(degrees):
-    """In strips on 4 shards, which do not divide 6 bands of windows."""
+    """Also in strips on 4 shards, which do not divide 6 bands of windows."""
     out, grads = run_on(make_mesh(**degrees))
     expected, expected_grads = on_one_device()
     largest = max(np.linalg.norm(g) for g in expected_grads.values())

@@ -1,6 +1,7 @@
-"""A layer of experts on meshes with ep, tp and rows that are split, one device beside.
+"""A layer of experts on meshes with ep, tp and split rows against one device.
 
-The routing gaps of these arrays are far above rounding: no token is near a tie.
+With these arrays the gaps between routing scores are far above rounding: no token is
+near a tie.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _bound(params: Any, stats: Any, module: nnx.Module) -> Any:
 
 
 def run(etp: int | None = None, **degrees: int) -> Any:
-    """(output, statistics, gradients) of a training forward, as whole arrays."""
+    """Returns (output, statistics, gradients) of a training forward as whole arrays."""
     with jax.enable_x64(True):
         return _run(etp, tuple(degrees.items()))
 
@@ -76,7 +77,7 @@ def _run(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
 
 
 def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
-    """A training forward and its gradient on a mesh, and the arguments."""
+    """Returns a training forward with gradient on a mesh, and its arguments."""
     degrees = dict(given)
     count = math.prod(degrees.values())
     dims = ParallelDims(**degrees, etp=etp or degrees.get("tp", 1), world_size=count)
@@ -156,7 +157,7 @@ def _program(etp: int | None, given: tuple[tuple[str, int], ...]) -> Any:
 def test_equals_one_device(etp: int | None, degrees: dict[str, int]) -> None:
     """Output, statistics of the whole batch, and every gradient; with dropout.
 
-    6 rows on 4 shards are in strips, with padding, which the statistics leave out.
+    6 rows on 4 shards are in strips with padding, which the statistics exclude.
     """
     out, stats, grads = run(etp, **degrees)
     expected, expected_stats, expected_grads = run()
@@ -167,9 +168,9 @@ def test_equals_one_device(etp: int | None, degrees: dict[str, int]) -> None:
 
 
 def test_collectives_of_a_layer() -> None:
-    """Forward two gathers and a scatter; their transposes in the backward pass.
+    """Two gathers and a scatter in the forward pass, their transposes in the backward.
 
-    Dropout gathers the numbers of the tokens, besides.
+    Dropout gathers the indices of the tokens in addition.
     """
     with jax.enable_x64(True):
         program, args = _program(None, (("ep", 2),))
@@ -180,7 +181,7 @@ def test_collectives_of_a_layer() -> None:
 
 
 def test_bfloat16_stays_near_float32() -> None:
-    """Routing, weights and sums of choices are in float32."""
+    """Routing, routing weights and sums over choices are in float32."""
     routing = Routing(EXPERTS, CHOICES)
     module = ExpertFeedForward(CHANNELS, routing=routing)
     specs = {p: param_spec_of(v) for p, v in named_variables(module, Parameter)}

@@ -20,7 +20,7 @@ ROWS = 16
 
 
 def _run(domain: int) -> list[np.ndarray]:
-    """A field, a vector, and the gradient of a scale that no axis varies over."""
+    """Returns a field, a vector, and the gradient of a replicated scale."""
     mesh = make_mesh(domain=domain)
     axes = MeshAxes.from_mesh(mesh)
     x = np.random.default_rng(0).normal(size=(2, ROWS, 4, 3)).astype("f4")

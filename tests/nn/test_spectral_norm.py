@@ -46,7 +46,7 @@ def weights(dtype=np.float32):
 
 
 def step(params, vectors, param_specs=None, specs=None):
-    """One training forward: new vectors, normalized weights, and its transpose."""
+    """Runs a training forward: new vectors, normalized weights and the pullback."""
     param_specs = param_specs or DECLARATIONS
     new = iterate(params, vectors, param_specs, specs)
     normal, pullback = jax.vjp(lambda w: normalize(w, new, param_specs, specs), params)
@@ -54,7 +54,7 @@ def step(params, vectors, param_specs=None, specs=None):
 
 
 def to_torch(param_spec, value):
-    """Our kernel as torch's (out, in) matrix."""
+    """Returns our kernel as torch's (out, in) matrix."""
     order = (*param_spec.matrix_out, *param_spec.matrix_in)
     out = np.prod([param_spec.shape[d] for d in param_spec.matrix_out])
     return np.asarray(value).transpose(order).reshape(out, -1)
@@ -95,7 +95,7 @@ def test_one_training_forward_is_that_of_torch(path):
 
 @pytest.mark.parametrize("degrees", [{}, {"dp": 2, "tp": 2}])
 def test_each_of_several_calls_is_that_of_torch(degrees):
-    """Kernels, their gradient and the vectors that stay; of stacked blocks, too."""
+    """Kernels, gradients and the final vectors, also of stacked blocks."""
     torch = pytest.importorskip("torch")
     declarations = {"one": replace(LINEAR, calls=3)}
     declarations["stacked"] = declarations["one"].stack(2)
@@ -185,7 +185,7 @@ def test_weights_without_vectors_are_left_alone():
 
 
 def run_on(mesh):
-    """New vectors, normalized weights and gradients, whole arrays."""
+    """Returns new vectors, normalized weights and gradients as whole arrays."""
     specs = ShardingRules().specs(DECLARATIONS, MeshAxes.from_mesh(mesh))
     if mesh.size > 1:
         used = {name for spec in specs.values() for name in spec if name}

@@ -1,4 +1,4 @@
-"""`tp_plan`: any block's pairs of layers, split over tp, are the layers they were."""
+"""`tp_plan`: pairs of layers split over tp equal the whole layers, in any block."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHANNELS, HIDDEN = 6, 8
 
 
 class Inner(nnx.Module):
-    """A pair of linear layers within a list, by dotted paths."""
+    """A pair of linear layers in a list, planned by dotted paths."""
 
     tp_plan = (("layers.0", "layers.1"),)
 
@@ -42,7 +42,7 @@ class Inner(nnx.Module):
 
 
 class Block(nnx.Module):
-    """A pair of 1 x 1 convolutions, a layer that is not split, an inner block."""
+    """A pair of 1 x 1 convolutions, an unsplit layer and an inner block."""
 
     tp_plan = (("up", "down"),)
 
@@ -59,7 +59,7 @@ class Block(nnx.Module):
 
 
 def _run(num_tensor: int) -> tuple[Any, Any, Any, dict[str, PartitionSpec]]:
-    """Prediction, gradients of parameters and of the input, and the layout."""
+    """Returns prediction, gradients by parameters and the input, and the layout."""
     mesh = make_mesh(tp=num_tensor)
     axes, rules = MeshAxes.from_mesh(mesh), ShardingRules()
     block = apply_tensor_parallel(Block())
@@ -67,7 +67,7 @@ def _run(num_tensor: int) -> tuple[Any, Any, Any, dict[str, PartitionSpec]]:
     declared = {p: param_spec_of(v) for p, v in named_variables(block, Parameter)}
     specs = rules.specs(declared, axes)
     params = {
-        # As large as initial weights are, or the sine of large numbers loses digits.
+        # Of the size of initial weights, as the sine of large numbers loses digits.
         path: draw(d.shape, seed=number)
         / np.float32(np.sqrt(np.prod(d.shape[:-1]) + 1))
         for number, (path, d) in enumerate(declared.items())
@@ -102,7 +102,7 @@ def one_device() -> Any:
 
 @pytest.mark.parametrize("num_tensor", [2, 4, 8])
 def test_split_pairs_are_whole_pairs(one_device: Any, num_tensor: int) -> None:
-    """Values and every gradient: of split kernels, of the bias that is added once."""
+    """Values and every gradient, also of split kernels and of the bias added once."""
     out, grads, grad_x, specs = _run(num_tensor)
     split = {path for path, spec in specs.items() if "tp" in spec}
     assert split == {

@@ -1,4 +1,4 @@
-"""Convolutions of three dims, and torch's: what tests of every implementation share."""
+"""Cases of 3-D convolutions and torch's results, for tests of all implementations."""
 
 import pytest
 
@@ -53,12 +53,12 @@ def torch_conv(x, kernel, *, padding=((0, 0),) * 3, **keywords):
 
 
 def arrays(name):
-    """Input, kernel and keywords of a case."""
+    """Returns input, kernel and keywords of a case."""
     size, (*kernel, channel_out), keywords = CASES[name]
     shape = (*kernel, size[-1] // keywords.get("groups", 1), channel_out)
     return draw((2, *size)), draw(shape, seed=1), keywords
 
 
 def of_torch(x, kernel, keywords):
-    """Output and gradients of torch."""
+    """Returns torch's output and gradients."""
     return torch_values(lambda x, k: torch_conv(x, k, **keywords), x, kernel)

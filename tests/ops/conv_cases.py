@@ -1,4 +1,4 @@
-"""Convolutions of two dims, and torch's: what tests of every implementation share."""
+"""Cases of 2-D convolutions and torch's results, for tests of all implementations."""
 
 import pytest
 
@@ -94,7 +94,7 @@ def torch_conv(x, kernel, *, stride=(1, 1), padding=((0, 0), (0, 0)), **keywords
 
 
 def arrays(name):
-    """Input, kernel and keywords of a case."""
+    """Returns input, kernel and keywords of a case."""
     size, (kernel_h, kernel_w, channel_out), keywords = CASES[name]
     group_in = size[2] // keywords.get("groups", 1)
     kernel = draw((kernel_h, kernel_w, group_in, channel_out), seed=1)
@@ -102,5 +102,5 @@ def arrays(name):
 
 
 def of_torch(x, kernel, keywords):
-    """Output and gradients of torch."""
+    """Returns torch's output and gradients."""
     return torch_values(lambda x, k: torch_conv(x, k, **keywords), x, kernel)

@@ -1,4 +1,4 @@
-"""Transposed convolutions, and torch's: what tests of every implementation share."""
+"""Cases of transposed convolutions, compared with torch by all implementations."""
 
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
@@ -86,7 +86,7 @@ CASES_3D = {
 
 
 def check(function, reference, name, case):
-    """Compare with torch, whose weight is (channel_in, out, sizes)."""
+    """Compares with torch, whose weight is (channel_in, out, sizes)."""
     size, kernel, keywords = case
     num = len(size) - 1
     x = draw((2, *size))

@@ -1,4 +1,4 @@
-"""Batch normalization against torch.nn.BatchNorm2d, what it remembers included."""
+"""Batch normalization and running statistics against torch.nn.BatchNorm2d."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ CHANNELS = 5
 
 
 def torch_layer(scale, bias, momentum, track=True):
-    """torch.nn.BatchNorm2d with these weights, on NHWC arrays."""
+    """Returns torch.nn.BatchNorm2d with these weights, for NHWC arrays."""
     layer = torch.nn.BatchNorm2d(
         CHANNELS, momentum=momentum, track_running_stats=track, dtype=scale.dtype
     )

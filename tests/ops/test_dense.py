@@ -1,4 +1,4 @@
-"""Products over channels: any number of dims on either side."""
+"""Products over channels, for any number of dims of both factors."""
 
 import jax
 import jax.numpy as jnp

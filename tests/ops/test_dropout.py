@@ -1,4 +1,4 @@
-"""Bits by position and the dropout made of them."""
+"""Random bits by position, and dropout from them."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Experts by sorted choices against the dense definition; routing."""
+"""Experts applied to sorted choices against the dense definition; routing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def arrays() -> tuple[Any, ...]:
 
 
 def by_choice(x: Any, logits: Any, up: Any, a: Any, down: Any, b: Any) -> Any:
-    """All experts, in two halves, as two devices of ep would have them."""
+    """Applies all experts in two halves, as two devices of ep would."""
     weights, chosen = choose_experts(logits, CHOICES)
     y, half = jnp.zeros_like(x), EXPERTS // 2
     for first in (0, half):
@@ -52,7 +52,7 @@ def by_choice(x: Any, logits: Any, up: Any, a: Any, down: Any, b: Any) -> Any:
 
 
 def dense(x: Any, logits: Any, up: Any, a: Any, down: Any, b: Any) -> Any:
-    """The definition: every expert's layers of every token, weighted."""
+    """The definition: a weighted sum of every expert's layers, for every token."""
     weights, chosen = choose_experts(logits, CHOICES)
     y = jnp.zeros_like(x)
     for number in range(EXPERTS):
@@ -63,7 +63,7 @@ def dense(x: Any, logits: Any, up: Any, a: Any, down: Any, b: Any) -> Any:
 
 
 def test_equals_a_loop_over_experts() -> None:
-    """Value and every gradient; experts that nobody chose are among them."""
+    """Value and every gradient; some experts are not chosen by any token."""
     with jax.enable_x64(True):
         given = arrays()
         given = (given[0], given[1].at[:, 2].add(-50.0), *given[2:])
@@ -113,7 +113,7 @@ def test_the_balance_loss_is_least_where_load_is_even() -> None:
 
 
 def test_operations_are_those_of_the_choices() -> None:
-    """A row counts once, whatever the number of experts."""
+    """A row is multiplied once per choice, whatever the number of experts."""
     sizes = jnp.full(EXPERTS, 4, jnp.int32)
 
     def product(x: Any, kernels: Any) -> Any:
@@ -126,7 +126,7 @@ def test_operations_are_those_of_the_choices() -> None:
 
 
 def test_the_product_is_one_grouped_instruction_on_accelerators() -> None:
-    """XLA gets the sizes of the groups, forward and backward, where it can use them."""
+    """XLA gets the group sizes, forward and backward, where it supports them."""
     x, kernels = jnp.ones((24, 8)), jnp.ones((3, 8, 16))
     chosen = jnp.zeros((24, 1), jnp.int32)
 

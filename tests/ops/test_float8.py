@@ -20,7 +20,7 @@ LARGEST = 448.0
 
 
 def rounded(x: np.ndarray, axis: int | None) -> np.ndarray:
-    """Values rounded to float8 with power-of-two scales, in float64."""
+    """Returns values rounded to float8 with power-of-two scales, in float64."""
     largest = np.abs(x).max(axis=axis, keepdims=True).astype(np.float64)
     power = np.floor(np.log2(LARGEST / np.where(largest > 0, largest, LARGEST)))
     scale = 2.0**power
@@ -28,7 +28,7 @@ def rounded(x: np.ndarray, axis: int | None) -> np.ndarray:
 
 
 def emulated(x: np.ndarray, kernel: np.ndarray, grad: np.ndarray):
-    """Product and gradients of matrices."""
+    """Returns the emulated product of matrices and its gradients."""
     y = rounded(x, 1) @ rounded(kernel, None)
     by_x = rounded(grad, 1) @ rounded(kernel, None).T
     return y, by_x, x.astype(np.float64).T @ grad.astype(np.float64)
@@ -78,7 +78,7 @@ def test_what_is_not_finite_stays_seen() -> None:
 
 
 def test_sixteen_bits_round_to_the_same_values() -> None:
-    """bfloat16 factors are rounded from what they are; sums are float32."""
+    """bfloat16 factors are rounded directly; sums are in float32."""
     x, kernel = (
         jnp.asarray(draw(shape, seed), jnp.bfloat16)
         for seed, shape in enumerate([(24, 640), (640, 32)])
@@ -90,7 +90,7 @@ def test_sixteen_bits_round_to_the_same_values() -> None:
 
 
 def pair(x, up, down, axis=None):
-    """Two layers as tensor parallelism splits them: by columns, then by rows."""
+    """Two layers split by tensor parallelism: by columns, then by rows."""
     made = jax.nn.gelu(float8_dense(x, up, made=axis))
     return psum(float8_dense(made, down, summed=axis), axis)
 
@@ -118,7 +118,7 @@ def test_every_mesh_rounds_alike(tp: int, domain: int) -> None:
 
 
 def test_accelerators_are_given_float8_factors() -> None:
-    """Two products of float8 matrices, and that of the weights in bfloat16."""
+    """Two products have float8 factors; the weight gradient is in bfloat16."""
     shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in [(4, 6, 32), (32, 3, 16)]]
 
     def grads(x, kernel):

@@ -1,4 +1,4 @@
-"""GELU against torch: values and gradients, and what it keeps for them."""
+"""GELU against torch: values, gradients and saved residuals."""
 
 import jax
 import jax.numpy as jnp

@@ -82,7 +82,7 @@ ADAPTIVE = {
 
 
 def check(op, reference, what, x):
-    """`op` on NHWC is torch's `reference` on NCHW."""
+    """Asserts that `op` on NHWC equals torch's `reference` on NCHW."""
     expected = torch_values(
         lambda x: reference(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1), x
     )

@@ -1,4 +1,4 @@
-"""Normal draws by position: their distribution, and the same on any part."""
+"""Normal draws by position: their distribution, and equality on any part."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Tables of shifted windows against timm's, the mask by an example, drop path."""
+"""Shifted windows: tables against timm's, an example of the mask, drop path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products within windows: those of torch's einsum."""
+"""Products within windows against torch's einsum."""
 
 import jax.numpy as jnp
 import pytest

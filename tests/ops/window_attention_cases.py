@@ -1,4 +1,4 @@
-"""The products of attention, and torch's: what tests of every implementation share."""
+"""Cases of attention products and torch's results, for all implementations."""
 
 import pytest
 
@@ -19,7 +19,7 @@ CASES = {
 
 
 def pairs_of_case(case):
-    """(equation, its two factors) of both products."""
+    """Returns (equation, its two factors) of both products."""
     batch, i, j, channels = CASES[case]
     tokens = draw((*batch, j, channels))
     logits = PAIRS, (draw((*batch, i, channels)), tokens)
@@ -27,5 +27,5 @@ def pairs_of_case(case):
 
 
 def of_torch(equation, factors):
-    """Output and gradients of torch."""
+    """Returns torch's output and gradients."""
     return torch_values(lambda a, b: torch.einsum(equation, a, b), *factors)

@@ -1,4 +1,4 @@
-"""A package of a run of a small model, made once."""
+"""Fixtures: a package of a run of a small model, made once, and copies."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.training.tiny import Tiny, TinyConfig
 
 __all__ = ["compiled_once", "world"]
 
-# Where forecasts from the package find their data.
+# The data section for forecasts from the package.
 DATA = {
     "source": {
         "ERA5": {
@@ -29,7 +29,7 @@ DATA = {
 
 @pytest.fixture(scope="session", autouse=True)
 def tiny_model():
-    """`model.type: tiny` is known."""
+    """Registers `model.type: tiny`."""
     from credit_jax.models import registry
 
     patch = pytest.MonkeyPatch()
@@ -40,13 +40,13 @@ def tiny_model():
 
 @pytest.fixture(scope="session")
 def run(world, tmp_path_factory, tiny_model):
-    """The YAML of a run; its checkpoints are in `run` beside it."""
+    """The YAML of a run, whose checkpoints are in the sibling folder `run`."""
     return Path(make_run(world, tmp_path_factory.mktemp("trained") / "tiny"))
 
 
 @pytest.fixture(scope="session")
 def made(run, tmp_path_factory):
-    """A package of the run; not to be changed."""
+    """A package of the run; tests must not change it."""
     out = tmp_path_factory.mktemp("packages") / "tiny"
     options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
     assert package.main([*options, "--out", str(out)]) == OK
@@ -55,7 +55,7 @@ def made(run, tmp_path_factory):
 
 @pytest.fixture
 def copy(made, tmp_path):
-    """A package to change."""
+    """A copy of the package that tests may change."""
     return Path(shutil.copytree(made, tmp_path / "copy"))
 
 

@@ -1,4 +1,4 @@
-"""Seeded mutations of a package whose digests are those of the changed files.
+"""Seeded mutations of a package, whose digests mostly fit the changed files.
 
 A program: `python -m tests.packages.fuzz PACKAGE FOLDER FIRST STOP`, see
 `tests.bridge.checkpoint.fuzz`.
@@ -32,7 +32,7 @@ SECONDS = 20.0
 
 
 def write_package(folder: Path) -> Path:
-    """A package of a run of the tiny model."""
+    """Writes a package of a run of the tiny model."""
     registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
     folder.mkdir()
     write_world(folder)
@@ -44,7 +44,7 @@ def write_package(folder: Path) -> Path:
 
 
 def change(package: Path, chosen: random.Random) -> None:
-    """Changes a file, and mostly its digest, too."""
+    """Changes a file, and in most cases its digest."""
     path = chosen.choice(sorted(p for p in package.rglob("*") if p.is_file()))
     how = chosen.random()
     if how < 0.1:
@@ -65,7 +65,7 @@ def change(package: Path, chosen: random.Random) -> None:
 
 
 def try_seed(seed: int, package: Path, folder: Path) -> str:
-    """What came of a seed: "read", "refused", or what must not be."""
+    """Returns the outcome of a seed: "read", "refused", or the failure."""
     chosen = random.Random(seed)
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
@@ -93,7 +93,7 @@ def try_seed(seed: int, package: Path, folder: Path) -> str:
 def try_seeds(
     package: Path, folder: Path, seeds: range
 ) -> Iterator[tuple[int, str, str]]:
-    """(seed, kind, what came of it), with copies below a folder."""
+    """Yields (seed, kind, outcome) for each seed; copies are below a folder."""
     registry.MODELS["tiny"] = registry.ModelEntry(TinyConfig, Tiny)
     for seed in seeds:
         yield seed, "package", try_seed(seed, package, folder)
@@ -101,7 +101,7 @@ def try_seeds(
 
 
 def run(argv: list[str]) -> int:
-    """The program; prints how many were read and refused."""
+    """Runs the program; prints how many were read and refused."""
     package, folder = Path(argv[0]), Path(argv[1])
     counts = {"read": 0, "refused": 0}
     for seed, _, result in try_seeds(package, folder, range(*map(int, argv[2:]))):

@@ -1,4 +1,4 @@
-"""The adapter of docs/examples fits Earth2Studio, and gives the forecaster's values."""
+"""The Earth2Studio adapter of docs/examples gives the forecaster's values."""
 
 import importlib.util
 import itertools
@@ -63,7 +63,7 @@ def example():
 
 @pytest.fixture(scope="session")
 def forcing(data, tmp_path_factory):
-    """Where dynamic forcing is; the state is given by arrays."""
+    """The YAML of the dynamic forcing; the state is given by arrays."""
     content = yaml.safe_load(data.read_text())
     del content["source"]["ERA5"]["variables"]["prognostic"]
     path = tmp_path_factory.mktemp("user") / "forcing.yml"
@@ -78,7 +78,7 @@ def model(example, made, forcing):
 
 @pytest.fixture(scope="session")
 def state(world):
-    """Times -> (variable, lat, lon) as a data source of Earth2Studio fetches it."""
+    """A function of times that returns (variable, lat, lon) as Earth2Studio does."""
 
     def fetch(*times):
         with xr.open_dataset(world / "w_2000.nc") as fields:
@@ -91,7 +91,7 @@ def state(world):
 
 
 def coords_of(model, *times, members=None):
-    """Those of a tensor ([ensemble,] time, lead_time, variable, lat, lon)."""
+    """Returns coordinates of ([ensemble,] time, lead_time, variable, lat, lon)."""
     own = model.input_coords()
     own["time"] = np.array(times)
     del own["batch"]
@@ -102,7 +102,7 @@ def coords_of(model, *times, members=None):
 
 @pytest.fixture(scope="session")
 def expected(made, data, tmp_path_factory):
-    """The forecast of the command, three steps."""
+    """The forecast of three steps by the command."""
     out = tmp_path_factory.mktemp("forecast")
     options = ["--package", str(made), "--data", str(data), "--out", os.fspath(out)]
     options += ["--init-time", "2000-01-01", "--steps", "3", "--format", "zarr"]
@@ -112,7 +112,7 @@ def expected(made, data, tmp_path_factory):
 
 
 def as_command_has_it(tensor, names, step, expected):
-    """The largest difference of a step from the forecast of the command."""
+    """Returns the largest difference of a step from the command's forecast."""
     there = expected.isel(prediction_timedelta=step)
     worst = 0.0
     for place, name in enumerate(names):
@@ -190,7 +190,7 @@ def test_one_step(model, state, expected):
 
 
 def test_members_and_start_dates_side_by_side(model, state):
-    """Members of one date differ; the forcing is that of each date."""
+    """Members of one date differ; each date has its own forcing."""
     times = START, START + np.timedelta64(18, "h")
     x = state(*times)[None, :, None].repeat(2, 1, 1, 1, 1, 1)
     x[1] += 1.0
@@ -213,7 +213,7 @@ def test_members_and_start_dates_side_by_side(model, state):
 
 
 def test_it_goes_on_from_a_later_lead_time(model, state, expected):
-    """A state of lead time 6 h has the forcing of its valid time."""
+    """A state at lead time 6 h gets the forcing of its valid time."""
     x = state(START)[:, None]
     steps = model.create_iterator(x, coords_of(model, START))
     _, (y, coords), (wanted, _) = itertools.islice(steps, 3)
@@ -225,7 +225,7 @@ def test_it_goes_on_from_a_later_lead_time(model, state, expected):
 
 
 def test_forcing_that_ends(model, state):
-    """The last step whose own input is there is made; the next one says what lacks."""
+    """The last step with complete forcing succeeds; the next names what is missing."""
     last = np.datetime64("2000-01-09T12", "ns")
     steps = model.create_iterator(state(last)[:, None], coords_of(model, last))
     for _ in range(4):
@@ -248,7 +248,7 @@ def test_names_of_model_levels(example):
 
 def test_packages_of_earth2studio_are_fetched(example, made, forcing, tmp_path):
     class Package:
-        """What `earth2studio.models.auto.Package` does for a remote folder."""
+        """A stand-in for `earth2studio.models.auto.Package` of a remote folder."""
 
         def resolve(self, name):
             cached = tmp_path / name.replace("/", "_")

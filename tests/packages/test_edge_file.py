@@ -1,4 +1,4 @@
-"""A package of a graph has the file of its edges."""
+"""The package of a graph model contains its edge file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_forecasts_need_nothing_else(world: Path, data: Path, tmp_path: Path) -> None:
-    """The file that the run was trained with is gone when the package is used."""
+    """The edge file of the training is deleted before the package is used."""
     edges = tmp_path / "edges.nc"
     write_edges(edges, NUM_LAT, NUM_LON, 5)
     graph: dict[str, Any] = {

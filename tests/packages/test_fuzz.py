@@ -1,4 +1,4 @@
-"""Seeded mutations of packages: they are read, or refused by one error."""
+"""Mutated packages are read, or refused by one error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package holds the weights bit for bit and all that forecasts need but the data."""
+"""A package contains bitwise equal weights and all that forecasts need but data."""
 
 import json
 import os
@@ -27,7 +27,7 @@ START = ("--init-time", "2000-01-01", "--steps", "3", "--format", "zarr")
 
 
 def run_forecast(out, *options):
-    """The command; its exit code."""
+    """Runs the command; returns its exit code."""
     return forecast.main(["--out", os.fspath(out), "--cache", "none", *options])
 
 
@@ -52,7 +52,7 @@ def test_a_forecast_from_the_package_is_that_of_the_run(
 ):
     mesh = ("--parallelism", parallelism)
     assert run_forecast(tmp_path / "a", "--config", str(run), *START, *mesh) == OK
-    # Elsewhere, where none of the files of the run is.
+    # In another folder, without any file of the run.
     moved = shutil.copytree(made, tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
     given = ("--package", str(moved), "--data", str(data))
@@ -179,7 +179,7 @@ def test_weights_that_are_not_finite_are_not_packaged(run, tmp_path):
 
 
 def test_credit_s_names_come_back_bitwise(tmp_path):
-    """With spectral norm and stacked layers, as CREDIT has them."""
+    """Spectral norm vectors and stacked layers are converted to CREDIT's."""
     gen2 = Path(__file__).parents[1] / "reference/gen2.yml"
     model_def = build(yaml.safe_load(gen2.read_text())["model"])
     params, state = jax.device_get(
@@ -194,7 +194,7 @@ def test_credit_s_names_come_back_bitwise(tmp_path):
 
 
 def test_every_argument_that_is_a_path_is_copied():
-    """A block with a file of a new name would lose it."""
+    """Otherwise a block whose path argument has a new name would lose its file."""
     unread = {"climatology_path"}
     for section, entries in TRANSFORMS.items():
         for name, entry in entries.items():

@@ -1,4 +1,4 @@
-"""The files that a config names are found, copied, and named anew."""
+"""Files that a config names are found, copied and renamed."""
 
 import pickle
 from pathlib import Path
@@ -23,7 +23,7 @@ def block(kind: str, **args):
 
 @pytest.fixture
 def config(tmp_path):
-    """Files of every kind, two of them with one name."""
+    """A config with files of every kind, two of them with the same name."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         numbers = xr.Dataset({"x": ("i", np.arange(3.0))})

@@ -1,4 +1,4 @@
-"""What is refused of a package: one error that names the file and what to do."""
+"""Refused packages: one error that names the file and the remedy."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def change(folder: Path, **keys) -> None:
 
 
 def record(folder: Path, *names: str) -> None:
-    """Gives files of a package the digests that they have now."""
+    """Records the current digests of files of a package."""
     path = folder / MANIFEST
     content = json.loads(path.read_text())
     for name in names:
@@ -39,7 +39,7 @@ def record(folder: Path, *names: str) -> None:
 
 
 def edit_config(folder: Path, edit) -> None:
-    """Changes model.yml, and its digest."""
+    """Changes model.yml and its digest."""
     path = folder / CONFIG
     config = yaml.safe_load(path.read_text())
     edit(config)
@@ -48,7 +48,7 @@ def edit_config(folder: Path, edit) -> None:
 
 
 def edit_weights(folder: Path, edit) -> None:
-    """Changes the weights, and their digest."""
+    """Changes the weights and their digest."""
     state = load_file(folder / WEIGHTS)
     edit(state)
     save_file(state, folder / WEIGHTS)
@@ -56,7 +56,7 @@ def edit_weights(folder: Path, edit) -> None:
 
 
 def refused(folder: Path, *texts: str) -> None:
-    """The package does not open, or its weights do not load: one clear error."""
+    """Asserts that opening the package or loading its weights raises one error."""
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         _ = open_package(folder).weights
     assert type(caught.value) in (ValueError, FileNotFoundError)

@@ -1,4 +1,4 @@
-"""What single operations send: as few messages as the rows they need allow."""
+"""Collectives of single operations: no more messages than needed rows require."""
 
 import re
 
@@ -16,7 +16,7 @@ KINDS = ("collective-permute", "all-to-all", "all-gather", "all-reduce")
 
 
 def sent(case: Case, num_shards: int = 4) -> dict[str, int]:
-    """Collectives of one compiled forward, by kind."""
+    """Returns the collectives of one compiled forward, by kind."""
     program, (fields, weights), _ = build_cases(
         {"case": case}, num_shards, gradients=False
     )
@@ -57,7 +57,7 @@ CASES = {
         {"collective-permute": 2},
     ),
     "group norm": (norm(48, 6, 2), {"all-gather": 1}),
-    # Both poles in one permutation: their shards are not the same ones.
+    # Both poles in one permutation, as they are on different shards.
     "earth padding": (padding(48, "earth", (2, 2), (2, 2)), {"collective-permute": 1}),
     "resize up": (resizing(24, 48), {"collective-permute": 2}),
     "resize columns only": (resizing(48, 48, 4, 8), {}),
@@ -86,7 +86,7 @@ def test_long_windows_send_a_quarter_to_each_of_four_shards():
     shapes = re.findall(r"f32\[([\d,]+)\][^\n]* all-to-all\(", text)
     sizes = [np.prod([int(n) for n in shape.split(",")]) for shape in shapes]
     print(f"all-to-all of {shapes}")
-    # 12 rows of 5 points and 3 channels in all, or one of four pieces of it.
+    # 12 rows of 5 points and 3 channels in total, or one of four parts of them.
     assert sizes in ([12 * 5 * 3], [3 * 5 * 3])
 
 

@@ -1,4 +1,4 @@
-"""Options of the compiler that hold for a whole process."""
+"""Compiler options of a whole process."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def test_xla_makes_shorter_code(tmp_path):
 
 
 def test_a_cache_whose_writer_was_killed_is_written_again(tmp_path):
-    """JAX asks when a program was used last, and finds no file."""
+    """JAX looks for the time of a program's last use, whose file is missing."""
     (tmp_path / "killed-cache").write_bytes(b"a program")
     settings = {
         "JAX_COMPILATION_CACHE_MAX_SIZE": "1000000",
@@ -70,7 +70,7 @@ def test_a_cache_whose_writer_was_killed_is_written_again(tmp_path):
 
 
 def machine_code(how, folder):
-    """Bytes of all object files that a process dumps."""
+    """Returns the bytes of all object files that a process dumps."""
     environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={folder}"}
     command = [sys.executable, "-c", PROGRAM, how]
     subprocess.run(command, env=environment, check=True)

@@ -1,4 +1,4 @@
-"""Arrays to the mesh and back: outside of `shard_map` and inside of it."""
+"""Placing arrays on the mesh and fetching them, outside and inside of `shard_map`."""
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ def test_gathering_leaves_the_samples_split():
 @ROWS
 @DIMS
 def test_inside_of_shard_map(rows, dim):
-    """There and back with a nonlinear step between: values and gradient."""
+    """A round trip with a nonlinear function in between: values and gradient."""
     mesh, x = make_mesh(domain=4), array(rows, dim)
     axes = MeshAxes.from_mesh(mesh)
     weight = cotangent(x.shape)
@@ -159,7 +159,7 @@ def test_samples_that_the_ranks_do_not_divide():
 
 
 def test_samples_of_some_ranks_are_those_of_the_whole_batch():
-    """A process that loads ranks 2 and 3 puts its samples where they belong."""
+    """A process that loads ranks 2 and 3 places its samples on the right devices."""
     mesh = make_mesh(dp=4)
     x = draw((8, 1, 1, 3, 2))
     whole = place_batch({"x": x}, mesh)["x"]
@@ -191,7 +191,7 @@ def test_filling():
     ("degrees", "size", "expected"),
     [
         ({DP_SHARD: 2, DOMAIN: 4}, 13, [(0, 8), (8, 5), (0, 8), (8, 5)]),
-        # Blocks of 2, 2, 2, 2, 1, 0, 0, 0 rows: padding is made of the last row.
+        # Blocks of 2, 2, 2, 2, 1, 0, 0, 0 rows: padding repeats the last row.
         ({DOMAIN: 8}, 9, [(0, 4), (4, 4), (8, 1), (8, 1)]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Means of sharded fields: the same on every mesh, whatever padding holds."""
+"""Means of sharded fields: equal on every mesh, whatever the padding contains."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ MESHES = {
 
 
 def run(mesh, values, weights):
-    """Mean, channel means, sample means, and the gradient of the mean."""
+    """Returns mean, channel means, sample means, and the gradient of the mean."""
     axes = MeshAxes.from_mesh(mesh)
     rows = block_layout(values.shape[3], axes.num_domain, axes.domain, dim=3)
     padding = rows.num_shards * rows.length - rows.size

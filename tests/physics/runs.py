@@ -1,4 +1,4 @@
-"""Blocks on a tree: their outputs, and gradients by the fields of `y_processed`."""
+"""Runs blocks on a tree; gives outputs and gradients by `y_processed`."""
 
 import importlib
 import warnings
@@ -17,13 +17,13 @@ CREDIT = importlib.import_module
 
 
 def build(kind, args, section="postblocks") -> Any:
-    """Our block."""
+    """Builds our block."""
     entry = TRANSFORMS[section][kind]
     return entry.build(parse(entry.args, args))
 
 
 def changed(tree, after):
-    """The fields of y_processed that a block replaced or added."""
+    """Returns the fields of `y_processed` that a block replaced or added."""
     before = tree["y_processed"]["S"]
     return {
         key: field
@@ -33,9 +33,9 @@ def changed(tree, after):
 
 
 def run_blocks(specs, tree, mesh=None):
-    """name -> ({key: output}, {key: gradient}); all blocks in one program.
+    """Returns {name: ({key: output}, {key: gradient})}, all blocks in one program.
 
-    Gradients are those of sum(output * cotangent) by the fields of `y_processed`.
+    The gradients are of sum(output * cotangent) by the fields of `y_processed`.
     """
     made = {name: build(*spec) for name, spec in specs.items()}
     fields = tree["y_processed"]["S"]
@@ -86,24 +86,24 @@ def _value_and_gradient(block, fields, constants, weights, context):
         key: jnp.where(real, weights[key], 0).astype(out[key].dtype) for key in out
     }
     gradients = pullback(cotangents)[0]
-    # Gradients of padding rows are 0: nothing of a program depends on them.
+    # Gradients by padding rows are 0, as no output depends on them.
     return out, {key: _checked(g, real) for key, g in gradients.items()}
 
 
 def _checked(gradient, real):
-    """The gradient, and NaN everywhere if a padding row has one."""
+    """Returns the gradient, or NaN everywhere if that of a padding row is not 0."""
     stray = jnp.any(jnp.where(real, 0, gradient) != 0)
     return jnp.where(stray, jnp.nan, gradient)
 
 
 def run_credit(spec, tree):
-    """({key: output}, {key: gradient}) of CREDIT's block."""
+    """Returns ({key: output}, {key: gradient}) of CREDIT's block."""
     import torch
 
     kind, args = spec
     registry = CREDIT("credit.postblock")._POSTBLOCK_REGISTRY
     module, name = registry[kind]
-    with warnings.catch_warnings():  # of torch, about arrays read by xarray
+    with warnings.catch_warnings():  # torch warns about arrays read by xarray
         warnings.simplefilter("ignore")
         block = getattr(CREDIT(module), name)(**args)
     batch = {

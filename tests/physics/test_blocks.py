@@ -1,4 +1,4 @@
-"""Every block of physics: as CREDIT's, on the host as traced, and on every mesh."""
+"""Every physics block against CREDIT's, on the host, traced, and on every mesh."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ from tests.support import assert_close, make_mesh
 
 LAT = 13
 NAMES = tuple(world.blocks({"physics": "", "levels": ""}))
-# What moves rows or sums over them; the others work on columns.
+# Blocks that move rows or sum over them; the others act on columns.
 ACROSS_ROWS = ("mass", "water, trapezoidal", "energy", "wind, anisotropic", "advection")
 # In float32 CREDIT subtracts logarithms of pressures of close levels.
 GRADIENT_TOLERANCE = {"hybrid levels": 1e-4, "hybrid levels from below": 1e-4}
@@ -20,7 +20,7 @@ GRADIENT_TOLERANCE = {"hybrid levels": 1e-4, "hybrid levels from below": 1e-4}
 
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory):
-    """Rows -> the blocks on a grid with that many."""
+    """Number of rows -> the blocks on a grid with that many rows."""
 
     @cache
     def make(lat):
@@ -38,7 +38,7 @@ def single(specs):
 
 @pytest.fixture(scope="module")
 def double(specs):
-    """Rows -> blocks in float64 on one device: all of them, or those across rows."""
+    """Number of rows -> results in float64 of blocks on one device."""
 
     @cache
     def run(lat):

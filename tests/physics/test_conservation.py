@@ -1,4 +1,4 @@
-"""Budgets close: CREDIT computes the same corrections and never asserts that."""
+"""Corrected budgets close, which CREDIT's tests of these corrections do not check."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def kind(request):
 
 @pytest.fixture
 def fixed(kind, tmp_path):
-    """(name) -> fields before, and after the block; float32."""
+    """Block name -> fields before and after the block, in float32."""
     specs = world.blocks(world.write_files(tmp_path, LAT))
 
     def run(name):
@@ -38,7 +38,7 @@ def fixed(kind, tmp_path):
 
 
 def column(values, pressure, kind):
-    """Integral over pressure, in float64 and written out."""
+    """Returns the integral over pressure in float64, by explicit sums."""
     a, b = (world.A_HALF, world.B_HALF)
     if kind == "trapezoidal":
         a, b = a[1:], b[1:]
@@ -50,7 +50,7 @@ def column(values, pressure, kind):
 
 
 def total(values):
-    """Integral over the sphere of each sample."""
+    """Returns the integral over the sphere of each sample."""
     lon, lat = np.meshgrid(world.longitude(), world.latitude(LAT))
     return (values * cell_areas(lon, lat)).sum(axis=(1, 2, 3, 4))
 
@@ -107,7 +107,7 @@ def test_energy_closes(fixed, kind):
 
 
 def test_dry_mass_by_humidity_on_pressure_levels():
-    """Midpoint sums close; trapezoidal ones up to the first corrected layer."""
+    """Midpoint sums close; trapezoidal sums except for the first corrected layer."""
     tree = world.tree(LAT, np.float64)
     before = tree["x_physical"]["S"][world.Q][:, :, -1:]
     after = tree["y_processed"]["S"][world.Q]

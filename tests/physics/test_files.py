@@ -1,4 +1,4 @@
-"""Files of constants: those that come with the package, and errors."""
+"""Files of constants: those in the package, and errors."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`model.post_conf`: the fixers on channels beside CREDIT's, and on meshes."""
+"""`model.post_conf`: the fixers on channels against CREDIT's, and on meshes."""
 
 import warnings
 from typing import Any
@@ -26,7 +26,7 @@ BLOCKS = ("global_mass_fixer", "global_water_fixer", "global_energy_fixer")
 STATE = ("air_temperature_name", "u_wind_name", "v_wind_name")
 UP_DOWN = ("TOA_down_solar", "TOA_up_solar", "TOA_up_OLR", "surf_down_solar")
 UP_DOWN += ("surf_up_solar", "surf_down_LW", "surf_up_LW", "surf_SH", "surf_LH")
-# Setting -> what changes: levels, units and the kind of energy fixer.
+# Case -> changed settings: levels, units and the kind of energy fixer.
 CASES = {
     "hybrid, midpoint": {"grid_type": "sigma", "midpoint": True},
     "hybrid, trapezoidal, normalized": {"grid_type": "sigma", "denorm": True},
@@ -36,7 +36,7 @@ CASES = {
 
 
 def raw_conf(case):
-    """`post_conf` as the YAML has it."""
+    """Returns `post_conf` as in the YAML."""
     own = {"activate": True, "midpoint": False, "denorm": False} | CASES[case]
     names = ["hyai", "hybi"] if own["midpoint"] else ["hya6", "hyb6"]
     names = ["plev"] if own["grid_type"] == "pressure" else names
@@ -65,7 +65,7 @@ def raw_conf(case):
 
 
 def statistics():
-    """Mean and std of every channel."""
+    """Returns mean and std of every channel."""
     rough = {"T": (260, 20), "U": (0, 10), "V": (0, 10), "Q": (5e-3, 3e-3)}
     rough |= {"SP": (9.5e4, 4e3), "rain": (3e-3, 1e-3), "evap": (-2e-3, 1e-3)}
     rough |= {name: (0.0, 1e6) for name in DIAGNOSTIC if name.startswith("flux")}
@@ -78,7 +78,7 @@ def channel_units():
 
 
 def arrays(case, dtype: Any = np.float32):
-    """Input of two times and output."""
+    """Returns an input of two times and an output."""
 
     def stacked(fields):
         parts = [fields[key] for key in (world.T, world.U, world.V, world.Q)]
@@ -119,7 +119,7 @@ def value_and_gradient(fixers, x, y, mesh=None):
 
 
 def with_channels(raw, folder):
-    """What CREDIT's parser adds: channels of names, and the data section."""
+    """Adds what CREDIT's parser adds: channels of names, and the data section."""
     conf: dict[str, Any] = {name: {"activate": False} for name in (*BLOCKS, "skebs")}
     conf |= {name: dict(own) for name, own in raw.items() if name != "activate"}
     channels = lambda names: [i for i, v in enumerate(VARIABLES) if v in names]  # noqa: E731
@@ -189,7 +189,8 @@ def test_as_credit(credit, case, tmp_path):
         ours, gradient = value_and_gradient(fixers, x, y)
     values = ours, out.detach().numpy()
     if CASES[case].get("denorm"):
-        # CREDIT scales every channel and back for each fixer: errors of those units.
+        # For each fixer CREDIT denormalizes and normalizes all channels, which adds
+        # rounding errors.
         values = [channel_units().physical(z, slice(None)) for z in values]
     compare(*values, 1e-6, f"{case}: values")
     assert leaf.grad is not None
@@ -197,7 +198,7 @@ def test_as_credit(credit, case, tmp_path):
 
 
 def compare(ours, theirs, tolerance, what):
-    """Each variable by itself: their units differ."""
+    """Compares each variable separately, as their units differ."""
     for name in DEEP + SURFACE + DIAGNOSTIC:
         place = [i for i, own in enumerate(VARIABLES) if own == name]
         assert_close(ours[:, place], theirs[:, place], tolerance, f"{what} of {name}")

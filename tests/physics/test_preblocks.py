@@ -1,4 +1,4 @@
-"""The blocks that run before the model, too: on the host, as CREDIT's."""
+"""Blocks that can run before the model, on the host, against CREDIT's."""
 
 import dataclasses
 import importlib
@@ -23,7 +23,7 @@ CREDIT = {
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """One of a layout."""
+    """A variable of a channel layout."""
 
     var_key: str
     n_levels: int

@@ -1,4 +1,4 @@
-"""The mass fixer in float32 beside CREDIT's in float32 and in float64."""
+"""The mass fixer in float32 against CREDIT's in float32 and in float64."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ PAIRS = (slice(None, -1), slice(1, None))
 
 
 def states(fields, dtype):
-    """The state before and after each of several steps, in a dtype."""
+    """Returns the state before and after each of several steps, in a dtype."""
     humidity = fields["Q"].values[: NUM_TIMES + 1, :, None].astype(dtype)
     pressure = fields["SP"].values[: NUM_TIMES + 1, None, None].astype(dtype)
     both = {Q: humidity, SP: pressure}
@@ -25,7 +25,7 @@ def states(fields, dtype):
 
 
 def credit_fixed(tree, dtype):
-    """What CREDIT's fixer makes of surface pressure, its own numbers in a dtype."""
+    """Returns surface pressure after CREDIT's fixer, computed in a dtype."""
     import torch
     from credit.postblock.conservation import GlobalMassFixer
 
@@ -45,7 +45,7 @@ def credit_fixed(tree, dtype):
 def test_mean_surface_pressure_is_nearer_to_float64_than_credit(
     credit, tmp_path, monkeypatch
 ):
-    """CREDIT subtracts global sums of float32; a bias of the fixed field sees that."""
+    """CREDIT subtracts global sums in float32, which biases the fixed field."""
     monkeypatch.chdir(tmp_path)
     atmosphere.write(tmp_path)
     with xr.open_dataset("d_2000.nc") as fields:
@@ -57,7 +57,7 @@ def test_mean_surface_pressure_is_nearer_to_float64_than_credit(
     assert ours.dtype == theirs.dtype == np.float32
 
     def away(values):
-        """Pa, the largest distance of a global mean."""
+        """Returns the largest difference of global means, in Pa."""
         return np.abs((values - exact).mean((1, 2, 3, 4))).max()
 
     print(f"mean of surface pressure: {away(ours):.1e} Pa, CREDIT {away(theirs):.1e}")

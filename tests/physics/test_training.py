@@ -1,4 +1,4 @@
-"""Blocks in the training step: what they need reaches them on every mesh."""
+"""Blocks in the training step get their inputs on every mesh."""
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ T, SP, LSM = "ERA5/prognostic/3d/T", "ERA5/prognostic/2d/SP", "ERA5/static/2d/LS
 
 @pytest.fixture
 def chain(world, tmp_path, monkeypatch):
-    """The postblocks: physical units, a mass fixer, sea level pressure into SP."""
+    """Returns postblocks: physical units, a mass fixer, sea level pressure as SP."""
     denormalize = TOYS["denormalize"]
     monkeypatch.setitem(TRANSFORMS["postblocks"], "denormalize", denormalize)
     lon, lat = np.meshgrid(GRID["longitude"], GRID["latitude"])
@@ -56,7 +56,7 @@ def chain(world, tmp_path, monkeypatch):
 
 
 def first_update(world, folder, domain, blocks, **changes):
-    """Loss and new parameters of one training step."""
+    """Returns loss and new parameters of one training step."""
     config = tiny_config(
         world,
         folder,

@@ -1,4 +1,4 @@
-"""A small atmosphere: its fields, the files of its grid, and blocks on it."""
+"""A small atmosphere: fields, grid files, and blocks on them."""
 
 from typing import Any
 
@@ -21,18 +21,18 @@ STATE = (T, U, V, Q, SP)
 
 
 def latitude(lat):
-    """Degrees north, uneven."""
+    """Returns latitudes with uneven spacing, degrees north."""
     even = np.linspace(84.0, -86.0, lat)
     return even + 0.5 * np.sin(np.arange(lat))
 
 
 def longitude():
-    """Degrees east."""
+    """Returns longitudes, degrees east."""
     return np.arange(LON) * 360.0 / LON
 
 
 def state(lat, seed, dtype: Any):
-    """Key -> field (batch, level, 1, lat, lon) of one time, in physical units."""
+    """Returns {key: field (batch, level, 1, lat, lon)} of a time, in physical units."""
 
     def field(key, levels, mean, spread, number):
         shape = (BATCH, levels, 1, lat, LON)
@@ -55,14 +55,14 @@ def state(lat, seed, dtype: Any):
 
 
 def ground(lat, dtype: Any = np.float64):
-    """(lat, lon) m^2 / s^2: sea, hills, and a plateau above 2500 m."""
+    """Returns surface geopotential (lat, lon), m^2 / s^2: sea, hills, a plateau."""
     values: Any = np.abs(draw((lat, LON), seed=77, dtype=np.float64)) * 15000
     values[: lat // 3] = 0.0
     return values.astype(dtype)
 
 
 def tree(lat, dtype: Any = np.float32):
-    """A batch: the output, the state before the step, and the raw static fields."""
+    """Returns a batch: output, state before the step, and raw static fields."""
     before, after = state(lat, 1, dtype), state(lat, 2, dtype)
     solar = np.abs(draw((BATCH, 1, 1, lat, LON), seed=5)).astype(dtype) * 340
     whole = np.broadcast_to(ground(lat, dtype), (BATCH, 1, 1, lat, LON)).copy()
@@ -78,7 +78,7 @@ def tree(lat, dtype: Any = np.float32):
 
 
 def write_files(folder, lat):
-    """The files of the grid; returns their paths."""
+    """Writes the files of the grid; returns their paths."""
     lon2d, lat2d = np.meshgrid(longitude(), latitude(lat))
     grid = {
         "lon2d": (("y", "x"), lon2d),
@@ -109,7 +109,7 @@ def write_files(folder, lat):
 
 
 def blocks(paths):
-    """Name -> (type, args) of every block, in several settings."""
+    """Returns name -> (type, args) of every block, in several settings."""
     sigma = {
         "save_loc_physics": paths["physics"],
         "lon_lat_level_name": ["lon2d", "lat2d", "hyai", "hybi"],

@@ -1,4 +1,4 @@
-"""Losses and metrics of named fields: what their sections need of the others."""
+"""Losses and metrics of named fields: their requirements on other sections."""
 
 import jax
 import numpy as np
@@ -79,7 +79,7 @@ def first_loss(plan):
 
 
 def test_base_trains_on_every_mesh(plan):
-    """Its gradient reaches the model, through the postblocks."""
+    """Its gradient reaches the model through the postblocks."""
     serial = plan(loss=BASE, postblocks=TWIN)
     serial.check()
     value, (params, scores) = first_loss(serial)

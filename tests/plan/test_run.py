@@ -1,4 +1,4 @@
-"""A plan: what it holds, and every problem of a config at once."""
+"""A plan: its fields, and all problems of a config in one report."""
 
 from types import SimpleNamespace
 
@@ -118,7 +118,7 @@ def test_channels_of_another_validation_source(plan, world, tmp_path):
     ],
 )
 def test_metrics_that_are_no_mapping_of_metrics(plan, section, line):
-    """A mapping of names to arguments, as CREDIT takes it."""
+    """`metrics` must be a mapping of names to arguments, as in CREDIT."""
     found = plan(metrics={"type": "combined", "args": {"metrics": section}})
     assert len(found.problems) == 1, found.problems
     assert found.problems[0].startswith(line)
@@ -135,7 +135,7 @@ def test_a_model_without_geometry_has_tables(plan):
 
 
 def test_a_model_without_levels(plan, world, tmp_path):
-    """The model's defaults count, without a word about missing keys."""
+    """The model's defaults are used, without a message about missing keys."""
     model = tiny_config(world, tmp_path)["model"]
     sizes = {key: model[key] for key in ("image_height", "image_width", "frames")}
     found = plan(model={"type": "wxformer", **sizes})
@@ -162,7 +162,7 @@ def test_huge_depth_is_a_problem(plan, world, tmp_path):
 
 
 def test_a_process_learns_single_steps_by_losses_at_points(plan, monkeypatch):
-    """What the transforms, a later step or another member would need is refused."""
+    """Losses that need transforms, later steps or members are refused."""
     monkeypatch.setattr(TinyConfig, "process", SimpleNamespace(num_samples=20))
     single = plan()
     assert single.problems == ()

@@ -1,4 +1,4 @@
-"""Configs whose scalers are fitted."""
+"""Configs with scalers to fit."""
 
 from tests.data.world import parsed, raw_config
 
@@ -7,7 +7,7 @@ FIRST = {"channels_last": False}
 
 
 def scaler(path, kind="standard", variables=(), params=FIRST, **args):
-    """A block of scalers."""
+    """Returns a block of scalers."""
     return {
         "type": "bridgescaler_transform",
         "args": {
@@ -21,19 +21,19 @@ def scaler(path, kind="standard", variables=(), params=FIRST, **args):
 
 
 def raw(world, blocks, **changes):
-    """A config with some preblocks of every step before `concat`."""
+    """Returns a raw config with given `per_step` preblocks before `concat`."""
     made = raw_config(world, **changes)
     made["preblocks"]["per_step"] = {**blocks, "concat": {"type": "concat"}}
     return made
 
 
 def config(world, blocks, **changes):
-    """The same, parsed."""
+    """Returns the same config, parsed."""
     return parsed(raw(world, blocks, **changes))
 
 
 def all_kinds(folder):
-    """Blocks of every kind, log before one of them."""
+    """Returns blocks of every kind of scaler, one of them after a `log`."""
     log = {"variables": ["ERA5/prognostic/2d/SP"]}
     point = "ERA5/dynamic_forcing/2d/tsi"
     return {

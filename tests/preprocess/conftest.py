@@ -1,4 +1,4 @@
-"""The small data set of the tests of data."""
+"""Fixtures: the small data set of the data tests."""
 
 from tests.data.conftest import folder as folder
 from tests.data.conftest import world as world

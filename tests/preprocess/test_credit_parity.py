@@ -1,4 +1,4 @@
-"""The files that CREDIT's own `preprocess` writes, beside ours."""
+"""Files of the command against those of CREDIT's own `preprocess`."""
 
 import copy
 import json
@@ -21,12 +21,12 @@ from tests.support import assert_close
 pytestmark = pytest.mark.reference
 
 NAMES = ("deep", "flat", "points", "columns", "rain")
-# A last batch that is not full, and one of 2 times.
+# A partial last batch, and batches of 2 times.
 CHANGES = {"trainer__train_batch_size": 4, "data__forecast_len": 2}
 
 
 def credit_preprocess(raw_config, folder):
-    """Run CREDIT's command in this process."""
+    """Runs CREDIT's command in this process."""
     path = folder / "config.yml"
     path.write_text(yaml.safe_dump(raw_config, sort_keys=False))
     handlers, level = logging.root.handlers[:], logging.root.level

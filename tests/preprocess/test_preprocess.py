@@ -28,7 +28,7 @@ T, SP, TP = (
 
 
 def fit(world, blocks, *, overwrite=False, threads=2, **changes):
-    """The lines that are printed."""
+    """Runs the command; returns its printed lines."""
     out = Console(file=io.StringIO(), width=200)
     own = config(world, blocks, **changes)
     preprocess(own, num_threads=threads, overwrite=overwrite, console=out)
@@ -36,14 +36,14 @@ def fit(world, blocks, *, overwrite=False, threads=2, **changes):
 
 
 def written(world, blocks, folder, *options, **changes):
-    """A config file."""
+    """Writes a config file."""
     path = folder / "config.yml"
     path.write_text(yaml.safe_dump(raw(world, blocks, **changes), sort_keys=False))
     return ["--config", str(path), *options]
 
 
 def samples(world, key, part="input", **changes):
-    """All samples of a variable, (sample, level, time, lat, lon)."""
+    """Returns all samples of a variable, (sample, level, time, lat, lon)."""
     own = config(world, {}, **changes)
     dataset = open_dataset(own.data)
     read = [getattr(dataset[i], part)["ERA5"][key] for i in range(len(dataset))]
@@ -83,7 +83,7 @@ def test_threads_change_nothing(world, tmp_path):
 
 
 def test_blocks_before_a_scaler(world, tmp_path):
-    """Those of the initial state too, which CREDIT leaves out."""
+    """Also blocks of the initial state, which CREDIT does not apply."""
     new = "ERA5/prognostic/2d/PS"
     blocks = {
         "log": {"type": "log_transform", "args": {"variables": [new]}},
@@ -119,7 +119,7 @@ def test_existing_files_are_kept(world, tmp_path):
 
 @pytest.mark.reference
 def test_means_and_deviations(credit, world, tmp_path):
-    """Both packages read them, at levels counted from 1."""
+    """Both packages read these files, with levels counted from 1."""
     paths = {"mean_path": str(tmp_path / "m.nc"), "std_path": str(tmp_path / "s.nc")}
     args = {**paths, "levels": [2, 4]}
     blocks = {"norm": {"type": "era5_normalizer", "args": args}}
@@ -166,7 +166,7 @@ def test_one_file_of_a_pair(world, tmp_path):
 
 
 def test_interrupted(world, tmp_path, monkeypatch, capsys):
-    """Nothing is left, neither a file nor a part of one."""
+    """No file remains, not even a partial one."""
     target = tmp_path / "files"
     target.mkdir()
     blocks = {"a": scaler(target / "a.json"), "b": scaler(target / "b.json", "minmax")}
@@ -304,7 +304,7 @@ def test_a_variable_without_values(folder, tmp_path):
 
 
 def test_units_are_kept(folder, tmp_path):
-    """Of what no block before has changed."""
+    """Units of variables that no earlier block changed are written."""
     for year in (1999, 2000):
         rewrite(
             folder / f"w_{year}.nc",

@@ -1,4 +1,4 @@
-"""Statistics of batches, merged, against those of the whole."""
+"""Merged statistics of batches against those of all samples."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SHAPE = (6, 3, 2, 4, 5)
 
 @pytest.fixture
 def values(rng):
-    """Six samples on three levels, one of them far from 0, some NaN."""
+    """Returns six samples on three levels, one level far from 0, with some NaN."""
     x = rng.normal(0, 1, SHAPE) + np.array([0.0, 1e5, -3.0]).reshape(1, 3, 1, 1, 1)
     x[rng.random(SHAPE) < 0.1] = np.nan
     return x.astype(np.float32)

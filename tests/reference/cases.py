@@ -15,7 +15,7 @@ from credit_torch_bridge.compare.credit_side import (
     new_credit_model,
 )
 
-# Running statistics follow the batches slowly: a tenth of the way each time.
+# Running statistics converge slowly: each batch has a weight of a tenth.
 _SETTLING_FORWARDS, _WITH_BATCH_NORMS = 5, 40
 _SPREAD = 0.1
 
@@ -24,7 +24,7 @@ State = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class CreditCase:
-    """What a CREDIT model did with one input. Names are CREDIT's.
+    """Results of a CREDIT model on one input; names are CREDIT's.
 
     Attributes:
         x: input (batch, channel, time, lat, lon).
@@ -62,8 +62,8 @@ def credit_case(
     """Builds a CREDIT model and runs it once, forward and backward.
 
     Every parameter is moved away from its initial value first, so that none hides
-    behind a one or a zero. A few forward passes in training mode let spectral norm
-    settle, and more of them the running statistics of batch norms.
+    behind a one or a zero. Forward passes in training mode let the vectors of spectral
+    norm converge, and further ones the running statistics of batch norms.
 
     Args:
         model_block: the `model:` section of a CREDIT config.
@@ -71,12 +71,12 @@ def credit_case(
         mode: "train" updates the vectors of spectral norm and drops out.
         batch: samples in `x`.
         dtype: of parameters and input.
-        prepare: changes the model after it has settled.
+        prepare: a function that changes the model after these forward passes.
     """
     model = cast_credit(build_credit(model_block, seed), dtype)
     generator = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what of CREDIT's keys has no effect here
+        warnings.simplefilter("ignore")  # of CREDIT's keys without effect
         shape = build(model_block).inputs["x"].shape(batch)
     x = torch.randn(shape, generator=generator, dtype=dtype)
     with floats_of(dtype):
@@ -102,9 +102,9 @@ def credit_case(
 
 
 def build_credit(model_block: Mapping[str, Any], seed: int = 0) -> torch.nn.Module:
-    """The CREDIT model of a `model:` section, on the CPU, freshly initialized."""
+    """Builds a CREDIT model of a `model:` section on the CPU, freshly initialized."""
     torch.set_num_threads(1)
-    # CREDIT and its libraries warn of their own affairs; ours are errors.
+    # Silence warnings of CREDIT and its libraries; ours are errors.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The small data set that `gen2.yml`, beside this file, reads."""
+"""The small data set that `gen2.yml` in this folder reads."""
 
 from pathlib import Path
 

@@ -1,10 +1,10 @@
-"""CREDIT's own gen2 rollout.
+"""Runs CREDIT's own gen2 rollout.
 
     python -m tests.reference.rollout_driver YAML [THREADS [DTYPE]]
 
 It runs as `credit rollout` does, except that files are written in this process instead
-of by a pool of processes, which only costs their start. With DTYPE float64 the model
-computes in double precision, and what it predicts is fed back in it.
+of by a pool of processes, which would take time to start. With DTYPE float64 the model
+computes in double precision, and its predictions are fed back in double precision.
 """
 
 import sys
@@ -31,7 +31,7 @@ def main(config: str, threads: str = "1", dtype: str = "float32") -> None:
 
 
 class _Double(torch.nn.Module):
-    """A model in double precision, of inputs of any."""
+    """A model in double precision that casts its inputs."""
 
     def __init__(self, model):
         super().__init__()
@@ -42,7 +42,7 @@ class _Double(torch.nn.Module):
 
 
 class _NoPool:
-    """A pool that runs jobs at once."""
+    """A stand-in for a process pool that runs jobs immediately."""
 
     def __enter__(self):
         return self
@@ -51,7 +51,7 @@ class _NoPool:
         return None
 
     def apply_async(self, function, args):
-        """Runs a job at once."""
+        """Runs a job immediately."""
         function(*args)
         return SimpleNamespace(get=lambda: None)
 

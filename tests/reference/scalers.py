@@ -1,4 +1,4 @@
-"""Scalers of the variables of a data set, fitted by bridgescaler, and their blocks."""
+"""Scalers of a data set's variables, fitted by bridgescaler, and their blocks."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 import xarray as xr
 
-# Variable -> key, of what `write_dataset` writes and models predict.
+# Variable -> key of the predicted variables in `write_dataset`.
 SCALED: Mapping[str, str] = MappingProxyType(
     {
         "T": "ERA5/prognostic/3d/T",
@@ -30,13 +30,13 @@ def write_scalers(
 def fit_scalers(
     folder: Path, fields: xr.Dataset, keys: Mapping[str, str] = SCALED
 ) -> None:
-    """Writes bridgescaler's own file: a standard scaler of each variable.
+    """Writes a bridgescaler file with a standard scaler of each variable.
 
     Args:
-        folder: of scaler.json.
-        fields: what is scaled, with or without time.
-        keys: variable -> key; what is not diagnostic is scaled in the input, what is
-            predicted in the target.
+        folder: folder of scaler.json.
+        fields: the fields to fit, with or without time.
+        keys: variable -> key; variables that are not diagnostic are scaled in the
+            input, predicted ones in the target.
     """
     import torch
     from bridgescaler import save_scaler_dict
@@ -63,7 +63,7 @@ def fit_scalers(
 def scaler_blocks(
     keys: Iterable[str] = SCALED.values(),
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Blocks of scaler.json: a preblock, its inverse, and that of the target's twin."""
+    """Returns blocks of scaler.json: a preblock, its inverse, and one of the target."""
 
     def block(**args: Any) -> dict[str, Any]:
         path = {"scaler_path": "./scaler.json"}

@@ -1,4 +1,4 @@
-"""The beginning of our runs beside CREDIT's trainer."""
+"""Initial states of our runs in comparisons with CREDIT's trainer."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from credit_jax.training.loss_state import init_loss_state
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState, place_state, state_of, state_specs
 
-# Of the key of dropout and noise.
+# Seed of the key of dropout and noise.
 SEED = 0
 
 
 def start_of(setup: Setup, weights: Any) -> TrainState:
-    """The state before the first step.
+    """Returns the state before the first step.
 
     Args:
-        setup: of the run.
+        setup: the prepared run.
         weights: parameters by path, and model state, as `from_state_dict` makes them.
     """
     params, model_state = jax.device_put(weights)

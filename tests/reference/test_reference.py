@@ -1,4 +1,4 @@
-"""The harness around CREDIT: it runs, repeats itself, and its trainer is watched."""
+"""The harness of CREDIT: it runs, is deterministic, and records the trainer."""
 
 import numpy as np
 import pytest

@@ -1,9 +1,9 @@
-"""CREDIT's own gen2 trainer, watched.
+"""Runs CREDIT's own gen2 trainer and records its steps.
 
     python -m tests.reference.trainer_driver YAML OUT [NOISE]
 
-Runs in its own process, because CREDIT sets flags of the whole of torch. OUT, a folder,
-gets steps.npz (per step: x, y, loss, learning_rate, gradient_norm), and the state dicts
+It is a program, because CREDIT sets global flags of torch. OUT, a folder, gets
+steps.npz (per step: x, y, loss, learning_rate, gradient_norm), and the state dicts
 initial.npz, final.npz and ema.npz. NOISE, an .npz, has arrays that are added to the
 predictions: `train`, one for each step, `valid`, one for each batch of an epoch.
 """
@@ -18,12 +18,12 @@ import torch
 
 from credit_torch_bridge.compare.credit_import import import_torchvision
 
-# What a step records is passed through these; CREDIT's own files stay as they are.
+# Wrappers of these functions record the steps; CREDIT's own files are unchanged.
 _RECORD: dict[str, list[np.ndarray | float]] = defaultdict(list)
 
 
 def main(config: str, out: str, noise: str | None = None) -> None:
-    """Trains as `credit train` does on one process, and writes what was seen."""
+    """Trains as `credit train` does on one process, and writes the records."""
     torch.set_num_threads(1)
     import_torchvision()
     from credit.applications.train_gen2 import main_cli

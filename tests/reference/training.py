@@ -1,4 +1,4 @@
-"""A training run of CREDIT's own trainer, for trajectories to be compared with."""
+"""A training run of CREDIT's own trainer, as a reference for trajectories."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ _TAIL = 3000  # characters of output in an error
 
 @dataclass(frozen=True)
 class CreditRun:
-    """What CREDIT's trainer did, step by step. State dicts have CREDIT's names.
+    """Records of CREDIT's trainer, step by step; state dicts have CREDIT's names.
 
     Attributes:
         x: (step, batch, channel, time, lat, lon) as handed to the model.
@@ -47,11 +47,11 @@ class CreditRun:
 def credit_train(
     config_path: Path, cwd: Path, *, noise: Mapping[str, np.ndarray] | None = None
 ) -> CreditRun:
-    """Runs CREDIT's gen2 trainer on a YAML in the folder `cwd`, in its own process.
+    """Runs CREDIT's gen2 trainer on a YAML in the folder `cwd`, in a subprocess.
 
     Args:
         config_path: CREDIT gen2 YAML; relative paths inside it start at `cwd`.
-        cwd: folder with the data; what was seen is written to its `watched/`.
+        cwd: folder with the data; the records are written to its `watched/`.
         noise: "train", one array for each training step, and "valid", one for each
             validation batch of an epoch, which are added to the model's predictions.
 
@@ -70,13 +70,13 @@ def credit_train(
 def run_credit(
     module: str, arguments: Sequence[str], cwd: Path, *, threads: int = 1
 ) -> None:
-    """Runs CREDIT in a process of its own, by a module that drives it.
+    """Runs CREDIT in a subprocess, by a driver module.
 
     Args:
         module: such as "tests.reference.trainer_driver".
-        arguments: of the module.
+        arguments: arguments of the module.
         cwd: working folder.
-        threads: of torch.
+        threads: number of torch's threads.
 
     Raises:
         RuntimeError: CREDIT failed; carries the end of what it printed.

@@ -1,4 +1,4 @@
-"""The short form of `benchmarks.kill_matrix`: four kills, and other faults."""
+"""A short form of `benchmarks.kill_matrix`: four kills, and other faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAULTS = (
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
-    """One with its undisturbed run."""
+    """A kill matrix with its undisturbed run."""
     folder = tmp_path_factory.mktemp("matrix")
     config = folder / "config.yml"
     section = small_demo(folder / "data", epochs=4)

@@ -1,4 +1,4 @@
-"""CREDIT's state dict of a model, there and back."""
+"""Round trips of CREDIT's state dicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from credit_jax.nn.spectral_norm import spectral_norm_shapes
 
 
 def assert_round_trip(credit: Any, block: dict[str, Any]) -> None:
-    """Values, shapes and order of the keys of a model of CREDIT, bit for bit."""
+    """Asserts a bitwise round trip of a CREDIT model, in values, shapes, key order."""
     model_def = build(block)
     model = credit.build_credit(block, seed=1)
     state = {key: value.numpy() for key, value in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Arrangements read both ways, and carry the vectors of spectral norm with them."""
+"""Arrangements in both directions, also of the vectors of spectral norm."""
 
 import numpy as np
 import pytest

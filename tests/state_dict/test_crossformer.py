@@ -15,7 +15,7 @@ pytestmark = pytest.mark.reference
 
 MODEL = CROSSFORMER_CASES["mirror"]
 
-# name: what differs from MODEL
+# name: changes of MODEL
 VARIANTS = {
     "transposed": {},
     "interpolating": {"upsample_v_conv": True},
@@ -45,7 +45,7 @@ def test_weights_of_a_wxformer_are_refused(credit):
 
 
 def test_files_carry_running_statistics_there_and_back(credit, tmp_path, capsys):
-    """Batch norms' counters are integers, which only they may be."""
+    """Counters of batch norms are integers; other entries must not be."""
     block = MODEL | {"attention_type": "coordinate"}
     model = credit.build_credit(block, seed=2).train()
     with torch.no_grad():

@@ -19,7 +19,7 @@ from tests.reference.training import GEN2_CONFIG
 
 pytestmark = pytest.mark.reference
 
-# name: what differs from BASE
+# name: changes of BASE
 VARIANTS = {
     "two directions": {"num_groups": [4, 2]},
     "no spectral norm": {"use_spectral_norm": False},
@@ -54,7 +54,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(credit, name):
 
 @pytest.fixture(scope="module")
 def files(credit, tmp_path_factory):
-    """A config and a checkpoint of two updates, as CREDIT writes them."""
+    """A config and a checkpoint after two updates, as CREDIT writes them."""
     folder = tmp_path_factory.mktemp("fuxi")
     model = credit.build_credit(BASE, seed=3).train()
     optimizer = torch.optim.AdamW(
@@ -80,7 +80,7 @@ def files(credit, tmp_path_factory):
 
 
 def test_parameters_without_gradient_are_the_frozen_ones(credit, files):
-    """CREDIT's AdamW has no state of qkv; ours has no moments."""
+    """CREDIT's AdamW has no state of qkv, and ours no moments."""
     case = credit.credit_case(BASE)
     model_def = build(BASE)
     without = [key for key in case.parameters if key not in case.gradients]
@@ -112,7 +112,7 @@ def test_files_there_and_back(files, tmp_path, capsys):
         assert torch.equal(after[key], value), key
 
 
-# Dropout is not of a comparison, which is in evaluation mode.
+# Dropout is irrelevant to the comparison, which is in evaluation mode.
 @pytest.mark.parametrize("name", [name for name in FUXI_CASES if name != "dropout"])
 @pytest.mark.filterwarnings("ignore:.*does not see")
 def test_every_block_compares(credit, name, tmp_path):

@@ -13,7 +13,7 @@ from tests.state_dict.tables import DEPTH, PARAM_SPECS, TABLE
 
 @pytest.fixture
 def state(rng):
-    """A PyTorch state dict that fits."""
+    """A PyTorch state dict that fits the key plan."""
     shapes = {"stem.0.weight": (2, 4), "stem.0.bias": (2,)}
     shapes |= {f"layers.10.{d}.weight": (2, 4) for d in range(DEPTH)}
     return {key: rng.normal(size=shape) for key, shape in shapes.items()}
@@ -21,7 +21,7 @@ def state(rng):
 
 @pytest.fixture
 def normalized_state(state, rng):
-    """The same with its matrices under spectral norm."""
+    """The same state dict with spectral norm of its matrices."""
     out = {}
     for key, value in state.items():
         if key.endswith("bias"):

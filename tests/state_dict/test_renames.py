@@ -1,11 +1,11 @@
-"""Keys of parallel wrappers and older layouts, by their names today."""
+"""Renaming of keys of parallel wrappers and older layouts to the current names."""
 
 import pytest
 
 from credit_jax.state_dict.renames import current_names
 from credit_jax.state_dict.wxformer import TORCH_MODEL
 
-# (name in a file, wanted names, what it is)
+# (name in a file, known names, renaming)
 NAMES = [
     ("up_block1.conv.conv.weight", {"up_block1.conv.weight"}, "up_block1.conv.weight"),
     ("up_block1.conv.weight", {"up_block1.conv.weight"}, "up_block1.conv.weight"),

@@ -30,7 +30,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
 
 @pytest.mark.parametrize("name", ["two frames", "odd"])
 def test_keys_without_gradient_are_idle(credit: Any, name: str) -> None:
-    """Layers behind a shallow encoder, and the gates of the block without a skip."""
+    """Layers after a shallow encoder, and the gates of the block without a skip."""
     model = credit.build_credit(BLOCKS[name], seed=1)
     model_def = build(BLOCKS[name])
     model(torch.randn(model_def.inputs["x"].shape(2))).sum().backward()

@@ -1,4 +1,4 @@
-"""WXFormer's key table against CREDIT itself: state dicts, vectors and predictions."""
+"""WXFormer's key table against CREDIT: state dicts, vectors and predictions."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ MODEL = yaml.safe_load(
     (Path(__file__).parents[1] / "reference" / "gen2.yml").read_text()
 )["model"]
 
-# name: what differs from MODEL
+# name: changes of MODEL
 VARIANTS = {
     "spectral norm": {},
     "no spectral norm": {"use_spectral_norm": False},

@@ -1,4 +1,4 @@
-"""The tiny model is known."""
+"""Registers the tiny model."""
 
 from tests.training.conftest import tiny_model
 

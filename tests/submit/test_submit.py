@@ -172,7 +172,7 @@ def program(path: Path, text: str) -> str:
 def test_a_fake_scheduler(
     submit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str
 ) -> None:
-    """It counts jobs, and refuses the third."""
+    """The fake scheduler counts jobs, and refuses the third."""
     tools, log = tmp_path / "bin", tmp_path / "log"
     tools.mkdir()
     says = "$n.server" if cluster == "pbs" else "Submitted batch job $n"
@@ -208,7 +208,7 @@ def test_a_fake_scheduler(
 def test_a_chain_runs_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: None
 ) -> None:
-    """Job 1 stops at its limit, job 2 resumes and ends, job 3 has nothing to do."""
+    """Job 1 stops at its time limit, job 2 resumes and ends, job 3 does nothing."""
     write_world(tmp_path)
     python = program(
         tmp_path / "python",

@@ -1,4 +1,4 @@
-"""What tests of every floor share."""
+"""Helpers shared by tests of all layers."""
 
 from credit_torch_bridge.compare.errors import relative_error as relative_error
 from tests.support.errors import assert_close as assert_close

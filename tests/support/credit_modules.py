@@ -1,4 +1,4 @@
-"""Single classes of CREDIT, for tests of one operation."""
+"""Imports of single classes of CREDIT, for tests of one operation."""
 
 import importlib
 import warnings
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def credit_attribute(module: str, name: str) -> Any:
-    """`credit.<module>.<name>`; for tests that use the fixture `credit`."""
+    """Returns `credit.<module>.<name>`, for tests that use the fixture `credit`."""
     bridge = importlib.import_module("credit_torch_bridge.compare.credit_import")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

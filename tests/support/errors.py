@@ -1,4 +1,4 @@
-"""Assertions on relative L2 errors, which print what they saw."""
+"""Assertions on relative L2 errors, which print the errors."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from credit_torch_bridge.compare.errors import relative_error
 def assert_close(
     actual: ArrayLike, expected: ArrayLike, tolerance: float, what: str
 ) -> float:
-    """Prints the relative error seen, and fails above `tolerance`.
+    """Prints the relative error, and fails if it exceeds `tolerance`.
 
     Returns:
         The relative error.
@@ -33,11 +33,10 @@ def assert_trees_close(
 ) -> float:
     """`assert_close` for flat dicts: equal keys, and every array within `tolerance`.
 
-    `chex.assert_trees_all_close` compares single elements, of which a gradient has many
-    that are rounding alone; what is equal bit by bit goes to
-    `chex.assert_trees_all_equal`. Here an array is measured against the larger of its
-    own norm and 1e-3 of the largest norm of the dict, so that a gradient that is zero
-    but for rounding is not measured by its rounding.
+    The error of an array is relative to its own norm, or to 1e-3 of the largest norm of
+    the dict if that is larger. Thus a gradient that is zero up to rounding passes.
+    `chex.assert_trees_all_close` instead compares single elements, many of which are
+    rounding only. For bitwise equality use `chex.assert_trees_all_equal`.
 
     Returns:
         The largest relative error.

@@ -12,19 +12,19 @@ from tests.support.errors import assert_close
 
 
 def draw(shape: Sequence[int], seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
-    """Standard normal numbers, the same in every run."""
+    """Returns standard normal numbers, equal in every run."""
     return np.random.default_rng(seed).standard_normal(tuple(shape)).astype(dtype)
 
 
 def cotangent(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-    """What an output of this shape is multiplied with to make a loss."""
+    """Returns the cotangent of an output of this shape: fixed random numbers."""
     return draw(shape, seed=math.prod(shape) + len(shape), dtype=dtype)
 
 
 def jax_values(
     function: Callable[..., Any], *arrays: np.ndarray
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The output, and the gradient of sum(output * cotangent) by every array."""
+    """Returns the output, and gradients of sum(output * cotangent) by every array."""
 
     @jax.jit
     def run(*inputs: jax.Array) -> Any:
@@ -57,7 +57,7 @@ def assert_same(
     value: float = 1e-6,
     gradient: float = 1e-5,
 ) -> None:
-    """Output within `value`, every gradient within `gradient`."""
+    """Asserts output errors below `value`, and gradient errors below `gradient`."""
     assert_close(actual[0], expected[0], value, f"{what}, value")
     assert len(actual[1]) == len(expected[1]), f"{what}: gradients are missing"
     for number, (a, e) in enumerate(zip(actual[1], expected[1], strict=True)):

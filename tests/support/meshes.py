@@ -9,9 +9,9 @@ from credit_jax.parallel.mesh.axes import DOMAIN, DP_SHARD, TP
 
 
 def make_mesh(*, dp: int = 1, tp: int = 1, domain: int = 1) -> Mesh:
-    """The first dp * tp * domain devices as a mesh; axes of degree 1 are left out.
+    """Returns a mesh of the first dp * tp * domain devices without axes of degree 1.
 
-    A mesh of one device still has `dp_shard`.
+    A mesh of one device has the axis `dp_shard`.
     """
     degrees = {DP_SHARD: dp, TP: tp, DOMAIN: domain}
     axes = {name: degree for name, degree in degrees.items() if degree > 1}

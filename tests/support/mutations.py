@@ -10,17 +10,17 @@ from typing import Any
 
 
 def changed_bytes(data: bytes, chosen: random.Random) -> bytes:
-    """Bytes that were truncated, flipped, overwritten or moved.
+    """Returns bytes with parts truncated, flipped, overwritten or moved.
 
     Args:
-        data: of a file.
-        chosen: where and how.
+        data: content of a file.
+        chosen: generator that selects the change.
     """
     return bytes(chosen.choice(BYTES)(bytearray(data), chosen)) if data else b"\0"
 
 
 def changed_json(text: str, chosen: random.Random) -> str:
-    """JSON with another value at one place."""
+    """Returns JSON with another value in one place."""
     content = json.loads(text)
     parent = content
     while isinstance(parent, (dict, list)) and parent:
@@ -47,7 +47,7 @@ def _flip(data: bytearray, chosen: random.Random) -> bytearray:
 
 
 def _flip_in_the_frame(data: bytearray, chosen: random.Random) -> bytearray:
-    """Bits where headers and tables stand: at the beginning and at the end."""
+    """Flips bits where headers and tables are: at the beginning and at the end."""
     for _ in range(chosen.choice([1, 2, 8])):
         place = chosen.randrange(min(len(data), 4096))
         data[place if chosen.random() < 0.5 else -1 - place] ^= 1 << chosen.randrange(8)
@@ -66,7 +66,7 @@ def _insert(data: bytearray, chosen: random.Random) -> bytearray:
 
 
 def _numbers(data: bytearray, chosen: random.Random) -> bytearray:
-    """A length or an offset of eight bytes that claims much."""
+    """Overwrites eight bytes by a large length or offset."""
     start = chosen.randrange(max(1, len(data) - 8))
     value = chosen.choice([2**62, 2**40, 2**31, 0])
     data[start : start + 8] = struct.pack("<Q", value)

@@ -1,4 +1,4 @@
-"""Commands in several real processes on this machine.
+"""Runs commands in several real processes on this machine.
 
 python -c "from tests.support.processes import main; main(MODULE, OPTIONS ...)"
 """
@@ -17,7 +17,7 @@ PROGRAM = "import sys; from tests.support.processes import main; main(*sys.argv[
 
 
 def main(module: str, *options: str) -> None:
-    """Runs a command that knows the tiny model; ends with its exit code."""
+    """Registers the tiny model and runs a command; exits with its exit code."""
     from credit_jax.models import registry
     from tests.training.tiny import Tiny, TinyConfig
 
@@ -28,12 +28,12 @@ def main(module: str, *options: str) -> None:
 def start_processes(
     count: int, module: str, *options: str
 ) -> list[subprocess.Popen[str]]:
-    """Starts a command in processes that find each other.
+    """Starts a command in several processes, which connect to each other.
 
     Args:
-        count: how many processes.
-        module: of the command, such as "credit_jax.train".
-        options: of it.
+        count: number of processes.
+        module: module of the command, such as "credit_jax.train".
+        options: options of the command.
     """
     coordinator = f"127.0.0.1:{free_port()}"
     by_hand = ["--coordinator", coordinator, "--processes", str(count)]
@@ -55,13 +55,13 @@ def start_processes(
 
 
 def on_processes(count: int, module: str, *options: str) -> list[str]:
-    """Runs a command in processes to its end, which must be a good one.
+    """Runs a command in several processes, and asserts that all succeed.
 
     Args:
         count, module, options: as for `start_processes`.
 
     Returns:
-        What each process printed.
+        The output of each process.
     """
     processes = start_processes(count, module, *options)
     texts = [process.communicate(timeout=300)[0] for process in processes]
@@ -71,20 +71,20 @@ def on_processes(count: int, module: str, *options: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on."""
+    """Returns a free port of this host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
 
 def run_program(module: str, *arguments: str) -> str:
-    """Runs a program of the tests, without the checks of annotations that tests have.
+    """Runs a program of the tests without run-time checks of annotations.
 
     Args:
-        module: which ends with 0 where all is well.
-        arguments: of the program.
+        module: module of the program, which exits with 0 on success.
+        arguments: arguments of the program.
 
     Returns:
-        What it printed.
+        The output of the program.
     """
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],

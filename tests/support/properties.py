@@ -1,4 +1,4 @@
-"""How tests draw values at random: the same ones in every run, none kept on disk."""
+"""Settings of property tests: equal random values in every run, no database."""
 
 from hypothesis import settings
 

@@ -1,9 +1,9 @@
 """Runs operations on fields split over shards, and on one device, with gradients.
 
-A case is a function of fields and weights. Cases of a number of shards share compiled
-programs, because compiling takes most of the time; XLA's time grows faster than the
-program, so each holds a few of them. What padding rows hold must not matter, so they go
-in as large numbers.
+A case is a function of fields and weights. Most of the time is compilation, so that
+several cases with the same number of shards share a program. They are only a few, as
+compile time grows faster than the size of the program. Padding rows of the inputs are
+large numbers, because results must not depend on them.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ class Case:
     Attributes:
         op: `op(*fields, *weights) -> Field`.
         fields: global shapes (batch, lat, lon, channel).
-        weights: shapes of arrays that every shard has whole.
+        weights: shapes of replicated arrays.
         dim: array dim that is split.
     """
 
@@ -56,7 +56,7 @@ class Outcome:
 def run_cases(
     cases: Mapping[str, Case], num_shards: int, dtype: Any = np.float32
 ) -> dict[str, Outcome]:
-    """Outputs and gradients of all cases on `num_shards` devices."""
+    """Returns outputs and gradients of all cases on `num_shards` devices."""
     outcomes = {}
     names = list(cases)
     for start in range(0, len(names), CASES_OF_A_PROGRAM):
@@ -75,7 +75,7 @@ def build_cases(
     *,
     gradients: bool = True,
 ) -> tuple[Callable[..., Any], Any, dict[str, Layout]]:
-    """The program under `shard_map`, its arguments, and the layouts that come out."""
+    """Returns the program under `shard_map`, its arguments, and the output layouts."""
     axis = DOMAIN if num_shards > 1 else None
     layouts: dict[str, Layout] = {}
 
@@ -148,9 +148,9 @@ def _on_layouts(case: Case, fields: Any, num_shards: int) -> list[Field]:
 
 
 def _cotangent(out: jax.Array, layout: Layout) -> jax.Array:
-    """This shard's rows of `cotangent` of the whole output; padding has zeros.
+    """Returns this shard's rows of the whole output's cotangent, with zero padding.
 
-    Rows are picked on the host: to trace it costs more than most of the operations.
+    Rows are selected on the host, as tracing this would cost more than most operations.
     """
     shape = list(out.shape)
     shape[layout.dim] = layout.size
@@ -165,7 +165,7 @@ def _cotangent(out: jax.Array, layout: Layout) -> jax.Array:
 
 
 def _split(case: Case, num_shards: int, dtype: Any) -> tuple[np.ndarray, ...]:
-    """The fields as equal blocks, garbage in the padding."""
+    """Splits fields into equal blocks with garbage in the padding."""
     out = []
     for number, shape in enumerate(case.fields):
         x = draw(shape, seed=number, dtype=dtype)
@@ -195,7 +195,7 @@ def _collect(
 
 
 def _global(x: Any, layout: Layout) -> np.ndarray:
-    """The real rows in order; padding of a gradient must be zero or is left out."""
+    """Returns the real rows in order; asserts that a gradient's padding is zero."""
     rows_per_shard = np.asarray(layout.rows).reshape(-1)
     where = {row: i for i, row in enumerate(rows_per_shard) if row >= 0}
     index = [where[row] for row in range(layout.size)]

@@ -1,4 +1,4 @@
-"""Which cases of a parametrized test are left to `make slow`."""
+"""Marks cases of parametrized tests that run only in `make slow`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def mark_slow(cases: Sequence[Any], *, but: Sequence[Any]) -> list[Any]:
-    """Cases of a parametrized test, all slow ones but some.
+    """Returns cases of a parametrized test, all marked slow except some.
 
     Args:
         cases: values, or tuples of them.

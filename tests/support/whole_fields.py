@@ -13,24 +13,24 @@ from credit_jax.parallel.mesh.axes import MeshAxes
 from credit_jax.parallel.reductions import FieldReducer
 from credit_jax.parallel.rows.layout import block_layout
 
-GARBAGE = 7.0  # what padding rows hold
+GARBAGE = 7.0  # value of padding rows
 
 
 def field_context(lat: int, mesh: Mesh | None = None, **settings: Any) -> FieldContext:
-    """The context of fields with `lat` rows; on one device without a mesh."""
+    """Returns the context of fields with `lat` rows; without a mesh, on one device."""
     axes = MeshAxes() if mesh is None else MeshAxes.from_mesh(mesh)
     rows = block_layout(lat, axes.num_domain, axes.domain)
     return FieldContext(FieldReducer(rows, axes), **settings)
 
 
 def field_spec(mesh: Mesh) -> PartitionSpec:
-    """Of (batch, channel, time, rows, lon)."""
+    """Returns the partition spec of (batch, channel, time, rows, lon)."""
     axes = MeshAxes.from_mesh(mesh)
     return PartitionSpec(axes.data or None, None, None, axes.domain, None)
 
 
 def pad(x: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """Rows filled up to equal blocks with what must not count."""
+    """Pads rows to equal blocks with values that results must not depend on."""
     missing = -x.shape[-2] % MeshAxes.from_mesh(mesh).num_domain
     widths = [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)]
     return np.pad(x, widths, constant_values=GARBAGE)
@@ -39,7 +39,7 @@ def pad(x: np.ndarray, mesh: Mesh) -> np.ndarray:
 def run_on_mesh(
     function: Callable[..., Any], mesh: Mesh, *arrays: np.ndarray, out_specs: Any
 ) -> Any:
-    """`function(*local arrays)` under `shard_map`, jitted."""
+    """Runs `function(*local arrays)` under `shard_map`, jitted."""
     spec = field_spec(mesh)
     step = jax.shard_map(
         function,
@@ -52,7 +52,7 @@ def run_on_mesh(
 
 
 def of_pair(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss or metrics as a function (prediction, target, context)."""
+    """Returns a loss or metrics as a function (prediction, target, context)."""
     return lambda prediction, target, context: function(
         {"y_pred": prediction, "y": target}, context
     )
@@ -65,7 +65,7 @@ def loss_and_gradient(
     mesh: Mesh | None = None,
     **settings: Any,
 ) -> tuple[Any, np.ndarray]:
-    """A loss and its gradient by the prediction, without padding rows."""
+    """Returns a loss and its gradient by the prediction, without padding rows."""
     lat = target.shape[-2]
     context = field_context(lat, mesh, **settings)
 

@@ -11,12 +11,12 @@ import xarray as xr
 def write_edges(
     path: Path, height: int, width: int, neighbors: int, *, alone: int | None = None
 ) -> str:
-    """Writes a file as CREDIT's graph_edges_knn, with an edge to every node itself.
+    """Writes a file as CREDIT's `graph_edges_knn`, with self-loops.
 
     Args:
-        path: of the file.
+        path: path of the file.
         height, width: of the grid; its first and last rows are near the poles.
-        neighbors: of each node, itself among them.
+        neighbors: number of neighbors of each node, including itself.
         alone: a node without any edge.
     """
     lat = np.linspace(80, -80, height)

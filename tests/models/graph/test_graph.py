@@ -34,7 +34,7 @@ HEIGHT, WIDTH, BATCH = 7, 8, 2
 
 @pytest.fixture(scope="session")
 def edge_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Neighbors over both poles; node 20 has no edge."""
+    """An edge file with neighbors over both poles; node 20 has no edge."""
     path = tmp_path_factory.mktemp("graph") / "edges.nc"
     return write_edges(path, HEIGHT, WIDTH, 6, alone=20)
 
@@ -67,7 +67,7 @@ def _x(edge_path: str, dtype: str) -> np.ndarray:
 
 
 def _credit(credit: Any, block: dict[str, Any], dtype: str) -> Any:
-    """State, prediction, gradients of parameters and of the input."""
+    """Returns CREDIT's state, prediction, and gradients by parameters and the input."""
     wide = getattr(torch, dtype)
     model = credit.build_credit(block, seed=1)
     model = model.double() if dtype == "float64" else model
@@ -115,7 +115,7 @@ def _ours(block: dict[str, Any], dtype: str, state: Any) -> Any:
 @pytest.mark.reference
 @pytest.mark.parametrize("name", CASES)
 def test_equals_credit_in_float64(credit: Any, edge_path: str, name: str) -> None:
-    """Forward, and every array of the gradient; what is not called has none."""
+    """Forward and every gradient array; layers that are not called have no gradient."""
     block = _block(edge_path, **CASES[name])
     _, state, y, grads, by_input = _credit(credit, block, "float64")
     with jax.enable_x64(True):
@@ -159,7 +159,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
 
 
 def _train_credit(credit: Any, block: dict[str, Any], settle: int) -> Any:
-    """State, prediction and gradients of a training forward, and the state after it."""
+    """Returns state, prediction, gradients and new state of a training forward."""
     model = credit.build_credit(block, seed=1).train()
     x = torch.from_numpy(_x(block["edge_path"], "float32").copy())
     with torch.no_grad():
@@ -177,7 +177,7 @@ def _train_credit(credit: Any, block: dict[str, Any], settle: int) -> Any:
 def _train_ours(
     block: dict[str, Any], degrees: tuple[int, int, int], state: Any
 ) -> Any:
-    """The same of our model on a mesh."""
+    """Returns the same of our model on a mesh."""
     mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
     model = build_parallel_model(block, mesh, ac_mode="full", min_shard_size=1)
     given = jax.tree.map(jnp.asarray, from_state_dict(model.model_def, state))
@@ -218,7 +218,7 @@ def _train_ours(
 def test_a_training_forward_equals_credit(
     credit: Any, edge_path: str, degrees: tuple[int, int, int], settle: int
 ) -> None:
-    """Each block has gates by another sigma, far apart with fresh vectors."""
+    """Each block's gates have another sigma; fresh vectors make them very different."""
     block = _block(edge_path, hidden_size=32, dim_head=8)
     before, y, grads, after = _train_credit(credit, block, settle)
     ours, named, state = _train_ours(block, degrees, before)
@@ -240,7 +240,7 @@ def _on_mesh(
 ) -> Any:
     mesh = make_mesh(dp=degrees[0], tp=degrees[1], domain=degrees[2])
     options: dict[str, Any] = {"min_shard_size": 1} if degrees[0] > 1 else {}
-    # The first vectors of spectral norm would count rounding a hundred times.
+    # The first vectors of spectral norm would amplify rounding a hundred times.
     block = _block(edge_path, use_spectral_norm=dtype == "float64")
     options["mp_policy"] = Precision.of(dtype)
     model = build_parallel_model(block, mesh, ac_mode="full", **options)
@@ -261,7 +261,7 @@ def _on_mesh(
     mark_slow([(1, 1, 3), (1, 1, 8), (2, 2, 2)], but=[(1, 1, 3)]),
 )
 def test_meshes_equal_one_device(edge_path: str, dp: int, tp: int, domain: int) -> None:
-    """7 rows; edges over the poles need rows of the same shard and of the next."""
+    """7 rows; edges over the poles need rows of the same and of the next shard."""
     degrees = dp, tp, domain
     actual, expected = _on_mesh(edge_path, degrees), _on_mesh(edge_path, (1, 1, 1))
     assert_close(actual[0], expected[0], FORWARD, f"{degrees}: forward")

@@ -1,4 +1,4 @@
-"""Small `model:` sections that between them use every constructor key."""
+"""Small `model:` sections that together use every constructor key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FUXI_CASES: dict[str, dict[str, Any]] = {
     # an odd number of blocks, shifted along both dims, 7 x 10 tokens in 9 x 12
     "shifted": BASE,
     # one window of rows, several of columns; an odd number of patches; groups of two
-    # kinds; one of three frames is not seen
+    # kinds; one of three frames is not used
     "one row of windows": {
         **BASE,
         "image_height": 11,
@@ -53,7 +53,7 @@ FUXI_CASES: dict[str, dict[str, Any]] = {
         },
         "window_size": 4,
     },
-    # every kind of dropout, which only training uses
+    # every kind of dropout, active in training only
     "dropout": {
         **BASE,
         "depth": 2,
@@ -123,7 +123,7 @@ SWIN_CASES: dict[str, dict[str, Any]] = {
         "rel_pos": True,
     },
 }
-# CREDIT's own model fails with padding; its padding, put there by the tests, does not.
+# CREDIT's own model fails with padding; with the tests' fix of its padding it runs.
 SWIN_PADDED: dict[str, Any] = {
     **SWIN,
     "img_size": [20, 40],

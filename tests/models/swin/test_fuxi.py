@@ -37,7 +37,7 @@ def test_equals_credit(credit: Any, name: str) -> None:
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, BASE, "shifted, plain", "xla")
 
 
@@ -46,7 +46,7 @@ def test_equals_credit_array_by_array_in_float64(credit: Any) -> None:
 
 
 def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
-    """u and v of qkv, which are among the state, stay as they are in both."""
+    """u and v of qkv are part of the state, and are constant in both."""
     assert_training_forward_equals_credit(credit, BASE)
     case = credit.credit_case(BASE, seed=1, mode="train")
     for key in case.state:
@@ -55,7 +55,7 @@ def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
 
 
 def _raise_scales(model: torch.nn.Module) -> None:
-    """Logit scales on both sides of the clamp, and at it."""
+    """Sets logit scales below, above and at the clamp."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("logit_scale"):
@@ -65,7 +65,7 @@ def _raise_scales(model: torch.nn.Module) -> None:
 def test_the_mask_leaks_at_the_clamp_as_in_credit(
     credit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits reach +-100 there, and tokens that the mask adds -100 to are seen."""
+    """Logits reach +-100, so that tokens masked by -100 still get attention."""
     case = credit.credit_case(BASE, seed=3, dtype=torch.float64, prepare=_raise_scales)
     with jax.enable_x64(True):
         y, _, by_input, gradients = run_with_credits_weights(BASE, case)
@@ -84,7 +84,7 @@ def test_the_mask_leaks_at_the_clamp_as_in_credit(
 
 
 def _train_qkv(model: torch.nn.Module) -> None:
-    """Lets CREDIT's layers read the parameter itself, so that it gets a gradient."""
+    """Makes CREDIT's layers use the parameter itself, so that it gets a gradient."""
     for name, module in model.named_modules():
         if name.endswith("qkv"):
             del module.weight
@@ -92,7 +92,7 @@ def _train_qkv(model: torch.nn.Module) -> None:
 
 
 def test_trained_qkv(credit: Any) -> None:
-    """`train_qkv`: the same prediction, and the gradient that CREDIT does not take."""
+    """With `train_qkv`: equal prediction, and the gradient that CREDIT omits."""
     case = credit.credit_case(BASE, seed=3, prepare=_train_qkv)
     plain = credit.credit_case(BASE, seed=3)
     assert np.array_equal(case.y, plain.y)
@@ -104,7 +104,7 @@ def test_trained_qkv(credit: Any) -> None:
         assert_close(gradients[key], case.gradients[key], GRADIENT, key)
 
 
-# what differs from the section, what the error says
+# changes of the section, the error
 WRONG = {
     "frames of two patches": (
         {"frames": 4},
@@ -162,7 +162,7 @@ def test_tensor_degrees_that_do_not_fit() -> None:
 
 
 def test_patches_fit_where_credit_runs() -> None:
-    """Halves are rounded up by the convolution, to even numbers by Python."""
+    """Convolutions round halves up; Python rounds them to even numbers."""
     fit = []
     for size in range(8, 40):
         block = {**BASE, "image_height": size, "patch_height": 4, "padding_conf": None}
@@ -209,7 +209,7 @@ def test_what_changes_nothing_is_named_in_a_warning() -> None:
 
 
 def test_the_program_does_not_grow_with_depth() -> None:
-    """Two blocks, without and with a shift, are one turn of a loop."""
+    """Two blocks, without and with a shift, are one iteration of a loop."""
 
     def equations(depth: int) -> int:
         model_def = build({**BASE, "depth": depth})

@@ -30,7 +30,7 @@ def test_equals_credit(credit: Any, name: str) -> None:
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit(credit, SWIN, "oblong, plain", "xla")
 
 
@@ -40,14 +40,14 @@ def test_equals_credit_array_by_array_in_float64(credit: Any, name: str) -> None
 
 
 def test_training_forward_moves_the_state_like_credit(credit: Any) -> None:
-    """qkv is a layer that is called here: it is divided and iterated."""
+    """In this model qkv is called as a layer, and so is normalized and iterated."""
     assert_training_forward_equals_credit(credit, SWIN)
 
 
 def test_padding_is_what_credits_source_means(
     credit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CREDIT's forward, with the padding that its constructor forgets to make."""
+    """Against CREDIT's forward with the padding layer that its constructor omits."""
     padding = credit_attribute("boundary_padding", "TensorPadding")
     model = credit_attribute("models.swin", "SwinTransformerV2Cr")
     made = padding(mode="earth", pad_lat=[2, 2], pad_lon=[4, 4])
@@ -86,7 +86,7 @@ def test_blocks_compare(credit: Any, tmp_path: Any) -> None:
     assert set(found.blocks) == {"patch_embed", "stages.0", "stages.1", "head"}
 
 
-# what differs from the section, what the error says
+# changes of the section, the error
 WRONG = {
     "a patch": ({"patch_size": 5}, "patch_size is 5, which does not divide the 24"),
     "windows that do not fit": (

@@ -32,7 +32,7 @@ def _mse(tree: Any, context: Any) -> Any:
 
 @cache
 def _train(mesh: str, *, train_qkv: bool = False) -> tuple[Any, Any, np.ndarray]:
-    """Parameters and model state before, after, and the losses of 20 steps."""
+    """Returns parameters and model state before and after 20 steps, and the losses."""
     degrees = {"dp": 2, "tp": 2, "domain": 2} if mesh == "2 x 2 x 2" else {}
     policy = {"ac_mode": "full", "min_shard_size": 16} if degrees else {}
     block = {**BLOCK, "train_qkv": train_qkv}
@@ -48,7 +48,7 @@ def _train(mesh: str, *, train_qkv: bool = False) -> tuple[Any, Any, np.ndarray]
     for _ in range(STEPS):
         batch = {k: rng.normal(size=(1, *s.shape(BATCH))) for k, s in shapes.items()}
         batch = {k: array.astype("f4") for k, array in batch.items()}
-        # Samples as the sampler deals them: rank r gets r, r + num_data, ...
+        # Samples as the sampler assigns them: rank r gets r, r + num_data, ...
         order = np.arange(BATCH).reshape(-1, model.axes.num_data).T.ravel()
         batch = {k: array[:, order] for k, array in batch.items()}
         state, info = step(state, place_batch(batch, model.mesh))
@@ -64,7 +64,7 @@ def _train(mesh: str, *, train_qkv: bool = False) -> tuple[Any, Any, np.ndarray]
 
 @pytest.mark.slow
 def test_twenty_steps_equal_one_device() -> None:
-    """FSDP, tp, domain, all activations computed again."""
+    """With FSDP, tp, domain and full rematerialization."""
     actual, expected = _train("2 x 2 x 2"), _train("one")
     assert_close(actual[2], expected[2], 1e-5, "losses of 20 steps")
 

@@ -46,7 +46,7 @@ def _inputs(name: str, batch: int, dtype: str) -> dict[str, np.ndarray]:
 
 @cache
 def _credit(credit: Any, name: str, dtype: str) -> tuple[Any, Any, Any, Any]:
-    """State, prediction, gradients of parameters and of inputs of CREDIT's model."""
+    """Returns CREDIT's state, prediction, and gradients by parameters and inputs."""
     torch_dtype = getattr(torch, dtype)
     model = cast_credit(credit.build_credit(BLOCKS[name], seed=1), torch_dtype)
     generator = torch.Generator().manual_seed(0)
@@ -89,7 +89,7 @@ def _ours(name: str, dtype: str, state: Any) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_equals_credit_in_float64(credit: Any, name: str) -> None:
-    """Forward, and the gradient by every parameter and every input."""
+    """Forward, and the gradients by every parameter and every input."""
     state, y, grads, by_input = _credit(credit, name, "float64")
     with jax.enable_x64(True):
         ours, named, ours_by_input = _ours(name, "float64", state)
@@ -132,7 +132,7 @@ def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
 )
 @pytest.mark.parametrize("name", BLOCKS)
 def test_equals_one_device(name: str, degrees: dict[str, int]) -> None:
-    """Both fields have rows of their own, and are added patch by patch."""
+    """Both fields are split by their own rows, and are added patch by patch."""
 
     def run(degrees: dict[str, int]) -> Any:
         model = build_parallel_model(BLOCKS[name], make_mesh(**degrees))

@@ -1,4 +1,4 @@
-"""Small `model:` sections that between them use every key of `unet`."""
+"""Small `model:` sections that together use every key of `unet`."""
 
 from __future__ import annotations
 
@@ -125,8 +125,7 @@ DIFFUSION_CASES: dict[str, dict[str, Any]] = {
             "beta_schedule": "linear",
         },
     },
-    # another first width, attention of every level its own (CREDIT takes no lists),
-    # DDPM of v
+    # another first width, attention set per level (CREDIT supports no lists), DDPM of v
     "own levels": {
         **_DENOISER,
         "image_height": 10,

@@ -14,13 +14,13 @@ from tests.state_dict.round_trip import assert_round_trip
 
 pytestmark = [
     pytest.mark.reference,
-    # Of the case "text"; a test below expects it.
+    # Warning of the case "text"; a test below expects it.
     pytest.mark.filterwarnings("ignore:.*model.full_attn .got the string"),
 ]
 
 
 def _credits(block: dict[str, Any]) -> dict[str, Any]:
-    """The section with the padding that CREDIT's constructor asks for."""
+    """Returns the section with the padding that CREDIT's constructor requires."""
     return {"padding_conf": {"activate": False}, **block}
 
 
@@ -35,7 +35,7 @@ def test_equals_credit(credit: Any, name: str) -> None:
 
 @pytest.mark.slow
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     parity.assert_equals_credit(credit, BLOCKS["padded"], "padded, plain", "xla")
 
 
@@ -53,7 +53,7 @@ def test_training_forward_equals_credit(credit: Any) -> None:
 
 @pytest.mark.slow
 def test_samples_equal_credit(credit: Any) -> None:
-    """DDPM of all steps; CREDIT's embedding of the step is float32 in any model."""
+    """DDPM of all steps; CREDIT's step embedding is float32 in every dtype."""
     parity.assert_samples_equal_credit(
         credit, BLOCKS["own levels"], "own levels", "float32", 1e-5
     )
@@ -63,12 +63,12 @@ def test_samples_equal_credit(credit: Any) -> None:
 def test_the_round_trip_of_credit_s_state_dict_is_bitwise(
     credit: Any, name: str
 ) -> None:
-    """With the buffers of the process in front."""
+    """The buffers of the process are the first keys."""
     assert_round_trip(credit, BLOCKS[name])
 
 
 def test_the_defaults_are_those_of_credit(credit: Any) -> None:
-    """But for the number of frames, of which CREDIT's default fails."""
+    """Except for the number of frames, as CREDIT's default fails."""
     theirs = credits_defaults("models.unet_diffusion", "UnetDiffusion")
     section = {"image_size": [640, 1280]}
     config = parse_model({"type": "unet-diffusion", "diffusion": section})

@@ -19,9 +19,9 @@ from tests.models.unet.cases import BASE, CASES, DOWNSCALING, SMALL
 from tests.support.credit_modules import credit_attribute
 
 BLOCKS = {**CASES, "downscaling": DOWNSCALING}
-# Rounding flips the sign of some of the many units of the deep ones, which a gradient
-# jumps at, and four networks in a row amplify it: how far float32 is from CREDIT's then
-# depends on the CPU (9e-4 and 1.3e-5 were seen). Those are compared in float64.
+# In the deep models rounding flips the sign of some units, at which the gradient jumps,
+# and four networks in a row amplify this. The float32 difference from CREDIT depends on
+# the CPU (9e-4 and 1.3e-5 were measured), so that these are compared in float64.
 FLOAT32 = ["downscaling"]
 FLOAT64 = ["two frames", "groups", "tendency"]
 
@@ -34,7 +34,7 @@ def test_equals_credit(credit: Any, name: str) -> None:
 
 
 def test_plain_definitions_equal_credit(credit: Any) -> None:
-    """What accelerators run; the other tests run the implementations of CPU."""
+    """Accelerators run these; the other tests run the implementations for CPU."""
     assert_equals_credit_in_float64(credit, CASES["odd"], "odd, plain", "xla")
 
 
@@ -48,7 +48,7 @@ def test_training_forward_moves_the_statistics_like_credit(credit: Any) -> None:
 
 
 def test_runge_kutta_moves_the_statistics_four_times_like_credit(credit: Any) -> None:
-    """Not its output: four batch-normalized networks in a row amplify rounding."""
+    """Output is not compared: four networks with batch norms amplify rounding."""
     case, _ = assert_training_state_equals_credit(credit, CASES["tendency"])
     counts = {k: int(v) for k, v in case.state.items() if k.endswith("batches_tracked")}
     moved = {k: int(case.state_after[k]) - count for k, count in counts.items()}
@@ -86,7 +86,7 @@ def test_the_architecture_has_the_defaults_of_the_library(credit: Any) -> None:
         assert getattr(config, key) == theirs[key], key
 
 
-# what differs from the block, what the error says
+# changes of the section, the error
 WRONG = {
     "another network": (
         {"architecture": {**SMALL, "name": "unet++"}},

@@ -1,4 +1,4 @@
-"""Every operation on split fields as named cases: the table that tests expand."""
+"""Named cases of all operations on split fields, over which tests are parametrized."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,7 +58,7 @@ def pad(rows: tuple[int, int], columns: tuple[int, int] = (0, 0)) -> dict[str, A
 
 
 def scales(rows: int, kernels: Sequence[int], stride: int, window: int) -> Case:
-    """CrossEmbed: output rows lie as short windows need them."""
+    """CrossEmbed, with output rows in the layout of short windows."""
 
     def op(field: Field, *weights: jax.Array) -> Field:
         half = len(weights) // 2
@@ -73,7 +73,7 @@ def scales(rows: int, kernels: Sequence[int], stride: int, window: int) -> Case:
 
 
 def windows(rows: int, columns: int, kind: Kind, window: int) -> Case:
-    """Mixes the tokens of every window, then returns to the block layout."""
+    """Mixes the tokens of every window and returns to the block layout."""
 
     def op(field: Field, mix: jax.Array) -> Field:
         whole = window_layout if kind == "short" else group_layout
@@ -87,7 +87,7 @@ def windows(rows: int, columns: int, kind: Kind, window: int) -> Case:
 
 
 def stage(rows: int, columns: int, short: int, long: int) -> Case:
-    """Short and long windows of a stage, in strips on some numbers of shards."""
+    """Short and long windows of a stage, in strips for some numbers of shards."""
     windows = Windows(rows, columns, short, long)
 
     def op(field: Field, *mixes: jax.Array) -> Field:
@@ -106,7 +106,7 @@ def stage(rows: int, columns: int, short: int, long: int) -> Case:
 
 
 def embedded(rows: int, columns: int, window: int) -> Case:
-    """A convolution reads its rows out of strips, and another one is joined."""
+    """A convolution that reads rows from strips, joined with another."""
 
     def op(field: Field, kernel: jax.Array) -> Field:
         strips, _ = Windows(rows, columns, window, 1).layouts(field.layout)
@@ -144,7 +144,7 @@ def resizing(
 
 
 def moved(rows: int, make: Callable[[Layout], Layout]) -> Case:
-    """Rows to another layout, a nonlinear step there, and back home."""
+    """Reshards rows, applies a nonlinear function, and reshards back."""
 
     def op(field: Field) -> Field:
         there = reshard(field, make(field.layout))
@@ -155,7 +155,7 @@ def moved(rows: int, make: Callable[[Layout], Layout]) -> Case:
 
 
 def upsampled(rows: int) -> Case:
-    """The decoder's way: shuffle, convolve on what lies there, join, add."""
+    """A decoder step: pixel shuffle, convolution on local rows, join, sum."""
 
     def op(field: Field, skip: Field, kernel: jax.Array) -> Field:
         up = pixel_shuffle_field(field, 2)
@@ -192,7 +192,7 @@ CONVOLUTIONS = {
     "longitude split, stride 2, many columns": conv(
         403, (2, 16), lon=4, dim=2, stride=(2, 2), **pad((0, 0), (7, 7))
     ),
-    # On 3 shards each wants just the rows it has, but a zero where it has padding.
+    # On 3 shards each needs exactly its own rows, but zeros in place of padding.
     "padding is padding": conv(5, (2, 1), stride=(2, 1), **pad((0, 1))),
     "dilation 2": conv(45, (3, 3), dilation=(2, 2), **pad((2, 2), (2, 2))),
     "dilation 5, stride 2": conv(
@@ -279,7 +279,7 @@ def _reversed(layout: Layout) -> Layout:
 
 
 def _halo(layout: Layout) -> Layout:
-    """Own rows in the middle, so that what comes home is what was there."""
+    """Own rows between halo rows, so that resharding back restores the field."""
     rows = [[r for r in shard if r >= 0] for shard in layout.rows]
     wide = [
         range(max(r[0] - 2, 0), min(r[-1] + 3, layout.size)) if r else () for r in rows
@@ -293,7 +293,7 @@ def _everything(layout: Layout) -> Layout:
 
 
 def _dealt(layout: Layout) -> Layout:
-    """Rows dealt out like cards."""
+    """A cyclic layout: row r is on shard r modulo the number of shards."""
     num = layout.num_shards
     return layout.with_rows(
         [range(d, layout.size, num) for d in range(num)], layout.size

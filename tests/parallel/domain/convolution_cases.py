@@ -1,4 +1,4 @@
-"""Convolutions and pooling on split fields as named cases, part of the table."""
+"""Named cases of convolutions and pooling on split fields; see `cases`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ NONE = (0, 0)
 
 
 def field_shape(rows: int, others: Sequence[int], dim: int, channels: int) -> Any:
-    """(2, ...spatial, channels) with the rows along `dim`."""
+    """Returns the shape (2, ...spatial, channels) with the rows along `dim`."""
     spatial = list(others)
     spatial.insert(dim - 1, rows)
     return (2, *spatial, channels)
@@ -117,14 +117,14 @@ def adaptive(rows: int, size: Any, *, dim: int = 1) -> Case:
 
 
 def backwards(layout: Layout) -> Layout:
-    """No ascending stretch: the last rows first."""
+    """A layout in descending order: the last rows first."""
     last = layout.size - 1
     rows = [[last - row for row in shard if row >= 0] for shard in layout.rows]
     return layout.with_rows(rows, layout.size)
 
 
 def on_odd_layouts(rows: int) -> Case:
-    """Input and output rows in an order that no operation works in."""
+    """Input and output rows in layouts that no operation computes in."""
 
     def op(field: Field, kernel: jax.Array, up: jax.Array) -> Field:
         odd = backwards(field.layout)

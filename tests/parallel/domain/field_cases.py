@@ -50,13 +50,13 @@ Pair = tuple[int, int]
 
 
 def grid(rows: int, others: int, channels: int, dim: int) -> Shape:
-    """`rows` along the split dim of NHWC, `others` along the other one."""
+    """Returns an NHWC shape: `rows` along the split dim, `others` along the other."""
     sizes = (rows, others) if dim == 1 else (others, rows)
     return (2, *sizes, channels)
 
 
 def times(field: Field, per_channel: jax.Array) -> Field:
-    """The field times (batch, channel) numbers, so that a case gives a field."""
+    """Multiplies a field by (batch, channel) numbers, so that a case gives a field."""
     return field.like(field.data * per_channel[:, None, None, :])
 
 
@@ -126,7 +126,7 @@ def points(rows: int, kernel: Pair, dim: int = 1) -> Case:
 
 
 def coordinates(rows: int, dim: int = 1, *, training: bool = True) -> Case:
-    # In training the norm takes a bias in front of it away: its gradient is zero.
+    # In training the norm removes a bias before it, whose gradient is therefore zero.
     spectral_norm_state = (
         (3,),
         (3,),
@@ -168,7 +168,7 @@ def roll(rows: int, shift: Pair, dim: int = 1) -> Case:
 
 
 def halo(rows: int, width: int, dim: int = 1, *, periodic: bool = False) -> Case:
-    """Differences to the rows `width` before and behind, then the halo goes."""
+    """Differences to the rows `width` before and after, then the halo is removed."""
 
     def op(field: Field) -> Field:
         wide = halo_exchange(field, width, periodic=periodic)
@@ -198,7 +198,7 @@ def halo_of_array(rows: int, width: int) -> Case:
 
 
 def gathered(rows: int, dim: int = 1) -> Case:
-    """All rows on every shard, mixed by a matrix, and the own ones of them."""
+    """Gathers all rows, mixes them by a matrix, and keeps the local ones."""
 
     def op(field: Field, mix: jax.Array) -> Field:
         whole = jnp.moveaxis(gather_rows(field), dim, 0)
@@ -242,7 +242,7 @@ def cropped(columns: int, lat: Pair, lon: Pair) -> Case:
 def windows(
     columns: int, rows: int, kind: Kind, window: int | Pair, dim: int = 2
 ) -> Case:
-    """Attention's way over fields split along `dim`, rows and columns by that dim."""
+    """Mixes tokens in windows as attention does; the split dim has `rows` entries."""
     sides = (window, window) if isinstance(window, int) else window
     tokens = sides[0] * sides[1]
 

@@ -1,4 +1,4 @@
-"""What convolutions and pooling send: nothing where rows lie as they are needed."""
+"""Collectives of convolutions and pooling: none if each shard has its input rows."""
 
 import re
 
@@ -27,7 +27,7 @@ KINDS = (
 
 
 def sent(case: Case, num_shards: int = 4) -> dict[str, int]:
-    """Collectives of one compiled forward, by kind."""
+    """Returns the collectives of one compiled forward, by kind."""
     program, arguments, _ = build_cases({"case": case}, num_shards, gradients=False)
     text = str(jax.jit(program).lower(*arguments).compile().as_text())
     counts = {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""Operations on fields of one device against CREDIT and torch."""
+"""Operations on fields of one device against those of CREDIT and torch."""
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 
 def on_field(op):
-    """An array function of an operation on fields."""
+    """Returns an operation on fields as a function of arrays."""
 
     def run(x, *weights):
         return op(Field(x, block_layout(x.shape[1])), *weights).data
@@ -30,7 +30,7 @@ def on_field(op):
 
 
 def as_credit(function):
-    """A function of CREDIT's (batch, channel, time, lat, lon) on NHWC tensors."""
+    """Adapts a function of CREDIT's (batch, channel, time, lat, lon) to NHWC."""
 
     def run(x):
         return function(x.permute(0, 3, 1, 2)[:, :, None])[:, :, 0].permute(0, 2, 3, 1)

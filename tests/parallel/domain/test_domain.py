@@ -1,4 +1,4 @@
-"""Operations on sharded fields: the same numbers on 1, 2, 3, 4 and 8 shards."""
+"""Operations on sharded fields give equal results on 1, 2, 3, 4 and 8 shards."""
 
 from functools import lru_cache
 
@@ -53,8 +53,8 @@ def compare(
             assert_close(a, e, gradient, f"{name}, gradient of {kind} {number}")
 
 
-# Cases of a number of shards share programs, which are compiled once; on 3 shards they
-# run in float64.
+# All cases with the same number of shards share programs, to compile fewer; those on 3
+# shards run in float64.
 @pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [2, 4, 8])
 @pytest.mark.parametrize("name", CASES)

@@ -42,7 +42,7 @@ DIMS = pytest.mark.parametrize("dim", [1, 2])
 
 
 def on_field(op, dim=1):
-    """An array function of an operation on fields."""
+    """Returns an operation on fields as a function of arrays."""
 
     def run(x, *weights):
         out = op(Field(x, block_layout(x.shape[dim], dim=dim)), *weights)
@@ -52,7 +52,7 @@ def on_field(op, dim=1):
 
 
 def nchw(function):
-    """A function of torch's channel-first arrays on channel-last ones."""
+    """Returns torch's channel-first function for channel-last arrays."""
     return lambda x, *rest: function(x.movedim(-1, 1), *rest).movedim(1, -1)
 
 
@@ -193,7 +193,7 @@ def test_windows_of_split_longitude_are_those_of_split_latitude(kind, window):
 
 
 def module_values(module, x):
-    """Output of a module on channel-last arrays, and gradients by x and parameters."""
+    """Returns a module's channel-last output, and gradients by x and parameters."""
     names = [name for name, _ in module.named_parameters()]
     values = [p.detach().numpy() for p in module.parameters()]
 
@@ -205,7 +205,7 @@ def module_values(module, x):
 
 
 def matrix(kernel):
-    """A 1 x 1 convolution's (out, in, 1, 1) as (in, out)."""
+    """Returns the (out, in, 1, 1) kernel of a 1 x 1 convolution as (in, out)."""
     return kernel.reshape(kernel.shape[:2]).T
 
 
@@ -271,7 +271,7 @@ def test_coordinate_attention_is_that_of_credit(credit, training, dim):
 
     actual = jax_values(lambda *arrays: attend(*arrays)[0].data, x, *values)
     if training:
-        # The norm takes the bias away: its gradient is zero but for rounding.
+        # The norm removes the bias, whose gradient is therefore zero up to rounding.
         small = [grads.pop(2) for grads in (actual[1], expected[1])]
         assert max(np.abs(g).max() for g in small) < 1e-6
     assert_same(actual, expected, f"training {training}, dim {dim}")

@@ -1,4 +1,4 @@
-"""The halo exchange as CREDIT's users call it: on local arrays, with `trim`."""
+"""The halo exchange with CREDIT's interface: on local arrays, with `trim`."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ SHARDS = 4
 
 
 def blocks(x, function, dim=-2):
-    """`function` of each local block, the results side by side along `dim`."""
+    """Applies `function` to each local block; concatenates the results along `dim`."""
     spec = P(*(None,) * (dim % x.ndim), DOMAIN)
     mesh = make_mesh(domain=SHARDS)
     sharded = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)
@@ -27,7 +27,7 @@ def blocks(x, function, dim=-2):
 @pytest.mark.parametrize("dim", [-2, -1, 2, 1])
 @pytest.mark.parametrize("width", [0, 1, 3, 5, 20])
 def test_neighbors_of_credits_arrays(width, dim):
-    """Every block is a stretch of the global array between zeros."""
+    """Every block is a contiguous part of the global array, padded with zeros."""
     shape = [2, 1, 3, 3]
     shape[dim] = 12
     x = draw(shape)
@@ -50,7 +50,7 @@ def test_periodic(width):
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_what_follows_the_last_row_stands_behind_it(periodic):
-    """10 rows in blocks of 3: the last block holds one row and two of padding."""
+    """10 rows in blocks of 3: the last block has one row and two rows of padding."""
     x = np.arange(1.0, 13.0, dtype=np.float32).reshape(12, 1)
     x[10:] = 1e6
 

@@ -1,4 +1,4 @@
-"""Batch normalization over dp and domain at once, and what the operations send."""
+"""Batch normalization over dp and domain at once, and collectives of norms."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ MESH = {"dp": 2, "domain": 3}
 
 
 def run(*, synchronized, out):
-    """Output, running statistics and gradients on dp 2 x domain 3."""
+    """Returns output, running statistics and gradients on dp 2 x domain 3."""
     mesh = make_mesh(**MESH)
     axes = MeshAxes.from_mesh(mesh)
     x, scale, bias = draw((4, ROWS, 5, 3)), draw((3,), 1), draw((3,), 2)
@@ -141,7 +141,7 @@ def test_windows_send_the_same_along_both_dims(kind):
 
 @pytest.mark.parametrize("pool", [global_mean_pool, global_max_pool])
 def test_pools_are_the_same_on_all_shards(pool):
-    """Their type says so: an output that every shard holds whole."""
+    """Their output is replicated, and its type does not vary over the axis."""
     mesh, layout = make_mesh(domain=4), block_layout(7, 4, DOMAIN)
     x = shard_batch({"x": draw((2, 7, 3, 2))}, mesh, spatial_dims_4d=1)["x"]
     sharded = jax.shard_map(

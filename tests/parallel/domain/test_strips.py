@@ -1,4 +1,4 @@
-"""Stages in strips: whole windows on every shard, every point once, even shares."""
+"""Strips: whole windows on every shard, every point once, balanced."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def random_windows(count: int) -> list[Windows]:
 
 
 def points_of(layout: Layout, windows: Windows) -> list[np.ndarray]:
-    """Row and column of every point of each shard, (2, points)."""
+    """Returns row and column of every point of each shard, (2, points)."""
     found = []
     width = windows.columns // layout.strips
     for own in layout.rows:
@@ -89,7 +89,7 @@ def test_rows_stay_whole_where_they_are_even_and_where_strips_are_points():
 
 
 def test_two_rows_of_windows_move_between_two_shards():
-    """A window of stage 2 meets one that is half of the globe away."""
+    """A window of stage 2 is paired with one half the globe away."""
     short, long = STAGES[2].layouts(block_layout(1, 8, DOMAIN))
     owner = {strip: d for d, own in enumerate(short.rows) for strip in own}
     for shard, own in enumerate(long.rows):

@@ -1,4 +1,4 @@
-"""A model and blocks of config that tests of the mesh share."""
+"""A model and config sections that mesh tests share."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ MODEL = {
     "cross_embed_kernel_sizes": [[2, 4], [2, 4], [2, 4], [2, 4]],
 }
 
-# Two copies of the parameters, each split over the other data-parallel axis.
+# Two replicas of the parameters, each split over the other data-parallel axis.
 HSDP = {"data": "fsdp2", "dp_replicate": 2, "tensor": 2, "domain": 1}
 
 
 def section(data: str = "fsdp2", tensor: int = 1, domain: int = 1) -> dict[str, Any]:
-    """CREDIT's section."""
+    """Returns CREDIT's `parallelism` section."""
     return {"data": data, "tensor": tensor, "domain": domain}

@@ -1,4 +1,4 @@
-"""The mesh of a parallelism section: its shape, its errors, its ranks and samples."""
+"""The mesh of a `parallelism` section: its shape, errors, ranks and samples."""
 
 import jax
 import pytest
@@ -20,7 +20,7 @@ from tests.parallel.mesh.cases import HSDP, section
 
 
 class FakeDevice:
-    """A device of a machine that is not there."""
+    """A stand-in for a device of another process."""
 
     def __init__(self, number: int, process_index: int) -> None:
         self.id = number
@@ -140,7 +140,7 @@ def test_ranks_are_row_major_with_domain_innermost(conf):
 
 
 def test_the_sampler_contract_over_processes():
-    """Four processes of two devices: tp and domain peers load the same dp rank."""
+    """On four processes of two devices, tp and domain peers load the same dp rank."""
     devices = [FakeDevice(g, g // 2) for g in range(8)]
     for conf, expected in [
         (section(), [(0, 1), (2, 3), (4, 5), (6, 7)]),

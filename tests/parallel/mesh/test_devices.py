@@ -1,4 +1,4 @@
-"""Enough devices for a mesh: simulated ones, or an error."""
+"""Devices for a mesh: existing ones, simulated ones, or an error."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""ParallelDims: inference, every rule by its error, meshes, groups, and HSDP."""
+"""ParallelDims: inferred degrees, the error of every rule, meshes, groups, HSDP."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -255,7 +255,7 @@ def test_the_mesh_takes_as_many_devices_as_the_world_has():
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_hsdp_copies_over_one_axis_and_splits_over_the_other(tp, rng):
-    """Every parameter's shards, and a gradient that equals one device's."""
+    """The shards of every parameter, and gradients equal to those of one device."""
     dims = ParallelDims(dp_replicate=2, dp_shard=-1, tp=tp, world_size=8)
     mesh, rules = dims.build_mesh(), ShardingRules()
     param_spec = ParamSpec((64, 32), ("embed", None))

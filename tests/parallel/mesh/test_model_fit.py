@@ -1,4 +1,4 @@
-"""What `validate_sharding_constraints` says: uneven, moved; and nothing else."""
+"""Messages of `validate_sharding_constraints`: uneven splits and moved rows."""
 
 from types import SimpleNamespace
 

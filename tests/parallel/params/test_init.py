@@ -1,4 +1,4 @@
-"""Initial values: right distributions, the same on every mesh, made shard by shard."""
+"""Initial values: distributions, equality on every mesh, creation by shards."""
 
 import math
 import re
@@ -38,7 +38,7 @@ DECLARATIONS = {
 
 
 def sharded(**degrees):
-    """The compiled initialization on a mesh."""
+    """Returns the compiled initialization on a mesh."""
     mesh = make_mesh(**degrees)
     specs = ShardingRules().specs(DECLARATIONS, MeshAxes.from_mesh(mesh))
     degrees = dict(mesh.shape)

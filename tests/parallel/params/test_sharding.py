@@ -1,4 +1,4 @@
-"""Parameter specs, the rules that lay them out, and packing."""
+"""Parameter specs, sharding rules and packing."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Processes meet, or end with a reason; two of them train as one."""
+"""Processes connect, or exit with a reason; two of them train as one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def launch(process: int, count: int, port: int) -> Launch:
 
 
 def meet(numbers: list[int], counts: list[int], timeout: float) -> list[str]:
-    """What became of each process: "" or its error."""
+    """Returns the result of each process: "" or its error."""
     port = free_port()
 
     def one(process: int, count: int) -> str:

@@ -1,4 +1,4 @@
-"""Which process of a run this is: the variables that launchers set."""
+"""The rank of a process from the environment variables of launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other processes of a run end with a reason when one of them is gone."""
+"""When a process of a run dies, the others exit with a reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ended:
 
 
 def three(silence: float) -> tuple[list[Watch], list[Ended], list[socket.socket]]:
-    """The watches of processes 0 and 1, how they end, and the socket of process 2."""
+    """The watches of processes 0 and 1, how they ended, and the socket of process 2."""
     pairs = [socket.socketpair() for _ in range(2)]
     ended = [Ended(), Ended()]
     watches = [

@@ -1,4 +1,4 @@
-"""Layouts from and to which rows are moved, by name: what tests of `rows` share."""
+"""Named source layouts and needed rows of resharding, shared by tests of `rows`."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def blocks(rows, shards):
 
 
 def widened(layout, low, high):
-    """Own rows and `low` and `high` further ones, zero rows beyond the poles."""
+    """Own rows with `low` and `high` halo rows; rows beyond the poles are zero."""
     return [
         [g if 0 <= g < layout.size else ZERO for g in range(h[0] - low, h[0] + high)]
         if h[0] >= 0

@@ -1,4 +1,4 @@
-"""`all_to_all` and permutations: as few messages as rows need."""
+"""`all_to_all` and permutations send no more messages than the rows need."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +29,7 @@ def test_transports_are_the_cheapest():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_permutations_are_as_few_as_partners(seed):
-    """Every pair once, no shard twice in one, on random patterns."""
+    """Random patterns: every pair once, and no shard twice in one permutation."""
     rng = np.random.default_rng(seed)
     num = int(rng.integers(2, 9))
     asks = rng.random((num, num)) < rng.uniform(0.1, 0.9)
@@ -47,7 +47,7 @@ def test_permutations_are_as_few_as_partners(seed):
 
 
 def test_where_nothing_is_needed_nothing_moves():
-    """Zeros alone; found by a layout drawn at random."""
+    """Only zeros are needed; a random test found this case."""
     have = block_layout(3)
     need = have.with_rows([[-1, -1]], 3)
     nothing = plan_exchange(have.rows, need.rows)

@@ -1,4 +1,4 @@
-"""Which layouts the halo transport serves, and how many rows it moves."""
+"""Layouts that the halo transport supports, and the number of rows it moves."""
 
 from credit_jax.parallel.rows.halo import plan_halo
 from tests.parallel.rows.plans import plan

@@ -1,4 +1,4 @@
-"""Row layouts: what they hold, and values by row."""
+"""Row layouts: their rows, and values by row."""
 
 import jax
 import jax.numpy as jnp

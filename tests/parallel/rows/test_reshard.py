@@ -1,4 +1,4 @@
-"""`reshard`: every row plan, bit by bit, and its gradient."""
+"""`reshard`: every row plan, bit for bit, and its gradient."""
 
 from functools import lru_cache
 
@@ -35,7 +35,7 @@ def results(name):
 
 @lru_cache
 def results_on(shards):
-    """Fetched rows and gradients of all plans for so many shards, in one program."""
+    """Returns fetched rows and gradients of all plans for a number of shards."""
     inputs, program = {}, {}
     for number, name in enumerate(PLANS):
         if PLANS[name][1] != shards:
@@ -44,7 +44,7 @@ def results_on(shards):
         rng = np.random.default_rng(number)
         x = rng.standard_normal((1, have.num_shards * have.length, 2), np.float32)
         x[:, np.asarray(have.rows).reshape(-1) < 0] = GARBAGE
-        # Small integers: sums of them are exact, in whatever order.
+        # Small integers, whose sums are exact in any order.
         weight = rng.integers(-8, 9, (1, need.num_shards * need.length, 2))
         inputs[name] = x, weight.astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Local row gathers: each regular index in its cheap form, all with the same result."""
+"""Local row gathers: regular indices compile to cheaper operations, equal results."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 from credit_jax.parallel.rows.take import MAX_PIECES, take_rows, take_static
 
 SIZE = 24
-# name: rows, what the program is made of.
+# name: rows, primitives of the program.
 FORMS = {
     "slice": (range(3, 11), ["slice"]),
     "reversed": (range(23, -1, -1), ["rev"]),
