@@ -195,7 +195,7 @@ def _collect(
 
 
 def _global(x: Any, layout: Layout) -> np.ndarray:
-    """Returns the real rows in order; asserts that a gradient's padding is zero."""
+    """Returns the real rows in order, without padding."""
     rows_per_shard = np.asarray(layout.rows).reshape(-1)
     where = {row: i for i, row in enumerate(rows_per_shard) if row >= 0}
     index = [where[row] for row in range(layout.size)]

@@ -1,11 +1,11 @@
-"""A small data set and a small model for whole runs."""
+"""Fixtures: a small data set and a small model for whole runs."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
-    """A folder with the data set; not to be changed."""
+    """A folder with the data set; tests must not change it."""
     from tests.data.world import write_world
 
     folder = tmp_path_factory.mktemp("world")
@@ -15,7 +15,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def tiny_model(monkeypatch):
-    """`model.type: tiny` is known."""
+    """Registers `model.type: tiny`."""
     from credit_jax.models import registry
     from tests.training.tiny import Tiny, TinyConfig
 
@@ -24,11 +24,11 @@ def tiny_model(monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):
-    """Equal programs of the files that have this fixture are compiled once.
+    """Caches compiled programs across the files that use this fixture.
 
-    They are kept in a folder without a limit of its size: with one, JAX looks at all
-    programs that are there whenever it writes another, which for thousands of small
-    ones takes longer than to compile them.
+    The cache folder has no size limit: with a limit, JAX examines all cached programs
+    whenever it writes one, which takes longer for thousands of small programs than
+    compiling them.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache

@@ -1,4 +1,4 @@
-"""The training steps of CREDIT's trainer on our meshes: same weights, same batches."""
+"""Training steps on meshes from the weights and batches of CREDIT's trainer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.reference.start import start_of
 from tests.support import assert_close, assert_trees_close
 
 NUM_STEPS = 20
-# Ten times what is seen (docs/numerics.md).
+# Ten times the measured differences (docs/numerics.md).
 LOSS, RATE, NORM, VALIDATION = 3e-6, 1e-6, 1e-5, 2e-6
 CHANGE, PARAMETERS, VECTORS = 5e-3, 3e-4, 5e-5
-# Devices, degrees, and samples of one dp rank: every mesh trains on CREDIT's batches.
+# Devices, degrees, samples per dp rank: every mesh trains on CREDIT's batches.
 MESHES = {
     "one_device": (1, {"tensor": 1, "domain": 1}, 2),
     "tensor2_domain2": (4, {"tensor": 2, "domain": 2}, 2),
@@ -34,7 +34,7 @@ MESHES = {
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Our training steps, as host arrays.
+    """Records of our training steps, as host arrays.
 
     Attributes:
         loss, learning_rate, gradient_norm: (step,).
@@ -53,13 +53,13 @@ class Trajectory:
 
 
 def train_as_credit(config_path: Path, mesh: str, run: Any) -> Trajectory:
-    """Trains on a mesh from CREDIT's weights, with the steps that a run compiles.
+    """Trains on a mesh from CREDIT's weights, by the compiled steps of a run.
 
     Args:
         config_path: the YAML that CREDIT trained with; its data are in the working
             folder.
         mesh: a key of `MESHES`.
-        run: the `CreditRun`; our batches must equal its batches.
+        run: the `CreditRun`; asserts that our batches equal its batches.
     """
     setup = _prepare(config_path, mesh)
     steps = setup.steps()
@@ -99,7 +99,7 @@ def _prepare(config_path: Path, mesh: str) -> Setup:
 
 
 def assert_follows(ours: Trajectory, run: Any, config_path: Path, what: str) -> None:
-    """Every step, and what is left after the last one, against CREDIT's."""
+    """Asserts that every step and the final state agree with CREDIT's."""
     for index in range(NUM_STEPS):
         step = f"{what}, step {index + 1}"
         assert_close(ours.loss[index], run.loss[index], LOSS, f"{step}: loss")
@@ -116,7 +116,7 @@ def assert_follows(ours: Trajectory, run: Any, config_path: Path, what: str) -> 
 def _assert_same_end(
     ours: Trajectory, run: Any, model_def: ModelDef, what: str
 ) -> None:
-    """Parameters and their average by value and by change, and the vectors."""
+    """Asserts equal parameters, changes of parameters, averages and vectors."""
     start, _ = from_state_dict(model_def, run.initial)
     final, model_state = from_state_dict(model_def, run.final)
     average, _ = from_state_dict(model_def, {**run.final, **run.ema})

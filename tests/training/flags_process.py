@@ -1,7 +1,7 @@
-"""A model with training's own compiler settings, in a process of its own.
+"""A program that runs a model and training with the compiler flags of training.
 
-Tests switch XLA's optimizations off (tests/conftest.py); users do not. This process has
-the settings of `credit_jax.train`. The working folder has the data.
+Tests disable XLA's optimizations (`tests/conftest.py`); users do not. This process has
+the settings of `credit_jax.train`. The working folder contains the data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEGREES = {"dp": 2, "tp": 2, "domain": 2}
 
 @dataclass(frozen=True)
 class Task:
-    """What to compute.
+    """The task of this program.
 
     Attributes:
         config_path: YAML of model and training.
@@ -48,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Results:
-    """What was computed on dp 2 x tp 2 x domain 2.
+    """The results on dp 2 x tp 2 x domain 2.
 
     Attributes:
         flags: XLA_FLAGS of the process.
@@ -82,7 +82,7 @@ def main(task_file: str, out: str) -> None:
 
 
 def _forward_and_backward(block: Any, case: Any) -> tuple[np.ndarray, float, Any]:
-    """Prediction, loss and gradients of a `CreditCase` on the mesh."""
+    """Returns prediction, loss and gradients of a `CreditCase` on the mesh."""
     model = build_parallel_model(block, make_mesh(**DEGREES))
     model_def, height = model.model_def, model.model_def.image_height
     params, model_state = from_state_dict(model_def, case.state)

@@ -35,7 +35,7 @@ class NoisyDense(Dense):
 
 
 class Noisy(nnx.Module):
-    """One block."""
+    """A model of one `NoisyDense`."""
 
     def __init__(self, config: TinyConfig) -> None:
         channels = config.input_channels, config.hidden, config.output_channels

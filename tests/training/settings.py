@@ -1,10 +1,10 @@
-"""Small sections of a config for tests."""
+"""Small config sections for tests."""
 
 from credit_jax.config.trainer import TrainerConfig
 
 
 def trainer_config(**settings) -> TrainerConfig:
-    """A `trainer` section with everything required, and `settings`."""
+    """Returns a `trainer` section with all required keys, and `settings`."""
     required = {
         "type": "gen2",
         "parallelism": {},

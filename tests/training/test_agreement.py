@@ -1,4 +1,4 @@
-"""What one process wants, all do at the same step, whatever their order."""
+"""A request of one process is executed by all at the same step, in any order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_STEPS = 60
 
 
 class Store:
-    """A coordinator's store within one process."""
+    """A stand-in for the coordinator's key-value store."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -31,11 +31,11 @@ class Store:
 
 
 def decisions(wishes: dict[tuple[int, int], str], seed: int) -> list[list[tuple]]:
-    """(step, what) of each of three processes, two steps apart at most.
+    """Returns decisions (step, what) of three processes, at most two steps apart.
 
     Args:
-        wishes: (process, step) -> what it wants from then on, until it happens.
-        seed: of the order in which the processes go on.
+        wishes: (process, step) -> the request from that step until it is decided.
+        seed: seed of the order in which the processes make steps.
     """
     store, rng = Store(), np.random.default_rng(seed)
     agreements = [Agreement(0, 3, lambda: store) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Which collectives the compiled steps contain, and that each is there for a reason."""
+"""The collectives of compiled training steps, each of which is accounted for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from credit_jax.training.step import make_train_step
 from tests.models.crossformer.cases import CASES
 from tests.support import make_mesh
 
-# A loop over two equal blocks, and a stage whose long windows are single tokens.
+# A model with a loop over two equal blocks, and a stage with long windows of one token.
 BLOCK = {**CASES["plain"], "depth": [0, 0, 2, 1]}
 TRAINED = {"dp4": {"dp": 4}, "tp2_domain2": {"tp": 2, "domain": 2}}
 KINDS = (
@@ -43,7 +43,7 @@ KINDS = (
 
 
 def _collectives(text: str) -> dict[str, list[tuple[int, ...]]]:
-    """Shape of (the first result of) every collective of optimized HLO, by kind."""
+    """Returns the shape of (the first result of) every HLO collective, by kind."""
     found: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
     pattern = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
     for result, kind in pattern.findall(text):
@@ -58,7 +58,7 @@ def _loss(tree: FieldTree, context: FieldContext) -> Any:
 
 @cache
 def _step_on(mesh: str) -> tuple[Any, str]:
-    """A training step before and after XLA."""
+    """Returns a training step before and after compilation."""
     lowered = _traced("train", TRAINED[mesh]).lower()
     return lowered, lowered.compile().as_text()
 
@@ -86,7 +86,7 @@ def _traced(
 
 
 def _sent(traced: Any) -> Counter[str]:
-    """Collectives of a traced step by primitive, without those of unused results."""
+    """Counts the collectives of a traced step by primitive, without unused results."""
     found: Counter[str] = Counter()
 
     def count(jaxpr: Any, times: int) -> None:
@@ -110,7 +110,7 @@ def _gathers(lowered: Any) -> int:
 
 
 def _blocks_of(path: str) -> int:
-    """How many blocks have the parameter at `path`."""
+    """Returns the number of blocks that have the parameter at `path`."""
     stage = re.match(r"stages/(\d+)/blocks/", path)
     return BLOCK["depth"][int(stage[1])] if stage else 1
 
@@ -122,14 +122,14 @@ def domain_forecast() -> dict[str, list[tuple[int, ...]]]:
 
 
 def test_long_attention_is_one_pair_of_all_to_all(domain_forecast: Any) -> None:
-    """To the layout of long windows and back, once a block; none for windows of one."""
+    """One pair per block, to long windows and back; none for windows of one token."""
     stages = zip(BLOCK["depth"], BLOCK["global_window_size"], strict=True)
     expected = 2 * sum(depth for depth, window in stages if window > 1)
     assert len(domain_forecast["all-to-all"]) == expected
 
 
 def test_convolutions_move_halos_only(domain_forecast: Any) -> None:
-    """Permutes carry a few rows; nothing gathers or scatters an activation.
+    """Permutes send a few rows; no activation is gathered or scattered.
 
     Group norms gather the mean and the sum of squares of each shard.
     """
@@ -143,11 +143,11 @@ def test_convolutions_move_halos_only(domain_forecast: Any) -> None:
 
 
 def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
-    """Forward and backward gather each split parameter, and nothing else.
+    """The forward and backward passes gather each split parameter, and nothing else.
 
-    XLA on CPU drops the barriers that keep the second gather apart and merges the two,
-    so they are counted in the program that it is given, which has the equal blocks of
-    a stage once.
+    XLA on CPU removes the barriers that separate the second gather and merges the two.
+    They are therefore counted before compilation, where the equal blocks of a stage
+    occur once.
     """
     lowered, compiled = _step_on("dp4")
     found, num_gathers = _collectives(compiled), _gathers(lowered)
@@ -162,7 +162,7 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
     gathered = [tuple(sorted(n for n in s if n > 1)) for s in found["all-gather"]]
     strangers = [s for s in gathered if s not in shapes]
     assert not strangers, f"gathered, but no parameter: {strangers[:5]}"
-    # no gradient of the input: the backward needs no kernel of the first embedding
+    # no gradient by the input: the first embedding's kernel is not gathered again
     once = sum(path.startswith("stages/0/embed") for path in split)
     expected = 2 * len(split) - once
     assert num_gathers == expected, f"{num_gathers} gathers, expected {expected}"
@@ -175,7 +175,7 @@ def test_fsdp_gathers_parameters_twice_and_scatters_gradients_once() -> None:
 
 @pytest.mark.parametrize("mesh", TRAINED)
 def test_no_loop_holds_collectives_on_cpu(mesh: str) -> None:
-    """XLA on CPU runs a loop's collectives beside later ones, and hangs or errs."""
+    """XLA on CPU may run a loop's collectives together with later ones, and hang."""
     found = collectives(_step_on(mesh)[1])
     assert found
     looped = [each for each in found if each.times != 1]
@@ -183,12 +183,12 @@ def test_no_loop_holds_collectives_on_cpu(mesh: str) -> None:
 
 
 def test_one_device_keeps_its_loop_over_equal_blocks() -> None:
-    """Compilation is constant in depth."""
+    """Compile time is constant in depth."""
     assert "stablehlo.while" in _traced("train", {}).lower().as_text()
 
 
 def test_recomputed_blocks_send_nothing_a_second_time() -> None:
-    """What collectives gave is kept; a norm of the decoder sends once each way."""
+    """Results of collectives are saved; a decoder norm sends once in each pass."""
     kept, again = (
         _sent(_traced("train", {"domain": 4}, remat=remat))
         for remat in ("none", "full")
@@ -201,7 +201,7 @@ def test_recomputed_blocks_send_nothing_a_second_time() -> None:
 
 @pytest.mark.slow
 def test_eight_shards_share_the_025_degree_step() -> None:
-    """Eighths of the operations, but for 5 %, and at most 145 moves of rows."""
+    """A shard has an eighth of the operations plus 5 %, and sends at most 145 times."""
     block = model_block("025deg")
     _, one = trace_step(block, "1", batch=1, remat="full")
     _, eight = trace_step(block, "domain8", batch=1, remat="full")

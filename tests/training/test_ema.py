@@ -31,7 +31,7 @@ def test_equals_credit(credit, rng):
 
 
 def test_running_statistics_are_averaged_as_credit_averages_them(credit, rng):
-    """All of the state dict but vectors; a forward pass then takes the averages."""
+    """Averaged is the state dict without vectors; forward passes use the averages."""
     import torch
     from credit.trainers.base_trainer import EMATracker
 

@@ -1,4 +1,4 @@
-"""`trainer.ensemble_size`: members of noise, beside the losses of CREDIT in torch."""
+"""`trainer.ensemble_size`: members by noise, against CREDIT's losses in torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.training.noisy import DRAW, Noisy
 from tests.training.test_full_backprop import rollout_of
 from tests.training.toy_runs import CONFIG, HEIGHT, WIDTH, toy_model
 
-# Ten times what is seen.
+# Ten times the measured differences.
 VALUE, GRADIENT = 2e-6, 5e-6
 SMALL = CONFIG.model_copy(update={"hidden": 8, "use_spectral_norm": False})
 NOISY = ModelDef(SMALL, Noisy)
@@ -56,7 +56,7 @@ def model_on(mesh: str) -> ParallelModel:
 
 @cache
 def batch_of(num_steps: int) -> dict[str, Any]:
-    """One micro-batch, on the host."""
+    """Returns one micro-batch, on the host."""
     rng = np.random.default_rng(3)
 
     def field(channels: int, times: int) -> np.ndarray:
@@ -76,7 +76,7 @@ def batch_of(num_steps: int) -> dict[str, Any]:
 def ours(
     mesh: str, name: str, num_steps: int, *, members: int, shared: bool
 ) -> tuple[float, float, Any, Any]:
-    """Loss, spread, gradient of the first step, and the state that it began with."""
+    """Returns loss, spread, gradient of the first step, and the state before it."""
     model = model_on(mesh)
     section = LossConfig(training_loss=name, training_loss_parameters=LOSSES[name])
     rollout = Rollout(num_members=members)
@@ -93,7 +93,7 @@ def ours(
     ranks = model.axes.num_data
     order = np.arange(BATCH)
     if not shared:
-        # As the sampler deals them: rank r gets r, r + num_data, ...
+        # As the sampler assigns them: rank r gets r, r + num_data, ...
         order = order.reshape(-1, ranks).T.ravel()
     batch = jax.tree.map(lambda leaf: leaf[:, order], batch_of(num_steps))
     new, info = step(state, place_batch(batch, model.mesh, shared=shared))
@@ -103,7 +103,7 @@ def ours(
 
 
 def draws(state: Any, num_steps: int, numbers: list[int]) -> list[np.ndarray]:
-    """The noise of each step for the members with these numbers in the batch."""
+    """Returns the noise of each step for members with these numbers in the batch."""
     found = []
     for index in range(num_steps):
         key = jax.random.fold_in(state.key, 0)
@@ -118,7 +118,7 @@ def draws(state: Any, num_steps: int, numbers: list[int]) -> list[np.ndarray]:
 def in_torch(
     criterion: Any, state: Any, num_steps: int, ranks: list[list[int]], members: int
 ) -> tuple[float, float, dict[str, np.ndarray]]:
-    """CREDIT's step on ranks that share their batch: mean loss, spread, gradient."""
+    """Returns mean loss, spread, gradient of CREDIT's step on ranks sharing a batch."""
     import torch
 
     params = unpack(state.params, NOISY.param_specs)
@@ -157,12 +157,12 @@ def in_torch(
 
 
 def credit_criterion(name: str) -> Any:
-    """CREDIT's loss on each rank, as its trainer takes it."""
+    """Returns CREDIT's loss on each rank, as its trainer computes it."""
     import torch
     from credit.losses import _load_loss_entry
 
     if name == "mse":
-        # CREDIT's shapes do not broadcast for more than one sample.
+        # CREDIT's shapes broadcast for one sample only.
         def mse(target: Any, prediction: Any) -> Any:
             times = len(prediction) // len(target)
             return (prediction - torch.repeat_interleave(target, times, 0)) ** 2
@@ -185,7 +185,7 @@ def credit_criterion(name: str) -> Any:
 )
 @pytest.mark.usefixtures("credit")
 def test_members_beside_each_other(name: str, num_steps: int, mesh: str) -> None:
-    """All ranks have samples of their own: the same on every mesh."""
+    """Every rank has different samples; results are equal on every mesh."""
     value, std, grads, state = ours(
         mesh, name, num_steps, members=MEMBERS, shared=False
     )
@@ -201,7 +201,7 @@ def test_members_beside_each_other(name: str, num_steps: int, mesh: str) -> None
 
 @pytest.mark.usefixtures("credit")
 def test_ranks_share_their_samples() -> None:
-    """As CREDIT trains by a CRPS: the same samples on each rank, other members."""
+    """As in CREDIT's CRPS training: equal samples on all ranks, different members."""
     name = "KCRPS"
     value, std, grads, state = ours("dp2_domain2", name, 1, members=2, shared=True)
     ranks = [[(i * 2 + r) * 2 + m for i in (0, 1) for m in (0, 1)] for r in (0, 1)]
@@ -213,7 +213,7 @@ def test_ranks_share_their_samples() -> None:
 
 @pytest.mark.usefixtures("credit")
 def test_a_member_on_each_rank() -> None:
-    """ring-crps: values of CREDIT's formula, and the gradient of KCRPS over ranks."""
+    """`ring-crps`: values of CREDIT's formula, and the gradient of KCRPS over ranks."""
     value, _, grads, state = ours("dp4_domain2", "ring-crps", 1, members=1, shared=True)
     numbers = [[i * 4 + r for i in range(BATCH)] for r in range(4)]
 

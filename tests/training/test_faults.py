@@ -1,4 +1,4 @@
-"""Faults under a run: a full disk, a second run in the folder, a lock left behind."""
+"""Faults in a run: a full disk, a second run in the folder, a stale lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from credit_jax.io.folder_lock import NAME, folder_lock
 from tests.support.processes import PROGRAM, ROOT
 from tests.training.tiny import tiny_config, write_yaml
 
-# From the second checkpoint on no file can grow.
+# From the second checkpoint on, no file can grow.
 FULL_DISK = """
 import resource
 from credit_jax.checkpoint import CheckpointStore
@@ -32,7 +32,7 @@ CheckpointStore.save = save_on_full_disk
 
 
 def train(config: str, *flags: str, fault: str = "") -> tuple[int, str]:
-    """`train` in a process of its own: its exit code, and what it printed."""
+    """Runs `train` in a subprocess; returns its exit code and output."""
     options = ["--config", config, "--cache", "none", "--devices", "1", *flags]
     done = subprocess.run(
         [sys.executable, "-c", fault + PROGRAM, "credit_jax.train", *options],
@@ -48,7 +48,7 @@ def train(config: str, *flags: str, fault: str = "") -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_full_disk_and_a_second_run(world: Path, tmp_path: Path) -> None:
-    """One error, and after that the run goes on from the checkpoint before."""
+    """Each gives one error; afterwards the run resumes from the previous checkpoint."""
     folder = tmp_path / "run"
     mapping = tiny_config(world, folder, trainer__epochs=3)
     config = write_yaml(tmp_path / "config.yml", mapping)

@@ -53,7 +53,7 @@ def rollout_of(num_steps: int, **settings: Any) -> Rollout:
 
 @cache
 def batch_of(num_steps: int) -> dict[str, Any]:
-    """One micro-batch, on the host."""
+    """Returns one micro-batch, on the host."""
     rng = np.random.default_rng(0)
 
     def field(channels: int, times: int) -> np.ndarray:
@@ -70,7 +70,7 @@ def batch_of(num_steps: int) -> dict[str, Any]:
 
 
 def gradient_of(num_steps: int, rollout: Rollout, **degrees: int) -> tuple[Any, Any]:
-    """The loss and the gradient that the training step takes."""
+    """Returns the loss and gradient of a training step."""
     model = toy_model(model_def=PLAIN, **degrees)
     step = make_train_step(model, optax.trace(0.0), mse, rollout=rollout)
     state = init_state(model, optax.trace(0.0), jax.random.key(0))
@@ -81,7 +81,7 @@ def gradient_of(num_steps: int, rollout: Rollout, **degrees: int) -> tuple[Any, 
 
 @cache
 def expected(num_steps: int, counts: tuple[int, ...]) -> tuple[Any, Any]:
-    """The same by `jax.grad` of a forecast that is written out, on one device."""
+    """Returns the same by `jax.grad` of an explicit forecast loop, on one device."""
     model: ParallelModel = toy_model(model_def=PLAIN)
     batch = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batch_of(num_steps))
     params, model_state = model.init(jax.random.key(0))
@@ -122,7 +122,7 @@ def test_is_the_same_on_meshes(degrees: dict[str, int], backprop: str) -> None:
 
 
 def test_truncated_is_another_gradient() -> None:
-    """It leaves out what a step's loss says of the steps before."""
+    """It omits the gradient of a step's loss through earlier steps."""
     full = gradient_of(2, rollout_of(2, backprop="full", backprop_on=(2,)))[1]
     truncated = gradient_of(2, rollout_of(2, backprop_on=(2,)))[1]
     path = "dense/up"
@@ -130,7 +130,7 @@ def test_truncated_is_another_gradient() -> None:
 
 
 def test_memory_grows_by_what_is_fed_back() -> None:
-    """Each further step keeps its input, and nothing of the model's inside."""
+    """Each further step saves its input, and no activations of the model."""
     model = toy_model(model_def=PLAIN)
     state = init_state(model, optax.trace(0.0), jax.random.key(0))
     used = {}

@@ -1,4 +1,4 @@
-"""The forecasts at the end of a run: their scores, and what is written of them."""
+"""The forecasts at the end of a run: their scores and files."""
 
 import jax
 import numpy as np
@@ -30,23 +30,23 @@ def setup_of(world, folder, num_devices=1, demo=False, **changes):
 
 
 def scored(setup, folder):
-    """Scores of fresh weights, and the forecast that is kept."""
+    """Scores with fresh weights, and the stored forecast."""
     scores = HeldOut(setup, plan_held_out(setup)).score(setup.fresh_state(), folder)
     with xr.open_zarr(folder / "forecast.zarr") as kept:
         return scores, kept.load()
 
 
 def weighted_rmse(error, latitude):
-    """(channel,) over samples and the globe."""
+    """Returns the weighted RMSE (channel,) over samples and the globe."""
     weights = latitude_weights(latitude)[:, None]
     return np.sqrt((np.square(error) * weights).mean(axis=(0, 2, 3)))
 
 
 def test_errors_of_one_step(world, tmp_path, monkeypatch):
-    """The scores are those of the samples of the loader, in physical units."""
+    """The scores equal those of the loader's samples, in physical units."""
     setup = setup_of(world, tmp_path)
     loader, places = setup.valid_loader, setup.schema.target_slices()
-    # The first sample has no sample whose truth is at the time of its input.
+    # No sample has its truth at the input time of the first sample.
     starts = loader.dataset.starts[1:]
     monkeypatch.setattr(held_out, "held_out_starts", lambda *_: (starts, 1))
     scores, _ = scored(setup, tmp_path / "f")
@@ -76,7 +76,7 @@ def test_errors_of_one_step(world, tmp_path, monkeypatch):
 
 
 def climatology(world, starts):
-    """Means of the training days by hour, (start, channel, lat, lon)."""
+    """Returns means of the training days by hour, (start, channel, lat, lon)."""
     with xr.open_mfdataset(str(world / "w_*.nc")) as files:
         part = files.sel(time=slice("1999-12-28", "2000-01-05T00")).load()
     means = part.isel(level=[0, 2]).groupby("time.hour").mean("time")
@@ -92,7 +92,7 @@ def test_five_days_of_the_demo_and_what_is_kept(world, tmp_path):
     setup = setup_of(world, tmp_path, demo=True)
     scores, kept = scored(setup, tmp_path / "f")
     leads = scores["prediction_timedelta"] / HOUR
-    # The held-out period has five days: forecasts as long as it allows.
+    # The held-out period has five days; forecasts are as long as it allows.
     assert leads.values.tolist() == [6.0 * step for step in range(1, leads.size + 1)]
     assert kept.sizes["prediction_timedelta"] == leads.size + 1
     assert kept["time"].values.tolist() == [

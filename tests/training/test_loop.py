@@ -1,4 +1,4 @@
-"""Whole runs of a small model: resume, signals, NaN, early stopping, what is kept."""
+"""Whole runs of a small model: resume, signals, NaN, early stopping, checkpoints."""
 
 import dataclasses
 import io
@@ -42,7 +42,7 @@ MESHES = {
 
 
 class Watched(Setup):
-    """A setup whose losses are noted, and whose steps can be interfered with."""
+    """Records the losses of a setup, and lets tests intervene in its steps."""
 
     @classmethod
     def of(cls, setup, before_step=None, change_info=None):
@@ -102,7 +102,7 @@ def terminate_before(step):
 
 
 class FakeWandb:
-    """The part of wandb that is used."""
+    """A stand-in for the used part of wandb."""
 
     def __init__(self):
         self.calls = []
@@ -165,7 +165,7 @@ def test_a_whole_run(make, tmp_path, monkeypatch):
     ],
 )
 def test_resume_gives_the_very_same_losses(first, second, make, tmp_path):
-    """Three micro-batches, a SIGTERM in mid-epoch, and the rest on another mesh."""
+    """Three micro-batches, SIGTERM within an epoch, and the rest on another mesh."""
     straight = make("one", save_loc=str(tmp_path / "straight"), trainer__epochs=1)
     go(straight, tmp_path / "straight")
     expected = straight.notes["losses"]
@@ -189,7 +189,7 @@ def test_resume_gives_the_very_same_losses(first, second, make, tmp_path):
 
 
 def test_saves_within_an_epoch(make, tmp_path):
-    """Ended after eleven updates, and the newest checkpoint damaged: the same run."""
+    """A stop after eleven updates and a damaged checkpoint do not change the run."""
     straight = make("one", save_loc=str(tmp_path / "straight"), trainer__epochs=2)
     go(straight, tmp_path / "straight")
 
@@ -239,7 +239,7 @@ def test_saves_by_the_clock(make, tmp_path):
 
 @pytest.fixture
 def programs(monkeypatch):
-    """Names of the compiled functions of a run; one that is traced twice raises."""
+    """Names of a run's compiled functions; tracing one of them twice raises."""
     from credit_jax.training import setup as setup_module
 
     compile_program = setup_module.compile_program
@@ -262,7 +262,7 @@ def programs(monkeypatch):
 
 @pytest.mark.parametrize("mesh", ["one", "dp2_tp2_domain2"])
 def test_steps_are_traced_and_compiled_once(mesh, make, tmp_path, programs, caplog):
-    """In three epochs with validation, and again in a run that resumes them."""
+    """In three epochs with validation, and also in a run that resumes."""
     for epochs, resume in ((3, False), (5, True)):
         caplog.clear()
         chex.clear_trace_counter()
@@ -277,7 +277,7 @@ def test_steps_are_traced_and_compiled_once(mesh, make, tmp_path, programs, capl
 
 
 def test_a_second_trace_is_an_error(programs):
-    """The check itself: another shape of the batch traces a step again."""
+    """Tests the check itself: another batch shape traces a step again."""
     from credit_jax.training import setup as setup_module
 
     def double(x):
@@ -348,7 +348,7 @@ def test_a_nan_gradient_stops_the_run(make, tmp_path):
 
 
 def test_early_stopping_and_the_best_checkpoint(make, tmp_path):
-    """The RMSE falls, so that its largest value is soon not beaten any more."""
+    """The RMSE falls, so that its maximum, taken as best, is reached early."""
     setup = make(
         trainer__epochs=9,
         trainer__stopping_patience=2,
@@ -378,7 +378,7 @@ def test_accumulation_with_a_short_last_group(make, tmp_path):
 
 
 def test_weights_alone(make, tmp_path):
-    """CREDIT's `load_weights`: the same weights, a fresh optimizer and schedule."""
+    """CREDIT's `load_weights`: the same weights, a new optimizer and schedule."""
     trained, _ = go(make(trainer__epochs=1), tmp_path)
     setup = make(trainer__load_weights=True)
     store = run_store(setup, tmp_path)
@@ -424,7 +424,7 @@ PLATEAU["trainer__scheduler"]["mode"] = "max"
 
 
 def test_a_plateau_lowers_the_rate_after_an_epoch(make, tmp_path):
-    """And goes on with its state and its rate after a signal in mid-epoch."""
+    """It keeps its state and rate after a signal within an epoch."""
     straight = make(save_loc=str(tmp_path / "a"), trainer__epochs=4, **PLATEAU)
     go(straight, tmp_path / "a")
     rows = read_log(tmp_path / "a" / "training_log.csv")
@@ -442,7 +442,7 @@ def test_a_plateau_lowers_the_rate_after_an_epoch(make, tmp_path):
 
 
 def test_schedules_by_epoch_log_the_rate_of_the_epoch(make, tmp_path):
-    """As CREDIT does, which steps them after it has logged the rate."""
+    """As in CREDIT, which steps them after logging the rate."""
     scheduler = {"scheduler_type": "cosine-annealing", "T_max": 4}
     setup = make(trainer__epochs=3, trainer__scheduler=scheduler)
     go(setup, tmp_path)
@@ -452,7 +452,7 @@ def test_schedules_by_epoch_log_the_rate_of_the_epoch(make, tmp_path):
 
 
 def test_what_the_load_keys_take(make, tmp_path):
-    """Optimizer, schedule and average, each as CREDIT resumes with these keys."""
+    """Optimizer, schedule and average are restored as CREDIT does with these keys."""
     constant = {"trainer__use_scheduler": False, "trainer__scheduler": None}
     trained, _ = go(make(trainer__epochs=1, **constant), tmp_path)
     store = run_store(make(), tmp_path)
@@ -498,7 +498,7 @@ def test_without_validation(make, tmp_path):
 
 def test_bad_samples_are_counted_in_the_log(make, tmp_path):
     setup = make(data__on_bad_sample="skip", trainer__epochs=2)
-    # Training samples that an earlier reader has met; they stay bad.
+    # Training samples that an earlier reader found bad; they remain bad.
     loader, bad = setup.train_loader, range(3, 9)
     loader.bad.update(dict.fromkeys(bad, "SP has NaN"))
     batches = [loader.sampler.batches(e)[: setup.batches_per_epoch] for e in range(2)]
@@ -530,7 +530,7 @@ def test_better():
 
 
 def test_a_time_limit(make, tmp_path):
-    """Passed before the first update: one more, a checkpoint, and it can go on."""
+    """If it has passed, one update and a checkpoint follow, and the run can resume."""
     setup = make("one", trainer__epochs=1)
     display = Display(Console(file=(stream := io.StringIO()), width=200))
     outcome = train(setup, tmp_path, display, stop_at=time.monotonic())

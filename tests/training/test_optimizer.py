@@ -48,7 +48,7 @@ def test_equals_torch(max_norm, weight_decay, rng):
         for name, parameter in theirs.items():
             parameter.grad = torch.tensor(numpy(grads)[name])
         if max_norm:
-            # CREDIT's "dynamic" is the norm that it has just measured.
+            # CREDIT's "dynamic" clips to the norm that it has just computed.
             norm = torch.stack([p.grad.norm() for p in theirs.values()]).norm()
             largest = norm if max_norm == "dynamic" else max_norm
             torch.nn.utils.clip_grad_norm_(theirs.values(), largest)
@@ -78,7 +78,7 @@ SPECS = {
 
 @pytest.mark.parametrize("case", range(4))
 def test_norm_of_a_sharded_gradient(case, rng, make_mesh):
-    """Every shard counts once, replicated leaves and axes do not count twice."""
+    """Every shard counts once; replicated leaves and axes do not count twice."""
     mesh = make_mesh(dp=2, tp=2, domain=2)
     assert DOMAIN in mesh.axis_names
     grads = draw(rng)
@@ -107,7 +107,7 @@ def test_small_gradients_are_not_scaled(rng):
 
 
 def test_clipping_to_the_norm_itself_equals_torch(rng):
-    """1e-6 is added to the norm, which counts where the gradient is small."""
+    """1e-6 is added to the norm, which matters for small gradients."""
     torch = pytest.importorskip("torch")
     for size in (1e-6, 1e-4, 1.0):
         grads = draw(rng, size)

@@ -77,7 +77,7 @@ def test_state_that_is_not_elementwise_is_refused_where_parameters_are_split() -
 
 
 def test_updates_that_mix_shards_are_refused() -> None:
-    """optax's own clipping sees the norm of local shards."""
+    """optax's own clipping would use the norm of local shards."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1e-2))
     train_toy(toy_model(domain=2), optimizer, 1)
     with pytest.raises(ValueError, match="'dense/up' differs over the mesh") as error:
@@ -91,7 +91,7 @@ def test_adamw_needs_a_schedule() -> None:
 
 
 def test_extra_arguments_are_for_those_who_take_them() -> None:
-    """A schedule beside an optimizer with its own rate changes nothing."""
+    """A schedule does not affect an optimizer with its own learning rate."""
     optimizer = optax.adam(1e-2)
     _, expected, _ = train_toy(toy_model(), optimizer, 2)
     schedule = optax.constant_schedule(5.0)
@@ -101,7 +101,7 @@ def test_extra_arguments_are_for_those_who_take_them() -> None:
 
 
 def test_the_learning_rate_counts_micro_batches() -> None:
-    """AdamW's own count is of updates; the schedule sees the micro-batches."""
+    """AdamW's own count is of updates; the schedule gets micro-batches."""
     seen: list[Any] = []
 
     def schedule(step: Any) -> Any:

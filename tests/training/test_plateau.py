@@ -1,4 +1,4 @@
-"""The schedule `plateau` beside CREDIT's: ReduceLROnPlateau, epoch by epoch."""
+"""The schedule `plateau` against CREDIT's ReduceLROnPlateau, epoch by epoch."""
 
 import json
 import math
@@ -25,7 +25,7 @@ CASES = {
 
 
 def metrics() -> list[float]:
-    """Falls, stays, rises, is not a number, and falls again."""
+    """Returns metrics that fall, stay equal, rise, are NaN, and fall again."""
     noise = np.random.default_rng(0).normal(0, 0.03, 60)
     trend = np.concatenate([np.linspace(1, 0.3, 20), np.full(40, 0.3)])
     values = (trend + noise).tolist()

@@ -1,4 +1,4 @@
-"""What a step may keep, gather, cast or skip without changing what is learned."""
+"""Policies of remat, FSDP, precision and skipped updates do not change training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.models.crossformer.cases import CASES
 from tests.support import assert_close, mark_slow
 
 # Spectral norm, whose vectors are far from converged in the first steps; two blocks in
-# stage 2, so that a policy can part them, and nothing that no policy is about.
+# stage 2, so that a policy can treat them differently; no features without policies.
 BLOCK = {
     **CASES["plain"],
     "depth": [0, 0, 2, 0],
@@ -37,7 +37,7 @@ BLOCK = {
 }
 HSDP = {"dp_replicate": 2, "dp_shard": 2}
 STEPS, BATCH = 20, 4
-# Ten times what is seen (docs/numerics.md).
+# Ten times the measured differences (docs/numerics.md).
 LOSS, NORM = 1e-6, 1e-5
 
 
@@ -52,7 +52,7 @@ def _data(model: Any) -> tuple[np.ndarray, np.ndarray]:
 def _build(
     degrees: dict[str, int], *, shapes_only: bool = False, **policies: Any
 ) -> tuple[Any, Any, Any]:
-    """The model on its mesh, its training step, and a fresh state or its shapes."""
+    """Returns a model on its mesh, its step, and a fresh state or its shapes."""
     devices = jax.devices()[: int(np.prod([1, *degrees.values()]))]
     mesh = ParallelDims(**degrees, world_size=len(devices)).build_mesh(devices)
     model = build_parallel_model(BLOCK, mesh, **policies)
@@ -80,7 +80,7 @@ def _batches(model: Any) -> list[Any]:
 def _curve(
     degrees: dict[str, int], **policies: Any
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Loss and gradient norm of every step, and the bytes that a device works in."""
+    """Returns losses and gradient norms of all steps, and temporary bytes."""
     model, step, state = _build(degrees, **policies)
     batches = _batches(model)
     compiled = step.lower(state, batches[0]).compile()
@@ -98,8 +98,8 @@ def _one_device() -> tuple[np.ndarray, np.ndarray, int]:
     return _curve({})
 
 
-# Between them every mode, and blocks that are gathered again beside blocks that stay.
-# The defaults are those of the other tests of training on meshes.
+# Together every mode, and blocks that are gathered again with blocks that are kept. The
+# defaults are those of the other tests of training on meshes.
 POLICIES = [
     {"ac_mode": "full", "reshard_after_forward": 2, "keep_whole": ("head/*",)},
     {"ac_mode": "selective", "reshard_after_forward": True},
@@ -120,8 +120,8 @@ def test_hsdp_under_every_policy_learns_what_one_device_learns(policy: Any) -> N
     assert_close(norms, expected_norms, NORM, f"gradient norms of {policy}")
 
 
-# Parameters are split over the domain axis alone; within their shard of dp_shard; and
-# where neither degree divides most of them.
+# Parameters split over the domain axis only; within their dp_shard shard; and where
+# neither degree divides most of them.
 OVER_DOMAIN = [
     {"domain": 4},
     {"dp_shard": 2, "tp": 2, "domain": 2},
@@ -146,7 +146,7 @@ def test_parameters_over_domain_learn_what_one_device_learns(
 
 
 def test_checkpoints_know_nothing_of_parameters_over_domain(tmp_path: Any) -> None:
-    """Written with parameters over domain and restored without, and the other way."""
+    """Saved with parameters split over domain, restored without, and the reverse."""
     degrees, policy = {"domain": 4}, {"over_domain": True, "min_shard_size": 16}
     (model, _, shared), (_, _, alone) = _build(degrees, **policy), _build({})
     runs = RunStore(CheckpointStore(tmp_path), model.model_def.param_specs)
@@ -163,10 +163,10 @@ def test_checkpoints_know_nothing_of_parameters_over_domain(tmp_path: Any) -> No
 
 
 def test_remat_saves_memory_in_its_order() -> None:
-    """Full keeps least; selective keeps all but attention.
+    """Full remat saves least; selective remat saves all but attention.
 
-    On one device: XLA on CPU drops the barriers that part forward from backward, which
-    loops do there.
+    On one device, where loops separate the forward from the backward pass, as XLA on
+    CPU removes the barriers between them.
     """
     memory = {"none": _one_device()[2]}
     for mode in ("selective", "full"):
@@ -178,7 +178,7 @@ def test_remat_saves_memory_in_its_order() -> None:
 
 
 def _program(degrees: dict[str, int], **policies: Any) -> str:
-    """The step as XLA is given it; nothing is compiled."""
+    """Returns the step's program before compilation."""
     model, step, state = _build(degrees, shapes_only=True, **policies)
     x, y = _data(model)
     batch = place_batch({"x": x[:1], "y": y[:1]}, model.parallel_config.mesh)
@@ -186,12 +186,12 @@ def _program(degrees: dict[str, int], **policies: Any) -> str:
 
 
 def _gathers(**policies: Any) -> int:
-    """Gathers of parameters in the program."""
+    """Counts the parameter gathers in the program."""
     return _program({"dp_shard": 4}, **policies).count("stablehlo.all_gather")
 
 
 def test_a_number_of_blocks_stays_gathered() -> None:
-    """The more blocks stay, the fewer gathers there are."""
+    """The more blocks stay gathered, the fewer gathers there are."""
     counts = [_gathers(reshard_after_forward=n) for n in (True, 5, False)]
     print("gathers", counts)
     again, five, kept = counts
@@ -207,7 +207,7 @@ def test_parameters_that_stay_whole_are_not_gathered() -> None:
 
 
 def _types(text: str, collective: str) -> list[str]:
-    """The types of operand and result of each of a kind of collective."""
+    """Returns operand and result types of each collective of a kind."""
     parts = text.split(f"stablehlo.{collective}")[1:]
     return [part[part.index(" : (") :].splitlines()[0] for part in parts]
 
@@ -238,7 +238,7 @@ def test_bfloat16_stays_near_float32_with_gradients_summed_in_it() -> None:
 
 
 def test_a_fresh_state_is_made_in_shards() -> None:
-    """No split parameter or moment stands whole anywhere in the compiled start."""
+    """The compiled initialization contains no split parameter or moment as a whole."""
     model, _, state = _build({"dp_shard": 8}, shapes_only=True)
     start = jax.jit(partial(init_state, model, adamw()))
     text = start.lower(jax.random.key(0)).compile().as_text()
@@ -286,13 +286,13 @@ def test_loss_scale_follows_that_of_torch() -> None:
 
 @pytest.fixture(scope="module")
 def float16() -> Any:
-    """The model, its step and a fresh state on the host: a step takes its state."""
+    """A model, its step and a fresh state on the host, as a step donates its state."""
     model, step, state = _build({"dp_shard": 2}, mp_policy=default_mp_policy("float16"))
     return model, step, lambda: jax.tree.map(jnp.copy, state)
 
 
 def test_float16_leaves_out_updates_that_overflow(float16: Any) -> None:
-    """A target of 1e5 sends its gradient beyond float16 at the first scale."""
+    """With a target of 1e5 the gradient overflows float16 at the first scale."""
     model, step, fresh = float16
     x, y = _data(model)
     batch = place_batch({"x": x[:1], "y": 1e5 * y[:1]}, model.parallel_config.mesh)

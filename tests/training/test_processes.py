@@ -1,4 +1,4 @@
-"""Runs of two real processes equal those of one bitwise, with each axis across them."""
+"""Runs on two real processes, split along each axis, equal those on one bitwise."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
 
 
 def weights(folder: Path) -> np.ndarray:
-    """All weights of the last checkpoint."""
+    """Returns all weights of the last checkpoint."""
     model_def = ModelDef(TinyConfig.model_validate(MODEL), Tiny)
     model = build_parallel_model(model_def, make_mesh())
     store, newest = open_run(folder / "run")
@@ -88,13 +88,13 @@ def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> N
     for key in ("train_loss", "valid_loss", "valid_rmse"):
         assert found[key] == expected[key], f"{name}: {key}"
     np.testing.assert_array_equal(weights(two), weights(one), f"{name}: weights")
-    # The clock of one process is followed by both, a few updates later.
+    # Both processes follow the clock of one, a few updates later.
     assert len(CheckpointStore(two / "run").steps()) > 1
 
 
 @pytest.mark.slow
 def test_one_two_and_four_processes_train_alike(world: Path, tmp_path: Path) -> None:
-    """Each of the axes lies within a process or across several, by their number."""
+    """Each axis is within a process or spans several, depending on their number."""
     parallelism = {"data": "fsdp2", "tensor": 2, "domain": 2}
     folders = {count: tmp_path / str(count) for count in (1, 2, 4)}
     for count, folder in folders.items():
@@ -112,7 +112,7 @@ def test_one_two_and_four_processes_train_alike(world: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> None:
-    """By SIGKILL, in training, while the other one needs it for every update."""
+    """By SIGKILL in training, while the other process needs it for every update."""
     mapping = tiny_config(
         world,
         tmp_path / "run",

@@ -1,4 +1,4 @@
-"""Records of steps, over restarts, to TensorBoard, W&B and MLflow; traces."""
+"""Step records: over restarts, to TensorBoard, W&B and MLflow; profiler traces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from credit_jax.training.trackers import MlflowTracker, required
 
 
 class Clock:
-    """Moves only when it is told to."""
+    """A clock that advances only when tests set it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -97,7 +97,7 @@ def test_several_updates_of_a_record(tmp_path: Path) -> None:
 
 
 def test_over_restarts(tmp_path: Path) -> None:
-    """Killed in a write; what was trained after the checkpoint was for nothing."""
+    """Killed in a write; updates after the checkpoint are lost."""
     clock, path = Clock(), tmp_path / "steps.jsonl"
     run = records(path, clock)
     run.open(None)

@@ -14,7 +14,7 @@ from credit_jax.training.setup import Setup
 
 @pytest.fixture
 def told(tmp_path):
-    """`told()` -> what `report_scores` prints, when nothing of a run is there."""
+    """`told()` -> the output of `report_scores` for an empty run folder."""
 
     def call():
         stream = io.StringIO()

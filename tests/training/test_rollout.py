@@ -1,4 +1,4 @@
-"""Training on forecasts of several steps beside CREDIT's own trainer."""
+"""Training on forecasts of several steps against CREDIT's own trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support import assert_close
 pytestmark = pytest.mark.slow
 
 NUM_UPDATES = 6
-# Ten times what is seen.
+# Ten times the measured differences.
 LOSS, NORM, VALIDATION, CHANGE = 1e-6, 3e-6, 1e-6, 1e-2
 CASES = {
     "two steps": {"forecast_len": 2},
@@ -49,7 +49,7 @@ def folder(credit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_config(
     folder: Path, data: dict[str, Any], trainer: Any = (), **sections: Any
 ) -> Path:
-    """CREDIT's YAML of a case; the scaler goes in before and out after each step."""
+    """Writes a case's YAML, which scales before and unscales after each step."""
     raw = yaml.safe_load(GEN2_CONFIG.read_text()) | sections
     raw["data"] |= data
     raw["trainer"] |= {"batches_per_epoch": NUM_UPDATES} | dict(trainer)
@@ -100,10 +100,9 @@ def test_trains_as_credit(
 def test_learned_variances_train_as_credit(
     credit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`var_weighting: learnable`, at a rate that CREDIT's schedule does not change.
+    """`var_weighting: learnable` with a rate that CREDIT's schedule does not change.
 
-    In the log are the losses of single variables; the validation has the first
-    variances.
+    The log contains losses of single variables; validation uses the initial variances.
     """
     from credit_jax.state_dict.convert import from_state_dict
 
@@ -117,7 +116,7 @@ def test_learned_variances_train_as_credit(
     }
     trainer = {"scheduler": scheduler, "learning_rate": 0.05, "weight_decay": 0.01}
     args = {"var_weighting": "learnable", "scaler_path": "./scaler.json"}
-    # Of the first step CREDIT detaches what it scores, and fails.
+    # At the first step CREDIT detaches the scored prediction, and fails.
     data = {"forecast_len": 2, "backprop_on_timestep": [2]}
     path = write_config(folder, data, trainer, loss={"type": "base", "args": args})
     run = credit.credit_train(path, folder)
@@ -137,7 +136,7 @@ def test_learned_variances_train_as_credit(
 
 
 def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
-    """The setup of a config on a mesh; the global batch is the same on all."""
+    """Returns the setup of a config on a mesh; all meshes have equal global batches."""
     samples = 1 if degrees["data"] == "fsdp2" else 2
     overrides = [f"trainer.parallelism.{key}={value}" for key, value in degrees.items()]
     overrides += [f"trainer.{kind}_batch_size={samples}" for kind in ("train", "valid")]
@@ -147,7 +146,7 @@ def prepare_on(path: Path, degrees: dict[str, Any]) -> Setup:
 
 
 def train(setup: Setup, start: Any, run: Any) -> Any:
-    """Losses, gradient norms, the row of the log, and the last parameters."""
+    """Returns losses, gradient norms, the row of the log and the final parameters."""
     from credit_jax.parallel.params.packing import unpack
 
     specs, state = setup.model_def.param_specs, start_of(setup, start)

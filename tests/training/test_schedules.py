@@ -19,7 +19,7 @@ def with_scheduler(**scheduler):
 
 
 def credit_rates(scheduler, num_steps, batches_per_epoch):
-    """The rate of every micro-batch, stepping as CREDIT's trainer does."""
+    """Returns the rate of every micro-batch, stepped as by CREDIT's trainer."""
     import torch
     from credit.scheduler import load_scheduler, update_on_batch
 

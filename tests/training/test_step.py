@@ -1,4 +1,4 @@
-"""A training step under a user's own transformations."""
+"""A training step under user transformations such as `jax.lax.scan`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MESHES = pytest.mark.parametrize(
 
 
 def _made(degrees: dict[str, int]) -> tuple[ParallelModel, Any, TrainState]:
-    """The tiny model, its step with everything in it, and a fresh state."""
+    """Returns the tiny model, its step with all options, and a fresh state."""
     model = toy_model(**degrees)
     optimizer = adamw(weight_decay=0.1, max_norm=1.0)
     rate = optax.linear_schedule(1e-2, 1e-3, 10)
@@ -48,7 +48,7 @@ def test_two_steps_in_a_users_jit_are_two_calls(degrees: dict[str, int]) -> None
 
 
 def test_a_scan_over_batches() -> None:
-    """On one device: XLA on CPU cannot run collectives in loops safely."""
+    """On one device, as XLA on CPU cannot run collectives in loops safely."""
     model, step, state = _made({})
     batches = toy_batches(model, 2)
     expected = _two_calls(step, state, batches)

@@ -1,6 +1,6 @@
-"""Models and training against CREDIT, compiled as `credit_jax.train` compiles them.
+"""Models and training against CREDIT, with the compiler flags of `credit_jax.train`.
 
-The other tests run with XLA's optimizations off (tests/conftest.py).
+The other tests run with XLA's optimizations disabled (`tests/conftest.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.training.flags_process import Results, Task
 
 pytestmark = pytest.mark.slow
 
-# Ten times what is seen.
+# Ten times the measured differences.
 FORWARD, GRADIENT = 6e-6, 8e-6
 ROOT = Path(__file__).parents[2]
-# Not `python -m`, in which classes of the module are pickled as those of `__main__`.
+# Not by `python -m`, which would pickle classes of the module as those of `__main__`.
 PROCESS = (
     "import sys; from tests.training.flags_process import main; main(*sys.argv[1:])"
 )
@@ -43,7 +43,7 @@ def test_wxformer_equals_credit_with_trainings_own_flags(
 def test_crossformer_equals_credit_with_trainings_own_flags(
     credit: Any, tmp_path: Path
 ) -> None:
-    """The same, with a run of CREDIT of its own."""
+    """The same with another run of CREDIT."""
     config = yaml.safe_load(GEN2_CONFIG.read_text())
     config["model"]["type"] = "crossformer"
     path = tmp_path / "model.yml"
@@ -54,7 +54,7 @@ def test_crossformer_equals_credit_with_trainings_own_flags(
 
 
 def _compare(credit: Any, path: Path, run: Any, folder: Path, data: Path) -> None:
-    """Both passes and the steps of a config beside CREDIT's run of it."""
+    """Compares both passes and the steps of a config with CREDIT's run of it."""
     block = yaml.safe_load(path.read_text())["model"]
     kind, case = block["type"], credit.credit_case(block, seed=3)
     results = _run(Task(path, run, case), folder, data)
@@ -71,7 +71,7 @@ def _compare(credit: Any, path: Path, run: Any, folder: Path, data: Path) -> Non
 
 
 def _run(task: Task, folder: Path, data: Path) -> Results:
-    """The task in a process without the flags of the tests, in the folder `data`."""
+    """Runs the task in a process without the tests' flags, in the folder `data`."""
     given, out = folder / "task.pickle", folder / "results.pickle"
     given.write_bytes(pickle.dumps(task))
     done = subprocess.run(

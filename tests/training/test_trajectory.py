@@ -1,4 +1,4 @@
-"""Twenty training steps beside CREDIT's own trainer: same YAML, weights and batches."""
+"""Twenty training steps against CREDIT's trainer: same YAML, weights and batches."""
 
 from __future__ import annotations
 

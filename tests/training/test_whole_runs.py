@@ -1,4 +1,4 @@
-"""From a YAML, by the commands: ensembles, learned variances, precision, lengths."""
+"""Runs of the commands: ensembles, learned variances, precision, forecast lengths."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def noisy_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(
     world: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """`run(*flags, **changes)` -> exit code and what both commands printed.
+    """`run(*flags, **changes)` -> exit code and output of both commands.
 
-    Forecasts from held-out days, their scores and maps are made with `report=True`.
+    With `report=True` it makes forecasts of held-out days, their scores and maps.
     """
 
     def nothing(*_: Any) -> None:
-        """In place of the report."""
+        """Does nothing, in place of the report."""
 
     def run_it(
         *flags: str, devices: int = 1, report: bool = False, **changes: Any
@@ -100,7 +100,7 @@ def test_an_ensemble_on_two_ranks(run: Run, tmp_path: Path) -> None:
 
 
 def test_ranks_get_the_same_samples(world: Path, tmp_path: Path) -> None:
-    """In training by a CRPS; validation has samples of its own on each rank."""
+    """In CRPS training; in validation each rank has different samples."""
     changes = {"trainer__parallelism": DP2, **ENSEMBLE}
     config = load_config(
         write_yaml(tmp_path / "c.yml", tiny_config(world, tmp_path, **changes))
@@ -157,7 +157,7 @@ def test_wrong_ensembles(run: Run, changes: dict[str, Any], message: str) -> Non
 
 
 def named_blocks(scaler: Path) -> dict[str, Any]:
-    """Pre- and postblocks that scale, and fields in physical units for the loss."""
+    """Returns blocks that scale, with fields in physical units for the loss."""
     args = {"scaler_path": str(scaler), "variables": [*SCALED.values()]}
     kind = "bridgescaler_transform"
     inverse = {"type": kind, "args": {**args, "method": "inverse_transform"}}
@@ -192,7 +192,7 @@ def scaler(world: Path, tmp_path: Path) -> Path:
 def test_learned_variances_are_saved_and_go_on(
     run: Run, scaler: Path, tmp_path: Path
 ) -> None:
-    """Two epochs at once, and one after the other on another mesh."""
+    """Two epochs in one run equal two runs of one epoch on different meshes."""
     args = {"var_weighting": "learnable", "scaler_path": str(scaler)}
     changes = {
         **named_blocks(scaler),
@@ -221,7 +221,7 @@ def test_learned_variances_are_saved_and_go_on(
 
 
 def learned(folder: Path) -> np.ndarray:
-    """The log-variances of the newest checkpoint."""
+    """Returns the log-variances of the newest checkpoint."""
     store = CheckpointStore(folder / "run")
     step = store.latest_step()
     assert step is not None
@@ -236,7 +236,7 @@ def learned(folder: Path) -> np.ndarray:
 
 @pytest.mark.usefixtures("credit")
 def test_validation_has_its_own_lengths(run: Run, scaler: Path, tmp_path: Path) -> None:
-    """One step in training, three in validation."""
+    """Training has one forecast step, validation three."""
     longer = {"validation_data__forecast_len": 3}
     code, text = run(**named_blocks(scaler), **longer, report=True)
     assert code == 0, text
@@ -265,7 +265,7 @@ def test_validation_has_its_own_lengths(run: Run, scaler: Path, tmp_path: Path) 
 def test_values_of_amp(
     run: Run, world: Path, tmp_path: Path, changes: Any, training: str, validation: str
 ) -> None:
-    """CREDIT validates without autocast; formats of fsdp2 stay."""
+    """CREDIT validates without autocast, but fsdp2 keeps its precision."""
     differ = training != validation
     code, text = run(**changes, report=differ)
     assert code == 0, text

@@ -1,7 +1,7 @@
-"""A model that compiles in no time, registered as `model.type: tiny`, and runs with it.
+"""A model that compiles quickly, registered as `model.type: tiny`, and its configs.
 
-Two dense layers over the channels of a point, the hidden units split over tp, with
-spectral norm: parameters, vectors and shards of every kind that a real model has.
+It has two dense layers over the channels of a point, whose hidden units are split over
+tp, with spectral norm: parameters, vectors and shards of every kind in real models.
 """
 
 import copy
@@ -77,7 +77,7 @@ class Tiny(nnx.Module):
 
 
 def tiny_config(world, folder, **changes):
-    """A mapping like CREDIT's YAML; `trainer__epochs=2` sets a key of a section."""
+    """Returns a mapping as CREDIT's YAML; `trainer__epochs=2` sets a nested key."""
     model = copy.deepcopy(MODEL) | {"type": "tiny"}
     settings = {
         "save_loc": os.fspath(folder),

@@ -27,17 +27,17 @@ MODEL_DEF = ModelDef(CONFIG, Tiny)
 
 
 def toy_model(*, model_def: ModelDef = MODEL_DEF, **degrees: int) -> ParallelModel:
-    """The tiny model on a mesh, see `make_mesh`."""
+    """Returns the tiny model on a mesh; see `make_mesh`."""
     return build_parallel_model(model_def, make_mesh(**degrees))
 
 
 def mse(tree: Any, context: Any) -> Any:
-    """The mean squared error."""
+    """Returns the mean squared error."""
     return context.mean((tree["y_pred"] - tree["y"]) ** 2)
 
 
 def toy_batches(model: ParallelModel, num: int) -> list[dict[str, jax.Array]]:
-    """Batches of one micro-batch each, the same on every mesh."""
+    """Returns batches of one micro-batch each, equal on every mesh."""
     rng = np.random.default_rng(0)
     mesh = model.parallel_config.mesh
     channels = {"x": CONFIG.input_channels, "y": CONFIG.output_channels}
@@ -61,7 +61,7 @@ def train_toy(
     ema: bool = False,
     **settings: Any,
 ) -> tuple[TrainState, TrainState, Sequence[float]]:
-    """The states before and after the steps, on the host, and the losses."""
+    """Returns the states before and after the steps, on the host, and the losses."""
     settings = settings | ({"ema_decay": 0.9} if ema else {})
     step = make_train_step(model, optimizer, mse, **settings)
     state = init_state(model, optimizer, jax.random.key(0), ema=ema)

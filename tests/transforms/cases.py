@@ -1,4 +1,4 @@
-"""Variables, and pipelines of single sections."""
+"""Variables, and pipelines of one config section."""
 
 from credit_jax.config.base import parse
 from credit_jax.config.transforms import PostblocksConfig, PreblocksConfig
@@ -12,16 +12,16 @@ CONCAT = {"type": "concat"}
 
 
 def preblocks(**blocks):
-    """The pipeline of a `preblocks.per_step` section."""
+    """Returns the pipeline of a `preblocks.per_step` section."""
     return build_pipeline(parse(PreblocksConfig, {"per_step": blocks}))
 
 
 def postblocks(**blocks):
-    """The pipeline of a `postblocks.per_step` section, and concat."""
+    """Returns the pipeline of a `postblocks.per_step` section with `concat`."""
     before = parse(PreblocksConfig, {"per_step": {"concat": CONCAT}})
     return build_pipeline(before, parse(PostblocksConfig, {"per_step": blocks}))
 
 
 def group(key, levels):
-    """One variable of a channel layout."""
+    """Returns one variable of a channel layout."""
     return ChannelGroup(key, levels, 1)

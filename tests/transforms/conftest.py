@@ -1,4 +1,4 @@
-"""Statistics files and a batch."""
+"""Fixtures: statistics files and a batch."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def mild_files(tmp_path):
-    """Statistics of numbers near 1, which float32 normalizes without loss."""
+    """Statistics of numbers near 1, which float32 normalizes without loss of digits."""
     mean = {"T": ("level", np.arange(4.0)), "SP": ((), 5.0), "TP": ((), 0.5)}
     std = {"T": ("level", np.arange(4.0) + 2), "SP": ((), 1.5), "TP": ((), 0.25)}
     xr.Dataset(mean).to_netcdf(tmp_path / "mild_mean.nc")
@@ -38,7 +38,7 @@ def mild_files(tmp_path):
 
 @pytest.fixture
 def batch(rng):
-    """Two samples; keys in the order in which a data set inserts them."""
+    """A batch of two samples; keys are in the insertion order of a data set."""
     draw = lambda levels: rng.normal(280, 9, (2, levels, 1, 3, 5)).astype(np.float32)  # noqa: E731
     return {
         "input": {"S": {TSI: draw(1), LSM: draw(1), T: draw(LEVELS), SP: draw(1)}},

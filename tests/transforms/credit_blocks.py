@@ -1,4 +1,4 @@
-"""CREDIT's own blocks on the arrays of a tree, with gradients, and scaler files."""
+"""Runs CREDIT's own blocks on the arrays of a tree, and writes scaler files."""
 
 import warnings
 
@@ -18,13 +18,13 @@ NUM_ROWS, NUM_COLUMNS = 7, 6
 
 
 def built(section, kind, **args):
-    """One block of ours."""
+    """Builds one of our blocks."""
     entry = TRANSFORMS[section][kind]
     return entry.build(parse(entry.args, args))
 
 
 def fields(seed=0, low=0.5, high=9.0, dtype=np.float32):
-    """T on four levels, and SP."""
+    """Returns T on four levels, and SP."""
     rng = np.random.default_rng(seed)
     return {
         key: rng.uniform(low, high, (2, levels, 1, NUM_ROWS, NUM_COLUMNS)).astype(dtype)
@@ -33,14 +33,14 @@ def fields(seed=0, low=0.5, high=9.0, dtype=np.float32):
 
 
 def tensors(arrays):
-    """As CREDIT has them: leaves with gradients."""
+    """Returns fields in CREDIT's form: torch leaves that require gradients."""
     import torch
 
     return {key: torch.tensor(x, requires_grad=True) for key, x in arrays.items()}
 
 
 def credit_results(block, part, arrays):
-    """Fields after CREDIT's block, and the gradient of the sum of their squares."""
+    """Returns fields after CREDIT's block, and gradients of their sum of squares."""
     own = tensors(arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,12 +52,12 @@ def credit_results(block, part, arrays):
 
 
 def host_results(block, part, arrays):
-    """Fields after our block, on the host."""
+    """Returns fields after our block, on the host."""
     return dict(block({part: {"S": arrays}}, None)[part]["S"])
 
 
 def traced_results(block, part, arrays, num_shards=1):
-    """Fields and gradients of our block, traced on a number of shards."""
+    """Returns fields and gradients of our block, traced on a number of shards."""
     mesh = make_mesh(domain=num_shards) if num_shards > 1 else None
     context = field_context(NUM_ROWS, mesh)
 
@@ -83,13 +83,13 @@ def traced_results(block, part, arrays, num_shards=1):
 
 
 def _cut(arrays, found):
-    """By key, without padding rows."""
+    """Returns fields by key, without padding rows."""
     pairs = zip(arrays, found, strict=True)
     return {key: np.asarray(x)[..., :NUM_ROWS, :] for key, x in pairs}
 
 
 def compare(block, theirs, part, arrays, *, values=1e-6, gradients=2e-6, shards=(1, 3)):
-    """Our block against CREDIT's: on the host, traced, gradients."""
+    """Compares our block with CREDIT's: on the host, traced, and gradients."""
     expected, expected_grads = credit_results(theirs, part, arrays)
     host = host_results(block, part, arrays)
     assert list(host) == list(expected)
@@ -107,7 +107,7 @@ def compare(block, theirs, part, arrays, *, values=1e-6, gradients=2e-6, shards=
 
 
 def write_scalers(path, kind, *, per_point=(), seed=3, **params):
-    """A file of fitted scalers, by bridgescaler."""
+    """Writes a file of scalers fitted by bridgescaler."""
     import torch
     from bridgescaler import save_scaler_dict
     from bridgescaler.distributed_tensor import (

@@ -96,7 +96,7 @@ def test_the_chain_ends_with_concat(blocks):
 
 
 def test_two_normalizers(files, batch):
-    """One after the other, as in CREDIT."""
+    """Both are applied in order, as in CREDIT."""
     norm = {"type": "era5_normalizer", "args": files}
     twice = preblocks(a=norm, b=norm, concat=CONCAT).before_step(batch)["y"]
     once = preblocks(a=norm, concat=CONCAT).before_step(batch)
@@ -127,7 +127,7 @@ def initial_state(dtype):
 
 
 def run_forecast(pipeline, mesh=None, dtype=np.float32):
-    """Last T and SP, TP of all steps, and the gradient of a mean by the initial T."""
+    """Returns last T and SP, TP of all steps, and a gradient by the initial T."""
     fields = initial_state(dtype)
     context = field_context(LAT, mesh)
 
@@ -151,7 +151,7 @@ def run_forecast(pipeline, mesh=None, dtype=np.float32):
 
 
 def test_every_phase_of_a_forecast(toys, mild_files):
-    """Against the same steps written out in numpy."""
+    """Against an explicit NumPy implementation of the same steps."""
     pipeline = pipeline_of(*sections(mild_files, LATITUDE))
     with jax.enable_x64(True):
         temperature, pressure, rain, _ = run_forecast(pipeline, dtype=np.float64)
@@ -206,7 +206,7 @@ def compare(pipeline, mesh, dtype, tolerance, gradient_tolerance):
 
 
 def test_a_phase_on_the_host_as_traced(toys, mild_files):
-    """Transforms that declare both places give the same numbers in both."""
+    """Transforms that can run on the host or traced give equal results in both."""
     pipeline = pipeline_of(*sections(mild_files, LATITUDE))
     tree = {"input": {"S": initial_state(np.float32)}, **MAPS}
     host = pipeline.before_step(pipeline.initial(tree))["x"]
@@ -257,7 +257,7 @@ def test_no_postblocks_no_postprocess():
 
 
 def test_postblocks_of_a_step_give_named_fields():
-    """What training's step and `predict` call: the model's output by variable."""
+    """The function used by training and `predict`: the model's output by variable."""
     pipeline = postblocks(reconstruct={"type": "reconstruct"})
     y = draw((2, LEVELS + 2, 1, LAT, LON))
     named = pipeline.after_step({"y_pred": y, **MAPS})["y_processed"]["S"]
@@ -272,7 +272,7 @@ def test_postblocks_of_a_step_give_named_fields():
 
 
 def first_update(world, folder, domain, **postblocks):
-    """Loss and new parameters of one training step."""
+    """Returns loss and new parameters of one training step."""
     config = tiny_config(
         world,
         folder,

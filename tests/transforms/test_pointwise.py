@@ -13,7 +13,7 @@ from tests.transforms.credit_blocks import built, compare, fields, host_results
 
 pytestmark = pytest.mark.reference
 
-# Whole key, the beginning of a key, everything; CREDIT's letters of a string; nothing.
+# Whole key, prefix of a key, everything; a string, which CREDIT splits; nothing.
 SELECTIONS = [[T], ["S/prognostic/2d"], [], T, ["S/prognostic/3d/TT"]]
 
 
@@ -115,7 +115,7 @@ def test_a_key_without_fields():
 
 
 def test_what_selects_nothing_is_a_note():
-    """CREDIT passes over it without a word."""
+    """CREDIT silently ignores it."""
     logs = {"type": "log_transform", "args": {"variables": [T, "S/prognostic/2d/Sp"]}}
     text = {"type": "sqrt_transform", "args": {"variables": SP}}
     chain = preblocks(a=logs, b=text, concat=CONCAT)

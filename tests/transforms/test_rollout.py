@@ -1,4 +1,4 @@
-"""The input of the next step goes through preblocks that rename and scale."""
+"""Preblocks that rename and scale are applied to the input of the next step."""
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ LAT, LON = 5, 4
 
 
 ROOTS = "sqrt_transform"
-# Blocks of every step; names in a circle; blocks before and after a rename.
+# `per_step` blocks; cyclic renaming; blocks before and after a rename.
 CHAINS = {
     "after": (("rename", NEW), (ROOTS, [*NEW.values()])),
     "before": ((ROOTS, [T, TSI]), ("rename", NEW), (ROOTS, [NEW[T]])),
@@ -34,7 +34,7 @@ CHAINS = {
 
 
 def chain(name):
-    """The blocks of a case."""
+    """Returns the blocks of a case."""
     blocks = {}
     for number, (kind, own) in enumerate(CHAINS[name]):
         key = "mapping" if kind == "rename" else "variables"
@@ -55,7 +55,7 @@ def test_renamed_variables_are_fed_back_and_forced(rng, name):
 
 
 def check_next_input(pipeline, fields, new):
-    """Fed back and forced fields go through the chain as those of a first step do."""
+    """Asserts that fed-back and forcing fields are processed as in a first step."""
     groups = {key: ChannelGroup(key, count, 1) for key, count in LEVELS.items()}
     data = ChannelSchema(
         (groups[T], groups[SP], groups[LSM], groups[TSI]), (groups[T], groups[SP])
@@ -78,7 +78,7 @@ def check_next_input(pipeline, fields, new):
 
 @pytest.fixture
 def weights(tmp_path):
-    """Each point is two of a grid of ten rows, added up."""
+    """Writes weights by which each point is the sum of two on a grid of ten rows."""
     count = LAT * LON
     content = {
         "row": ("n_s", np.repeat(np.arange(count), 2) + 1),
@@ -93,7 +93,7 @@ def weights(tmp_path):
 
 
 def regridding(weights, *before):
-    """A chain that regrids what is not predicted."""
+    """Returns a chain that regrids fields that are not predicted."""
     args = {"weight_file": weights, "variables": [TSI, LSM]}
     blocks = {f"b{n}": own for n, own in enumerate(before)}
     blocks["regrid"] = {"type": "regrid", "args": args}

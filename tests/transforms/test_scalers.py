@@ -32,8 +32,8 @@ KINDS = {
         {"distribution": "normal", "fast_transform": True, "n_knots": 64},
     ),
 }
-# Slopes of the distribution function jump at centroids, and near the ends ndtri is
-# steep: a last bit of the share is more of the value.
+# The distribution function has kinks at centroids, and near the ends `ndtri` is steep,
+# so that rounding of the quantile is amplified.
 TOLERANCES = dict.fromkeys(("standard", "minmax", "columns"), (1e-6, 2e-6))
 QUANTILE = (1e-5, 2e-4)
 SHARDS = (1, 2, 3, 4, 8)
@@ -41,7 +41,7 @@ SHARDS = (1, 2, 3, 4, 8)
 
 @pytest.fixture
 def exact_roots(monkeypatch):
-    """torch's square root rounded as IEEE 754 asks; its own may be a bit off."""
+    """Makes torch's square root exact as in IEEE 754; its own may be a bit off."""
     import torch
 
     def root(x):

@@ -1,4 +1,4 @@
-"""Which names of units are surely not the same."""
+"""Names of units that certainly differ."""
 
 import pytest
 

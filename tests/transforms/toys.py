@@ -22,29 +22,29 @@ MIXING = 0.3 * draw((LEVELS + 2, LEVELS + 3), seed=5)
 
 
 class WarmArgs(StrictModel):
-    """Of `warm`."""
+    """Arguments of `warm`."""
 
     by: float
 
 
 class FixerArgs(StrictModel):
-    """Of `mass_fixer`."""
+    """Arguments of `mass_fixer`."""
 
     latitude: tuple[float, ...]
 
 
 class NoArgs(StrictModel):
-    """Of the others."""
+    """No arguments, for the other transforms."""
 
 
 def build_warm(args):
-    """On the initial state: every T warmer."""
+    """Increases every T of the initial state."""
     warmer = lambda key, x: x + args.by if key == T else x  # noqa: E731
     return lambda tree, context: map_fields(tree, warmer, ("input",))
 
 
 def build_denormalize(args):
-    """Fields of the prediction in physical units."""
+    """Converts fields of the prediction to physical units."""
     normalizer = build_normalizer(args)
     return lambda tree, context: map_fields(
         tree, normalizer.denormalize, ("y_processed",)
@@ -52,7 +52,7 @@ def build_denormalize(args):
 
 
 def build_mass_fixer(args):
-    """Surface pressure times the ratio of its global means before and after."""
+    """Multiplies surface pressure by the ratio of its global means before and after."""
     weights = np.cos(np.deg2rad(np.asarray(args.latitude)))
 
     def fix(tree, context):
@@ -68,12 +68,12 @@ def build_mass_fixer(args):
 
 
 def build_rain_total(args):
-    """After the rollout: the sum of TP over the steps."""
+    """Sums TP over the steps, after the rollout."""
     return lambda tree, context: {**tree, "rain": np.sum(tree["steps"], axis=0)}
 
 
 def build_center_output(args):
-    """The model's output less its global mean, before the loss."""
+    """Subtracts its global mean from the model's output before the loss."""
 
     def center(tree, context):
         mean = context.reducer.sample_mean(tree["y_pred"])[..., None, None]
@@ -103,7 +103,7 @@ TOYS = {
 
 
 def sections(files, latitude):
-    """The preblocks and postblocks of a forecast, as a config has them."""
+    """Returns preblocks and postblocks of a forecast, as in a config."""
     norm = {"type": "era5_normalizer", "args": files}
     pre = {
         "ic_only": {"warm": {"type": "warm", "args": {"by": 0.5}}},
@@ -123,7 +123,7 @@ def sections(files, latitude):
 
 
 def model(x):
-    """Channels mixed, the next longitude added: (batch, channel, time, rows, lon)."""
+    """Mixes channels and adds the next longitude: (batch, channel, time, rows, lon)."""
     mixed = jnp.einsum(
         "oc,bctyx->botyx", jnp.asarray(MIXING, x.dtype), x, precision="highest"
     )
@@ -131,7 +131,7 @@ def model(x):
 
 
 def forecast(pipeline, fields, context) -> tuple[Any, Any]:
-    """The last state, and TP of every step, from the fields of the initial state."""
+    """Returns the last state and TP of every step, from the initial fields."""
     tree = pipeline.initial({"input": {"S": fields}, **MAPS}, context)
     rain = []
     for _ in range(NUM_STEPS):

@@ -1,4 +1,4 @@
-"""Forecasts in a store and in CREDIT's folders, of no model."""
+"""Synthetic forecasts in a store and in CREDIT's folders."""
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ STARTS = pd.to_datetime(["2004-02-28", "2004-03-01"])
 
 
 def make_store(num_members=2, **names):
-    """A store of two start dates, lead times 0, 6 and 12 h, two levels."""
+    """Writes a store of two start dates, lead times 0, 6 and 12 h, and two levels."""
     members = {"number": [*range(num_members)]} if num_members else {}
     coords = {
         "time": STARTS,
@@ -28,7 +28,7 @@ def make_store(num_members=2, **names):
 
 
 def write_folder(store, folder, calendar="standard", group=False):
-    """The same in CREDIT's layout, without lead time 0."""
+    """Writes the same in CREDIT's layout, without lead time 0."""
     for start in store["time"].values:
         stamp = pd.Timestamp(start)
         place = folder / stamp.strftime("%Y%m%d_%H%MZ")

@@ -1,4 +1,4 @@
-"""Scores as `credit_jax.evaluation.scores` has them, of no forecast."""
+"""Synthetic scores in the layout of `credit_jax.evaluation.scores`."""
 
 import numpy as np
 import xarray as xr
@@ -10,7 +10,7 @@ REGIONS = ("global", "tropics", "northern-hemisphere")
 
 
 def make_scores(levels=(250.0, 500.0, 850.0), num_days=10, step=12, members=0):
-    """Errors that grow to climatology's in some days, other days for each channel."""
+    """Returns errors that grow to climatology's, in different times by channel."""
     names = [(f"{name}{level:g}", name, level) for name in "TU" for level in levels]
     names += [("t2m", "t2m", np.nan), ("SP", "SP", np.nan)]
     hours = np.arange(step, 24 * num_days + 1, step)
@@ -88,7 +88,7 @@ def _spectra(num_channels, days):
 
 
 def _first_alone(shape, values):
-    """Values of the first system; the others have none."""
+    """Returns values of the first system, and NaN for the others."""
     found = np.full((*shape, len(values)), np.nan)
     found[0] = values
     return found

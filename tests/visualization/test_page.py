@@ -1,4 +1,4 @@
-"""The page of scores: one file, whose tables are those of the data set."""
+"""The page of scores: one file, whose tables equal the data set."""
 
 import re
 from html.parser import HTMLParser
@@ -15,7 +15,7 @@ PNG = b"\x89PNG of no picture"
 
 
 class Page(HTMLParser):
-    """Elements and tables of a page."""
+    """Parses the elements and tables of a page."""
 
     def __init__(self, text):
         super().__init__()

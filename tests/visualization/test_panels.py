@@ -1,4 +1,4 @@
-"""Curves, score cards, spectra and rank histograms: what they draw."""
+"""Contents of curves, score cards, spectra and rank histograms."""
 
 import numpy as np
 import pytest

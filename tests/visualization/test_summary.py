@@ -1,4 +1,4 @@
-"""What scores say in short."""
+"""Short summaries of scores."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The postblock `era5_normalizer`: what is fed back is what the model gave."""
+"""The postblock `era5_normalizer`: the model's output is fed back unchanged."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_it_undoes_the_preblock(paths):
 
 
 def test_forecasts_denormalize_once(paths):
-    """`for_forecast` undoes a normalizer that no postblock undoes."""
+    """`for_forecast` inverts a normalizer that no postblock inverts."""
     norm = {"type": "era5_normalizer", "args": paths}
     after = {"reconstruct": {"type": "reconstruct"}}
     pre = parse(PreblocksConfig, {"per_step": {"norm": norm, "concat": CONCAT}})

@@ -1,4 +1,4 @@
-"""`reconstruct`: named fields as CREDIT's."""
+"""`reconstruct`: named fields equal CREDIT's."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""`wet_mask_samudra`: the masks of CREDIT's block, on the channels."""
+"""`wet_mask_samudra`: the masks of CREDIT's block, applied to channels."""
 
 import re
 
@@ -17,7 +17,7 @@ LAT, LON, DEPTHS = 5, 4, 19
 
 @pytest.fixture
 def store(tmp_path):
-    """Masks, and statistics of nothing."""
+    """A store of masks, and a statistics store without their variables."""
     wet = np.random.default_rng(0).integers(0, 2, (DEPTHS, LAT, LON)).astype(bool)
     dims = ("lat", "lon")
     masks = {f"mask_{depth}": (dims, own) for depth, own in enumerate(wet)}

@@ -15,7 +15,7 @@ def test_fields_of_different_grids(batch):
 
 
 def test_a_channel_map_gives_the_order(batch):
-    """JAX sorts dicts, so a traced step does not know the order of a data set."""
+    """JAX sorts dicts, so that a traced step loses the order of a data set."""
     pipeline, context = preblocks(concat=CONCAT), field_context(3)
     host = pipeline.before_step(batch)
     fields = {

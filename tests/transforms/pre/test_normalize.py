@@ -102,7 +102,7 @@ def test_bad_statistics(files, tmp_path, value, text):
 
 
 def test_predicted_variables_that_the_files_lack_are_a_note(files):
-    """CREDIT passes them on without a word; forcing often is not normalized."""
+    """CREDIT silently passes them on; forcing is often not normalized."""
     norm = {"type": "era5_normalizer", "args": files}
     target = [group(T, LEVELS), group("S/diagnostic/2d/rain", 1)]
     layout = {"input": [group("S/dynamic_forcing/2d/tsi", 1)], "target": target}

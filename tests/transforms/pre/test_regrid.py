@@ -22,7 +22,7 @@ OLD, NEW = NUM_ROWS * NUM_COLUMNS, len(LATITUDE) * len(LONGITUDE)
 
 
 def write_weights(path, *, structured=True, curvilinear=False):
-    """Each new point the mean of some old ones; one pair occurs twice."""
+    """Writes weights: each new point is a mean of old ones; one pair occurs twice."""
     rng = np.random.default_rng(1)
     row = np.concatenate([np.repeat(np.arange(NEW), 5), [0, 0]])
     col = np.concatenate([rng.integers(0, OLD, 5 * NEW), [3, 3]])

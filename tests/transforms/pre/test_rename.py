@@ -1,4 +1,4 @@
-"""`rename`: keys and their order as CREDIT's, and the channels that follow them."""
+"""`rename`: keys and their order equal CREDIT's, and channels follow them."""
 
 import re
 
@@ -89,7 +89,7 @@ def test_errors(batch):
 
 
 def test_units_of_a_chain(files):
-    """Renamed, normalized, logarithms of some: back to physical units."""
+    """Renaming, normalization and logarithms are inverted to physical units."""
     log = {"type": "log_transform", "args": {"variables": [NEW]}}
     root = {"type": "sqrt_transform", "args": {"variables": [T]}}
     names = {"type": "rename", "args": {"mapping": {T: NEW, SP: "A/prognostic/2d/SP"}}}
