@@ -63,7 +63,7 @@ _TINY = {
 # Models that take the keys of a size.
 KIN = ("camulator", "crossformer", "wxformer", "wxformer_base", "wxformer_moe")
 
-# All models that a case can be made of.
+# All models for which a case can be built.
 MODEL_TYPES = (*KIN, *SECTIONS, *SEVERAL)
 
 SIZES: Mapping[str, Size] = {

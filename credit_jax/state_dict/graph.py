@@ -56,6 +56,6 @@ TORCH_MODEL = TorchModel(
     key_table=tuple(_rules()),
     block_names=_block_names,
     idle_modules=_idle_modules,
-    # CREDIT's takes the grid of its file.
+    # CREDIT's class reads the grid from its file.
     own_keys=("image_height", "image_width"),
 )

@@ -82,7 +82,7 @@ class TorchModel:
         constants: config -> arrays of the state dict that the config determines.
         signature: matches part of a key of this model and of no other model, to
             recognize weights that are given with another `model.type`.
-        own_keys: keys of the `model:` section that CREDIT's class does not take.
+        own_keys: keys of the `model:` section that CREDIT's class does not accept.
     """
 
     key_table: KeyTable

@@ -22,7 +22,7 @@ def config_file(given: str | None, checkpoint: Path) -> Path:
     """The given config, or `model.yml` beside the checkpoint.
 
     Raises:
-        FileNotFoundError: neither exists, or no checkpoint to look beside.
+        FileNotFoundError: there is no config file, or the checkpoint does not exist.
     """
     if given is not None:
         return Path(given)

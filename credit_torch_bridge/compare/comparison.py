@@ -130,8 +130,9 @@ def compare_with_credit(
     draw noise get the same noise, drawn by CREDIT.
 
     Args:
-        config: CREDIT's YAML or a mapping. Of it `model:` is used, and the PyTorch
-            classes that `custom_models` and `custom_objects` register, code that runs.
+        config: CREDIT's YAML or a mapping, of which `model:` is used. Python files and
+            modules in `custom_models` and `custom_objects` are executed, to register
+            PyTorch classes.
         checkpoint: of PyTorch, file or folder, or the folder of a run of credit_jax.
         parallelism: the mesh of credit_jax; None for one device.
         batches: number of random inputs, each with one sample per data-parallel rank.

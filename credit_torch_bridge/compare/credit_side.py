@@ -68,7 +68,7 @@ def new_credit_model(section: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def _class_of(model_type: str) -> Callable[..., Any]:
-    """The class of a model: CREDIT's, or one that its `register_model` was given."""
+    """Returns a model's class: CREDIT's, or one registered by its `register_model`."""
     registry = import_credit("models")._MODEL_REGISTRY
     if model_type not in registry:
         raise ValueError(

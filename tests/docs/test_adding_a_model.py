@@ -1,4 +1,4 @@
-"""docs/adding_a_model.md: its model is one that every part of the project takes."""
+"""docs/adding_a_model.md: its model works in every part of the project."""
 
 import inspect
 import re
@@ -63,7 +63,7 @@ pytestmark = pytest.mark.usefixtures("page")
 
 
 def code_blocks() -> list[tuple[int, str]]:
-    """(line where it begins, code) of every block of Python."""
+    """Returns (first line number, code) of every block of Python."""
     text = PAGE.read_text()
     found = re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
     return [(text[: m.start(1)].count("\n"), m[1]) for m in found]
@@ -86,7 +86,7 @@ def page(credit, monkeypatch, tmp_path):
     table = types.ModuleType(f"credit_jax.state_dict.{entries[NAME].key_table}")
     table.TORCH_MODEL = names["TORCH_MODEL"]
     monkeypatch.setitem(sys.modules, table.__name__, table)
-    # Gone again after the test.
+    # Removed after the test.
     monkeypatch.setitem(import_credit("models")._MODEL_REGISTRY, NAME, None)
     register_models({"custom_models": [str(path)]})
     return path
@@ -169,7 +169,7 @@ def test_files_and_modules_that_do_not_register(tmp_path):
 
 
 def run(*arguments):
-    """A command, which succeeds."""
+    """Runs a command, and asserts that it succeeds."""
     assert main([str(word) for word in arguments]) == 0, arguments
 
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md shows the layers that the import contract has; families."""
+"""docs/architecture.md shows the layers of the import contract and model families."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""Models on a mesh: prediction, loss, gradients and state, as whole arrays.
+"""Runs models on a mesh; gives prediction, loss, gradients, state as whole arrays.
 
 A model is given by its `model:` section. What one device gives is kept, so that all
 meshes of a test file are compared with one run.
@@ -34,7 +34,7 @@ from credit_jax.parallel.rows.layout import block_layout
 from tests.support import assert_close, assert_trees_close, make_mesh
 
 FORWARD, GRADIENT, FLOAT64 = 1e-5, 1e-4, 1e-11
-# Convolutions in float64 are slow on CPU, sample by sample.
+# Convolutions in float64 are slow on CPU, as each sample is computed separately.
 BATCH = 4
 
 # dp, tp, domain
@@ -68,10 +68,11 @@ def run(
     remat: str = "none",
     batch: int = BATCH,
 ) -> Any:
-    """A forward pass of training: (prediction, loss, gradients, state) as whole arrays.
+    """Returns (prediction, loss, gradients, state) of a training forward.
 
-    The state is that of spectral norm after one power iteration, and of the batch norms
-    after the forward.
+    All arrays are whole. The state contains the vectors of spectral norm after one
+    power
+    iteration, and the running statistics of batch norms after the forward.
 
     Args:
         block: the `model:` section.
@@ -151,7 +152,7 @@ def _key(block: Mapping[str, Any]) -> str:
 
 @cache
 def _weights(key: str, dtype: str) -> Any:
-    """Random weights, the same for every mesh; none at its initial zero or one."""
+    """Returns random weights, equal for every mesh; none is at its initial 0 or 1."""
     params, model_state = _initial(key)
     rng = np.random.default_rng(1)
     spread = {p: 0.05 * rng.normal(size=w.shape) for p, w in params.items()}
@@ -167,7 +168,7 @@ def _weights(key: str, dtype: str) -> Any:
 
 @cache
 def _initial(key: str) -> Any:
-    """Initial parameters and state, made by one program for all dtypes."""
+    """Returns initial parameters and state, made by one program for all dtypes."""
     model_def = build(json.loads(key))
     with jax.enable_x64(False):
         make = jax.jit(
@@ -177,7 +178,7 @@ def _initial(key: str) -> Any:
 
 
 def one_device(block: Mapping[str, Any], dtype: str, batch: int = BATCH) -> Any:
-    """`run` on one device; kept."""
+    """Returns the cached result of `run` on one device."""
     return _one_device(_key(block), dtype, batch)
 
 
@@ -189,12 +190,12 @@ def _one_device(key: str, dtype: str, batch: int) -> Any:
 def assert_equals_one_device(
     block: Mapping[str, Any], mesh: str, name: str, remat: str = "none"
 ) -> None:
-    """Prediction, loss, gradient and state in float32.
+    """Asserts equal prediction, loss, gradient and state in float32.
 
     Args:
         block: the `model:` section.
-        mesh: of `MESHES`.
-        name: for what is printed.
+        mesh: a key of `MESHES`.
+        name: label of the printed errors.
         remat: see `run`.
     """
     actual = run(block, MESHES[mesh], "float32", remat=remat)
@@ -208,16 +209,16 @@ def assert_equals_one_device_in_float64(
     remat: str = "none",
     degrees: tuple[int, int, int] = (2, 2, 2),
 ) -> Any:
-    """What is exact stays exact: prediction, loss, every array of the gradient, state.
+    """Asserts equal prediction, loss, gradient arrays and state in float64.
 
     Args:
         block: the `model:` section.
-        name: for what is printed.
+        name: label of the printed errors.
         remat: see `run`.
         degrees: dp, tp and domain.
 
     Returns:
-        What `run` gave on that mesh.
+        The result of `run` on that mesh.
     """
     with jax.enable_x64(True):
         actual = run(block, degrees, "float64", remat=remat)
@@ -232,7 +233,7 @@ def assert_equals_one_device_in_float64(
 def compare(
     actual: Any, expected: Any, tolerances: tuple[float, float], what: str
 ) -> None:
-    """Compares what `run` gave on a mesh and on one device."""
+    """Compares the results of `run` on a mesh and on one device."""
     forward, gradient = tolerances
     assert_close(actual[0], expected[0], forward, f"{what}: forward")
     assert_close(actual[1], expected[1], forward, f"{what}: loss")

@@ -1,8 +1,8 @@
 """WXFormer and CrossFormer on every mesh against one device.
 
-On the plain definitions, which is what accelerators run; and the mesh of all axes on
-the implementations of CPU. Loops that hold collectives are unrolled on every mesh here:
-XLA on CPU does not order them (`parallel.compiler`).
+They run the plain definitions, as accelerators do, and on the mesh of all axes also the
+implementations for CPU. Loops with collectives are unrolled in these tests, because XLA
+on CPU does not order collectives in loops (`parallel.compiler`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.models.mesh_parity import (
 )
 from tests.support import assert_close, assert_trees_close, mark_slow
 
-# A sample on each device of "dp8".
+# One sample per device of "dp8".
 BATCH = 8
 
 
@@ -42,7 +42,7 @@ BATCH = 8
     ),
 )
 def test_equals_one_device(mesh: str, implementation: str) -> None:
-    """45 rows: uneven on every domain degree above one."""
+    """45 rows, uneven on every domain degree above one."""
     block = CASES["uneven"]
     actual = run(block, MESHES[mesh], "float32", implementation, batch=BATCH)
     expected = one_device(block, "float32", BATCH)
@@ -50,11 +50,11 @@ def test_equals_one_device(mesh: str, implementation: str) -> None:
 
 
 def test_equals_one_device_in_float64() -> None:
-    """What is exact stays exact: every array of the gradient, 30 rows on 2 x 2 x 2."""
+    """Every array of the gradient in float64, with 30 rows on 2 x 2 x 2."""
     assert_equals_one_device_in_float64(CASES["earth"], "earth")
 
 
-# Shards that divide neither 8, 4 nor 2 bands of windows, and some that do.
+# Numbers of shards that do not divide 8, 4 or 2 bands of windows, and some that do.
 STRIPS = {
     "domain2": (1, 1, 2),
     "domain4": (1, 1, 4),
@@ -67,14 +67,14 @@ STRIPS = {
 
 @pytest.mark.parametrize("mesh", mark_slow(list(STRIPS), but=[]))
 def test_strips_are_exact_in_float64(mesh: str) -> None:
-    """Windows shared out as strips, blocks recomputed: every array of the gradient."""
+    """Every array of the gradient, with windows in strips and recomputed blocks."""
     degrees = STRIPS[mesh]
     assert_equals_one_device_in_float64(cases.STRIPS, "strips", "full", degrees)
 
 
 @pytest.mark.slow
 def test_float8_rounds_alike_on_every_mesh() -> None:
-    """Scales are powers of two of maxima, so that meshes round to the same values."""
+    """Scales are powers of two from maxima, so that all meshes round equally."""
     block, float8 = CASES["earth"], Float8(min_channels=16)
     with jax.enable_x64(True):
         actual = run(block, (2, 2, 2), "float64", float8=float8)
@@ -91,8 +91,8 @@ def test_frames_without_spectral_norm_on_domain_3() -> None:
     assert_equals_one_device(CASES["frames"], "domain3", "frames")
 
 
-# What each model has and the others have not: transposed convolutions and reflected
-# poles, 45 rows; interpolation and gates of channels and points.
+# Features that only this model has: transposed convolutions and reflected poles, 45
+# rows; interpolation and gates of channels and points.
 @pytest.mark.parametrize(
     ("name", "mesh"),
     mark_slow(
@@ -117,7 +117,7 @@ def test_crossformer_equals_one_device_in_float64() -> None:
 
 @pytest.mark.slow
 def test_bfloat16_stays_near_float32() -> None:
-    """bf16 compute with float32 parameters, statistics and sums."""
+    """bfloat16 compute with float32 parameters, statistics and sums."""
     wide = one_device(CASES["plain"], "float32")
     narrow = run(CASES["plain"], (1, 1, 2), "bfloat16")
     assert narrow[2]["head/out/kernel"].dtype == np.float32

@@ -24,8 +24,8 @@ BLOCKS = {
     **{f"diffusion {k}": v for k, v in DIFFUSION_CASES.items()},
     **{f"ensemble {k}": v for k, v in ENSEMBLE_CASES.items()},
 }
-# Uneven rows: 45, 32 on 3, 7. What is compared on dp 2 x tp 2 x domain 2 in float64,
-# below, is not compared there in float32, too.
+# Uneven rows: 45, 32 on 3, 7. Models compared on dp 2 x tp 2 x domain 2 in float64,
+# below, are not compared there in float32, too.
 ON_MESHES = [
     ("camulator earth", "dp2_tp2_domain2"),
     ("camulator two frames", "domain3"),
@@ -45,11 +45,11 @@ ON_MESHES = [
     ("name", "mesh"), mark_slow(ON_MESHES, but=[("ensemble frozen", "domain3")])
 )
 def test_equals_one_device(name: str, mesh: str) -> None:
-    """FSDP where there is dp, and blocks recomputed in the backward pass."""
+    """With FSDP on meshes with dp, and blocks recomputed in the backward pass."""
     assert_equals_one_device(BLOCKS[name], mesh, name, remat="full")
 
 
-# The wiring of each model, every array of the gradient.
+# Every array of the gradient of each model, in float64.
 @pytest.mark.parametrize(
     "name",
     mark_slow(

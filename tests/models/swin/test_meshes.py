@@ -30,13 +30,13 @@ SWIN_BLOCKS = {**SWIN_CASES, "padded": SWIN_PADDED}
 )
 @pytest.mark.filterwarnings("ignore:.*does not see")
 def test_fuxi_equals_one_device(name: str, mesh: str) -> None:
-    """Three rows of windows: on eight shards most have none."""
+    """With three rows of windows, most of eight shards have none."""
     assert_equals_one_device(FUXI_CASES[name], mesh, f"fuxi {name}")
 
 
 @pytest.mark.slow
 def test_fuxi_equals_one_device_in_float64() -> None:
-    """Every array of the gradient, on 2 x 2 x 2; that of qkv is zero."""
+    """Every array of the gradient on 2 x 2 x 2; that of qkv is zero."""
     actual = assert_equals_one_device_in_float64(FUXI_CASES["shifted"], "fuxi shifted")
     assert not np.any(actual[2]["u_transformer/blocks/attention/qkv/kernel"])
 
@@ -60,5 +60,5 @@ def test_swin_equals_one_device(name: str, mesh: str) -> None:
 
 @pytest.mark.slow
 def test_swin_equals_one_device_in_float64() -> None:
-    """Every array of the gradient, on 2 x 2 x 2, with dropout of the position bias."""
+    """Every array of the gradient on 2 x 2 x 2, with dropout of the position bias."""
     assert_equals_one_device_in_float64(SWIN_CASES["one row of windows"], "swin")

@@ -17,7 +17,7 @@ from tests.support import mark_slow
     "mesh", mark_slow(["domain3", "domain8", "dp2_tp2_domain2"], but=["domain3"])
 )
 def test_unet_equals_one_device(mesh: str) -> None:
-    """In float64: where rounding flips the sign of a unit its gradient jumps.
+    """In float64, because a unit's gradient jumps where rounding flips its sign.
 
     45, 23, 12 and 6 rows; statistics of batch norms over the whole batch.
     """
@@ -30,7 +30,7 @@ def test_unet_equals_one_device(mesh: str) -> None:
     [("padded", "domain3"), ("padded", "domain8"), ("own levels", "domain8")],
 )
 def test_unet_diffusion_equals_one_device(name: str, mesh: str) -> None:
-    """Blocks recomputed in the backward pass."""
+    """With blocks recomputed in the backward pass."""
     assert_equals_one_device(DIFFUSION_CASES[name], mesh, name, remat="full")
 
 

@@ -1,6 +1,6 @@
-"""Properties of layouts and of plans that move rows, on layouts drawn at random.
+"""Properties of layouts and of resharding plans, on random layouts.
 
-The plans are carried out in NumPy, as the collectives would.
+NumPy executes the plans as the collectives would.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHARDS, ROWS = st.integers(1, 9), st.integers(1, 60)
 
 @st.composite
 def partitions(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
-    """Every row on one shard, in any order, shards of any length."""
+    """Strategy: every row on one shard, in any order, with shards of any length."""
     rows, shards = draw(ROWS), draw(SHARDS)
     order = draw(st.permutations(range(rows)))
     owner = draw(st.lists(st.integers(0, shards - 1), min_size=rows, max_size=rows))
@@ -30,18 +30,18 @@ def partitions(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 
 @st.composite
 def needs(draw: st.DrawFn, size: int, shards: int) -> list[list[int]]:
-    """Rows of each shard, in any order, repeated, with zeros, or none."""
+    """Strategy: needed rows per shard in any order, repeated, with zeros, or none."""
     wanted = st.lists(st.integers(-1, size - 1), max_size=12)
     return draw(st.lists(wanted, min_size=shards, max_size=shards))
 
 
 def local_rows(layout: Layout) -> list[np.ndarray]:
-    """A local array of each shard: the number of each row, and noise as padding."""
+    """Returns each shard's local array: row indices, and noise as padding."""
     return [np.where(np.array(r) < 0, -77, r) for r in layout.rows]
 
 
 def exchanged(x: list[np.ndarray], plan: ExchangePlan) -> np.ndarray:
-    """What each shard has after the plan; zeros are -1."""
+    """Returns each shard's rows after the plan; zero rows are -1."""
     num = len(x)
     received: list[list[np.ndarray]] = [[] for _ in range(num)]
     for pairs, index in plan.pieces:
@@ -104,7 +104,7 @@ def test_strips_are_exchanged_as_rows_are(
 
 
 def exchanged_halo(have: Layout, plan: HaloPlan, length: int) -> np.ndarray:
-    """What each shard cuts from [low rows | own block | high rows]; zeros are -1."""
+    """Returns shards' slices of [low rows | own block | high rows]; zeros are -1."""
     x = np.concatenate(local_rows(have))
     beyond = np.full(plan.low + plan.high + length, -99)
     globe = np.concatenate([beyond, x, beyond])
@@ -129,7 +129,7 @@ def exchanged_halo(have: Layout, plan: HaloPlan, length: int) -> np.ndarray:
 def test_a_halo_brings_what_is_needed(
     rows: int, shards: int, low: int, high: int
 ) -> None:
-    """Own rows and some beside them, zeros beyond the poles, where it can serve."""
+    """Own rows with halo rows, zero beyond the poles, for supported layouts."""
     have = block_layout(rows, shards, DOMAIN)
     wanted = [
         [
