@@ -114,7 +114,7 @@ def kernels(program: Program) -> list[Kernel]:
 def kernel_of(
     program: Program, where: Computation, instruction: Instruction, times: int = 1
 ) -> Kernel:
-    """The account of one instruction for which `is_kernel` holds."""
+    """The account of one instruction that `is_kernel` accepts."""
     op_name = _scopes(program, instruction)
     return Kernel(
         instruction.name,

@@ -100,7 +100,7 @@ class Instruction:
         """Iterations of a loop.
 
         Raises:
-            ValueError: the program does not say how many.
+            ValueError: XLA recorded no trip count.
         """
         match = _TRIPS.search(self.text)
         if not match:

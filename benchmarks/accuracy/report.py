@@ -138,7 +138,7 @@ def sections(lines: Sequence[Line], options: Any, *, picture: str) -> list[str |
     Args:
         lines: in their order.
         options: of the command line.
-        picture: file name of the plot, beside the report.
+        picture: file name of the plot, in the folder of the report.
     """
     models = tuple(dict.fromkeys(line.model for line in lines))
     first = _introduction(options, models)

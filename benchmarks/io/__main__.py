@@ -5,9 +5,9 @@
 The loader runs alone, from the store on disk to input arrays of a step, for several
 numbers of threads: a first epoch, later ones with as many fields cached as fit in
 memory, and epochs without a cache, as of a data set much larger than memory. For
-comparison, TensorStore reads the same chunks as often and drops them, in turns with the
-loader, and a sample is copied in memory. The step is timed on random data. The stores
-are written to a temporary folder, or to --data, which is kept.
+comparison, TensorStore reads the same chunks as often and discards them, alternating
+with the loader, and a sample is copied in memory. The step is timed on random data. The
+stores are written to a temporary folder, or to --data, which is kept.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _samples_per_second(loader: Any, seconds: float) -> float:
 
 
 def _in_turns(*rates: Callable[[], float], rounds: int = 3) -> list[float]:
-    """The median of each rate, measured in turns, as the machine may be shared."""
+    """The median of each rate, measured alternately, as the machine may be shared."""
     found = [[rate() for rate in rates] for _ in range(rounds)]
     return [float(np.median(column)) for column in zip(*found, strict=True)]
 

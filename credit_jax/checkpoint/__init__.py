@@ -7,7 +7,7 @@
             weights/            {"params": {path: array}, and the collections of
                                 `nn.model_state`: "spectral_norm", "batch_stats"}
             ema/                {path: array}; only with `trainer.use_ema`
-            ema_batch_stats/    the average of "batch_stats", float32; only beside ema,
+            ema_batch_stats/    the average of "batch_stats", float32; only with ema,
                                 of models with batch norms
             optimizer/          {"opt_state": {"adam": {"count", "mu", "nu"}},
                                 "micro_step", "update_step", "key"}

@@ -229,7 +229,7 @@ class CheckpointStore:
         return self.folder / str(step)
 
     def save(self, step: int, items: Mapping[str, PyTree], progress: Progress) -> None:
-        """Starts to write a checkpoint; training may go on while it is written.
+        """Starts to write a checkpoint; training may continue while it is written.
 
         Args:
             step: micro-batches seen, which names it.

@@ -16,7 +16,7 @@ Coordinates:
     system               "forecast" (of an ensemble its mean), "members" (each member
                          scored separately, then averaged), "persistence",
                          "climatology", "truth" (only activity and energy_spectrum)
-    channel              labels, "T500" or "t2m"; beside it `variable` (name), `level`
+    channel              labels, "T500" or "t2m"; with it `variable` (name), `level`
                          (NaN at the surface), `units` and `long_name` ("" if unknown)
     region               names of `evaluation.regions`, "global" first
     prediction_timedelta lead times, increasing, without 0

@@ -190,8 +190,8 @@ def open_forecast_data(
         num_steps: of each forecast.
         open_files: files that are open already.
         unread: field types whose files are not opened.
-        num_levels: source -> levels of its 3-D variables, where neither the section
-            nor an opened file says how many.
+        num_levels: source -> number of levels of its 3-D variables, where neither the
+            section nor an opened file determines it.
 
     Raises:
         FileNotFoundError, ValueError: see `open_source`.

@@ -45,7 +45,7 @@ class Upgrade:
     Attributes:
         is_older: (key, array) -> whether only the older version has this entry.
         entries: (key, array) -> the entries of the current version.
-        note: what the user must know.
+        note: a message to users about the upgrade.
     """
 
     is_older: Callable[[str, Any], bool]

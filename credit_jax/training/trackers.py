@@ -14,7 +14,7 @@ from credit_jax.io.atomic import new_file
 
 
 class WandbTracker:
-    """A run of Weights & Biases; a resumed run goes on in the same one."""
+    """A run of Weights & Biases, which a resumed run continues."""
 
     def __init__(self, config: Config, folder: Path, first_start: float) -> None:
         """Begins or resumes the run; wandb reads WANDB_PROJECT and the like itself.
@@ -47,14 +47,14 @@ class WandbTracker:
 
 
 class MlflowTracker:
-    """A run of MLflow; its id is in the folder, so that a resumed run goes on in it."""
+    """A run of MLflow, whose id in the folder lets a resumed run continue it."""
 
     def __init__(self, folder: Path, *, resumes: bool) -> None:
         """Begins or resumes the run; MLflow itself reads MLFLOW_TRACKING_URI etc.
 
         Args:
             folder: of the run; its name is that of the run.
-            resumes: whether the run goes on from a checkpoint.
+            resumes: whether the run resumes from a checkpoint.
         """
         self._mlflow = required("mlflow")
         path = folder / "mlflow_run_id"

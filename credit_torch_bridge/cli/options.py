@@ -19,10 +19,10 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
 
 
 def config_file(given: str | None, checkpoint: Path) -> Path:
-    """The given config, or `model.yml` beside the checkpoint.
+    """The given config, or `model.yml` in the folder of the checkpoint.
 
     Raises:
-        FileNotFoundError: there is no config file, or the checkpoint does not exist.
+        FileNotFoundError: the checkpoint, or `model.yml` in its folder, does not exist.
     """
     if given is not None:
         return Path(given)

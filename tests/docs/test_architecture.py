@@ -31,7 +31,7 @@ def test_the_page_has_the_layers_of_the_contract():
 
 
 def test_families_of_models_never_import_one_another():
-    """As docs/adding_a_model.md says; a contract would have to name every family."""
+    """As docs/adding_a_model.md states; a contract would have to name every family."""
     folders = [path.parent for path in MODELS.glob("*/__init__.py")]
     families = {folder.name for folder in folders} - SHARED
     assert families, "there are models"

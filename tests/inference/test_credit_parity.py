@@ -23,7 +23,7 @@ OUTPUT = {
     "metadata": "era5.yaml",
     "encoding": {"dtype": "float32", "zlib": True, "complevel": 4},
 }
-FIELD = 1e-5  # of every field, as asked for
+FIELD = 1e-5  # tolerance of every field
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def _dims(array):
     ("parallelism", "members", "batch"),
     [
         ("data=none,tensor=2,domain=4", "1", "2"),  # 6 rows on 4 devices
-        ("data=ddp,domain=4", "2", "1"),  # each member on devices of its own
+        ("data=ddp,domain=4", "2", "1"),  # each member on separate devices
     ],
 )
 def test_online_scores_equal_those_of_the_files(
