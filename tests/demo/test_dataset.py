@@ -1,4 +1,4 @@
-"""The demo data set: files, values, and clean-up after an interruption."""
+"""The demo data set: files, values, and clean-up after a failure."""
 
 import numpy as np
 import pytest
