@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.extend import core
+from jax.sharding import NamedSharding
 
 from benchmarks.meshes import build_mesh
 from credit_jax.config.trainer import CompilerConfig
 from credit_jax.config.yaml_file import read_yaml
 from credit_jax.kernels import use_platform
+from credit_jax.models.common.array_specs import FieldSpec, InputSpec
 from credit_jax.models.model_def import ModelDef
-from credit_jax.models.parallel_model import build_parallel_model
+from credit_jax.models.parallel_model import ParallelModel, build_parallel_model
 from credit_jax.parallel.compiler import compile_program
-from credit_jax.parallel.parallel_config import ParallelConfig
 from credit_jax.parallel.params.precision import Float8, default_mp_policy
-from credit_jax.parallel.placement import batch_spec
 from credit_jax.training.optimizer import adamw
 from credit_jax.training.state import init_state, shardings, state_specs
 from credit_jax.training.step import make_train_step
@@ -142,28 +142,34 @@ def trace_step(
         jax.eval_shape(start, jax.random.key(0)),
         shardings(specs, parallel_config.mesh),
     )
-    shapes = _batch(model_def, parallel_config, batch)
+    shapes = _batch(parallel, batch)
     with use_platform(platform):
         return model_def, step.trace(state, shapes)  # pyright: ignore
 
 
-def _batch(
-    model_def: ModelDef, parallel_config: ParallelConfig, batch: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def _batch(parallel: ParallelModel, batch: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of one micro-batch, rows padded as by `place_batch`."""
-    axes = parallel_config.axes
-    blocks = -(-model_def.image_height // axes.num_domain)
-    grid = blocks * axes.num_domain, model_def.image_width
-    spec: PartitionSpec = batch_spec(axes, stacked=True)
-    place = NamedSharding(parallel_config.mesh, spec)
-    channels = {
-        "x": (model_def.input_channels, model_def.frames),
-        "y": (model_def.output_channels, model_def.output_frames),
-    }
-    return {
-        name: jax.ShapeDtypeStruct((1, batch, *c, *grid), jnp.float32, sharding=place)
-        for name, c in channels.items()
-    }
+    num_domain = parallel.axes.num_domain
+    specs = parallel.batch_specs(stacked=True)
+
+    def array(name: str, spec: InputSpec) -> jax.ShapeDtypeStruct:
+        shape = (1, *spec.shape(batch))
+        if isinstance(spec, FieldSpec):
+            rows = -(-spec.height // num_domain) * num_domain
+            shape = (*shape[:-2], rows, spec.width)
+        place = NamedSharding(parallel.mesh, specs[name])
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place)
+
+    arrays = {**parallel.model_def.inputs, "y": parallel.model_def.output}
+    return {name: array(name, spec) for name, spec in arrays.items()}
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a program, and those of the programs within them."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
 
 
 def program_bytes(compiled: Any) -> dict[str, int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from benchmarks.accelerator.program import Program
+from benchmarks.compiled_step import equations
 
 PREFIX = "f8"
 
@@ -22,15 +21,8 @@ def traced_products(jaxpr: Any) -> int:
     return sum(
         equation.primitive is jax.lax.dot_general_p
         and all("float8" in str(operand.aval.dtype) for operand in equation.invars)
-        for equation in _equations(jaxpr.jaxpr)
+        for equation in equations(jaxpr.jaxpr)
     )
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in core.jaxprs_in_params(equation.params):
-            yield from _equations(inner)
 
 
 def float8_of(program: Program) -> dict[str, int]:

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from credit_jax.nn.model_state import Collection
 from credit_jax.parallel.collectives import psum_each
+from credit_jax.parallel.compiler import loops_hold_collectives
 from credit_jax.parallel.params.init import initialize
 from credit_jax.parallel.params.initializers import Initializer
 from credit_jax.parallel.params.sharding import matrix_specs, split_axes
@@ -106,19 +107,39 @@ def iterate(
         param_specs: specs of the normalized matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
     """
-    found: list[Collection] = []
-    for call in range(max([1, *(param_specs[path].calls for path in vectors)])):
-        matrices = _called(vectors, param_specs, call)
-        last = found[-1] if found else vectors
-        found.append(_iterated(weights, last, matrices, specs))
-    new = found[0]
-    for path, param_spec in _called(vectors, param_specs, 1).items():
-        dim = _calls_dim(param_spec)
-        new[path] = {
-            side: jnp.stack([one[path][side] for one in found[: param_spec.calls]], dim)
-            for side in ("u", "v")
-        }
+    new = _iterated(weights, vectors, _called(vectors, param_specs, 0), specs)
+    several = _called(vectors, param_specs, 1)
+    if several:
+        new |= _of_all_calls(weights, {p: new[p] for p in several}, several, specs)
     return new
+
+
+def _of_all_calls(
+    weights: Weights,
+    first: Collection,
+    matrices: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec] | None,
+) -> Collection:
+    """Returns the vectors of every call, in a dim of calls, given those of the first.
+
+    A single loop iterates all matrices as often as the most called one requires.
+    """
+    turns = max(param_spec.calls for param_spec in matrices.values()) - 1
+    split = specs and any(split_axes(entry) for p in matrices for entry in specs[p])
+    unroll = turns if split and not loops_hold_collectives() else 1
+
+    def again(last: Collection, _: None) -> tuple[Collection, Collection]:
+        new = _iterated(weights, last, matrices, specs)
+        return new, new
+
+    _, later = lax.scan(again, first, length=turns, unroll=unroll)
+
+    def joined(path: str, side: str) -> Array:
+        calls = [first[path][side][None], later[path][side]]
+        both = jnp.concatenate(calls)[: matrices[path].calls]
+        return jnp.moveaxis(both, 0, _calls_dim(matrices[path]))
+
+    return {path: {side: joined(path, side) for side in ("u", "v")} for path in first}
 
 
 def after_calls(
@@ -149,19 +170,30 @@ def normalize(
         weights, param_specs, specs: as for `iterate`.
         vectors: as returned by `iterate`, or the stored vectors.
     """
-    matrices = _called(vectors, param_specs, 0)
     several = _by_call(vectors, param_specs)
-    first = {**vectors, **_of_call(vectors, several, 0)}
-    out = {**weights, **_divided(weights, first, matrices, specs)}
-    found = {path: [out[path]] for path in several}
-    for call in range(1, max([1, *(d.calls for d in several.values())])):
-        called = _called(several, several, call)
-        own = _of_call(vectors, called, call)
-        for path, weight in _divided(weights, own, called, specs).items():
-            found[path].append(weight)
-    for path, param_spec in several.items():
-        out[path] = jnp.stack(found[path], _calls_dim(param_spec))
+    called = _called(vectors, param_specs, 0)
+    once = {path: called[path] for path in called if path not in several}
+    out = {**weights, **_divided(weights, vectors, once, specs)}
+    for calls in sorted({param_spec.calls for param_spec in several.values()}):
+        alike = {p: several[p] for p in several if several[p].calls == calls}
+        out |= _divided_for_calls(weights, vectors, alike, specs)
     return out
+
+
+def _divided_for_calls(
+    weights: Weights,
+    vectors: Collection,
+    matrices: Mapping[str, ParamSpec],
+    specs: Mapping[str, PartitionSpec] | None,
+) -> Weights:
+    """These matrices, called equally often, divided for each call in a dim of calls."""
+    dims = {path: _calls_dim(param_spec) for path, param_spec in matrices.items()}
+    divide = jax.vmap(
+        lambda own: _divided(weights, own, matrices, specs),
+        in_axes=({path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()},),
+        out_axes=dims,
+    )
+    return divide({path: vectors[path] for path in matrices})
 
 
 def _called(

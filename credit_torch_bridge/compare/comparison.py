@@ -35,6 +35,7 @@ from credit_torch_bridge.compare.credit_side import (
     recorded_noise,
     register_models,
     run_credit,
+    share_edges,
 )
 from credit_torch_bridge.compare.errors import relative_error
 from credit_torch_bridge.compare.jax_side import compile_pass, noise_of
@@ -272,6 +273,7 @@ def _wide_errors(
         run_jax = compile_pass(model, *from_state_dict(model_def, state), ())
         ours = run_jax(inputs, noise_of(model_def, drawn))
     credit = build_credit(run_config.raw["model"], state)
+    share_edges(credit, run_config.raw["model"])
     with floats_of(torch.float64), given_noise(drawn):
         theirs = run_credit(cast_credit(credit, torch.float64), inputs, ())
     errors = _compare(ours, theirs, (), "")

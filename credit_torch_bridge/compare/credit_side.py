@@ -12,6 +12,7 @@ import torch
 
 from credit_jax.models.diffusion.config import DiffusionKeys
 from credit_jax.models.diffusion.process import NOISED, TIME
+from credit_jax.models.graph.edge_file import read_edges
 from credit_jax.models.registry import MODELS
 from credit_jax.state_dict.registry import torch_model
 from credit_torch_bridge.compare.credit_import import import_credit
@@ -117,13 +118,31 @@ def cast_credit(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Casts a model of CREDIT to another dtype, in place.
 
     In layers that are never called, spectral norm leaves a `weight` that shares the
-    memory of `weight_orig`. Casting alone would separate the two.
+    memory of `weight_orig`. Casting alone would separate the two. The method `to` of
+    CREDIT's graph is not called, since it also casts the indices of its nodes.
     """
-    model.to(dtype)
+    torch.nn.Module.to(model, dtype)
+    attributes = getattr(model, "edge_attr", None)
+    if isinstance(attributes, torch.Tensor):
+        model.edge_attr = attributes.to(dtype)
     for module in model.modules():
         if "weight_orig" in module._parameters and not module.weight.requires_grad:
             module.weight = module.weight_orig.data
     return model
+
+
+def share_edges(model: Any, section: Mapping[str, Any]) -> None:
+    """Gives CREDIT's graph the edge attributes of credit_jax; of no effect on others.
+
+    Both sides compute them from the file in float32, with different rounding.
+
+    Args:
+        model: of CREDIT.
+        section: its `model:` section.
+    """
+    if getattr(model, "edge_attr", None) is not None:
+        attributes = read_edges(section["edge_path"]).attributes
+        model.edge_attr = torch.from_numpy(attributes.copy())
 
 
 @contextmanager

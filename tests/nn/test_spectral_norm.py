@@ -97,16 +97,17 @@ def test_one_training_forward_is_that_of_torch(path):
 def test_each_of_several_calls_is_that_of_torch(degrees):
     """Kernels, gradients and the final vectors, also of stacked blocks."""
     torch = pytest.importorskip("torch")
-    declarations = {"one": replace(LINEAR, calls=3)}
+    declarations = {"one": replace(LINEAR, calls=3), "twice": replace(LINEAR, calls=2)}
     declarations["stacked"] = declarations["one"].stack(2)
     params = {p: jnp.asarray(draw(d.shape, seed=3)) for p, d in declarations.items()}
     mesh = make_mesh(**degrees)
     specs = ShardingRules().specs(declarations, MeshAxes.from_mesh(mesh))
     vector_specs = {p: matrix_specs(d, specs[p]) for p, d in declarations.items()}
     vectors = init_spectral_norm(jax.random.key(0), declarations)
-    shapes = {"one": (3, *LINEAR.shape), "stacked": (2, 3, *LINEAR.shape)}
+    shapes = {path: (d.calls, *LINEAR.shape) for path, d in declarations.items()}
+    shapes["stacked"] = (2, *shapes["one"])
     weight = {path: jnp.asarray(cotangent(shape)) for path, shape in shapes.items()}
-    by_call = {"one": P(None, *specs["one"])}
+    by_call = {path: P(None, *specs[path]) for path in ("one", "twice")}
     by_call["stacked"] = P(None, None, *specs["one"])
 
     def body(params, vectors, weight):
@@ -131,7 +132,7 @@ def test_each_of_several_calls_is_that_of_torch(degrees):
         for name, buffer in (("u", layer.weight_u), ("v", layer.weight_v)):
             buffer.copy_(torch.tensor(np.asarray(pair[name])))
         total = 0.0
-        for call in range(3):
+        for call in range(len(weight)):
             layer(torch.zeros(1, len(matrix)))
             theirs = layer.weight.detach().T
             assert_close(normal[call], theirs, 1e-6, f"{what}, call {call}")
@@ -142,7 +143,8 @@ def test_each_of_several_calls_is_that_of_torch(degrees):
         assert_close(after["v"], layer.weight_v, 1e-6, f"{what}, v")
 
     given = (params, vectors, weight, normal, gradient, after)
-    check("one", *(tree["one"] for tree in given))
+    for path in ("one", "twice"):
+        check(path, *(tree[path] for tree in given))
     for block in range(2):
         of_block = jax.tree.map(
             lambda leaf, block=block: leaf[block], [tree["stacked"] for tree in given]

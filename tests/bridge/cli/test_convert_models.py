@@ -12,6 +12,7 @@ import yaml
 
 from credit_jax.models.registry import build
 from credit_jax.predict import main as predict
+from credit_torch_bridge.compare.credit_side import call_network
 from tests.bridge.checkpoint.formats import with_convolutions
 from tests.bridge.cli.runs import CONFIG
 from tests.models.crossformer.cases import (
@@ -23,8 +24,10 @@ from tests.models.crossformer.cases import (
 )
 from tests.models.debugger.cases import DEBUGGER
 from tests.models.graph.edges import write_edges
+from tests.models.swin.cases import DSCALE, SWIN_CASES, WRF
 from tests.models.unet.cases import CASES as UNET_CASES
 from tests.models.unet.cases import DIFFUSION_CASES as UNET_DIFFUSION_CASES
+from tests.models.unet.cases import DOWNSCALING as DOWNSCALING_UNET
 from tests.support.credit_modules import credit_attribute
 
 pytestmark = pytest.mark.reference
@@ -38,6 +41,10 @@ BLOCKS = {
     "crossformer-ensemble, frozen": ENSEMBLE_CASES["frozen"],
     "crossformer-style": ENSEMBLE_CASES["trained"],
     "debugger": DEBUGGER,
+    "swin": SWIN_CASES["stages"],
+    "unet_downscaling": DOWNSCALING_UNET,
+    "wrf": WRF,
+    "dscale": DSCALE,
 }
 
 GRAPH = {
@@ -62,12 +69,15 @@ def write_run(credit: Any, block: dict[str, Any], folder: Path) -> dict[str, Any
     optimizer = torch.optim.AdamW(trained, 1e-3, betas=(0.9, 0.95))
     generator = torch.Generator().manual_seed(0)
     model_def = build(block)
-    x = torch.randn(model_def.inputs["x"].shape(1), generator=generator)
+    inputs = {
+        name: torch.randn(spec.shape(1), generator=generator)
+        for name, spec in model_def.inputs.items()
+    }
     if model_def.process is None:
-        loss = (model(x) ** 2).mean()
+        loss = (call_network(model, inputs) ** 2).mean()
     else:
         y = torch.randn(model_def.output.shape(1), generator=generator)
-        _, _, loss = model(y, x)
+        _, _, loss = model(y, inputs["x"])
     loss.backward()
     optimizer.step()
     content = {

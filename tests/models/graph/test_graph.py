@@ -25,6 +25,9 @@ from credit_jax.parallel.params.precision import Precision
 from credit_jax.parallel.placement import place_batch
 from credit_jax.parallel.rows.layout import block_layout
 from credit_jax.state_dict.convert import key_plan_for
+from credit_torch_bridge import compare_with_credit
+from credit_torch_bridge.compare import comparison
+from credit_torch_bridge.compare.credit_side import cast_credit, share_edges
 from tests.models.graph.edges import write_edges
 from tests.models.parity import FLOAT64, FORWARD, GRADIENT, credits_defaults
 from tests.support import assert_close, assert_trees_close, make_mesh, mark_slow
@@ -70,13 +73,13 @@ def _credit(credit: Any, block: dict[str, Any], dtype: str) -> Any:
     """Returns CREDIT's state, prediction, and gradients by parameters and the input."""
     wide = getattr(torch, dtype)
     model = credit.build_credit(block, seed=1)
-    model = model.double() if dtype == "float64" else model
     if block.get("use_edge_attr", True):
         ours = read_edges(block["edge_path"])
         np.testing.assert_array_equal(model.edge_index.numpy().T, ours.edges)
         theirs = model.edge_attr.numpy()
         assert_close(ours.attributes, theirs, 1e-6, "attributes of edges")
-        model.edge_attr = torch.from_numpy(ours.attributes).to(wide)
+        share_edges(model, block)
+    cast_credit(model, wide)
     generator = torch.Generator().manual_seed(0)
     x = torch.from_numpy(_x(block["edge_path"], dtype).copy())
     with torch.no_grad():
@@ -110,6 +113,21 @@ def _ours(block: dict[str, Any], dtype: str, state: Any) -> Any:
     (_, y), (by_param, by_input) = step(params, x)
     named = to_state_dict(model_def, *jax.device_get((by_param, model_state)))
     return np.asarray(y), named, np.asarray(by_input)
+
+
+@pytest.mark.reference
+def test_compare_in_float64(
+    credit: Any, edge_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where float32 is beyond its tolerance, both sides run in float64."""
+    monkeypatch.setattr(comparison, "FORWARD", 0.0)
+    block = _block(edge_path, n_blocks=2)
+    state = credit.build_credit(block, seed=5).state_dict()
+    torch.save({"model_state_dict": state}, tmp_path / "checkpoint.pt")
+    found = compare_with_credit({"model": block}, tmp_path / "checkpoint.pt")
+    assert found.wide is not None
+    print(*found.wide.lines(), sep="\n")
+    assert max(found.wide.prediction, found.wide.gradient) < 1e-12
 
 
 @pytest.mark.reference

@@ -15,12 +15,15 @@ from credit_jax.models.swin.swin import SwinConfig
 from credit_jax.nn.model_state import SPECTRAL_NORM
 from credit_torch_bridge import compare_with_credit
 from tests.models.parity import (
+    FORWARD,
     assert_equals_credit,
     assert_equals_credit_in_float64,
     assert_training_forward_equals_credit,
+    prediction_with_credits_weights,
 )
 from tests.models.swin.cases import SWIN, SWIN_PADDED
 from tests.models.swin.cases import SWIN_CASES as CASES
+from tests.support import assert_close
 from tests.support.credit_modules import credit_attribute
 
 
@@ -53,6 +56,24 @@ def test_padding_is_what_credits_source_means(
     made = padding(mode="earth", pad_lat=[2, 2], pad_lon=[4, 4])
     monkeypatch.setattr(model, "padding_opt", made, raising=False)
     assert_equals_credit(credit, SWIN_PADDED, "padded")
+
+
+def test_more_channels_out_than_in_are_what_credits_parts_give(
+    credit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CREDIT's forward adds zeros of the shape of the input, and fails."""
+    block = {**SWIN, "depths": [1], "output_only_channels": 3}
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(8\) must match"):
+        credit.credit_case(block)
+    model = credit_attribute("models.swin", "SwinTransformerV2Cr")
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.forward_head(self.forward_features(x.squeeze(2))).unsqueeze(2)
+
+    monkeypatch.setattr(model, "forward", forward)
+    case = credit.credit_case(block, seed=3)
+    y = prediction_with_credits_weights(block, case)
+    assert_close(y, case.y, FORWARD, "more channels out than in")
 
 
 @pytest.mark.parametrize("name", CASES)
