@@ -42,7 +42,7 @@ BLOCKS = {
     "crossformer-style": ENSEMBLE_CASES["trained"],
     "debugger": DEBUGGER,
     "swin": SWIN_CASES["stages"],
-    "unet_downscaling": DOWNSCALING_UNET,
+    "unet_downscaling": {**DOWNSCALING_UNET, "frames": 1},
     "wrf": WRF,
     "dscale": DSCALE,
 }
