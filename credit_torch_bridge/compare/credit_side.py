@@ -82,6 +82,25 @@ def _class_of(model_type: str) -> Callable[..., Any]:
     return getattr(import_credit(found.removeprefix("credit.")), name)
 
 
+@contextmanager
+def failures_of_credit(what: str) -> Iterator[None]:
+    """Context manager that turns an error of CREDIT's own code into a ValueError.
+
+    Args:
+        what: CREDIT fails to do with its model, "build" or "run".
+    """
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"CREDIT fails to {what} this model ({type(error).__name__}: {error}), so "
+            "that there is nothing to compare with; credit_jax runs some models that "
+            "CREDIT does not run, see docs/numerics.md"
+        ) from error
+
+
 def _process(network: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.nn.Module:
     """CREDIT's ModifiedGaussianDiffusion.
 
@@ -103,9 +122,11 @@ def build_credit(
         state: CREDIT's state dict.
 
     Raises:
-        ValueError: CREDIT is missing, or the weights are not those of the model.
+        ValueError: CREDIT is missing or fails to build the model, or the weights are
+            not those of the model.
     """
-    model = new_credit_model(section)
+    with failures_of_credit("build"):
+        model = new_credit_model(section)
     tensors = {key: torch.from_numpy(np.array(a)) for key, a in state.items()}
     try:
         model.load_state_dict(tensors, strict=True)
@@ -215,7 +236,8 @@ def run_credit(
     ]
     try:
         model.zero_grad()
-        prediction = _call(model, inputs)
+        with failures_of_credit("run"):
+            prediction = _call(model, inputs)
         (prediction**2).mean().backward()
     finally:
         for hook in hooks:

@@ -107,6 +107,19 @@ def test_blocks_compare(credit: Any, tmp_path: Any) -> None:
     assert set(found.blocks) == {"patch_embed", "stages.0", "stages.1", "head"}
 
 
+def test_compare_says_what_credit_does_not_run(credit: Any, tmp_path: Any) -> None:
+    """It fails to build padding, and to run more channels out than in."""
+    padded = {**SWIN, "img_size": [24, 48], "depths": [2], "residual": True}
+    pads = {"activate": True, "mode": "earth", "pad_lat": [2, 2], "pad_lon": [4, 4]}
+    given = {**padded, "img_size": [20, 40], "padding_conf": pads}
+    more = {**SWIN, "depths": [1], "output_only_channels": 3}
+    for built, block, what in ((padded, given, "build"), (more, more, "run")):
+        state = credit.build_credit(built, seed=3).state_dict()
+        torch.save({"model_state_dict": state}, tmp_path / "checkpoint.pt")
+        with pytest.raises(ValueError, match=f"CREDIT fails to {what} this model"):
+            compare_with_credit({"model": block}, tmp_path / "checkpoint.pt")
+
+
 # changes of the section, the error
 WRONG = {
     "a patch": ({"patch_size": 5}, "patch_size is 5, which does not divide the 24"),
