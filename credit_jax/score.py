@@ -15,7 +15,14 @@ from typing import Any
 
 from rich.console import Console
 
-from credit_jax.commands import OK, print_line, run_module, warnings_as_notes
+from credit_jax.commands import (
+    FAILED,
+    OK,
+    CommandError,
+    print_line,
+    run_module,
+    warnings_as_notes,
+)
 from credit_jax.config import Config, build_config
 from credit_jax.evaluation.attributes import attributes_of
 from credit_jax.evaluation.forecast_files import (
@@ -29,6 +36,7 @@ from credit_jax.evaluation.regions import choose_regions
 from credit_jax.evaluation.score_table import score_table
 from credit_jax.evaluation.scores import write_scores
 from credit_jax.inference.archive import Record, read_record
+from credit_jax.io.write_errors import WriteError, check_writable, write_errors
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.visualization.page import PAGE_NAME, write_page
 
@@ -108,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
     )
     for note in comparison.notes:
         print_line(f"note: {note}", "yellow")
+    check_writable(args.out, "--out")
     grid = grid_of(*coordinates, regions)
     count = len(files.starts)
     sums = score_files(
@@ -151,9 +160,17 @@ def score_options(args: argparse.Namespace, config: Config | None) -> ScoreOptio
 
 
 def report(scores: Any, folder: str | Path) -> None:
-    """Writes scores and their page, and prints the table."""
-    paths = write_scores(scores, folder)
-    page = write_page(scores, Path(folder) / PAGE_NAME)
+    """Writes scores and their page, and prints the table.
+
+    Raises:
+        CommandError: with exit code 1 if writing fails.
+    """
+    try:
+        with write_errors(Path(folder)):
+            paths = write_scores(scores, folder)
+            page = write_page(scores, Path(folder) / PAGE_NAME)
+    except WriteError as error:
+        raise CommandError(str(error), FAILED) from error
     Console().print(score_table(scores))
     print_line(f"scores: {page}, {paths[0]}, {paths[1]}")
 

@@ -34,7 +34,7 @@ from credit_jax.commands import (
 from credit_jax.config import Config
 from credit_jax.demo.dataset import ensure_demo_data
 from credit_jax.io.folder_lock import folder_lock
-from credit_jax.io.write_errors import WriteError
+from credit_jax.io.write_errors import WriteError, check_writable
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import training_devices
 from credit_jax.parallel.processes.exit_code import RESUME
@@ -45,7 +45,7 @@ from credit_jax.training.non_finite import NonFiniteLossError
 from credit_jax.training.profile import parse_updates
 from credit_jax.training.report import report_scores
 from credit_jax.training.run import train as run_training
-from credit_jax.training.setup import Setup, check_writable, prepare
+from credit_jax.training.setup import Setup, prepare
 from credit_jax.training.start import asked_by, required_step
 
 HELP = "Train a model of CREDIT's gen2 YAML on a dp x tp x domain mesh."
@@ -158,7 +158,7 @@ def train(
     if num_devices is None:
         num_devices = config.trainer.num_devices
     devices = training_devices(config.trainer.parallelism, num_devices)
-    folder = check_writable(config.save_loc)
+    folder = check_writable(config.save_loc, "save_loc (--save-loc)")
     own = folder_lock(folder) if jax.process_index() == 0 else nullcontext()
     with own:
         return _train_in(

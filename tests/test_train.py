@@ -314,7 +314,7 @@ def test_save_loc_that_cannot_be_written(run, tmp_path):
     (tmp_path / "file").write_text("")
     code, text = run("--save-loc", str(tmp_path / "file" / "run"))
     assert code == 2
-    assert "save_loc: cannot write to" in text
+    assert "save_loc (--save-loc): cannot write to" in text
 
 
 def test_missing_config(capsys):

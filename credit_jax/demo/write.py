@@ -20,6 +20,7 @@ from jaxtyping import Float
 
 from credit_jax.demo.physics import solar_irradiance
 from credit_jax.io.atomic import new_folder
+from credit_jax.io.netcdf import write_netcdf
 
 MANIFEST = "demo.json"
 FIRST_TIME = pd.Timestamp("2000-01-01")
@@ -131,7 +132,7 @@ class Statistics:
                 dims = ("level",) if value.ndim else ()
                 units = {"units": VARIABLES[name][2], "long_name": long}
                 dataset[name] = (dims, value, units)
-            dataset.to_netcdf(folder / f"{file}.nc")
+            write_netcdf(dataset, folder / f"{file}.nc")
 
 
 class YearWriter:
@@ -167,7 +168,7 @@ class YearWriter:
 
 def write_static(folder: Path, axes: Axes, fields: dict[str, np.ndarray]) -> None:
     """Writes static.nc with fields (lat, lon) and their coordinates."""
-    _dataset(fields, axes, None).to_netcdf(folder / "static.nc")
+    write_netcdf(_dataset(fields, axes, None), folder / "static.nc")
 
 
 def solar_fields(axes: Axes, times: Times) -> np.ndarray:

@@ -43,6 +43,7 @@ import pandas as pd
 import xarray as xr
 
 from credit_jax.io.atomic import new_file
+from credit_jax.io.netcdf import write_netcdf
 
 NETCDF_NAME, CSV_NAME = "scores.nc", "scores.csv"
 FORECAST, MEMBERS, PERSISTENCE, CLIMATOLOGY, TRUTH = (
@@ -111,7 +112,7 @@ def write_scores(scores: xr.Dataset, folder: str | Path) -> tuple[Path, Path]:
     packed = {"zlib": True, "complevel": 1}
     encoding = dict.fromkeys(scores.data_vars, packed)
     with new_file(paths[0]) as partial:
-        scores.to_netcdf(partial, engine="h5netcdf", encoding=encoding)
+        write_netcdf(scores, partial, encoding)
     with new_file(paths[1]) as partial:
         to_table(scores).to_csv(partial, index=False, float_format="%.7g")
     return paths

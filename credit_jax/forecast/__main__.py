@@ -43,6 +43,7 @@ from credit_jax.inference.online_scores import OnlineScores
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.sharing import wait_for_all
 from credit_jax.inference.summary import Summary
+from credit_jax.io.write_errors import WriteError
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
 from credit_jax.packages.package import Package, open_package
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
             noise=_noise(plan, model),
             stop=requests.of_any_process,
         )
-        summary = _made(campaign, folder)
+        summary = _made(campaign)
     _print(footer(summary, folder))
     if scores is not None and jax.process_index() == 0:
         _report(scores, archive, args.score)
@@ -171,7 +172,7 @@ def _of_run(args: argparse.Namespace, plan: ForecastPlan) -> RunWeights:
     return open_weights(source, args.step, args.weights, names, verify=args.verify)
 
 
-def _made(campaign: Campaign, folder: Path) -> Summary:
+def _made(campaign: Campaign) -> Summary:
     """Runs the campaign.
 
     Raises:
@@ -181,8 +182,8 @@ def _made(campaign: Campaign, folder: Path) -> Summary:
         return campaign.run()
     except NonFiniteForecastError as error:
         raise CommandError(str(error), DIVERGED) from error
-    except OSError as error:
-        raise CommandError(f"--out: {folder}: {error}", FAILED) from error
+    except WriteError as error:
+        raise CommandError(f"--out: {error}", FAILED) from error
 
 
 def _print(lines: Iterable[str], style: str = "") -> None:

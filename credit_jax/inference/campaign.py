@@ -31,6 +31,7 @@ from credit_jax.inference.sharing import Share, added_up, wait_for_all
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.inference.summary import DeviceClock, Summary, Times
 from credit_jax.io.workers import ReadAhead, Workers
+from credit_jax.io.write_errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
 
@@ -123,11 +124,13 @@ class Campaign:
 
         Raises:
             NonFiniteForecastError: values are not finite, and are not to be filled.
-            OSError, ValueError: something cannot be read or written.
+            WriteError: something cannot be written.
+            OSError, ValueError: something cannot be read.
         """
         if jax.process_index() == 0:
-            self.archive.create()
-            self.store.create()
+            with write_errors(self.archive.folder):
+                self.archive.create()
+                self.store.create()
         wait_for_all("the store")
         todo = [g for g in self.groups if not all(map(self.archive.done, g))]
         missing = [sum(not self.archive.done(task) for task in g) for g in todo]

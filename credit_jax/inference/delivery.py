@@ -14,6 +14,9 @@ from credit_jax.inference.archive import Archive
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.inference.stores import Job, TaskWriter
 from credit_jax.io.workers import Workers
+from credit_jax.io.write_errors import write_errors
+
+_ADVICE = "--resume makes the forecasts that are missing"
 
 
 class NonFiniteForecastError(RuntimeError):
@@ -44,7 +47,8 @@ class TaskProgress:
             self._open += 1
 
         def run() -> None:
-            write()
+            with write_errors(self.archive.folder, _ADVICE):
+                write()
             self.close()
 
         return run
@@ -55,7 +59,8 @@ class TaskProgress:
             self._open -= 1
             last = self._open == 0
         if last:
-            self.archive.mark(self.task, dict(self.missing))
+            with write_errors(self.archive.folder, _ADVICE):
+                self.archive.mark(self.task, dict(self.missing))
 
 
 # Forecasts of a batch; None for one that is done or that another process writes.

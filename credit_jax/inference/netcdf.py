@@ -25,6 +25,7 @@ from credit_jax.inference.outputs import Outputs, as_dates
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.inference.stores import Fields, Job
 from credit_jax.io.atomic import new_file
+from credit_jax.io.netcdf import write_netcdf
 
 UNITS = "seconds since 1970-01-01"
 # Attribute of variables on curvilinear grids.
@@ -83,7 +84,7 @@ class NetcdfStore:
             str(name): self.config.encoding_of(str(name)) for name in dataset.data_vars
         }
         with new_file(self.path(task, times[0])) as partial:
-            dataset.to_netcdf(partial, engine="h5netcdf", encoding=encoding)
+            write_netcdf(dataset, partial, encoding)
 
     def _member(self, task: Task) -> int | None:
         return task.member if self.schedule.num_members > 1 else None

@@ -27,6 +27,7 @@ from credit_jax.evaluation.regions import Region
 from credit_jax.evaluation.sums import ScoreLayout, ScoreSums
 from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.schedule import Schedule, Task
+from credit_jax.io.write_errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
 
 FOLDER = "sums"
@@ -86,7 +87,8 @@ class OnlineScores:
                 continue
             leads = [{name: x[place] for name, x in own.items()} for own in steps]
             start = self.schedule.starts[task.start]
-            ScoreSums.of_start(start, leads).save(self._path(task.start))
+            with write_errors(self.folder):
+                ScoreSums.of_start(start, leads).save(self._path(task.start))
 
     def scores(self, attributes: Mapping[str, Any]) -> xr.Dataset | None:
         """The scores of all start dates that are done; None if there is none.

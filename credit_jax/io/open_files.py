@@ -98,9 +98,10 @@ def _open(path: str, engine: str | None) -> xr.Dataset:
     except (OSError, ValueError, KeyError) as error:
         if is_transient(error.__cause__ or error):
             raise
+        reason = str(error).partition("\n")[0].partition(". Consider ")[0]
         raise ValueError(
             f"{path}: cannot be opened as NetCDF or Zarr ({type(error).__name__}: "
-            f"{error}); is it complete?"
+            f"{reason}); is it complete?"
         ) from error
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from jax.errors import JaxRuntimeError
 
-# The errno in the text of TensorStore's errors.
-_NUMBER = re.compile(r"os_error_code='(\d+)'")
+# The errno in the texts of TensorStore's and HDF5's errors.
+_NUMBER = re.compile(r"(?:os_error_code='|errno = )(\d+)")
 
 
 class WriteError(OSError):
@@ -41,6 +42,32 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         text = f"{path}: could not be written: {_cause(error)}"
         raise WriteError(f"{text}; {advice}" if advice else text) from error
+
+
+def check_writable(path: str | Path, option: str) -> Path:
+    """Makes a folder, and checks that files can be written to it.
+
+    Args:
+        path: of the folder; variables of the environment are put in.
+        option: that names it, for the error.
+
+    Returns:
+        The whole path.
+
+    Raises:
+        ValueError: it is not writable.
+    """
+    folder = Path(os.path.expandvars(path)).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{option}: cannot write to {folder}: {error.strerror}; choose another "
+            "folder"
+        ) from None
+    return folder
 
 
 def _cause(error: BaseException) -> str:

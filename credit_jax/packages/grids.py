@@ -12,6 +12,7 @@ import xarray as xr
 from credit_jax.data.sources.file_source import FileSource
 from credit_jax.data.sources.source import Source
 from credit_jax.data.sources.tisr import open_axes
+from credit_jax.io.netcdf import write_netcdf
 from credit_jax.io.open_files import OpenFiles
 
 _UNITS = {"latitude": "degrees_north", "longitude": "degrees_east"}
@@ -100,4 +101,4 @@ def _save(dataset: xr.Dataset, path: Path) -> None:
     plain = dataset.drop_encoding()
     names: Iterable[Any] = plain.variables
     encoding: dict[Any, dict[str, Any]] = {name: {"_FillValue": None} for name in names}
-    plain.to_netcdf(path, engine="h5netcdf", encoding=encoding)
+    write_netcdf(plain, path, encoding)

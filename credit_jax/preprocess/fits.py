@@ -15,6 +15,7 @@ from pydantic import Field
 
 from credit_jax.config.base import StrictModel, parse
 from credit_jax.fields.write_scalers import write_scalers
+from credit_jax.io.netcdf import write_netcdf
 from credit_jax.preprocess.statistics import Digests, Extremes, Moments, Statistics
 from credit_jax.transforms import FieldTree
 from credit_jax.transforms.base import variable_of
@@ -221,7 +222,7 @@ class NormalizerFit:
             }
             attrs = {name: {"units": unit} for name, unit in self.units.items()}
             made = {n: (_dims(x), x, attrs.get(n, {})) for n, x in arrays.items()}
-            xr.Dataset(made).to_netcdf(path, engine="h5netcdf")
+            write_netcdf(xr.Dataset(made), path)
 
     def _at(self, name: str, which: str, moments: Moments) -> np.ndarray:
         """Means or deviations of a variable, at their indices in `levels`."""

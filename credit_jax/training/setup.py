@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -230,22 +227,3 @@ def prepare(plan: RunPlan, devices: Sequence[Any]) -> Setup:
         for split, loader in plan.loaders.items()
     }
     return Setup(plan, model, own["train"], own.get("valid"))
-
-
-def check_writable(save_loc: str | Path) -> Path:
-    """Creates the folder of the run, and checks that it is writable.
-
-    Raises:
-        ValueError: it is not.
-    """
-    folder = Path(os.path.expandvars(str(save_loc))).resolve()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"save_loc: cannot write to {folder}: {error.strerror}; choose another "
-            "folder (--save-loc DIR)"
-        ) from None
-    return folder

@@ -25,6 +25,11 @@ def test_errors_of_writing_say_what_and_why(tmp_path: Path) -> None:
         write_errors(path, "make room"),
     ):
         raise ValueError("ABORTED [os_error_code='27' key='d']")
+    with (
+        pytest.raises(WriteError, match=r"written: File too large$"),
+        write_errors(path),
+    ):
+        raise RuntimeError("Can't close file (time = Wed, errno = 27, buf = 0x7)")
 
 
 def test_a_collective_that_fails_is_none(tmp_path: Path) -> None:
