@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pandas as pd
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from credit_jax.config.dates import Calendar, Dates, Timestep
+from credit_jax.config.dates import Calendar, Dates, Timestep, date_label
 from credit_jax.config.fields import NEVER_READ
 from credit_jax.config.sources import MAIN_INPUT, SourceConfig, parse_source
 
@@ -181,7 +181,6 @@ def num_samples(data: DataConfig) -> int:
     needed = data.history_len + data.forecast_len
     total = 0
     for first, last in data.ranges:
-        start: Any = pd.Timestamp(first)
-        end: Any = pd.Timestamp(last)
-        total += max(0, int((end - start) // step) + 2 - needed)
+        length: Any = date_label(last) - date_label(first)
+        total += max(0, int(length // step) + 2 - needed)
     return total

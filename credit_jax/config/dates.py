@@ -26,6 +26,9 @@ DAYS_360 = (
 )
 
 
+# Years that datetime64[ns] holds as a whole.
+FIRST_YEAR, LAST_YEAR = 1678, 2261
+
 _DAYS = re.compile(r"(?<=[\d\s])d(?![a-zA-Z])")
 
 
@@ -36,7 +39,26 @@ def duration(text: str) -> pd.Timedelta:
         ValueError: the text is not a duration.
     """
     length: Any = pd.Timedelta(_DAYS.sub("D", text))
+    if length is pd.NaT:
+        raise ValueError(f"{got(text)} is no duration")
     return length
+
+
+def date_label(date: Any) -> pd.Timestamp:
+    """A date as a label in UTC, without time zone.
+
+    Args:
+        date: text such as "2000-01-31T06", or a time.
+
+    Raises:
+        ValueError: it is none, or in a year that datetime64[ns] does not hold.
+    """
+    stamp: Any = pd.Timestamp(date)
+    if stamp is pd.NaT:
+        raise ValueError(f"{got(date)} is no date")
+    if not FIRST_YEAR <= stamp.year <= LAST_YEAR:
+        raise ValueError(f"the year is to be from {FIRST_YEAR} to {LAST_YEAR}")
+    return stamp.tz_convert(None) if stamp.tz is not None else stamp
 
 
 def _date_text(value: Any) -> Any:
@@ -46,9 +68,12 @@ def _date_text(value: Any) -> Any:
 
 def _check_date(value: str) -> str:
     try:
-        pd.Timestamp(value)
+        date_label(value)
     except ValueError:
-        message = f"must be a date such as '2000-01-31', got {got(value)}"
+        message = (
+            f"must be a date such as '2000-01-31', in the years {FIRST_YEAR} to "
+            f"{LAST_YEAR}, got {got(value)}"
+        )
         raise ValueError(message) from None
     return value
 

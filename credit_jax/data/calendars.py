@@ -18,10 +18,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from credit_jax.config.dates import CALENDARS, DAYS_360
+from credit_jax.config.dates import CALENDARS, DAYS_360, FIRST_YEAR, LAST_YEAR
 
 STANDARD = "standard"
-_FIRST, _LAST = 1678, 2261
 
 
 def calendar_of(times: np.ndarray, where: str) -> str:
@@ -138,11 +137,12 @@ def _label(time: Any, where: str) -> np.datetime64:
 
 
 def _check_years(years: np.ndarray, where: str) -> None:
-    bad = years[(years < _FIRST) | (years > _LAST)]
+    bad = years[(years < FIRST_YEAR) | (years > LAST_YEAR)]
     if bad.size:
         raise ValueError(
-            f"{where}: has times in the year {bad[0]}, outside of {_FIRST} to {_LAST}, "
-            "which is what datetime64[ns] holds; shift the years of the time axis"
+            f"{where}: has times in the year {bad[0]}, outside of {FIRST_YEAR} to "
+            f"{LAST_YEAR}, which is what datetime64[ns] holds; shift the years of the "
+            "time axis"
         )
 
 

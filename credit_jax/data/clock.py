@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from credit_jax.config.data import DataConfig
+from credit_jax.config.dates import date_label
 from credit_jax.config.sources import SourceConfig
 from credit_jax.data.calendars import (
     STANDARD,
@@ -261,7 +262,7 @@ def _cycle(
             "temporal_mode: cyclic needs start_datetime and end_datetime of its year"
         )
     begin, end = coverage or (None, None)
-    return ((_label(first or begin), _label(last or end)),)
+    return ((date_label(first or begin), date_label(last or end)),)
 
 
 def _cycle_year(source: SourceConfig, coverage: Coverage | None) -> int:
@@ -289,12 +290,12 @@ def _ranges(data: Any, source: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], 
                 f"a source has start_datetime {first} and end_datetime {last}; beside "
                 "date_ranges of the data section it needs both"
             )
-        return ((_label(first), _label(last)),)
+        return ((date_label(first), date_label(last)),)
     return _ranges(data, data)
 
 
 def _sorted_ranges(given: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
-    ranges = sorted((_label(first), _label(last)) for first, last in given)
+    ranges = sorted((date_label(first), date_label(last)) for first, last in given)
     for first, last in ranges:
         if last <= first:
             raise ValueError(f"date_ranges: {first} to {last} ends before it begins")
@@ -305,12 +306,6 @@ def _sorted_ranges(given: Any) -> tuple[tuple[pd.Timestamp, pd.Timestamp], ...]:
                 f"ends at {last}"
             )
     return tuple(ranges)
-
-
-def _label(date: Any) -> pd.Timestamp:
-    """A date as a label in UTC, without time zone."""
-    stamp: Any = pd.Timestamp(date)
-    return stamp.tz_convert(None) if stamp.tz is not None else stamp
 
 
 def _step(text: str) -> pd.Timedelta:

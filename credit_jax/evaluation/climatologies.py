@@ -13,6 +13,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
+from credit_jax.config.dates import date_label
 from credit_jax.data.calendars import time_range
 from credit_jax.data.climatology import part_of_year
 from credit_jax.evaluation.grid_file import GridFile, Variable, Wanted
@@ -170,9 +171,11 @@ def training_climatology(
     Raises:
         FileNotFoundError, ValueError: a field is missing.
     """
-    times = _training_times(data, max_times)
     files = open_files or OpenFiles()
-    reference = open_data(data, "the training data", times, files)
+    ends = [date_label(date) for dates in data.ranges for date in dates]
+    period = np.array(ends, "datetime64[ns]")
+    reference = open_data(data, "the training data", period, files)
+    times = _training_times(data, max_times, reference.calendar)
     wanted = choose(reference)
     problems = reference.problems(times, [*wanted])
     if problems:
@@ -193,14 +196,10 @@ def training_climatology(
     return TrainingClimatology(reference, times, by_hour, wanted, means)
 
 
-def _training_times(data: DataConfig, max_times: int) -> np.ndarray:
+def _training_times(data: DataConfig, max_times: int, calendar: str) -> np.ndarray:
     step: Any = pd.Timedelta(data.timestep)
-    calendar = data.calendar or "standard"
-    parts = []
-    for dates in data.ranges:
-        ends: list[Any] = [pd.Timestamp(date) for date in dates]
-        parts.append(time_range(ends[0], ends[1], step, calendar))
-    times = np.concatenate(parts)
+    ranges = [(date_label(first), date_label(last)) for first, last in data.ranges]
+    times = np.concatenate([time_range(*ends, step, calendar) for ends in ranges])
     count = min(len(times), max_times)
     return times[np.linspace(0, len(times) - 1, count).round().astype(int)]
 

@@ -18,7 +18,7 @@ from credit_jax.config.data import DataConfig
 from credit_jax.config.fields import OUTPUT_TYPES
 from credit_jax.config.inference import InferenceDataConfig
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.data.calendars import to_labels
+from credit_jax.data.calendars import most_restrictive, to_labels
 from credit_jax.data.clock import SourceClock, source_clock
 from credit_jax.data.sources.registry import open_source
 from credit_jax.data.sources.source import Source
@@ -119,6 +119,11 @@ class DataReference:
     where: str
     sources: Mapping[str, Source]
     clocks: Mapping[str, SourceClock]
+
+    @property
+    def calendar(self) -> str:
+        """Of the times, as the section or the files have it."""
+        return most_restrictive(clock.master for clock in self.clocks.values())
 
     @property
     def variables(self) -> Mapping[str, Variable]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from credit_jax.config.dates import duration
+from credit_jax.config.dates import date_label, duration
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.data.calendars import STANDARD, shift_all, time_range
 
@@ -121,7 +121,7 @@ def make_schedule(
     step = duration(timestep)
     starts = _starts(inference, calendar, init_times)
     if num_steps is None:
-        num_steps = _num_steps(length or _length(inference), step)
+        num_steps = _num_steps(length or _length(inference), timestep)
     if num_steps < 1:
         raise ValueError(f"--steps must be at least 1, got {num_steps}")
     text = inference.output.output_interval
@@ -130,7 +130,7 @@ def make_schedule(
     if not schedule.written:
         raise ValueError(
             f"inference.output.output_interval: {text}: no lead time of {num_steps} "
-            f"steps of {step} is a multiple of it, so that nothing would be written"
+            f"steps of {timestep} is a multiple of it, so that nothing would be written"
         )
     return schedule
 
@@ -139,11 +139,14 @@ def _starts(
     inference: InferenceConfig, calendar: str, init_times: Sequence[str]
 ) -> np.ndarray:
     if init_times:
-        labels = sorted({_label(time) for time in init_times})
+        labels = sorted({_init_time(time) for time in init_times})
         return np.array([label.to_datetime64() for label in labels], "datetime64[ns]")
     batch, single = inference.batch_forecast, inference.single_forecast
     if inference.run_mode == "batch" and batch is not None:
-        first, last = _label(batch.first_init_date), _label(batch.last_init_date)
+        first, last = (
+            date_label(batch.first_init_date),
+            date_label(batch.last_init_date),
+        )
         if last < first:
             raise ValueError(
                 f"inference.batch_forecast: last_init_date {last} is before "
@@ -152,7 +155,7 @@ def _starts(
         every = duration(batch.init_interval)
         return time_range(first, last, every, calendar)
     if inference.run_mode == "single" and single and single.start_datetime:
-        return np.array([_label(single.start_datetime)], "datetime64[ns]")
+        return np.array([date_label(single.start_datetime)], "datetime64[ns]")
     wanted = (
         "batch_forecast"
         if inference.run_mode == "batch"
@@ -164,14 +167,14 @@ def _starts(
     )
 
 
-def _label(date: str) -> pd.Timestamp:
+def _init_time(text: str) -> pd.Timestamp:
+    """A start date of the command line; those of the config are checked there."""
     try:
-        stamp: Any = pd.Timestamp(date)
-    except ValueError:
+        return date_label(text)
+    except ValueError as error:
         raise ValueError(
-            f"--init-time: {date!r} is no date such as 2001-06-01T00"
+            f"--init-time: {text!r} is no date such as 2001-06-01T00: {error}"
         ) from None
-    return stamp.tz_convert(None) if stamp.tz is not None else stamp
 
 
 def _length(inference: InferenceConfig) -> str:
@@ -181,14 +184,14 @@ def _length(inference: InferenceConfig) -> str:
     return batch.forecast_length if batch else DEFAULT_LENGTH
 
 
-def _num_steps(length: str, step: pd.Timedelta) -> int:
+def _num_steps(length: str, timestep: str) -> int:
     try:
         total = duration(length)
     except ValueError:
         raise ValueError(f"--length: {length!r} is no duration such as 10d") from None
-    count = int(total / step)
+    count = int(total / duration(timestep))
     if count < 1:
         raise ValueError(
-            f"a forecast of {length} has no step of {step}; take a longer one"
+            f"a forecast of {length} has no step of {timestep}; take a longer one"
         )
     return count

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import pandas as pd
 import xarray as xr
 
+from credit_jax.config.dates import date_label
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.parallelism import parse_parallelism
 from credit_jax.data.channels import ChannelSchema
@@ -148,7 +148,7 @@ class PackageForecaster:
 
 
 def _label(time: Any) -> np.datetime64:
-    return pd.Timestamp(time).to_datetime64()
+    return date_label(time).to_datetime64()
 
 
 def _by_source(fields: Fields) -> dict[str, Fields]:

@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from credit_jax.config.data import DataConfig
-from credit_jax.config.dates import duration
+from credit_jax.config.dates import date_label, duration
 from credit_jax.evaluation.comparison import compare
 from credit_jax.evaluation.forecast_files import ForecastFiles, valid_time
 from credit_jax.evaluation.grid_file import Variable
@@ -161,10 +161,10 @@ def _start(starts: np.ndarray, init_time: str | None) -> int:
             f"{first} to {last}"
         )
     try:
-        wanted: Any = pd.Timestamp(init_time)
-    except ValueError:
+        wanted: Any = date_label(init_time)
+    except ValueError as error:
         raise ValueError(
-            f"--init-time: {init_time!r} is no date such as 2001-06-01T00"
+            f"--init-time: {init_time!r} is no date such as 2001-06-01T00: {error}"
         ) from None
     texts = [date_text(own) for own in starts]
     if (text := date_text(wanted)) in texts:

@@ -41,6 +41,8 @@ def test_validation_inherits_what_it_does_not_give():
         ({"data__timestep": "soon"}, "data.timestep: must be a positive time step"),
         ({"data__timestep": "-6h"}, "data.timestep: must be a positive time step"),
         ({"data__start_datetime": "then"}, "data.start_datetime: must be a date"),
+        ({"data__start_datetime": "nat"}, "data.start_datetime: must be a date"),
+        ({"data__start_datetime": "0500-01-01"}, "in the years 1678 to 2261"),
         ({"data__start_datetime": None}, "data: needs start_datetime and end_datetime"),
         ({"data__date_ranges": [["2000-01-01", "2000-02-01"]]}, "cannot be combined"),
         ({f"{ERA5}__history_len": 2}, "ERA5.history_len: 2 differs from data.history"),

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_jax.evaluation.climatologies import open_climatology
+from credit_jax.config.base import parse
+from credit_jax.config.data import DataConfig
+from credit_jax.evaluation.climatologies import open_climatology, training_climatology
 from credit_jax.evaluation.grid_file import GridFile, align
 from credit_jax.evaluation.mesh_sums import Grid
 from credit_jax.evaluation.offline import grid_of
@@ -96,6 +98,37 @@ def test_climatology_by_month_and_by_hour(tmp_path):
     found = open_climatology(str(tmp_path / "hour.nc"))
     read = found.read(np.datetime64("2000-02-03T07", "ns"), {"T": (0,)})
     assert np.all(read == 3406)
+
+
+def test_climatology_of_training_data_in_another_calendar(tmp_path):
+    """Their period has no 29 February, and its dates may name UTC."""
+    noleap = {"calendar": "noleap", "use_cftime": True}
+    times = xr.date_range("2000-02-26", "2000-03-03", freq="1D", **noleap)
+    days = xr.DataArray(np.arange(len(times)), coords={"time": times}, dims="time")
+    space = {"latitude": LATITUDE, "longitude": LONGITUDE}
+    field = xr.DataArray(np.ones((6, 10)), coords=space, dims=[*space])
+    fields = (days * field).astype(np.float32)
+    fields.to_dataset(name="SP").to_netcdf(tmp_path / "w.nc", engine="h5netcdf")
+    raw = {
+        "source": {
+            "ERA5": {
+                "dataset_type": "local",
+                "variables": {
+                    "prognostic": {"vars_2D": ["SP"], "path": str(tmp_path / "w.nc")}
+                },
+            }
+        },
+        "start_datetime": "2000-02-27T00Z",
+        "end_datetime": "2000-03-02",
+        "timestep": "24h",
+        "history_len": 1,
+        "forecast_len": 1,
+    }
+    data = parse(DataConfig, raw, "data")
+    found = training_climatology(data, lambda reference: {"SP": None})
+    assert [str(t)[5:10] for t in found.times] == ["02-27", "02-28", "03-01", "03-02"]
+    means = found.read(np.datetime64("2000-04-15", "ns"), {"SP": None})
+    assert np.all(means == 3.5), "of 1 and 2 March"
 
 
 def test_dims_that_are_no_level():
