@@ -51,27 +51,39 @@ class SpinUp:
         ]
 
     def advance(
-        self, first: FirstStep, starts: Sequence[np.datetime64], num_steps: int
+        self,
+        first: FirstStep,
+        starts: Sequence[np.datetime64],
+        num_steps: Sequence[int],
     ) -> list[Fields]:
-        """Prognostic fields after each step of forecasts from some states and dates."""
+        """Prognostic fields after each step of forecasts from some states and dates.
+
+        Args:
+            first: the states.
+            starts: their dates.
+            num_steps: of each forecast; what follows in a shorter one has no meaning.
+        """
         mesh = self.step.model.mesh
         state, constants = self.step.start(place_batch(first.arrays, mesh))
-        forcing: Any = {}
-        found = []
-        for k in range(1, num_steps + 1):
-            if k < num_steps:
-                forcing = place_batch(self.reader.forcing_at(starts, k), mesh)
-            elif not forcing:
-                forcing = self._any_forcing(starts)
+        forcing: FieldTree = {}
+        last, found = max(num_steps), []
+        for k in range(1, last + 1):
+            if k < last or not forcing:
+                forcing = place_batch(self._forcing(starts, num_steps, k), mesh)
             state, fields = self.step(self.weights, state, constants, forcing)
             rows = self.step.model.model_def.image_height
             found.append({k: to_host(x)[:, :, 0, :rows] for k, x in fields.items()})
         return found
 
-    def _any_forcing(self, starts: Sequence[np.datetime64]) -> FieldTree:
-        """Forcing for the last step, which does not use its values."""
-        mesh = self.step.model.mesh
-        return place_batch(self.reader.forcing_at(starts, 0), mesh)
+    def _forcing(
+        self, starts: Sequence[np.datetime64], num_steps: Sequence[int], step: int
+    ) -> FieldTree:
+        """Forcing of a step, of each forecast that goes on after it; else any."""
+        steps = [min(step, own - 1) for own in num_steps]
+        dates = [
+            self.reader.data.time(*pair) for pair in zip(starts, steps, strict=True)
+        ]
+        return self.reader.forcing_at(dates, 0)
 
 
 @dataclass(frozen=True)
@@ -102,8 +114,8 @@ class BredVectors:
             perturb = partial(_add_all, bred) if bred else self.noise
             base = spin_up.reader.at(dates)
             other = spin_up.reader.at(dates, tasks, perturb)
-            (control,) = spin_up.advance(base, dates, 1)
-            (changed,) = spin_up.advance(other, dates, 1)
+            (control,) = spin_up.advance(base, dates, [1] * len(tasks))
+            (changed,) = spin_up.advance(other, dates, [1] * len(tasks))
             bred = {
                 key: self._scaled(key, changed[key] - field, base.fields[key], tasks)
                 for key, field in control.items()
@@ -142,10 +154,10 @@ class LaggedStarts:
         lags = [self.steps * task.member for task in tasks]
         dates = spin_up.dates(tasks, [-lag for lag in lags])
         analysis = spin_up.reader.at(spin_up.dates(tasks, [0] * len(tasks))).fields
-        longest = max(lags)
-        if longest == 0:
+        if not any(lags):
             return {}
-        found = spin_up.advance(spin_up.reader.at(dates), dates, longest)
+        steps = [max(lag, 1) for lag in lags]
+        found = spin_up.advance(spin_up.reader.at(dates), dates, steps)
         return {
             key: np.stack(
                 [

@@ -117,6 +117,16 @@ def test_a_lag_reads_data_that_have_to_be_there(world, tmp_path, tiny_model, cap
     assert "1999-12-22" in capsys.readouterr().err
 
 
+def test_lagged_members_need_no_data_after_their_start(world, tmp_path, tiny_model):
+    """Those of short lags, beside others of longer ones."""
+    config = ensemble(world, tmp_path, "lagged")
+    last = ("--init-time", "2000-01-10", "--steps", "1")
+    assert forecast(config, tmp_path / "three", *last, "--batch", "3") == 0
+    assert forecast(config, tmp_path / "one", *last) == 0
+    one, three = read(tmp_path / "one"), read(tmp_path / "three")
+    assert_close(three["T"], one["T"], ROUNDING["lagged"], "side by side")
+
+
 def test_keys_are_those_of_seed_start_and_member():
     starts = np.array(["2000-01-01", "2000-01-02"], "datetime64[ns]")
     many = member_keys(7, Schedule(starts, 1, pd.Timedelta("6h"), num_members=9))
