@@ -92,7 +92,8 @@ def compare(
     channels: list[Channel] = []
     ours: dict[str, tuple[int, ...] | None] = {}
     theirs: dict[str, tuple[int, ...] | None] = {}
-    others = [name for name in variables if name not in wanted]
+    others = [] if names else [name for name in variables if name not in common]
+    numbered: list[str] = []
     notes = [f"not in the truth, and left out: {', '.join(others)}"] if others else []
     for name in wanted:
         own, other = variables[name], truth.variables[name]
@@ -104,9 +105,17 @@ def compare(
             channels.append(Channel(name, None, *texts))
             continue
         channels += [Channel(name, float(own.levels[k]), *texts) for k in pair[0]]
+        if _one_is_numbered(own.levels, other.levels):
+            numbered.append(name)
         if len(pair[0]) < len(own.levels):
             left = len(own.levels) - len(pair[0])
             notes.append(f"{name}: {left} levels are not in the truth, and left out")
+    if numbered:
+        own, other = variables[numbered[0]], truth.variables[numbered[0]]
+        notes.append(
+            f"{', '.join(numbered)}: levels {_listed(own.levels)} are taken in order "
+            f"as {_listed(other.levels)} of {truth.where}: one side only numbers them"
+        )
     found = tuple(channels), ours, truth, theirs, to_truth
     return Comparison(*found, notes=tuple(notes))
 
@@ -127,7 +136,7 @@ def levels_in(
         if name not in other.variables:
             raise ValueError(
                 f"{option}: {other.where} has no {name}; it has "
-                f"{', '.join(other.variables)}"
+                f"{', '.join(other.variables) or 'no fields'}"
             )
         levels = [c.level for c in own if c.level is not None]
         given = Variable(np.array(levels) if levels else None, own[0].units)
@@ -163,6 +172,15 @@ def _common_levels(
             f"{name} has {sides[0]} in the forecast and {sides[1]} in {where}; leave "
             "it out with --variables"
         )
+    if _one_is_numbered(own.levels, other.levels):
+        if len(own.levels) == len(other.levels):
+            places = tuple(range(len(own.levels)))
+            return places, places
+        raise ValueError(
+            f"{name}: one side only numbers its levels, and there are not as many on "
+            f"the other: the forecast has {_listed(own.levels)}; {where} has "
+            f"{_listed(other.levels)}; name data.source.*.levels"
+        )
     pairs = [
         (i, k)
         for i, level in enumerate(own.levels)
@@ -175,6 +193,16 @@ def _common_levels(
         )
     ours, theirs = zip(*pairs, strict=True)
     return tuple(map(int, ours)), tuple(map(int, theirs))
+
+
+def _one_is_numbered(ours: np.ndarray, theirs: np.ndarray | None) -> bool:
+    """Whether levels are numbers from 0, as where a config names none, on one side."""
+    if theirs is None:
+        return False
+    ours_is, theirs_is = (
+        np.array_equal(own, np.arange(len(own))) for own in (ours, theirs)
+    )
+    return ours_is != theirs_is
 
 
 def _listed(values: Sequence[float] | np.ndarray | None) -> str:

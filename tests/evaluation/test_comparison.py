@@ -1,0 +1,44 @@
+"""Which levels of forecasts and truth are compared with each other."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_jax.evaluation.comparison import compare
+from credit_jax.evaluation.grid_file import GridFile, Variable
+from credit_jax.evaluation.references import FileReference
+
+SPACE = {"latitude": [45.0, -45.0], "longitude": [0.0, 120.0, 240.0]}
+
+
+def truth(levels):
+    coords = {"time": [0], "level": levels, **SPACE}
+    shape = [len(values) for values in coords.values()]
+    field = xr.DataArray(np.zeros(shape), coords, [*coords])
+    flat = field.isel(level=0, drop=True)
+    dataset = xr.Dataset({"T": field, "U": field, "SP": flat})
+    return FileReference(GridFile("truth.nc", dataset, ("time",)), "time")
+
+
+def forecast(levels, *names):
+    deep = {name: Variable(np.array(levels, float)) for name in ("T", "U")}
+    known = {**deep, "SP": Variable(), "TP": Variable()}
+    space = tuple(np.array(values) for values in SPACE.values())
+    other = truth([0.25, 0.5, 0.75]) if max(levels) < 5 else truth([850.0, 500.0])
+    return compare(known, space, other, names)
+
+
+def test_levels_are_compared_by_their_values():
+    found = forecast([500, 850])
+    assert (found.forecast["T"], found.in_truth["T"]) == ((0, 1), (1, 0))
+    assert found.notes == ("not in the truth, and left out: TP",)
+    assert forecast([500, 850], "T", "SP").notes == (), "what is not asked for"
+
+
+def test_levels_that_are_numbers_are_compared_in_order():
+    """As where data.source.*.levels names none, in CREDIT's files and ours."""
+    found = forecast([0, 1, 2])
+    assert (found.forecast["U"], found.in_truth["U"]) == ((0, 1, 2), (0, 1, 2))
+    assert found.notes[-1].startswith("T, U: levels 0, 1, 2 are taken in order as 0.25")
+    with pytest.raises(ValueError, match=r"T: one side only numbers its levels.*0, 1;"):
+        forecast([0, 1])
