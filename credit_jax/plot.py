@@ -192,6 +192,11 @@ def _card(scores: xr.Dataset, baseline: str, metric: str, region: str) -> Any:
         raise ValueError(
             f"--metric: a card compares errors, one of {', '.join(there)}, got {metric}"
         )
+    if baseline not in BASELINES and not Path(baseline).exists():
+        raise ValueError(
+            f"--baseline: {baseline!r} is neither {' nor '.join(BASELINES)} nor a file "
+            "or folder of scores"
+        )
     other = baseline if baseline in BASELINES else read_scores(baseline)
     try:
         found = differences(scores, other, metric=metric, region=region)

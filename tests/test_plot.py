@@ -145,6 +145,10 @@ def test_an_animation(store, tmp_path):
         (("--variable", "SP", "--region", "x"), "--region: no region 'x'"),
         (("--variable", "SP", "--init-time", "noon"), "'noon' is no date"),
         (
+            ("--variable", "SP", "--init-time", "2004-02-29T00Z"),
+            "no forecast from 2004-02-29 00:00",
+        ),
+        (
             ("--variable", "SP", "--init-time", "2004-02-29"),
             "no forecast from 2004-02-29 00:00; there are 2 from 2004-02-28 00:00 to "
             "2004-03-01 00:00; the nearest is 2004-02-28 00:00",
@@ -189,7 +193,9 @@ def test_a_card_beside_another_forecast(scores, tmp_path, capsys):
     assert plot(tmp_path / "a.svg", *options, tmp_path / "other") == OK
     assert "+0.0" in (tmp_path / "a.svg").read_text(encoding="utf-8")
     assert plot(tmp_path / "a.svg", *options, tmp_path / "none") == USER_ERROR
-    assert "does not exist" in capsys.readouterr().err
+    assert (
+        "is neither persistence nor climatology nor a file" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,7 @@ def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFi
     if (place / STORE).is_dir():
         return _open_zarr(str(place / STORE), files)
     if place.is_dir():
-        found = (own for own in place.iterdir() if _START.fullmatch(own.name))
-        folders = sorted(found, key=lambda own: _start_of(own.name))
-        if folders:
+        if folders := _start_folders(place):
             return _open_netcdf(place, folders, files)
         if not any((place / name).exists() for name in _ZARR):
             raise ValueError(
@@ -209,6 +207,19 @@ def open_forecasts(path: str, open_files: OpenFiles | None = None) -> ForecastFi
                 "of start dates such as 20010601_0000Z, and it is no Zarr store"
             )
     return _open_zarr(path, files)
+
+
+def holds_forecasts(folder: Path) -> bool:
+    """Whether a folder holds a store of forecasts, or CREDIT's folders."""
+    if not folder.is_dir():
+        return False
+    return (folder / STORE).exists() or bool(_start_folders(folder))
+
+
+def _start_folders(place: Path) -> list[Path]:
+    """The folders of start dates, in the order of the dates."""
+    found = (own for own in place.iterdir() if _START.fullmatch(own.name))
+    return sorted(found, key=lambda own: _start_of(own.name))
 
 
 def _open_zarr(path: str, files: OpenFiles) -> ZarrForecasts:

@@ -18,7 +18,7 @@ from credit_jax.evaluation.scores import (
 )
 
 _SHOWN = (FORECAST, PERSISTENCE, CLIMATOLOGY)
-MAX_LEADS = 6
+MAX_LEADS = 5
 
 
 def score_table(scores: xr.Dataset, leads: Sequence[str] = ()) -> Table:

@@ -39,8 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATE",
         help="start date, instead of those of the inference section; repeatable",
     )
-    add("--steps", type=int, help="steps of each forecast")
-    add("--length", metavar="DURATION", help="length of each forecast: 10d")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int, help="steps of each forecast")
+    length.add_argument(
+        "--length", metavar="DURATION", help="length of each forecast: 10d"
+    )
     add("--members", type=int, help="ensemble members of each forecast")
     add_mesh_options(parser)
     add_verify_option(parser)

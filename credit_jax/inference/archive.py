@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from credit_jax.evaluation.forecast_files import holds_forecasts
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.io.atomic import new_file
 
@@ -45,15 +46,17 @@ class Archive:
             ValueError: the folder contains forecasts with another identity, or, unless
                 `resume`, some of these tasks.
         """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"--out: {self.folder} is a file; give a folder")
         path = self.folder / RECORD
         if not path.exists():
-            if (self.folder / "forecast.zarr").exists():
+            if holds_forecasts(self.folder):
                 raise ValueError(
-                    f"--out: {self.folder} holds a store of unknown origin; give "
-                    "another folder"
+                    f"--out: {self.folder} holds forecasts of unknown origin (it has "
+                    f"no {RECORD}); give another folder"
                 )
             return
-        found = json.loads(path.read_text(encoding="utf-8"))["identity"]
+        found = _content(path)["identity"]
         ours = json.loads(json.dumps(dict(self.identity)))
         other = [k for k in {**found, **ours} if found.get(k) != ours.get(k)]
         if other:
@@ -122,7 +125,7 @@ def read_record(folder: Path) -> Record:
     path = folder / RECORD
     if not path.is_file():
         return Record(None, {})
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = _content(path)
     identity, provenance = content["identity"], dict(content["provenance"])
     names = [
         marker_name(start, member)
@@ -132,6 +135,22 @@ def read_record(folder: Path) -> Record:
     missing = [name for name in names if not (folder / DONE / name).exists()]
     config = provenance.pop("config", None)
     return Record(config, provenance, len(missing), len(names))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What a record holds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {name: dict(content[name]) for name in ("identity", "provenance")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no record of forecasts ({error}); give another folder, or "
+            "remove this one and make its forecasts again"
+        ) from error
 
 
 def software() -> dict[str, str]:

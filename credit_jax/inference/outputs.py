@@ -108,6 +108,11 @@ def choose_outputs(
     if config.variables is not None:
         asked = {choice.name: choice.levels for choice in config.variables}
     where = "inference.output.variables"
+    if not asked:
+        raise ValueError(
+            f"{where}: empty, so that nothing would be written; leave it out to write "
+            f"all, or name some of: {', '.join(shapes)}"
+        )
     lost = [key for key in asked if key not in shapes]
     if lost:
         raise ValueError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,25 @@ from credit_jax.transforms import FieldTree
 PROGNOSTIC = "prognostic"
 # (level, lat, lon) of standard normal numbers.
 Draw = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
+
+
+def unknown_variables(config: PerturbationConfig, keys: Iterable[str]) -> list[str]:
+    """What is wrong with the names of `std`, one line at most.
+
+    Args:
+        config: of the perturbation.
+        keys: of the predicted variables.
+    """
+    given = config.std if isinstance(config.std, Mapping) else {}
+    parts = [key.split("/") for key in keys]
+    known = dict.fromkeys(name for _, kind, _, name in parts if kind == PROGNOSTIC)
+    lost = [name for name in given if name not in known]
+    if not lost:
+        return []
+    return [
+        f"inference.perturbation.std: {', '.join(lost)}: no prognostic variable; there "
+        f"are: {', '.join(known)}"
+    ]
 
 
 @dataclass(frozen=True, eq=False)

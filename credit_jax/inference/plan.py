@@ -18,6 +18,7 @@ from credit_jax.data.checks import check_grid
 from credit_jax.inference.autoregression import ForecastStep
 from credit_jax.inference.forecast_data import ForecastData, open_forecast_data
 from credit_jax.inference.outputs import Outputs, choose_outputs, read_attributes
+from credit_jax.inference.perturbation import unknown_variables
 from credit_jax.inference.reading import ForecastReader
 from credit_jax.inference.schedule import Schedule, make_schedule
 from credit_jax.inference.spin_up import before, earliest
@@ -180,6 +181,7 @@ def plan_forecast(
     found.problems += _data_problems(model, pipeline, opened, schedule, schema, data)
     if read_from:
         found.problems += opened.problems(before(schedule, read_from), 1)
+    found.problems += unknown_variables(inference.perturbation, schema.target_slices())
     rollout = found.attempt(
         lambda: forecast_rollout(pipeline, schema, schedule.num_steps)
     )

@@ -82,7 +82,7 @@ def write_card(path: Path, facts: CardFacts, scores: Path | None = None) -> None
 
 def _score_table(path: Path) -> str:
     """RMSE of forecasts by channel and lead time, as Markdown."""
-    table = pd.read_csv(path)
+    table = pd.read_csv(path, low_memory=False)
     lost = [name for name in _COLUMNS if name not in table.columns]
     if lost:
         raise ValueError(

@@ -31,6 +31,23 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
         ("data.source.ERA5", "2003-05-01", "They cover"),
     ),
     "a date that is none": ({}, ("--init-time", "Monday"), ("no date",)),
+    "an empty date": ({}, ("--init-time", ""), ("--init-time: '' is no date",)),
+    "a year that labels lack": (
+        {},
+        ("--init-time", "0500-01-01"),
+        ("--init-time: '0500-01-01'", "from 1678 to 2261"),
+    ),
+    "a length that is none": ({}, ("--length", "nat"), ("--length: 'nat' is no",)),
+    "no variable at all": (
+        {"inference__output__variables": []},
+        (),
+        ("inference.output.variables: empty", "ERA5/prognostic/3d/T"),
+    ),
+    "a perturbation of what is not predicted": (
+        {"inference__perturbation": {"std": {"T": 0.1, "t2m": 0.1}}},
+        ("--members", "2"),
+        ("inference.perturbation.std: t2m: no prognostic variable", "there are: U, T"),
+    ),
     "missing forcing for the last leads": (
         {},
         ("--init-time", "2000-01-09T12", "--steps", "4"),
@@ -150,3 +167,22 @@ def test_a_folder_that_holds_other_forecasts(world, tmp_path, tiny_model, capsys
     changed = make_run(world, tmp_path / "b", data__source__ERA5__levels=[2.0, 4.6])
     assert forecast(changed, out, *dates, "--resume") == USER_ERROR
     assert "another data" in capsys.readouterr().err
+
+
+def test_a_folder_of_forecasts_without_a_record(world, tmp_path, tiny_model, capsys):
+    """Such as CREDIT's own, which are not written over."""
+    config, out = make_run(world, tmp_path), tmp_path / "out"
+    (out / "20000101_0000Z").mkdir(parents=True)
+    options = ("--init-time", "2000-01-02", "--format", "netcdf")
+    assert forecast(config, out, *options) == USER_ERROR
+    assert "forecasts of unknown origin" in capsys.readouterr().err
+    (out / "20000101_0000Z").rmdir()
+    (out / "forecast.json").write_text('{"identity": 3}')
+    assert forecast(config, out, *options) == USER_ERROR
+    assert "forecast.json is no record of forecasts" in capsys.readouterr().err
+
+
+def test_one_length_alone(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        forecast("model.yml", tmp_path, "--steps", "2", "--length", "12h")
+    assert "--length: not allowed with argument --steps" in capsys.readouterr().err

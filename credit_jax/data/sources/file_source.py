@@ -362,7 +362,7 @@ class FileSource:
         return (
             f"data.source.{self.name}.variables.{field_type}: {len(missing)} of "
             f"{count} times are missing in the files of {files.template!r}: {listed}."
-            f"{self._covers(files)}; change start_datetime, end_datetime or timestep, "
+            f"{self._covers(files)}; choose other dates or another time step, "
             "or complete the files"
         )
 
