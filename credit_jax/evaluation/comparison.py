@@ -196,8 +196,12 @@ def _common_levels(
 
 
 def _one_is_numbered(ours: np.ndarray, theirs: np.ndarray | None) -> bool:
-    """Whether levels are numbers from 0, as where a config names none, on one side."""
-    if theirs is None:
+    """Whether levels are numbers from 0, as where a config names none, on one side.
+
+    Of some levels of a forecast, all of which the other side has by number, they are on
+    both.
+    """
+    if theirs is None or np.isin(ours, theirs).all():
         return False
     ours_is, theirs_is = (
         np.array_equal(own, np.arange(len(own))) for own in (ours, theirs)

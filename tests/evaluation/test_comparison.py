@@ -20,12 +20,12 @@ def truth(levels):
     return FileReference(GridFile("truth.nc", dataset, ("time",)), "time")
 
 
-def forecast(levels, *names):
+def forecast(levels, *names, there=None):
     deep = {name: Variable(np.array(levels, float)) for name in ("T", "U")}
     known = {**deep, "SP": Variable(), "TP": Variable()}
     space = tuple(np.array(values) for values in SPACE.values())
-    other = truth([0.25, 0.5, 0.75]) if max(levels) < 5 else truth([850.0, 500.0])
-    return compare(known, space, other, names)
+    there = there or ([0.25, 0.5, 0.75] if max(levels) < 5 else [850.0, 500.0])
+    return compare(known, space, truth(there), names)
 
 
 def test_levels_are_compared_by_their_values():
@@ -42,3 +42,6 @@ def test_levels_that_are_numbers_are_compared_in_order():
     assert found.notes[-1].startswith("T, U: levels 0, 1, 2 are taken in order as 0.25")
     with pytest.raises(ValueError, match=r"T: one side only numbers its levels.*0, 1;"):
         forecast([0, 1])
+    found = forecast([0, 2], there=[0.0, 1.0, 2.0])
+    assert found.in_truth["T"] == (0, 2), "some of the numbers"
+    assert found.notes == ("not in the truth, and left out: TP",)
