@@ -25,9 +25,11 @@ from rich.console import Console
 
 from credit_jax.config import Config, load_config
 from credit_jax.config.dates import duration
+from credit_jax.parallel.joint import failed_collective
 from credit_jax.parallel.processes.connect import connect
+from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.parallel.processes.launch import find_launch, launch_by_hand
-from credit_jax.parallel.processes.watch import leave_others, wait_for_reason
+from credit_jax.parallel.processes.watch import end_all, leave_others, wait_for_reason
 
 OK = 0
 FAILED = 1  # a comparison or a check that does not pass
@@ -219,10 +221,13 @@ def _run(command: Command, args: argparse.Namespace) -> int:
     try:
         with _quiet(debug=args.debug):
             code = _run_alone(command, args)
-    except Exception:
+    except Exception as error:
         # In a run of several processes, the loss of another one may be the cause.
         if wait_for_reason():
-            traceback.print_exc()
+            if args.debug or not (cause := failed_collective(error)):
+                traceback.print_exc()
+            else:
+                end_all(RESUME, cause)
         raise
     finally:
         leave_others(code)

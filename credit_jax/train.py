@@ -37,6 +37,7 @@ from credit_jax.io.folder_lock import folder_lock
 from credit_jax.io.write_errors import WriteError, check_writable
 from credit_jax.parallel.compiler import CACHE_HELP, compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import training_devices
+from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.plan import plan_run
 from credit_jax.training.display import Display
@@ -192,6 +193,7 @@ def _train_in(
         required_step(CheckpointStore(folder, verify=False), asked_by(resume=resume))
     if config.demo is not None and jax.process_index() == 0:
         ensure_demo_data(config.demo, console)
+    wait_for_all("the demo data")
     plan = plan_run(config, num_devices=len(devices))
     setup = prepare(plan, devices)
     display = Display(console, silent=jax.process_index() > 0)

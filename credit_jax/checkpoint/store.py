@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -29,6 +30,7 @@ from credit_jax.checkpoint.trees import (
 )
 from credit_jax.io.digests import find_damage, record_files, write_records
 from credit_jax.io.write_errors import write_errors
+from credit_jax.parallel.processes.coordinator import of_first, process_number
 
 FOLDER = "checkpoints"
 WEIGHTS, EMA, OPTIMIZER, PROGRESS = "weights", "ema", "optimizer", "progress"
@@ -200,17 +202,11 @@ class CheckpointStore:
     def newest_whole_step(self) -> int | None:
         """The newest checkpoint without known damage, or None.
 
-        A collective: all processes of a run must call it.
+        A collective: all processes of a run must call it; the first one compares.
         """
-        for step in reversed(self.steps()):
-            whole = np.asarray(not self.damage(step))
-            if jax.process_count() > 1:
-                from jax.experimental import multihost_utils
-
-                whole = multihost_utils.broadcast_one_to_all(whole)
-            if whole:
-                return step
-        return None
+        steps = reversed(self.steps() if process_number() == 0 else [])
+        found = next((step for step in steps if not self.damage(step)), None)
+        return json.loads(of_first("newest whole checkpoint", json.dumps(found)))
 
     def damaged(self) -> list[str]:
         """The lines of `damage` of the checkpoints that were checked so far."""

@@ -41,7 +41,6 @@ from credit_jax.inference.campaign import Campaign
 from credit_jax.inference.delivery import NonFiniteForecastError
 from credit_jax.inference.online_scores import OnlineScores
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
-from credit_jax.inference.sharing import wait_for_all
 from credit_jax.inference.summary import Summary
 from credit_jax.io.write_errors import WriteError
 from credit_jax.models.parallel_model import ParallelModel
@@ -50,6 +49,7 @@ from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
 from credit_jax.parallel.params.precision import default_mp_policy
+from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.exit_code import RESUME
 from credit_jax.score import report
 from credit_jax.training.run_weights import RunWeights, open_weights

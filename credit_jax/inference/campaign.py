@@ -27,13 +27,14 @@ from credit_jax.inference.perturbation import PreparedPerturbation
 from credit_jax.inference.plan import ForecastPlan
 from credit_jax.inference.reading import FirstStep, ForecastReader
 from credit_jax.inference.schedule import Task
-from credit_jax.inference.sharing import Share, added_up, wait_for_all
+from credit_jax.inference.sharing import Share, added_up
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.inference.summary import DeviceClock, Summary, Times
 from credit_jax.io.workers import ReadAhead, Workers
 from credit_jax.io.write_errors import write_errors
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
+from credit_jax.parallel.processes.coordinator import wait_for_all
 
 # Steps whose input is read in advance, and steps on the devices.
 NUM_AHEAD, NUM_IN_FLIGHT = 3, 2

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from credit_jax.models.model_def import Weights
@@ -102,8 +104,14 @@ class Forecaster:
 
 def to_host(array: jax.Array) -> Float[np.ndarray, ...]:
     """Returns the whole array in every process, float32; a collective of processes."""
-    if array.is_fully_addressable:
-        return np.asarray(array, np.float32)
-    from jax.experimental import multihost_utils
+    if not array.is_fully_addressable:
+        assert isinstance(array.sharding, NamedSharding), array.sharding
+        array = _gather(array.sharding.mesh)(array).addressable_data(0)
+    return np.asarray(array, np.float32)
 
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True), np.float32)
+
+@cache
+def _gather(mesh: Any) -> Any:
+    """Makes each device of a mesh hold the whole array."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    return compile_program(lambda x: jax.lax.with_sharding_constraint(x, whole), mesh)

@@ -15,10 +15,10 @@ from credit_jax.inference.archive import Archive, software
 from credit_jax.inference.campaign import Campaign
 from credit_jax.inference.online_scores import online_scores
 from credit_jax.inference.plan import ForecastPlan
-from credit_jax.inference.sharing import wait_for_all
 from credit_jax.inference.stores import NoStore, Store
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
+from credit_jax.parallel.processes.coordinator import wait_for_all
 
 
 def score_campaign(

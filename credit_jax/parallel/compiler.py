@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from credit_jax.kernels import platform
 from credit_jax.parallel import collectives
+from credit_jax.parallel.joint import joint
 
 CACHE_VARIABLE = "CREDIT_JAX_CACHE"
 CACHE_HELP = (
@@ -71,7 +72,8 @@ def compile_program(
     """`jax.jit` of a whole program, with compiler options for the devices of `mesh`.
 
     Only the outermost `jax.jit` may have compiler options, so the result cannot be
-    called inside of another jitted function.
+    called inside of another jitted function. The processes of a mesh that spans several
+    start it together (`joint`).
 
     Args:
         function: a function of global arrays; it may be jitted itself.
@@ -90,11 +92,12 @@ def compile_program(
         with collectives.group_halos(group_halos):
             return function(*args)
 
-    return jax.jit(
+    compiled = jax.jit(
         program,
         donate_argnums=donate_argnums,
         compiler_options={**known, **(options or {})} or None,
     )
+    return joint(compiled, mesh)
 
 
 def check_options(options: Mapping[str, bool | int | str]) -> None:

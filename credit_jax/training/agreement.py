@@ -5,36 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
-import jax
+from credit_jax.parallel.processes.coordinator import (
+    Coordinator,
+    coordinator,
+    num_processes,
+)
 
 # The numbers of steps that two processes have started differ by at most two: a process
 # starts a step only after the last but one has ended, and all processes take part in
 # every step.
 _LEAD = 4
 _NUMBERS = itertools.count()
-
-
-@runtime_checkable
-class KeyValues(Protocol):
-    """The key-value store of the coordinator of a run."""
-
-    def key_value_set(self, key: str, value: str) -> None:
-        """Sets the value of a new key; an existing key is an error."""
-        ...
-
-    def key_value_try_get(self, key: str) -> str:
-        """Returns the value of a key; a missing key is an error."""
-        ...
-
-
-def coordinator() -> KeyValues:
-    """Returns the key-value store of the coordinator of this run."""
-    from jax._src.distributed import global_state
-
-    assert global_state.client is not None, "a run of several processes has one"
-    return global_state.client
 
 
 @dataclass
@@ -52,8 +34,8 @@ class Agreement:
     """
 
     number: int = field(default_factory=lambda: next(_NUMBERS))
-    num_processes: int = field(default_factory=jax.process_count)
-    connect: Callable[[], KeyValues] = coordinator
+    num_processes: int = field(default_factory=num_processes)
+    connect: Callable[[], Coordinator] = coordinator
     _round: int = 0
     _found: tuple[int, str] | None = None
 

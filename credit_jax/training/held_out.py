@@ -29,10 +29,10 @@ from credit_jax.inference.outputs import Outputs
 from credit_jax.inference.plan import ForecastPlan, plan_forecast
 from credit_jax.inference.schedule import Task
 from credit_jax.inference.score_campaign import score_campaign
-from credit_jax.inference.sharing import wait_for_all
 from credit_jax.inference.stores import NoWriter, TaskWriter
 from credit_jax.inference.zarr_store import ZarrStore
 from credit_jax.nn.noise import Noise
+from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.training.setup import Setup
 from credit_jax.training.state import TrainState
 

@@ -8,8 +8,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-import jax
-import numpy as np
+from credit_jax.parallel.processes.coordinator import of_all
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 TIME_LIMIT = "--stop-after"
@@ -63,13 +62,7 @@ class StopRequests:
     def of_any_process(self) -> str | None:
         """`caught` of this or another process of the run.
 
-        A collective: all processes of a run must call it at the same time.
+        All processes of a run call it at the same place.
         """
-        if jax.process_count() == 1:
-            return self.caught
-        from jax.experimental import multihost_utils
-
-        caught = self.caught
-        own = np.asarray(_REASONS.index(caught) + 1 if caught else 0)
-        found = int(np.max(multihost_utils.process_allgather(own)))
-        return _REASONS[found - 1] if found else None
+        found = of_all("stop requests", self.caught or "")
+        return next((reason for reason in _REASONS if reason in found), None)

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.model_state import BATCH_STATS, ModelState
+from credit_jax.parallel.joint import joint
 from credit_jax.parallel.params.frozen import trainable
 from credit_jax.parallel.params.packing import packed_param_specs
 from credit_jax.training.ema import wide_statistics, with_averaged_statistics
@@ -149,7 +150,7 @@ def init_state(
         in_specs=PartitionSpec(),
         out_specs=state_specs(model, optimizer, ema=ema, loss_state=loss_state),
     )
-    return jax.jit(body)(key)
+    return joint(jax.jit(body), model.mesh)(key)
 
 
 def state_of(

@@ -110,6 +110,20 @@ def test_one_two_and_four_processes_train_alike(world: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(weights(folders[count]), whole, str(count))
 
 
+@pytest.mark.slow
+def test_a_process_may_be_late(world: Path, tmp_path: Path) -> None:
+    """By more than gloo waits, where it compiles and where it reads."""
+    mesh = {"data": "fsdp2", "tensor": 2, "domain": 1}
+    path = config(world, tmp_path / "late", mesh)
+    texts = on_processes(2, "tests.training.late_process", "--config", path)
+    late = [line for line in texts[1].splitlines() if line.startswith("late: ")]
+    assert late == [
+        "late: compiling jit_step",
+        "late: reading",
+        "late: compiling jit_evaluate",
+    ]
+
+
 @pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_process_of_a_run(world: Path, tmp_path: Path, killed: int) -> None:
     """By SIGKILL in training, while the other process needs it for every update."""

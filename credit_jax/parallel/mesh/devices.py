@@ -11,7 +11,8 @@ from credit_jax.config.messages import divisors
 from credit_jax.parallel.mesh.axes import DOMAIN, ORDER
 from credit_jax.parallel.mesh.credit import Parallelism, normalize_parallelism
 from credit_jax.parallel.mesh.device_mesh import all_devices
-from credit_jax.parallel.processes.connect import announce, num_processes
+from credit_jax.parallel.processes.connect import announce
+from credit_jax.parallel.processes.coordinator import num_processes
 
 _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 

@@ -9,7 +9,9 @@ import time
 from contextlib import ExitStack
 
 import jax
+from jax.experimental import multihost_utils
 
+from credit_jax.parallel.processes.coordinator import wait_for_all
 from credit_jax.parallel.processes.launch import Launch, local_devices
 from credit_jax.parallel.processes.watch import watch_others
 
@@ -72,11 +74,16 @@ def connect(
 def announce() -> None:
     """Prints one line about this process, once after `connect`.
 
-    It starts JAX's backend, as the line contains the number of devices.
+    It starts JAX's backend, as the line contains the number of devices. On CPUs the
+    processes open their connections here, where none lags (`parallel.joint`): Orbax
+    synchronizes by a collective over one device of each process.
     """
     while _unannounced:
         line = described(_unannounced.pop(), jax.local_device_count())
         print(line, flush=True)
+        if jax.process_count() > 1 and jax.default_backend() == "cpu":
+            wait_for_all("devices")
+            multihost_utils.sync_global_devices("devices")
 
 
 def described(launch: Launch, num_devices: int) -> str:
@@ -92,13 +99,6 @@ def described(launch: Launch, num_devices: int) -> str:
         f"process {launch.process} of {launch.num_processes} on "
         f"{socket.gethostname()}, {devices}, started by {launch.launcher}{where}"
     )
-
-
-def num_processes() -> int:
-    """Returns the number of processes; unlike `jax.process_count` without a backend."""
-    from jax._src.distributed import global_state
-
-    return global_state.num_processes
 
 
 def _meet(launch: Launch, timeout: float) -> dict[int, socket.socket]:

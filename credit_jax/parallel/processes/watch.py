@@ -93,6 +93,11 @@ class Watch:
         sys.stderr.flush()
         os._exit(code)
 
+    def end_all(self, code: int, text: str) -> None:
+        """Ends this process and the others with a code and a reason."""
+        self._failed = True
+        self._announce_and_end(code, text)
+
     def wait(self) -> None:
         """Waits a few seconds for the watch to end this process.
 
@@ -197,6 +202,12 @@ def leave_others(code: int) -> None:
     """Notifies the other processes, if any, that this one ends; see `Watch.leave`."""
     while _watches:
         _watches.pop().leave(code)
+
+
+def end_all(code: int, text: str) -> None:
+    """Ends the processes of the run, if there are others; see `Watch.end_all`."""
+    for watch in _watches:
+        watch.end_all(code, text)
 
 
 def wait_for_reason() -> bool:

@@ -76,3 +76,12 @@ def test_processes_that_end_well_are_not_missed() -> None:
     assert not ended[1].how
     for one in sockets:
         one.close()
+
+
+def test_a_process_ends_all_with_its_reason() -> None:
+    watches, ended, sockets = three(60.0)
+    watches[1].end_all(RESUME, "a collective failed")
+    for one in ended:
+        assert one.wait() == (RESUME, "a collective failed")
+    for one in sockets:
+        one.close()

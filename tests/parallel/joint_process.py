@@ -1,0 +1,91 @@
+"""One of two processes whose programs are late in turn; `test_joint` starts both."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from credit_jax.commands import add_process_options, join_processes
+from credit_jax.inference.forecaster import to_host
+from credit_jax.parallel.compiler import compile_program
+from credit_jax.parallel.mesh.devices import ensure_devices
+from credit_jax.parallel.processes.coordinator import of_all, of_first, process_number
+
+LATE = 0.5  # seconds
+
+
+def main(options: Sequence[str]) -> int:
+    """Runs a program several times, and writes what it gave as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--cache")
+    add_process_options(parser)
+    args = parser.parse_args(options)
+    join_processes(args)
+    ensure_devices(4)
+    number = process_number()
+    watch = _Watched(args.out, number)
+    mesh = jax.make_mesh((2, 2), ("dp", "tp"), devices=jax.devices())
+    specs = PartitionSpec("dp", "tp")
+
+    def body(x: Any) -> Any:
+        shifted = lax.ppermute(x, "dp", [(0, 1), (1, 0)])
+        return shifted, lax.psum(x, ("dp", "tp")), lax.psum(x, "dp")
+
+    outs = (specs, PartitionSpec(), PartitionSpec(None, "tp"))
+    program = compile_program(
+        jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=outs), mesh
+    )
+    found = []
+    for size in (2, 2, 4):
+        whole = np.arange(size * 2, dtype=np.float32).reshape(size, 2)
+        place = NamedSharding(mesh, specs)
+        x = jax.make_array_from_callback(whole.shape, place, lambda i, w=whole: w[i])
+        found.append([to_host(y).tolist() for y in program(x)])
+    texts = {
+        "all": of_all("names", f"process {number}"),
+        "again": of_all("names", str(number * 2)),
+        "first": of_first("leader", f"process {number}"),
+    }
+    result = {"found": found, "texts": texts, "early": watch.early}
+    (args.out / f"{number}.json").write_text(json.dumps(result))
+    return 0
+
+
+class _Watched:
+    """Makes the processes late in turn, and notes what is executed too early.
+
+    Attributes:
+        early: names of programs that were executed before both processes had
+            compiled them.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.early: list[str] = []
+        compiled, executed = jax.stages.Lowered.compile, jax.stages.Compiled.__call__
+        turn = [0]
+
+        def compile_late(lowered: jax.stages.Lowered, *args: Any) -> Any:
+            turn[0] += 1
+            time.sleep(LATE * ((turn[0] + number) % 2))
+            found = compiled(lowered, *args)
+            (folder / f"{number} {turn[0]}").touch()
+            return found
+
+        def execute(program: jax.stages.Compiled, *args: Any) -> Any:
+            marks = [folder / f"{n} {turn[0]}" for n in (0, 1)]
+            if not all(mark.exists() for mark in marks):
+                self.early.append(f"program {turn[0]}")
+            return executed(program, *args)
+
+        jax.stages.Lowered.compile = compile_late  # type: ignore[method-assign]
+        jax.stages.Compiled.__call__ = execute  # type: ignore[method-assign]
