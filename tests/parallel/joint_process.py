@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from credit_jax.inference.forecaster import to_host
 from credit_jax.parallel.compiler import compile_program
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.processes.coordinator import of_all, of_first, process_number
+from tests.support import make_mesh
 
 LATE = 0.5  # seconds
 
@@ -28,22 +29,32 @@ def main(options: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cache")
+    parser.add_argument("--stall", type=float, default=0.0)
     add_process_options(parser)
     args = parser.parse_args(options)
     join_processes(args)
     ensure_devices(4)
     number = process_number()
     watch = _Watched(args.out, number)
-    mesh = jax.make_mesh((2, 2), ("dp", "tp"), devices=jax.devices())
-    specs = PartitionSpec("dp", "tp")
+    mesh = make_mesh(dp=2, tp=2)
+    specs = PartitionSpec("dp_shard", "tp")
 
     def body(x: Any) -> Any:
-        shifted = lax.ppermute(x, "dp", [(0, 1), (1, 0)])
-        return shifted, lax.psum(x, ("dp", "tp")), lax.psum(x, "dp")
+        if args.stall:
+            x = jax.pure_callback(watch.stalled(args.stall), x, x)
+        shifted = lax.ppermute(x, "dp_shard", [(0, 1), (1, 0)])
+        return shifted, lax.psum(x, ("dp_shard", "tp")), lax.psum(x, "dp_shard")
 
     outs = (specs, PartitionSpec(), PartitionSpec(None, "tp"))
     program = compile_program(
-        jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=outs), mesh
+        jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=outs,
+            check_vma=not args.stall,  # callbacks have no such types
+        ),
+        mesh,
     )
     found = []
     for size in (2, 2, 4):
@@ -71,6 +82,7 @@ class _Watched:
 
     def __init__(self, folder: Path, number: int) -> None:
         self.early: list[str] = []
+        self._stalled = number == 0
         compiled, executed = jax.stages.Lowered.compile, jax.stages.Compiled.__call__
         turn = [0]
 
@@ -89,3 +101,14 @@ class _Watched:
 
         jax.stages.Lowered.compile = compile_late  # type: ignore[method-assign]
         jax.stages.Compiled.__call__ = execute  # type: ignore[method-assign]
+
+    def stalled(self, seconds: float) -> Callable[[Any], Any]:
+        """The identity; within the first program of process 1 it takes its time."""
+
+        def identity(x: Any) -> Any:
+            if not self._stalled:
+                self._stalled = True
+                time.sleep(seconds)
+            return x
+
+        return identity

@@ -18,9 +18,14 @@ from tests.support.processes import on_processes
 GLOO = "UNKNOWN: Gloo all-reduce failed:\n [connection.cc:84] timed out"
 
 
-def test_programs_start_when_all_have_compiled_them(tmp_path: Path) -> None:
-    """Of the processes now the one, now the other compiles for longer."""
-    on_processes(2, "tests.parallel.joint_process", "--out", str(tmp_path))
+@pytest.mark.parametrize("stall", [0, pytest.param(35, marks=pytest.mark.slow)])
+def test_programs_start_when_all_have_compiled_them(tmp_path: Path, stall: int) -> None:
+    """Of the processes now the one, now the other compiles for longer.
+
+    And within the first program, a shard may be late by more than gloo waits.
+    """
+    options = ("--out", str(tmp_path), "--stall", str(stall))
+    on_processes(2, "tests.parallel.joint_process", *options)
     results = [json.loads((tmp_path / f"{n}.json").read_text()) for n in (0, 1)]
     assert results[0] == results[1]
     assert results[0]["early"] == []

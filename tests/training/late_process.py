@@ -8,7 +8,7 @@ from typing import Any
 
 from jax._src import compiler
 
-from credit_jax import train
+from credit_jax.train import main as train
 from credit_jax.training.setup import Setup
 
 # Gloo waits for 30 seconds.
@@ -21,7 +21,7 @@ def main(options: Sequence[str]) -> int:
     if options[options.index("--process") + 1] == "1":
         _compile_late()
         _read_late()
-    return train.main(options)
+    return train(options)
 
 
 def _compile_late() -> None:
