@@ -1,10 +1,10 @@
-"""Programs of several processes, which start them together.
+"""Programs that several processes start at the same time.
 
-Each process compiles a program for itself. One of them may take minutes longer: the
-others have it in their cache, or their hosts have less to do. By gloo, which joins the
-processes of CPU meshes, a collective fails where one of them comes to it 30 s after
-another: for the first time, or within a reduce-scatter at any time (XLA's
-`GlooCommunicator`; none of its Python interfaces takes that time).
+Each process compiles its programs by itself, and one may take minutes longer than
+another, which finds them in its cache or has a less busy host. On CPUs, collectives of
+several processes use gloo, where processes that reach a collective more than 30 s apart
+fail: in the first collective of a group of devices, and in every reduce-scatter (XLA's
+`GlooCommunicator`; jaxlib 0.10.2 has no option for this timeout).
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ _LONGEST = 200  # characters of gloo's message
 
 
 def joint(program: Any, mesh: Mesh) -> Callable[..., Any]:
-    """A jitted function that the processes of a mesh start together.
+    """Makes a jitted function that the processes of a mesh start together.
 
-    It is compiled ahead of each execution with new shapes, and executed when all
-    processes have compiled it; on CPUs they wait for each other before every execution.
+    The function is compiled ahead of time for each new signature, and is executed when
+    all processes have compiled it. On CPUs the processes also wait for each other
+    before every later execution.
 
     Args:
-        program: of `jax.jit`; all processes of the mesh call it in the same order.
-        mesh: that it runs on; in one process the function stays as it is.
+        program: result of `jax.jit`; all processes of the mesh must call it in the same
+            order.
+        mesh: mesh that it runs on.
+
+    Returns:
+        The function; `program` itself where the mesh lies within one process.
     """
     processes = sorted({device.process_index for device in mesh.devices.flat})
     return program if len(processes) == 1 else _Joint(program, mesh, processes)
@@ -66,17 +71,20 @@ class _Joint:
 
 
 def failed_collective(error: BaseException | None) -> str | None:
-    """One line about a collective between processes that failed by gloo, or None.
+    """Describes a collective that failed in gloo in one line.
 
     Args:
-        error: that ended the run, and those that it came from.
+        error: error that ended the run; its causes are searched, too.
+
+    Returns:
+        The line, or None if no collective failed in gloo.
     """
     while error is not None:
         text = str(error)
         if isinstance(error, jax.errors.JaxRuntimeError) and "gloo" in text.lower():
             cause = " ".join(text.split())[:_LONGEST]
             return (
-                f"a collective failed: another process came too late, or cannot be "
+                f"a collective failed: another process is too slow or cannot be "
                 f"reached ({cause}); the run ends here and can go on from its newest "
                 f"checkpoint: --resume (exit code {RESUME})"
             )
@@ -85,7 +93,7 @@ def failed_collective(error: BaseException | None) -> str | None:
 
 
 def _signature(args: Any) -> Any:
-    """What decides on the compiled program."""
+    """Returns all that the compiled program depends on."""
     leaves, tree = jax.tree.flatten(args)
     own = ((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
     return tree, tuple(own)
@@ -93,10 +101,10 @@ def _signature(args: Any) -> Any:
 
 @cache
 def _connect(mesh: Mesh) -> None:
-    """Opens gloo's connections along the axes of a mesh.
+    """Opens gloo's connections of all groups of devices along axes of a mesh.
 
-    Later collectives along them may have processes that are late by half an hour, also
-    within a program whose shards take unlike times.
+    Later collectives other than reduce-scatters wait for half an hour, also where the
+    shards of a program take different times.
     """
     axes = [name for name, size in mesh.shape.items() if size > 1]
     counts = range(1, len(axes) + 1)

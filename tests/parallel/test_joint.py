@@ -66,8 +66,8 @@ def test_collectives_that_fail_by_gloo_are_told_from_other_errors() -> None:
 class Failing:
     """A command in which a collective fails."""
 
-    HELP = "Fails."
-    EXAMPLE = ""
+    HELP: str = "Fails."
+    EXAMPLE: str = ""
 
     def add_arguments(self, parser: object, /) -> None: ...
 

@@ -1,7 +1,7 @@
-"""What the processes of a run tell each other through JAX's coordinator.
+"""Synchronization of the processes of a run by JAX's coordination service.
 
-Neither devices nor collectives take part, so a process may be late by any time: another
-one that is gone ends those that wait (`watch`), or JAX's own heartbeat does.
+No device and no collective takes part, so that processes may lag by any time. Where one
+dies, `watch` or JAX's own heartbeat ends those that wait for it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Coordinator(Protocol):
     """The client of JAX's coordination service: values by key, and barriers."""
 
     def key_value_set(self, key: str, value: str) -> None:
-        """Sets a value; an error if there is one."""
+        """Sets the value of a new key; an existing key is an error."""
         ...
 
     def key_value_try_get(self, key: str) -> str:
-        """The value; an error if there is none."""
+        """Returns the value of a key; a missing key is an error."""
         ...
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """The value, once there is one."""
+        """Blocks until the key has a value, and returns it."""
         ...
 
     def wait_at_barrier(
@@ -38,12 +38,12 @@ class Coordinator(Protocol):
         timeout_in_ms: int,
         process_ids: Sequence[int] | None = None,
     ) -> None:
-        """Returns when these processes, or all, have come to the barrier."""
+        """Blocks until these processes, or all, have reached the barrier."""
         ...
 
 
 def coordinator() -> Coordinator:
-    """The client of this process, which belongs to a run of several."""
+    """Returns the client of this process, in a run of several processes."""
     from jax._src.distributed import global_state
 
     assert global_state.client is not None, "a run of several processes has one"
@@ -51,36 +51,39 @@ def coordinator() -> Coordinator:
 
 
 def num_processes() -> int:
-    """Processes of this run; unlike `jax.process_count`, it starts no backend."""
+    """Returns the number of processes; unlike `jax.process_count` without a backend."""
     from jax._src.distributed import global_state
 
     return global_state.num_processes
 
 
 def process_number() -> int:
-    """Number of this process; unlike `jax.process_index`, it starts no backend."""
+    """Returns the number of this process; as `num_processes`, without a backend."""
     from jax._src.distributed import global_state
 
     return global_state.process_id
 
 
 def wait_for_all(what: str, processes: Sequence[int] | None = None) -> None:
-    """Returns when every process of the run has come here.
+    """Blocks until every process of the run has called it.
 
     Args:
-        what: names the place; the same in every process.
-        processes: wait for these alone, this one among them.
+        what: name of the barrier; the same in every process.
+        processes: numbers of the processes that take part; None for all.
     """
     if num_processes() > 1:
         coordinator().wait_at_barrier(_turn(what), _LONGEST, processes)
 
 
 def of_all(what: str, text: str) -> list[str]:
-    """A text of each process, by their numbers; each process calls it with its own.
+    """Gathers a string from each process; every process must call it.
 
     Args:
-        what: names the place; the same in every process.
-        text: of this process.
+        what: name of the exchange; the same in every process.
+        text: string of this process.
+
+    Returns:
+        The strings of all processes, in the order of their numbers.
     """
     if num_processes() == 1:
         return [text]
@@ -90,11 +93,11 @@ def of_all(what: str, text: str) -> list[str]:
 
 
 def of_first(what: str, text: str) -> str:
-    """The text of process 0; every process calls it.
+    """Broadcasts a string of process 0; every process must call it.
 
     Args:
-        what: names the place; the same in every process.
-        text: of this process; only that of process 0 counts.
+        what: name of the exchange; the same in every process.
+        text: string of this process; ignored in all processes but process 0.
     """
     if num_processes() == 1:
         return text
@@ -109,7 +112,7 @@ def _get(key: str) -> str:
 
 
 def _turn(what: str) -> str:
-    """A key that is new each time, and the same in every process."""
+    """Returns a key that is new in each call, and the same in every process."""
     with _lock:
         _turns[what] += 1
         return f"credit_jax/{what} {_turns[what]}"

@@ -94,7 +94,7 @@ class Watch:
         os._exit(code)
 
     def end_all(self, code: int, text: str) -> None:
-        """Ends this process and the others with a code and a reason."""
+        """Ends this and all other processes with an exit code and a reason."""
         self._failed = True
         self._announce_and_end(code, text)
 
