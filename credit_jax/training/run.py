@@ -23,7 +23,7 @@ from credit_jax.training.restore import RunStore
 from credit_jax.training.setup import Setup
 from credit_jax.training.start import Start, asked_by, required_step, start_of_run
 from credit_jax.training.steps import Loggers
-from credit_jax.training.trackers import MlflowTracker, WandbTracker
+from credit_jax.training.trackers import GuardedTracker, MlflowTracker, WandbTracker
 
 
 def train(
@@ -144,9 +144,14 @@ def _trackers(
     if trainer.use_tensorboard:
         trackers.append(TensorBoard(folder))
     if trainer.use_wandb:
-        trackers.append(WandbTracker(config, folder, first_start))
+        trackers.append(
+            GuardedTracker("wandb", lambda: WandbTracker(config, folder, first_start))
+        )
     if trainer.use_mlflow:
-        trackers.append(MlflowTracker(folder, resumes=start.micro_step > 0))
+        resumes = start.micro_step > 0
+        trackers.append(
+            GuardedTracker("mlflow", lambda: MlflowTracker(folder, resumes=resumes))
+        )
     return trackers
 
 

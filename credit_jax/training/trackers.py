@@ -3,14 +3,73 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from credit_jax.config import ConfigError, dump_config
 from credit_jax.config.config import Config
 from credit_jax.io.atomic import new_file
+from credit_jax.training.records import Tracker
+
+_LOG = logging.getLogger("credit_jax")
+_LONGEST = 200  # characters of an error
+
+
+class GuardedTracker:
+    """A tracker whose failures do not end the run."""
+
+    def __init__(self, name: str, begin: Callable[[], Tracker]) -> None:
+        """Makes the tracker.
+
+        Args:
+            name: name of the package, as in `trainer.use_NAME`.
+            begin: returns a new tracker.
+
+        Raises:
+            ConfigError: the tracker cannot be made.
+        """
+        self._name = name
+        try:
+            self._tracker: Tracker | None = begin()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                [
+                    f"trainer.use_{name}: {name} cannot begin the run "
+                    f"({_line(error)}); correct its settings, or write false"
+                ]
+            ) from error
+
+    def write_step(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        self._call(lambda tracker: tracker.write_step(step, values))
+
+    def write_epoch(self, row: Mapping[str, float]) -> None:
+        """See `Tracker`."""
+        self._call(lambda tracker: tracker.write_epoch(row))
+
+    def close(self) -> None:
+        """See `Tracker`."""
+        self._call(lambda tracker: tracker.close())
+
+    def _call(self, call: Callable[[Tracker], None]) -> None:
+        """Calls the tracker, unless it has failed before."""
+        if self._tracker is None:
+            return
+        try:
+            call(self._tracker)
+        except Exception as error:
+            self._tracker = None
+            _LOG.warning(
+                "%s takes no more of this run (%s); the records in the folder of the "
+                "run go on",
+                self._name,
+                _line(error),
+            )
 
 
 class WandbTracker:
@@ -95,6 +154,12 @@ def required(name: str) -> Any:
                 f"pip install 'credit-jax[{name}]', or write false"
             ]
         ) from error
+
+
+def _line(error: Exception) -> str:
+    """An error in one line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _finite(row: Mapping[str, float]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from credit_jax.config import ConfigError
 from credit_jax.training.profile import Profile, parse_updates
 from credit_jax.training.records import StepRecords, Work, peak_of, read_records
-from credit_jax.training.trackers import MlflowTracker, required
+from credit_jax.training.trackers import GuardedTracker, MlflowTracker, required
 
 
 class Clock:
@@ -164,6 +165,44 @@ def test_mlflow_goes_on_in_the_same_run(
         "end",
     ]
     assert calls[4] == {"run_id": "r1"}
+
+
+class Failing:
+    """Loses its server after the first step."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def write_step(self, step: int, values: Mapping[str, float]) -> None:
+        if self.steps:
+            raise ConnectionError("no\n answer")
+        self.steps.append(step)
+
+    def write_epoch(self, row: Mapping[str, float]) -> None:
+        pytest.fail("it has failed before")
+
+    def close(self) -> None:
+        pytest.fail("it has failed before")
+
+
+def test_a_tracker_that_fails_does_not_end_a_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing = Failing()
+    tracker = GuardedTracker("mlflow", lambda: failing)
+    for step in (1, 2, 3):
+        tracker.write_step(step, {"loss": 1.0})
+    tracker.write_epoch({"epoch": 0})
+    tracker.close()
+    assert failing.steps == [1]
+    (line,) = caplog.messages
+    assert line.startswith("mlflow takes no more of this run (ConnectionError: no answ")
+
+    def refused() -> Failing:
+        raise RuntimeError("no such store")
+
+    with pytest.raises(ConfigError, match=r"use_mlflow: .*RuntimeError: no such store"):
+        GuardedTracker("mlflow", refused)
 
 
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
