@@ -58,6 +58,8 @@ class _Joint:
         self._compiled: dict[Any, Any] = {}
 
     def __call__(self, *args: Any) -> Any:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+            return self._program(*args)  # nothing is executed: `jax.eval_shape`
         signature = _signature(args)
         is_new = signature not in self._compiled
         if is_new:

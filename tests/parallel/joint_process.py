@@ -61,7 +61,10 @@ def main(options: Sequence[str]) -> int:
         whole = np.arange(size * 2, dtype=np.float32).reshape(size, 2)
         place = NamedSharding(mesh, specs)
         x = jax.make_array_from_callback(whole.shape, place, lambda i, w=whole: w[i])
-        found.append([to_host(y).tolist() for y in program(x)])
+        shapes = jax.eval_shape(program, x)
+        outputs = program(x)
+        assert [y.shape for y in shapes] == [y.shape for y in outputs]
+        found.append([to_host(y).tolist() for y in outputs])
     texts = {
         "all": of_all("names", f"process {number}"),
         "again": of_all("names", str(number * 2)),
