@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from credit_jax.commands import add_process_options, join_processes
 from credit_jax.inference.forecaster import to_host
 from credit_jax.parallel.compiler import compile_program
+from credit_jax.parallel.joint import joint
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.processes.coordinator import of_all, of_first, process_number
 from tests.support import make_mesh
@@ -46,22 +47,17 @@ def main(options: Sequence[str]) -> int:
         return shifted, lax.psum(x, ("dp_shard", "tp")), lax.psum(x, "dp_shard")
 
     outs = (specs, PartitionSpec(), PartitionSpec(None, "tp"))
-    program = compile_program(
-        jax.shard_map(
-            body,
-            mesh=mesh,
-            in_specs=specs,
-            out_specs=outs,
-            check_vma=not args.stall,  # callbacks have no such types
-        ),
-        mesh,
+    # Callbacks have no types that say over which axes they vary.
+    mapped = jax.shard_map(
+        body, mesh=mesh, in_specs=specs, out_specs=outs, check_vma=not args.stall
     )
+    program, traced = compile_program(mapped, mesh), joint(jax.jit(mapped), mesh)
     found = []
     for size in (2, 2, 4):
         whole = np.arange(size * 2, dtype=np.float32).reshape(size, 2)
         place = NamedSharding(mesh, specs)
         x = jax.make_array_from_callback(whole.shape, place, lambda i, w=whole: w[i])
-        shapes = jax.eval_shape(program, x)
+        shapes = jax.eval_shape(traced, x)
         outputs = program(x)
         assert [y.shape for y in shapes] == [y.shape for y in outputs]
         found.append([to_host(y).tolist() for y in outputs])
