@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
@@ -58,7 +59,7 @@ class _Joint:
         self._compiled: dict[Any, Any] = {}
 
     def __call__(self, *args: Any) -> Any:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
             return self._program(*args)  # nothing is executed: `jax.eval_shape`
         signature = _signature(args)
         is_new = signature not in self._compiled
