@@ -38,7 +38,7 @@ NO_BLOCKS: Mapping[str, str] = {
     "unet-diffusion": "its levels (`dim_mults`) differ in channels and grid, the "
     "blocks of a level in their inputs",
 }
-HEADER = ["model", "blocks", "equations", "trace, s", "compile, s"]
+HEADER = ["model", "blocks", "equations", "trace, CPU s", "compile, CPU s"]
 _QUICK = (
     "--xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true "
     "--xla_backend_optimization_level=0"
@@ -48,8 +48,8 @@ _INTRO = (
     "model of every kind on one device, with the plain definitions and loops over "
     "equal blocks, traced and compiled without a cache, with few optimizations. "
     "`blocks` are those of every stage. Equations within loops count once. Each pair "
-    "has equal numbers of equations (`tests/models/test_depth.py`); seconds are those "
-    "of one run."
+    "has equal numbers of equations (`tests/models/test_depth.py`); seconds are "
+    "processor time of all threads in one run."
 )
 _WITHOUT = (
     "What is no depth: stages of a model differ in channels, grid and windows, as do "
@@ -139,9 +139,9 @@ def num_equations(jaxpr: Any) -> int:
 
 def _compile(model: str, blocks: str, section: dict[str, Any]) -> dict[str, Any]:
     jax.clear_caches()
-    start = time.perf_counter()
+    start = time.process_time()
     traced = trace(section)
-    done = time.perf_counter()
+    done = time.process_time()
     lowered = traced.lower()
     lowered.compile()
     return {
@@ -150,7 +150,7 @@ def _compile(model: str, blocks: str, section: dict[str, Any]) -> dict[str, Any]
         "section": section,
         "equations": num_equations(traced.jaxpr.jaxpr),
         "trace": done - start,
-        "compile": time.perf_counter() - done,
+        "compile": time.process_time() - done,
     }
 
 
