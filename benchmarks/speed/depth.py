@@ -147,7 +147,8 @@ def _compile(model: str, blocks: str, section: dict[str, Any]) -> dict[str, Any]
     return {
         "model": model,
         "blocks": blocks,
-        "section": section,
+        # Without the temporary file of a graph's edges.
+        "section": {k: v for k, v in section.items() if k != "edge_path"},
         "equations": num_equations(traced.jaxpr.jaxpr),
         "trace": done - start,
         "compile": time.process_time() - done,
