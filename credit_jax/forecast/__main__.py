@@ -45,6 +45,7 @@ from credit_jax.inference.summary import Summary
 from credit_jax.io.write_errors import WriteError
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.nn.noise import Noise
+from credit_jax.packages.channels import channel_groups
 from credit_jax.packages.package import Package, open_package
 from credit_jax.parallel.compiler import compile_sooner, use_cache
 from credit_jax.parallel.mesh.devices import forward_devices
@@ -89,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
     outputs = plan.outputs(model)
     checkpoint = package or _of_run(args, plan)
     if package is not None:
-        package.check_data(plan.schema, outputs.latitude, outputs.longitude)
+        groups = channel_groups(plan.schema, plan.reader.data.further)
+        package.check_data(groups, outputs.latitude, outputs.longitude)
     size = args.batch * model.axes.num_data
     groups = plan.schedule.groups(size, parse_shard(args.shard))
     scores = scores_of(args, plan, model, outputs, size, folder)

@@ -8,14 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from credit_jax.data.channels import ChannelGroup, ChannelSchema
+from credit_jax.data.further_inputs import FurtherInputs
 from credit_jax.packages.manifest import read_json
 
-_GROUPS = ("input", "output")
+_INPUT, _OUTPUT = "input", "output"
+
+
+def channel_groups(
+    schema: ChannelSchema, further: FurtherInputs | None
+) -> dict[str, Sequence[ChannelGroup]]:
+    """The variables of "input", "output", and each further input of the model.
+
+    Args:
+        schema: of x and y.
+        further: inputs beside x, by the names that the model gives them.
+    """
+    found = {_INPUT: schema.input, _OUTPUT: schema.target}
+    if further is not None:
+        found |= {name: own.input for name, own in further.schemas.items()}
+    return found
 
 
 def write_channels(
     path: Path,
-    schema: ChannelSchema,
+    groups: Mapping[str, Sequence[ChannelGroup]],
     levels: Mapping[str, Sequence[float] | None],
     units: Mapping[str, str],
 ) -> None:
@@ -23,13 +39,13 @@ def write_channels(
 
     Args:
         path: of the file.
-        schema: of x and y.
+        groups: of `channel_groups`.
         levels: source -> values of its level coordinate, None if unknown.
         units: key of a variable -> its unit.
     """
     content = {
-        name: [entry for group in groups for entry in _entries(group, levels, units)]
-        for name, groups in zip(_GROUPS, (schema.input, schema.target), strict=True)
+        name: [entry for group in own for entry in _entries(group, levels, units)]
+        for name, own in groups.items()
     }
     path.write_text(f"{json.dumps(content, indent=1)}\n", encoding="utf-8")
 
@@ -58,19 +74,20 @@ def _entries(
 
 
 def read_channels(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The channels of "input" and "output", in order.
+    """The channels of "input", "output", and each further input, in order.
 
     Raises:
         ValueError: the file has another format, or contains a channel twice.
     """
     found = read_json(path)
     try:
-        channels = {name: [dict(own) for own in found[name]] for name in _GROUPS}
+        names = dict.fromkeys((_INPUT, _OUTPUT, *found))
+        channels = {name: [dict(own) for own in found[name]] for name in names}
         for name, entries in channels.items():
             _check_unique(path, name, [(own["key"], own["level"]) for own in entries])
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"{path}: no list of channels of {' and '.join(_GROUPS)} ({error!r}); the "
+            f"{path}: no list of channels of {_INPUT} and {_OUTPUT} ({error!r}); the "
             "package is damaged, get it again"
         ) from None
     return channels

@@ -15,7 +15,7 @@ from credit_jax.config import Config, ConfigError
 from credit_jax.config.fields import FIELD_TYPES
 from credit_jax.config.load import config_of
 from credit_jax.config.yaml_file import read_yaml
-from credit_jax.data.channels import ChannelSchema
+from credit_jax.data.channels import ChannelGroup
 from credit_jax.models.model_def import Weights
 from credit_jax.models.parallel_model import ParallelModel
 from credit_jax.models.registry import build
@@ -60,7 +60,7 @@ class Package:
         path: its folder.
         manifest: of the folder.
         written: contents of `model.yml`.
-        channels: of "input" and "output", in order.
+        channels: of "input", "output", and each further input, in order.
     """
 
     path: Path
@@ -148,25 +148,27 @@ class Package:
         return read_weights(self.path / layout.WEIGHTS, model_def)
 
     def check_data(
-        self, schema: ChannelSchema, latitude: np.ndarray, longitude: np.ndarray
+        self,
+        groups: Mapping[str, Sequence[ChannelGroup]],
+        latitude: np.ndarray,
+        longitude: np.ndarray,
     ) -> None:
         """Checks that the data of forecasts have the channels and grid of the package.
 
         Args:
-            schema: channels of x and y.
+            groups: of `channel_groups`.
             latitude, longitude: of the grid, degrees.
 
         Raises:
             ValueError: channels, their order, or the grid differ.
         """
-        given = {"input": schema.input, "output": schema.target}
-        for name, groups in given.items():
-            wanted = order_of(self.channels[name])
-            found = [(group.var_key, group.n_levels) for group in groups]
+        for name in dict.fromkeys((*self.channels, *groups)):
+            wanted = order_of(self.channels.get(name, ()))
+            found = [(own.var_key, own.n_levels) for own in groups.get(name, ())]
             if found != wanted:
                 raise ValueError(
-                    f"{name} channels are {_listed(found)}, expected "
-                    f"{_listed(wanted)}; give data with the variables of "
+                    f"{name} channels are {_listed(found) or 'none'}, expected "
+                    f"{_listed(wanted) or 'none'}; give data with the variables of "
                     f"{self.path / layout.CHANNELS}, in this order"
                 )
         check_same_grid(self.path / layout.GRID, latitude, longitude)

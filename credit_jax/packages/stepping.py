@@ -32,7 +32,7 @@ from credit_jax.inference.plan import (
 )
 from credit_jax.inference.reading import ForecastReader
 from credit_jax.inference.schedule import Schedule
-from credit_jax.packages.channels import order_of
+from credit_jax.packages.channels import channel_groups, order_of
 from credit_jax.packages.manifest import GRID
 from credit_jax.packages.package import Package
 from credit_jax.parallel.mesh.devices import forward_devices
@@ -202,7 +202,7 @@ def load_forecaster(
     schema = forecast_schema(config, inference, model.model_def.config, pipeline, given)
     with xr.open_dataset(package.path / GRID, engine="h5netcdf") as grid:
         latitude, longitude = grid.latitude.values, grid.longitude.values
-    package.check_data(schema, latitude, longitude)
+    package.check_data(channel_groups(schema, opened.further), latitude, longitude)
     schedule = Schedule(np.array([], "datetime64[ns]"), 1, opened.timestep)
     reader = ForecastReader(given, pipeline, schedule, schema)
     # With more than one step, each makes the input of the next.

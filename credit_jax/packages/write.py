@@ -6,8 +6,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import yaml
 from credit_jax.config import Config
 from credit_jax.config.inference import InferenceConfig
 from credit_jax.config.load import dump_config
-from credit_jax.data.channels import ChannelSchema
+from credit_jax.data.channels import ChannelGroup, ChannelSchema
 from credit_jax.inference.archive import software
 from credit_jax.inference.forecast_data import ForecastData, open_forecast_data
 from credit_jax.inference.outputs import read_attributes
@@ -28,7 +29,7 @@ from credit_jax.models.model_def import ModelDef
 from credit_jax.models.registry import build
 from credit_jax.packages import manifest as layout
 from credit_jax.packages.card import CardFacts, data_lines, write_card
-from credit_jax.packages.channels import write_channels
+from credit_jax.packages.channels import channel_groups, write_channels
 from credit_jax.packages.grids import write_axes, write_grid, write_static
 from credit_jax.packages.kinds import kind_of
 from credit_jax.packages.manifest import Manifest
@@ -132,10 +133,9 @@ def write_package(
         _write_config(config, folder / layout.CONFIG)
         write_weights(folder / layout.WEIGHTS, contents.model_def, *arrays)
         write_grid(folder / layout.GRID, contents.latitude, contents.longitude)
-        levels = _levels(config)
-        write_channels(
-            folder / layout.CHANNELS, contents.schema, levels, _units(contents)
-        )
+        groups = channel_groups(contents.schema, contents.data.further)
+        levels, units = _levels(config), _units(contents, groups)
+        write_channels(folder / layout.CHANNELS, groups, levels, units)
         if scores is not None:
             shutil.copyfile(scores, folder / layout.SCORES)
         facts = _facts(contents, weights, name or target.name, license, places)
@@ -207,16 +207,20 @@ def _levels(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: own.get("levels") for name, own in data["source"].items()}
 
 
-def _units(contents: Contents) -> dict[str, str]:
+def _units(
+    contents: Contents, groups: Mapping[str, Sequence[ChannelGroup]]
+) -> dict[str, str]:
     """Key -> unit, from the data files or else from the CF attributes of the output."""
     inference = contents.config.inference or InferenceConfig()
     attributes = read_attributes(inference.output.metadata)
+    further = contents.data.further
+    beside = {} if further is None else further.sources
     units = {
         key: unit
-        for source in contents.data.sources.values()
+        for source in (*contents.data.sources.values(), *beside.values())
         for key, (unit, _) in source.units().items()
     }
-    for group in (*contents.schema.input, *contents.schema.target):
+    for group in chain.from_iterable(groups.values()):
         named = attributes.get(group.variable, {}).get("units")
         if named is not None and group.var_key not in units:
             units[group.var_key] = str(named)

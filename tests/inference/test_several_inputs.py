@@ -180,6 +180,10 @@ def test_a_package_has_all_but_the_fields_of_every_input(
     card = (made / "README.md").read_text()
     assert "x_extra: times of input, target" in card
     assert ("x_outside: Z (2 levels), MSL" in card) == (name == "wrf")
+    channels = json.loads((made / "channels.json").read_text())
+    outside = [(own["variable"], own["level"]) for own in channels.get("x_outside", ())]
+    levels = [("Z", 1), ("Z", 2), ("MSL", None)]
+    assert outside == (levels if name == "wrf" else [])
     of_source: dict[str, tuple[str, ...]]
     of_source = {"ERA5": ("w", "prognostic", "dynamic_forcing")}
     if name == "wrf":
