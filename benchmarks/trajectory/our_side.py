@@ -118,13 +118,13 @@ def setup_on(config_path: Path, mesh: str, spread: float = 0.0) -> Setup:
 def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:
     """The steps of a run, wrapped to record their inputs and outputs."""
     steps = setup.steps()
-    rollout = setup.objective.rollout
+    rollout, ranks = setup.objective.rollout, setup.model.axes.num_data
     batches = 0
 
     def place_train(group: Sequence[Batch]) -> Any:
         nonlocal batches
         for batch in group:
-            error = _batch_error(batch, run, batches, rollout)
+            error = _batch_error(batch, run, batches, rollout, ranks)
             record.batch_error = max(record.batch_error, error)
             batches += 1
         return steps.place_train(group)
@@ -139,10 +139,25 @@ def _watched(setup: Setup, run: CreditRun, record: Record) -> Steps:
     return dataclasses.replace(steps, place_train=place_train, train=train)
 
 
-def _batch_error(batch: Batch, run: CreditRun, index: int, rollout: Rollout) -> float:
-    """Largest relative difference of x of the first step and y of all steps."""
+def _batch_error(
+    batch: Batch, run: CreditRun, index: int, rollout: Rollout, ranks: int
+) -> float:
+    """Largest relative difference of x of the first step and y of all steps.
+
+    Args:
+        batch: of all data-parallel ranks, one rank's samples after another's.
+        run: of CREDIT in one process.
+        index: of the batch.
+        rollout: of the run.
+        ranks: number of data-parallel ranks, which take samples in turn.
+    """
     first = index * rollout.num_steps
     y = np.concatenate([*run.y[first : first + rollout.num_steps]], axis=2)
     # CREDIT repeats a sample for its members before the model takes it.
-    pairs = ((batch.x, run.x[first][:: rollout.num_members]), (batch.y, y))
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+    x = run.x[first][:: rollout.num_members]
+    errors = []
+    for ours, theirs in ((batch.x, x), (batch.y, y)):
+        samples = np.arange(len(theirs)).reshape(-1, ranks).T.ravel()
+        away = np.abs(ours - theirs[samples]).max()
+        errors.append(float(away / np.abs(theirs).max()))
+    return max(errors)
