@@ -36,6 +36,7 @@ def compiled_once(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "programs"
     folder.mkdir(exist_ok=True)
     settings = {
+        "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": str(folder),
         "jax_compilation_cache_max_size": -1,
         "jax_persistent_cache_min_compile_time_secs": 0.0,
