@@ -1,6 +1,8 @@
 """The Zarr store of forecasts: the layout that evaluation tools expect."""
 
+import errno
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -152,3 +154,22 @@ def test_a_curvilinear_grid_and_another_calendar(tmp_path):
     assert np.array_equal(minutes, [0, 30, 60])
     assert np.array_equal(found["T"].values[1, 2], fields)
     assert np.isnan(found["T"].values[0]).all()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_failing_write_is_an_error_of_the_system(tmp_path, version):
+    """TensorStore reports it by a ValueError, which commands take for bad input."""
+    variable = OutputVariable("A/diagnostic/2d/SP", None)
+    outputs = Outputs((variable,), np.arange(4.0), np.arange(6.0), "standard")
+    starts = np.array(["2004-02-28"], "datetime64[ns]")
+    store = ZarrStore(
+        tmp_path, outputs, Schedule(starts, 2, pd.Timedelta("6h")), zarr_format=version
+    )
+    store.create()
+    fields = {variable.key: np.zeros((1, 4, 6), np.float32)}
+    store.write(Task(0, 0), 1, fields)
+    shutil.rmtree(store.path / "SP")
+    (store.path / "SP").touch()
+    with pytest.raises(OSError, match=r"directory.*SP") as found:
+        store.write(Task(0, 0), 2, fields)
+    assert found.value.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
