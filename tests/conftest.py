@@ -53,6 +53,20 @@ def pytest_configure(config):
         config.pluginmanager.import_plugin(f"tests.{name}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Annotations are checked in the quick tests alone.
+
+    The slow ones repeat these on further meshes and in whole runs, where the checks
+    take a fifth of the time of tracing.
+    """
+    import jaxtyping
+
+    slow = item.get_closest_marker("slow") is not None
+    jaxtyping.config.update("jaxtyping_disable", slow)
+    return (yield)
+
+
 @pytest.fixture
 def rng():
     """A numpy generator with a fixed seed."""

@@ -8,6 +8,7 @@ import xarray as xr
 from credit_jax.commands import OK
 from credit_jax.evaluation.scores import read_scores
 from tests.inference.tiny_run import forecast, read
+from tests.support import mark_slow
 from tests.support.processes import on_processes
 
 # Start dates in two groups, the second padded; lagged members run the model, too.
@@ -37,10 +38,7 @@ def files(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if case[2] > 2 else [])
-        for name, case in CASES.items()
-    ],
+    mark_slow(list(CASES), but=["each its own members"]),
 )
 def test_processes_forecast_as_one(config, tmp_path, name):
     parallelism, devices, count, options = CASES[name]

@@ -190,6 +190,7 @@ def _gathers(**policies: Any) -> int:
     return _program({"dp_shard": 4}, **policies).count("stablehlo.all_gather")
 
 
+@pytest.mark.slow
 def test_a_number_of_blocks_stays_gathered() -> None:
     """The more blocks stay gathered, the fewer gathers there are."""
     counts = [_gathers(reshard_after_forward=n) for n in (True, 5, False)]

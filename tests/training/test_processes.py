@@ -22,7 +22,7 @@ from credit_jax.train import main
 from credit_jax.training.loop import TIME_COLUMNS
 from credit_jax.training.restore import RunStore, open_run
 from tests.data.world import MODEL
-from tests.support import make_mesh
+from tests.support import make_mesh, mark_slow
 from tests.support.processes import on_processes, start_processes
 from tests.training.tiny import Tiny, TinyConfig, tiny_config, write_yaml
 
@@ -66,7 +66,7 @@ def weights(folder: Path) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", mark_slow(list(MESHES), but=["tensor and fsdp"]))
 def test_two_processes_train_as_one(world: Path, tmp_path: Path, name: str) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["--config", config(world, one, MESHES[name]), "--cache", "none"]) == 0

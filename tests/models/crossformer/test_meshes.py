@@ -86,6 +86,7 @@ def test_float8_rounds_alike_on_every_mesh() -> None:
     assert error > 1e-4, "nothing was rounded"
 
 
+@pytest.mark.slow
 def test_frames_without_spectral_norm_on_domain_3() -> None:
     """Mirror padding, two frames, interpolation from half the grid; 88 rows on 3."""
     assert_equals_one_device(CASES["frames"], "domain3", "frames")
