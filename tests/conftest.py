@@ -33,15 +33,11 @@ gc.set_threshold(100_000, 50, 100)
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
-<<<<<<< HEAD
-# (4,) + (2, 4) is an error: implicit rank promotion hides bugs where lengths happen to
-# agree.
-=======
 # The user's cache of compiled programs stays as it is, whatever command a test runs.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     jax.config.update("jax_enable_compilation_cache", False)
-# (4,) + (2, 4) is an error: a vector that fits a field by luck of its length is a bug.
->>>>>>> 6360060 (Whole runs of the tests keep no compiled programs: written for 6 % of the time, read for 1 % of them; the short accuracy of CI without CREDIT's distances from itself)
+# (4,) + (2, 4) is an error: implicit rank promotion hides bugs where lengths happen to
+# agree.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
