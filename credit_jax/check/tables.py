@@ -39,7 +39,7 @@ def plan_tables(plan: RunPlan) -> Iterator[Table]:
 
 
 def _geometry(plan: RunPlan) -> Table | None:
-    """The table of the geometry; None if it is undefined, as problems may leave it."""
+    """The table of the geometry; None if the model has none, or problems prevent it."""
     config = plan.model.config
     try:
         geometry = None if config is None else config.geometry()

@@ -58,7 +58,7 @@ class ConfigWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A key that CREDIT reads and that credit_jax does not implement.
+    """A key that CREDIT reads, but credit_jax does not implement.
 
     Attributes:
         instead: the alternative, for the error.

@@ -13,10 +13,11 @@ class MetricArgs(StrictModel):
     """Arguments that every metric accepts; those of "combined" share them.
 
     Attributes:
-        var_weighting: weights in the mean over variables: `inverse_variance` uses the
-            variances of the target scalers, so that the weighted metric is
-            dimensionless; `manual` and `none` use only `variable_weights`. null is
-            `inverse_variance` with a `scaler_path`, and `none` without.
+        var_weighting: weights in the mean over variables: `inverse_variance` divides
+            each score by the standard deviation of the target scaler, to the power of
+            the variable's unit in the score; `manual` and `none` use only
+            `variable_weights`. null is `inverse_variance` with a `scaler_path`, and
+            `none` without.
         scaler_path: scaler file, for `inverse_variance`.
         variable_weights: factors by key of a variable; 1 for missing keys.
         normalize_weights: whether to divide the weights by their mean.

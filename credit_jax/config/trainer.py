@@ -103,8 +103,9 @@ class TrainerConfig(StrictModel):
         load_weights: whether to start from the weights, and their average, of the last
             checkpoint of `save_loc`.
         load_optimizer: whether to restore the optimizer state, too.
-        load_scaler, load_scheduler: whether to restore the states of loss scaling and
-            schedule, too, as `load_optimizer` does; not if the first epoch is 0.
+        load_scaler, load_scheduler: with either of them, or `load_optimizer`, the
+            states of both loss scaling and schedule are restored, too, unless the first
+            epoch is 0.
         reload_epoch: whether to continue with the epoch after that of the checkpoint.
         update_learning_rate: whether to use `learning_rate` instead of the checkpoint's
             if the rate is constant or changed by `plateau`.

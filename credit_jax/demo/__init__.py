@@ -1,0 +1,1 @@
+"""The demo data set: a moist Held-Suarez climate, computed with dinosaur."""

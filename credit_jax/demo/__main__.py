@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the data set, unless the folder already holds it."""
+    """Generates the data set, unless the folder already has it."""
     console = Console(stderr=True)
     given = {name: getattr(args, name) for name in DemoConfig.model_fields}
     folder = ensure_demo_data(parse(DemoConfig, given, source="demo"), console)

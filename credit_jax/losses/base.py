@@ -58,7 +58,7 @@ class CompositeLoss(abc.ABC):
 def value_and_parts(
     loss: Loss, tree: FieldTree, context: FieldContext
 ) -> tuple[Scalar, dict[str, Scalar]]:
-    """Computes a loss and its parts; there are none unless it is a `CompositeLoss`."""
+    """Computes a loss and its parts, which only a `CompositeLoss` has."""
     if not isinstance(loss, CompositeLoss):
         return loss(tree, context), {}
     parts = loss.parts(tree, context)

@@ -1,0 +1,1 @@
+"""Postblocks: transforms after the model."""

@@ -1,0 +1,1 @@
+"""Preblocks: transforms before the model."""
