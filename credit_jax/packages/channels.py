@@ -23,6 +23,7 @@ def channel_groups(
         schema: of x and y.
         further: inputs beside x, by the names that the model gives them.
     """
+    found: dict[str, Sequence[ChannelGroup]]
     found = {_INPUT: schema.input, _OUTPUT: schema.target}
     if further is not None:
         found |= {name: own.input for name, own in further.schemas.items()}
