@@ -1,7 +1,9 @@
 """A pytest plugin that runs folders with slow test files first.
 
 Worker processes take the tests file by file. If a slow file came last, one worker would
-run it while the others are idle. `tests/conftest.py` loads this plugin.
+run it while the others are idle. The tests of reliability wait for killed processes and
+their time limits; they run while `.ci/run` keeps the cores busy with benchmarks.
+`tests/conftest.py` loads this plugin.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# Folders of tests/, the one with the slowest files first.
+# Folders of tests/ in their order; the others follow.
 FIRST = (
-    *("training", "models", "reliability", "benchmarks", "bridge", "parallel"),
+    *("reliability", "training", "models", "benchmarks", "bridge", "parallel"),
     *("inference", "evaluation"),
 )
 
