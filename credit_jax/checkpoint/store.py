@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
-from orbax.checkpoint import checkpoint_managers
 
+from credit_jax.checkpoint.manager import Manager, Preservation, open_manager
 from credit_jax.checkpoint.progress import Progress
 from credit_jax.checkpoint.trees import (
     as_nested_dict,
@@ -42,64 +40,9 @@ _OF_BAD_FILES = (ValueError, LookupError, TypeError, AttributeError)
 # Orbax's file of timestamps, which is changed again when a checkpoint is renamed.
 _WRITTEN_LATER = "_CHECKPOINT_METADATA"
 
-
-# Number of newest checkpoints from within an epoch that are kept.
-NUM_TEMPORARY = 2
 # Old checkpoints are renamed into this folder before their files are removed, so that
 # none is ever incomplete.
 _REMOVED = "removed"
-_PAUSE = 0.01  # seconds between polls of a save in progress
-
-
-class _Preservation:
-    """Orbax's policy of which checkpoints to keep: the newest, the best, or all.
-
-    Checkpoints from within an epoch are temporary and are counted separately.
-    """
-
-    def __init__(self, num_latest: int, keep_all: bool) -> None:
-        self.num_latest = num_latest
-        self.keep_all = keep_all
-        self.best_step: int | None = None
-        self.temporary: set[int] = set()
-
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: Any
-    ) -> Sequence[bool]:
-        """See `orbax.checkpoint.checkpoint_managers.PreservationPolicy`."""
-        del context
-        steps = [info.step for info in checkpoints]
-        passing = [step for step in steps if step in self.temporary]
-        lasting = [step for step in steps if step not in self.temporary]
-        kept = {self.best_step, *passing[-NUM_TEMPORARY:], *lasting[-self.num_latest :]}
-        kept.update(lasting if self.keep_all else ())
-        return [step in kept for step in steps]
-
-
-class _Manager(ocp.CheckpointManager):
-    """Orbax's manager, but a failed write of this process raises at once.
-
-    Orbax's threads wait for those of the other processes before they report an error,
-    and those wait for the failed write.
-    """
-
-    failure: BaseException | None = None
-
-    def _wait_for_checkpointers(self) -> None:
-        try:
-            super()._wait_for_checkpointers()
-        except BaseException as error:
-            self.failure = error
-            raise
-
-    def wait_until_finished(self) -> None:
-        """Waits for the last save; raises an error of this process without waiting."""
-        while jax.process_count() > 1 and self.is_saving_in_progress():
-            if self.failure is not None:
-                raise self.failure
-            self.check_for_errors()
-            time.sleep(_PAUSE)
-        super().wait_until_finished()
 
 
 class CheckpointStore:
@@ -135,31 +78,26 @@ class CheckpointStore:
         self._clean = clean
         self.folder = Path(save_loc).resolve() / FOLDER
         self._keep_best = keep_best
-        self._preservation = _Preservation(num_latest, keep_all)
+        self._preservation = Preservation(num_latest, keep_all)
         self._verify = verify
         self._damage: dict[int, list[str]] = {}
         self._written: int | None = None
         self._emptying: threading.Thread | None = None
-        self._manager: _Manager | None = None
+        self._manager: Manager | None = None
         if self.folder.exists():
             self._open()
 
-    def _open(self) -> _Manager:
+    def _open(self) -> Manager:
         if self._manager is None:
-            _write_replicas_once()
             if self._clean and jax.process_index() == 0:
                 shutil.rmtree(self.folder / _REMOVED, ignore_errors=True)
-            options = ocp.CheckpointManagerOptions(
-                preservation_policy=checkpoint_managers.AnyPreservationPolicy(
-                    [self._preservation]
-                ),
-                cleanup_tmp_directories=self._clean,
-                todelete_subdir=_REMOVED,
-                async_options=ocp.options.AsyncOptions(
-                    post_finalization_callback=self._record
-                ),
+            self._manager = open_manager(
+                self.folder,
+                self._preservation,
+                removed=_REMOVED,
+                clean=self._clean,
+                written=self._record,
             )
-            self._manager = _Manager(self.folder, options=options)
             self._recall_best()
         return self._manager
 
@@ -376,7 +314,7 @@ class CheckpointStore:
         with ocp.PyTreeCheckpointer() as reader:
             return reader.restore(self.path(step) / item, args=args)[name]
 
-    def _manager_with(self, step: int) -> _Manager:
+    def _manager_with(self, step: int) -> Manager:
         if self._manager is None or step not in self.steps():
             have = self.steps() or "none"
             raise FileNotFoundError(
@@ -427,19 +365,6 @@ def _unreadable(path: Path) -> Iterator[None]:
             "; its files are damaged or incomplete, use another one: of a copy or an "
             "earlier step"
         ) from error
-
-
-def _write_replicas_once() -> None:
-    """Makes Orbax write a replicated array from its first replica.
-
-    By default each replica writes a slice of the array, cut by a separate program that
-    XLA compiles at the first save: 600 of them for the demo on 8 devices.
-    """
-    ocp.type_handlers.register_type_handler(
-        jax.Array,
-        ocp.type_handlers.ArrayHandler(use_replica_parallel=False),
-        override=True,
-    )
 
 
 def _empty(folder: Path) -> None:
