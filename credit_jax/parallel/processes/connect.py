@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import jax
 from jax.experimental import multihost_utils
@@ -16,7 +17,8 @@ from credit_jax.parallel.processes.launch import Launch, local_devices
 from credit_jax.parallel.processes.watch import watch_others
 
 _PAUSE, _LONGEST = 0.2, 5.0  # seconds between attempts, and limit of one attempt
-_GO, _LINE = b"+", 64
+_GO, _STOP = b"+", b"-"
+_LINE, _REASON = 64, 4096  # longest introduction and reason, in bytes
 _unannounced: list[Launch] = []
 _LATER = 30  # seconds by which JAX's own failure detection is later than the watch
 
@@ -46,7 +48,7 @@ def connect(
     Raises:
         ProcessesMissingError: processes did not connect in time; the message lists
             them.
-        ValueError: a process of another run connected.
+        ValueError: a process of another run connected, or two with the same number.
         OSError: the port of the coordinator is in use.
     """
     if launch.coordinator is None:
@@ -128,22 +130,52 @@ def _gather(
             server.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 connection, _ = server.accept()
-                stack.enter_context(connection)
-                connection.settimeout(_LONGEST)
-                connections[_read_number(connection, launch)] = connection
             except TimeoutError as error:
-                missing = {*range(1, launch.num_processes)} - {*connections}
-                raise ProcessesMissingError(
-                    f"{len(missing)} of {launch.num_processes} processes did not come "
-                    f"to {launch.coordinator} within {timeout:g} s: "
-                    f"{_listed(missing)}; see what they printed and whether their "
-                    "hosts reach this one, or give them more time: --connect-timeout"
-                ) from error
+                raise _missing(launch, connections, timeout) from error
+            stack.enter_context(connection)
+            _admit(connection, connections, launch)
         for connection in connections.values():
             connection.sendall(_GO)
         stack.pop_all()
         server.close()
     return connections
+
+
+def _missing(
+    launch: Launch, connections: dict[int, socket.socket], timeout: float
+) -> ProcessesMissingError:
+    """The error of process 0 that lists the processes that have not connected."""
+    missing = {*range(1, launch.num_processes)} - {*connections}
+    return ProcessesMissingError(
+        f"{len(missing)} of {launch.num_processes} processes did not come to "
+        f"{launch.coordinator} within {timeout:g} s: {_listed(missing)}; see what they "
+        "printed and whether their hosts reach this one, or give them more time: "
+        "--connect-timeout"
+    )
+
+
+def _admit(
+    connection: socket.socket, connections: dict[int, socket.socket], launch: Launch
+) -> None:
+    """In process 0: adds a new connection by its process, or closes it.
+
+    Raises:
+        ValueError: it is of a process that cannot belong to this run. The others are
+            told so, too.
+    """
+    introduction = _introduction(connection)
+    if introduction is None:
+        connection.close()
+        return
+    process, count = introduction
+    if error := _refusal(process, count, connections, launch):
+        for other in (connection, *connections.values()):
+            with suppress(OSError):
+                other.sendall(_STOP + error.encode())
+        raise ValueError(error)
+    if process in connections:
+        connections[process].close()
+    connections[process] = connection
 
 
 def _listen(port: int) -> socket.socket:
@@ -161,21 +193,51 @@ def _listen(port: int) -> socket.socket:
         return socket.create_server(("", port), backlog=1024)  # no IPv6 here
 
 
-def _read_number(connection: socket.socket, launch: Launch) -> int:
-    """Returns the number of a process that has connected.
+def _introduction(connection: socket.socket) -> tuple[int, int] | None:
+    """Returns number and count that a process has sent; None for anybody else.
 
-    Raises:
-        ValueError: it belongs to a run with another number of processes.
+    Whoever scans or probes the port sends nothing, or something else.
     """
-    process, _, count = connection.recv(_LINE).decode("ascii", "replace").partition("/")
-    if count.strip() != str(launch.num_processes) or not process.isdigit():
-        raise ValueError(
-            f"a process came to {launch.coordinator} as {process or 'nobody'} of "
-            f"{count.strip() or '?'}, but this run has {launch.num_processes} "
-            "processes; another run uses this port, or the processes were started "
-            "with different numbers"
+    connection.settimeout(_LONGEST)
+    try:
+        line = connection.recv(_LINE).decode("ascii", "replace")
+    except OSError:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)\n", line)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _refusal(
+    process: int, count: int, connections: dict[int, socket.socket], launch: Launch
+) -> str | None:
+    """Returns why a process cannot belong to this run; None if it can."""
+    if count != launch.num_processes:
+        return (
+            f"a process came to {launch.coordinator} as {process} of {count}, but this "
+            f"run has {launch.num_processes} processes; another run uses this port, or "
+            "the processes were started with different numbers"
         )
-    return int(process)
+    earlier = connections.get(process)
+    if process == 0 or (earlier is not None and _is_open(earlier)):
+        return (
+            f"two processes came to {launch.coordinator} as {process} of {count}; each "
+            f"process needs a number of its own, 0 to {count - 1}: see --process, or "
+            "the variables of the launcher"
+        )
+    return None
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether the process at the other end, which sends nothing more, still waits."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.settimeout(_LONGEST)
 
 
 def _join(
@@ -193,9 +255,12 @@ def _join(
                     f"{launch.process}/{launch.num_processes}\n".encode()
                 )
                 connection.settimeout(rest)
-                if connection.recv(1) == _GO:
+                answer = connection.recv(1)
+                if answer == _GO:
                     stack.pop_all()
                     return connection
+                if answer == _STOP:
+                    raise ValueError(connection.recv(_REASON).decode())
                 cause = ConnectionError("it ended before all processes had come")
         except OSError as error:
             cause = error

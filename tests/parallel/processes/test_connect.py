@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -55,9 +56,51 @@ def test_the_coordinator_is_missing() -> None:
 
 
 def test_processes_of_another_run() -> None:
-    first, _ = meet([0, 1], [2, 3], timeout=1)
-    assert "came to 127.0.0.1:" in first
-    assert "as 1 of 3, but this run has 2 processes" in first
+    for error in meet([0, 1], [2, 3], timeout=20):
+        assert "came to 127.0.0.1:" in error
+        assert "as 1 of 3, but this run has 2 processes" in error
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 1], [1, 1, 0]])
+def test_two_processes_of_one_number_end_at_once(numbers: list[int]) -> None:
+    began = time.monotonic()
+    for error in meet(numbers, [3, 3, 3], timeout=60):
+        assert "two processes came to 127.0.0.1:" in error
+        assert "as 1 of 3; each process needs a number of its own, 0 to 2" in error
+    assert time.monotonic() - began < 30, "they did not wait for the third"
+
+
+def test_a_process_that_ended_may_come_again() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(_meet, launch(0, 3, port), 20)]
+        with _reached(port) as connection:
+            connection.sendall(b"1/3\n")
+        others += [pool.submit(_meet, launch(n, 3, port), 20) for n in (1, 2)]
+        for other in others:
+            for connection in other.result().values():
+                connection.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"1/3"])
+def test_whoever_probes_the_port_is_ignored(sent: bytes) -> None:
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(_meet, launch(0, 2, port), 20)
+        with _reached(port) as connection:
+            connection.sendall(sent)
+        for connections in (_meet(launch(1, 2, port), 20), first.result()):
+            for connection in connections.values():
+                connection.close()
+
+
+def _reached(port: int) -> socket.socket:
+    """Connects to a port as soon as somebody listens there."""
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 20)
+        except ConnectionRefusedError:
+            time.sleep(0.01)
 
 
 def test_a_port_in_use() -> None:
