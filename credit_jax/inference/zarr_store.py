@@ -11,8 +11,6 @@ the levels of a lead time are always in one file (a shard).
 from __future__ import annotations
 
 import math
-import os
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -121,7 +119,8 @@ class ZarrStore:
         """Writes all variables of a lead time of a forecast; missing ones stay NaN.
 
         Raises:
-            OSError: a chunk cannot be written.
+            ValueError: of TensorStore; a chunk cannot be written
+                (`credit_jax.io.write_errors`).
         """
         members = (task.member,) if self.schedule.num_members > 1 else ()
         place = (task.start, *members, self.leads.index(step))
@@ -139,10 +138,7 @@ class ZarrStore:
                     own = np.full((len(whole), *values.shape[1:]), np.nan, np.float32)
                     own[rows] = values
                     values = own
-            try:
-                self._arrays[variable.name][place].write(values).result()
-            except ValueError as error:
-                raise _os_error(error) from error
+            self._arrays[variable.name][place].write(values).result()
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:
@@ -261,14 +257,6 @@ class ZarrWriter:
     def finish(self) -> Iterator[Job]:
         """Yields nothing: every step is written by `add`."""
         yield from ()
-
-
-def _os_error(error: ValueError) -> OSError:
-    """The error of the system that TensorStore reports in the text of another one."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code is None:
-        return OSError(str(error))
-    return OSError(int(code[1]), f"{os.strerror(int(code[1]))}: {error}")
 
 
 def _seconds(date: Any) -> int:

@@ -16,7 +16,10 @@ _NUMBER = re.compile(r"(?:os_error_code='|errno = )(\d+)")
 
 
 class WriteError(OSError):
-    """Something could not be written: a full disk, a quota, lost permission."""
+    """Something could not be written: a full disk, a quota, lost permission.
+
+    Attribute `errno` is that of the operating system's error, if known.
+    """
 
 
 @contextmanager
@@ -41,7 +44,9 @@ def write_errors(path: Path, advice: str = "") -> Iterator[None]:
         raise
     except (OSError, RuntimeError, ValueError) as error:
         text = f"{path}: could not be written: {_cause(error)}"
-        raise WriteError(f"{text}; {advice}" if advice else text) from error
+        failure = WriteError(f"{text}; {advice}" if advice else text)
+        failure.errno = _number(error)
+        raise failure from error
 
 
 def check_writable(path: str | Path, option: str) -> Path:
@@ -72,9 +77,15 @@ def check_writable(path: str | Path, option: str) -> Path:
 
 def _cause(error: BaseException) -> str:
     """The operating system's message for an error, if known, else its first line."""
-    found = _NUMBER.search(str(error))
-    if found is not None:
-        return os.strerror(int(found.group(1)))
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).split("\n")[0]
+    number = _number(error)
+    return str(error).split("\n")[0] if number is None else os.strerror(number)
+
+
+def _number(error: BaseException) -> int | None:
+    """The operating system's number for an error, if known."""
+    found = _NUMBER.search(str(error))
+    if found is not None:
+        return int(found.group(1))
+    return error.errno if isinstance(error, OSError) else None

@@ -14,6 +14,7 @@ from credit_jax.inference import zarr_store
 from credit_jax.inference.outputs import Outputs, OutputVariable
 from credit_jax.inference.schedule import Schedule, Task
 from credit_jax.inference.zarr_store import ZarrStore
+from credit_jax.io.write_errors import WriteError, write_errors
 from tests.inference.tiny_run import forecast, make_run, read
 from tests.support import assert_close
 
@@ -170,6 +171,9 @@ def test_a_failing_write_is_an_error_of_the_system(tmp_path, version):
     store.write(Task(0, 0), 1, fields)
     shutil.rmtree(store.path / "SP")
     (store.path / "SP").touch()
-    with pytest.raises(OSError, match=r"directory.*SP") as found:
+    with (
+        pytest.raises(WriteError, match=rf"{store.path}: .*directory") as found,
+        write_errors(store.path),
+    ):
         store.write(Task(0, 0), 2, fields)
     assert found.value.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
