@@ -8,12 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from credit_jax.parallel.processes.connect import (
-    ProcessesMissingError,
-    _meet,
-    described,
-)
+from credit_jax.parallel.processes.connect import described
 from credit_jax.parallel.processes.launch import Launch
+from credit_jax.parallel.processes.meeting import ProcessesMissingError, meet
 from tests.support.processes import free_port
 
 
@@ -21,93 +18,132 @@ def launch(process: int, count: int, port: int) -> Launch:
     return Launch("the command line", process, count, f"127.0.0.1:{port}")
 
 
-def meet(numbers: list[int], counts: list[int], timeout: float) -> list[str]:
+def errors(
+    numbers: list[int], counts: list[int], *timeouts: float, port: int | None = None
+) -> list[str]:
     """Returns the result of each process: "" or its error."""
-    port = free_port()
+    port = port or free_port()
+    limits = [*timeouts, *timeouts[-1:] * len(numbers)]
 
-    def one(process: int, count: int) -> str:
+    def one(process: int, count: int, timeout: float) -> str:
         try:
-            for connection in _meet(launch(process, count, port), timeout).values():
+            for connection in meet(launch(process, count, port), timeout).values():
                 connection.close()
         except (OSError, ValueError) as error:
             return str(error)
         return ""
 
     with ThreadPoolExecutor(len(numbers)) as pool:
-        return list(pool.map(one, numbers, counts))
+        return list(pool.map(one, numbers, counts, limits))
 
 
 def test_all_come() -> None:
-    assert meet([2, 1, 0], [3, 3, 3], timeout=20) == ["", "", ""]
+    assert errors([2, 1, 0], [3, 3, 3], 20) == ["", "", ""]
 
 
 def test_one_is_missing() -> None:
-    first, third = meet([0, 2], [3, 3], timeout=0.7)
+    first, third = errors([0, 2], [3, 3], 0.7, 60)
     assert "1 of 3 processes did not come to 127.0.0.1:" in first
     assert "within 0.7 s: 1; see what they printed" in first
-    assert "process 2 of 3 on" in third
-    assert "got no answer from process 0" in third
+    assert third == f"the run does not start: {first}"
 
 
 def test_the_coordinator_is_missing() -> None:
-    (error,) = meet([1], [2], timeout=0.5)
-    assert "(Connection refused)" in error or "Connection refused" in error
+    (error,) = errors([1], [2], 0.5)
+    assert "process 1 of 2 on" in error
+    assert "got no answer from process 0" in error
+    assert "Connection refused" in error
     assert "--connect-timeout" in error
 
 
 def test_processes_of_another_run() -> None:
-    for error in meet([0, 1], [2, 3], timeout=20):
-        assert "came to 127.0.0.1:" in error
-        assert "as 1 of 3, but this run has 2 processes" in error
+    first, other = errors([0, 1], [2, 3], 60)
+    assert "came to 127.0.0.1:" in first
+    assert "as 1 of 3, but this run has 2 processes" in first
+    assert other == f"the run does not start: {first}"
 
 
-@pytest.mark.parametrize("numbers", [[0, 1, 1], [1, 1, 0]])
-def test_two_processes_of_one_number_end_at_once(numbers: list[int]) -> None:
-    began = time.monotonic()
-    for error in meet(numbers, [3, 3, 3], timeout=60):
-        assert "two processes came to 127.0.0.1:" in error
-        assert "as 1 of 3; each process needs a number of its own, 0 to 2" in error
-    assert time.monotonic() - began < 30, "they did not wait for the third"
+@pytest.mark.parametrize("numbers", [[0, 1, 3, 1], [0, 3, 1, 1]])
+def test_a_number_given_twice(numbers: list[int]) -> None:
+    """All are told at once, also those that waited rightly."""
+    first, *others = errors(numbers, [4] * 4, 60)
+    assert "two processes came to 127.0.0.1:" in first
+    assert "as process 1 of 4, from 127.0.0.1 and 127.0.0.1" in first
+    assert "start each with a number of its own, 0 to 3: --process" in first
+    assert set(others) == {f"the run does not start: {first}"}
 
 
-def test_a_process_that_ended_may_come_again() -> None:
-    port = free_port()
-    with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(_meet, launch(0, 3, port), 20)]
-        with _reached(port) as connection:
-            connection.sendall(b"1/3\n")
-        others += [pool.submit(_meet, launch(n, 3, port), 20) for n in (1, 2)]
-        for other in others:
-            for connection in other.result().values():
-                connection.close()
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"1/3"])
-def test_whoever_probes_the_port_is_ignored(sent: bytes) -> None:
+@pytest.mark.parametrize("number", [0, 2, 7])
+def test_a_number_that_no_process_has(number: int) -> None:
+    """Such as a program of another version may send."""
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(_meet, launch(0, 2, port), 20)
-        with _reached(port) as connection:
-            connection.sendall(sent)
-        for connections in (_meet(launch(1, 2, port), 20), first.result()):
-            for connection in connections.values():
-                connection.close()
+        first = pool.submit(errors, [0], [2], 60, port=port)
+        with say(port, f"{number}/2\n") as connection:
+            assert connection.recv(1) == b"-"
+        assert f"as {number} of 2, but this run has 2" in first.result()[0]
 
 
-def _reached(port: int) -> socket.socket:
-    """Connects to a port as soon as somebody listens there."""
-    while True:
+def test_a_process_that_was_started_anew() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(2) as pool:
+        rest = pool.submit(errors, [0], [3], 60, port=port)
+        say(port, "1/3\n").close()
+        second = pool.submit(errors, [2], [3], 60, port=port)
+        time.sleep(0.2)
+        assert not second.done()
+        assert errors([1], [3], 60, port=port) == second.result() == [""]
+        assert rest.result() == [""]
+
+
+def test_connections_of_others_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """Probes and scanners connect without a word, or speak HTTP."""
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(errors, [0], [2], 60, port=port)
+        say(port, "").close()
+        for words in ("GET / HTTP/1.1\r\n\r\n", "1/2"):
+            with say(port, words) as scanner:
+                assert scanner.recv(1) == b""
+        assert errors([1], [2], 60, port=port) == [""]
+        assert first.result() == [""]
+    assert caplog.text.count("ignored a connection from 127.0.0.1") == 3
+
+
+def test_a_run_that_has_begun(caplog: pytest.LogCaptureFixture) -> None:
+    """JAX's coordinator has the port then, and sends a frame of HTTP/2 first."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(b"\x00\x00\x12\x04")
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(answer)
+            (error,) = errors([1], [2], 0.5, port=server.getsockname()[1])
+    assert "a run that has begun answers there" in caplog.text
+    assert "each needs a --process of its own" in caplog.text
+    assert "process 1 of 2 on" in error
+
+
+def say(port: int, line: str) -> socket.socket:
+    """Returns a connection to a process 0 that may not listen yet."""
+    for _ in range(200):
         try:
-            return socket.create_connection(("127.0.0.1", port), 20)
+            connection = socket.create_connection(("127.0.0.1", port), 20)
         except ConnectionRefusedError:
-            time.sleep(0.01)
+            time.sleep(0.05)
+            continue
+        connection.sendall(line.encode())
+        return connection
+    raise AssertionError("process 0 does not listen")
 
 
 def test_a_port_in_use() -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(OSError, match=f"port {port} .* is in use"):
-            _meet(launch(0, 2, port), 1)
+            meet(launch(0, 2, port), 1)
     assert issubclass(ProcessesMissingError, OSError), "an error of the user"
 
 
