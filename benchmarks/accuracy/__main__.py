@@ -45,7 +45,7 @@ from benchmarks.accuracy.report import OURS, Line, rich_table, sections
 from benchmarks.meshes import num_devices
 from benchmarks.recipe import recipe
 from benchmarks.report import add_out_option, write_report
-from benchmarks.small_models import SEVERAL, placed
+from benchmarks.small_models import SEVERAL, WIDE, placed
 from credit_jax.models.registry import build
 from credit_jax.parallel.mesh.devices import ensure_devices
 from credit_jax.parallel.params.precision import default_mp_policy
@@ -110,6 +110,11 @@ def _job(options: Any, model: str, *, rows: int | None = None) -> dict[str, Any]
     )
 
 
+def _in_bfloat16(options: Any, model: str) -> bool:
+    """Whether there are rows of bfloat16, which autocast of float64 would leave out."""
+    return options.bfloat16 and model not in WIDE
+
+
 def _run_model(
     options: Any, model: str, config: dict[str, Any], console: Console
 ) -> list[Line]:
@@ -156,7 +161,7 @@ def _credit_lines(
     options: Any, model: str, config: dict[str, Any], folder: Path, serial: CreditRun
 ) -> Iterator[Line]:
     """CREDIT's differences from itself, also on an even grid for domain parallelism."""
-    if options.bfloat16:
+    if _in_bfloat16(options, model):
         way = CreditWay(bfloat16=True)
         run = _credit(config, folder, way, options)
         yield _credit_line(model, CREDIT_BFLOAT16, run, serial, "bfloat16")
@@ -181,7 +186,7 @@ def _network_lines(
     del folder
     named = {k: way for k, way in OWN_WAYS.items() if way.num_processes == 1}
     ways = [(k, way, "float32") for k, way in named.items() if options.own]
-    if options.bfloat16:
+    if _in_bfloat16(options, model):
         ways.insert(0, (CREDIT_BFLOAT16, CreditWay(bfloat16=True), "bfloat16"))
     for name, way, dtype in ways:
         run = network_run(
@@ -226,7 +231,8 @@ def _our_lines(
     console: Console,
 ) -> Iterator[Line]:
     runs = [(mesh, "float32") for mesh in options.meshes]
-    runs += [(mesh, "bfloat16") for mesh in options.bfloat16_meshes if options.bfloat16]
+    if _in_bfloat16(options, model):
+        runs += [(mesh, "bfloat16") for mesh in options.bfloat16_meshes]
     for mesh, dtype in runs:
         where = "one device" if mesh == "1" else mesh
         console.print(f"{model}: credit_jax on {where} in {dtype} ...")

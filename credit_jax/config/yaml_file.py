@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
             line = key_node.start_mark.line + 1
             if key in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} is there twice (first in line {seen[key]})",
+                    problem=f"key {key!r} occurs twice (first in line {seen[key]})",
                     problem_mark=key_node.start_mark,
                 )
             seen[key] = line

@@ -147,7 +147,7 @@ def check_scores(scores: xr.Dataset, where: str) -> None:
     unknown = [name for name in metrics if name not in METRICS]
     if lost or unknown or not metrics:
         raise ValueError(
-            f"{where}: is no data set of scores; coordinates that are not there: "
+            f"{where}: is no data set of scores; missing coordinates: "
             f"{', '.join(lost) or 'none'}; unknown metrics: "
             f"{', '.join(unknown) or 'none'}"
         )

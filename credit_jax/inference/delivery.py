@@ -12,7 +12,7 @@ import numpy as np
 
 from credit_jax.inference.archive import Archive
 from credit_jax.inference.schedule import Schedule, Task
-from credit_jax.inference.stores import Job, TaskWriter
+from credit_jax.inference.stores import WriteJob, TaskWriter
 from credit_jax.io.workers import Workers
 from credit_jax.io.write_errors import write_errors
 
@@ -41,7 +41,7 @@ class TaskProgress:
     _open: int = 1
     _lock: Any = field(default_factory=threading.Lock)
 
-    def job(self, write: Job) -> Job:
+    def job(self, write: WriteJob) -> WriteJob:
         """Wraps a job that writes a part of the forecast, and counts it."""
         with self._lock:
             self._open += 1

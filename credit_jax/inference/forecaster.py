@@ -89,7 +89,7 @@ class Forecaster:
         if len(x) % size:
             raise ValueError(
                 f"the input has {len(x)} samples, which {size} data-parallel devices "
-                "cannot share alike; use data=none, or a multiple"
+                "cannot share equally; use data=none, or a multiple"
             )
         return np.concatenate([np.split(x, size)[rank] for rank in self._ranks])
 

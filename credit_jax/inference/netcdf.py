@@ -23,7 +23,7 @@ import xarray as xr
 from credit_jax.config.inference import OutputConfig
 from credit_jax.inference.outputs import Outputs, as_dates
 from credit_jax.inference.schedule import Schedule, Task
-from credit_jax.inference.stores import Fields, Job
+from credit_jax.inference.stores import Fields, WriteJob
 from credit_jax.io.atomic import new_file
 from credit_jax.io.netcdf import write_netcdf
 
@@ -104,7 +104,7 @@ class NetcdfWriter:
     _times: list[np.datetime64] = field(default_factory=list)
     _steps: list[Fields] = field(default_factory=list)
 
-    def add(self, step: int, fields: Fields) -> Iterator[Job]:
+    def add(self, step: int, fields: Fields) -> Iterator[WriteJob]:
         """Adds a step, in order; yields jobs that write the files that are complete."""
         time = self.store.schedule.valid_time(self.task.start, step)
         if self._times and self.store.period(time) != self.store.period(self._times[0]):
@@ -114,7 +114,7 @@ class NetcdfWriter:
         if self.store.config.group_by is None:
             yield from self.finish()
 
-    def finish(self) -> Iterator[Job]:
+    def finish(self) -> Iterator[WriteJob]:
         """Yields the job that writes the remaining steps."""
         if self._times:
             times, steps = self._times, self._steps

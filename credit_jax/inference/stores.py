@@ -12,18 +12,18 @@ from credit_jax.inference.schedule import Task
 # Key -> (level, lat, lon), the levels that are written.
 Fields: TypeAlias = dict[str, np.ndarray]
 # Writes a part of a forecast.
-Job: TypeAlias = Callable[[], None]
+WriteJob: TypeAlias = Callable[[], None]
 
 
 @runtime_checkable
 class TaskWriter(Protocol):
     """Writes one forecast."""
 
-    def add(self, step: int, fields: Fields) -> Iterator[Job]:
+    def add(self, step: int, fields: Fields) -> Iterator[WriteJob]:
         """Adds a step, in order; yields the jobs that write complete parts."""
         ...
 
-    def finish(self) -> Iterator[Job]:
+    def finish(self) -> Iterator[WriteJob]:
         """Yields the jobs that write the remaining parts after the last step."""
         ...
 
@@ -62,10 +62,10 @@ class NoStore:
 class NoWriter:
     """Writes nothing."""
 
-    def add(self, step: int, fields: Fields) -> Iterator[Job]:
+    def add(self, step: int, fields: Fields) -> Iterator[WriteJob]:
         """See `TaskWriter.add`."""
         yield from ()
 
-    def finish(self) -> Iterator[Job]:
+    def finish(self) -> Iterator[WriteJob]:
         """See `TaskWriter.finish`."""
         yield from ()

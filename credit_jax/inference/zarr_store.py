@@ -29,7 +29,7 @@ from credit_jax.evaluation.forecast_files import STORE
 from credit_jax.inference.netcdf import COORDINATES, UNITS
 from credit_jax.inference.outputs import Outputs, OutputVariable, as_dates
 from credit_jax.inference.schedule import Schedule, Task
-from credit_jax.inference.stores import Fields, Job
+from credit_jax.inference.stores import Fields, WriteJob
 from credit_jax.io.atomic import new_folder
 
 MANY_LEVELS = 8 * 2**20
@@ -250,11 +250,11 @@ class ZarrWriter:
     store: ZarrStore
     task: Task
 
-    def add(self, step: int, fields: Fields) -> Iterator[Job]:
+    def add(self, step: int, fields: Fields) -> Iterator[WriteJob]:
         """Yields the job that writes a step."""
         yield lambda: self.store.write(self.task, step, fields)
 
-    def finish(self) -> Iterator[Job]:
+    def finish(self) -> Iterator[WriteJob]:
         """Yields nothing: every step is written by `add`."""
         yield from ()
 

@@ -80,18 +80,18 @@ def init_spectral_norm(
         path: {side: values[f"{path}:{side}"] for side in ("u", "v")}
         for path in param_specs
     }
-    vectors: Collection = {path: {} for path in param_specs}
+    state: Collection = {path: {} for path in param_specs}
     groups = _groups(param_specs, specs)
     for side in ("u", "v"):
         rows = _unit(groups, [group.stack(raw, side) for group in groups], side)
         for group, row in zip(groups, rows, strict=True):
-            vectors = group.unstack(row, side, raw, vectors)
-    return vectors
+            state = group.unstack(row, side, raw, state)
+    return state
 
 
 def iterate(
     weights: Weights,
-    vectors: Collection,
+    state: Collection,
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Collection:
@@ -103,12 +103,12 @@ def iterate(
 
     Args:
         weights: local shards of all parameters, by path.
-        vectors: local shards of u and v of every normalized matrix.
+        state: local shards of u and v of every normalized matrix.
         param_specs: specs of the normalized matrices, or of all parameters.
         specs: PartitionSpec of each parameter; None on one device.
     """
-    new = _iterated(weights, vectors, _called(vectors, param_specs, 0), specs)
-    several = _called(vectors, param_specs, 1)
+    new = _iterated(weights, state, _with_calls(state, param_specs, 0), specs)
+    several = _with_calls(state, param_specs, 1)
     if several:
         new |= _of_all_calls(weights, {p: new[p] for p in several}, several, specs)
     return new
@@ -142,22 +142,26 @@ def _of_all_calls(
     return {path: {side: joined(path, side) for side in ("u", "v")} for path in first}
 
 
-def after_calls(
-    vectors: Collection, param_specs: Mapping[str, ParamSpec]
-) -> Collection:
+def after_calls(state: Collection, param_specs: Mapping[str, ParamSpec]) -> Collection:
     """Returns the vectors to store after a training forward pass, those of last calls.
 
     Args:
-        vectors: as returned by `iterate`.
+        state: as returned by `iterate`.
         param_specs: as for `iterate`.
     """
-    several = _by_call(vectors, param_specs)
-    return {**vectors, **_of_call(vectors, several, -1)}
+    last = {
+        path: {
+            side: lax.index_in_dim(array, -1, _calls_dim(spec), keepdims=False)
+            for side, array in state[path].items()
+        }
+        for path, spec in _per_call(state, param_specs).items()
+    }
+    return {**state, **last}
 
 
 def normalize(
     weights: Weights,
-    vectors: Collection,
+    state: Collection,
     param_specs: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Weights:
@@ -168,21 +172,21 @@ def normalize(
 
     Args:
         weights, param_specs, specs: as for `iterate`.
-        vectors: as returned by `iterate`, or the stored vectors.
+        state: as returned by `iterate`, or the stored one.
     """
-    several = _by_call(vectors, param_specs)
-    called = _called(vectors, param_specs, 0)
+    several = _per_call(state, param_specs)
+    called = _with_calls(state, param_specs, 0)
     once = {path: called[path] for path in called if path not in several}
-    out = {**weights, **_divided(weights, vectors, once, specs)}
+    out = {**weights, **_divided(weights, state, once, specs)}
     for calls in sorted({param_spec.calls for param_spec in several.values()}):
         alike = {p: several[p] for p in several if several[p].calls == calls}
-        out |= _divided_for_calls(weights, vectors, alike, specs)
+        out |= _divided_for_calls(weights, state, alike, specs)
     return out
 
 
 def _divided_for_calls(
     weights: Weights,
-    vectors: Collection,
+    state: Collection,
     matrices: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
@@ -193,10 +197,10 @@ def _divided_for_calls(
         in_axes=({path: dict.fromkeys(("u", "v"), dim) for path, dim in dims.items()},),
         out_axes=dims,
     )
-    return divide({path: vectors[path] for path in matrices})
+    return divide({path: state[path] for path in matrices})
 
 
-def _called(
+def _with_calls(
     paths: Iterable[str], param_specs: Mapping[str, ParamSpec], times: int
 ) -> dict[str, ParamSpec]:
     """Returns specs of the matrices among `paths` with more than `times` calls."""
@@ -209,58 +213,45 @@ def _calls_dim(param_spec: ParamSpec) -> int:
     return 1 if param_spec.is_stacked else 0
 
 
-def _by_call(
-    vectors: Collection, param_specs: Mapping[str, ParamSpec]
+def _per_call(
+    state: Collection, param_specs: Mapping[str, ParamSpec]
 ) -> dict[str, ParamSpec]:
     """Returns specs of the matrices whose vectors have a dim of calls."""
     return {
         path: param_specs[path]
-        for path, pair in vectors.items()
+        for path, pair in state.items()
         if pair["u"].ndim > len(spectral_norm_shapes(param_specs[path])["u"])
-    }
-
-
-def _of_call(
-    vectors: Collection, matrices: Mapping[str, ParamSpec], call: int
-) -> Collection:
-    """Returns the vectors of one call; all `matrices` have a dim of calls."""
-    return {
-        path: {
-            side: lax.index_in_dim(array, call, _calls_dim(spec), keepdims=False)
-            for side, array in vectors[path].items()
-        }
-        for path, spec in matrices.items()
     }
 
 
 def _iterated(
     weights: Weights,
-    vectors: Collection,
+    state: Collection,
     matrices: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Collection:
     """Returns the vectors after one power iteration of `matrices`, others unchanged."""
     groups = _groups(matrices, specs)
-    new: Collection = {p: {} if p in matrices else v for p, v in vectors.items()}
+    new: Collection = {p: {} if p in matrices else v for p, v in state.items()}
     stacked = [jax.lax.stop_gradient(group.matrix(weights)) for group in groups]
-    u = [group.stack(vectors, "u") for group in groups]
+    u = [group.stack(state, "u") for group in groups]
     v = _unit(groups, _products(groups, stacked, u, "u"), "v")
     u = _unit(groups, _products(groups, stacked, v, "v"), "u")
     for group, rows_u, rows_v in zip(groups, u, v, strict=True):
-        new = group.unstack(rows_u, "u", vectors, new)
-        new = group.unstack(rows_v, "v", vectors, new)
+        new = group.unstack(rows_u, "u", state, new)
+        new = group.unstack(rows_v, "v", state, new)
     return new
 
 
 def _divided(
     weights: Weights,
-    vectors: Collection,
+    state: Collection,
     matrices: Mapping[str, ParamSpec],
     specs: Mapping[str, PartitionSpec] | None,
 ) -> Weights:
     """Returns the matrices, each divided by u' W v."""
     groups = _groups(matrices, specs)
-    u, v = ([group.stack(vectors, side) for group in groups] for side in ("u", "v"))
+    u, v = ([group.stack(state, side) for group in groups] for side in ("u", "v"))
     mapped = _products(groups, [group.matrix(weights) for group in groups], v, "v")
     sigmas = psum_each(
         [(a * b).sum(-1) for a, b in zip(u, mapped, strict=True)],
@@ -302,10 +293,10 @@ class _Group:
             flat.append(weight.reshape(_count(param_spec), -1, outputs))
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
-    def stack(self, vectors: Collection, side: str) -> Float[Array, "count length"]:
+    def stack(self, state: Collection, side: str) -> Float[Array, "count length"]:
         """Stacks the vectors u or v of all matrices, one per row."""
         rows = [
-            vectors[path][side].reshape(_count(param_spec), -1)
+            state[path][side].reshape(_count(param_spec), -1)
             for path, param_spec in zip(self.paths, self.param_specs, strict=True)
         ]
         return rows[0] if len(rows) == 1 else jnp.concatenate(rows)

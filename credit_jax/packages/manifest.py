@@ -186,7 +186,7 @@ def read_json(path: Path) -> Any:
         keys = [key for key, _ in pairs]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
-            raise ValueError(f"the key {twice[0]!r} is there twice")
+            raise ValueError(f"the key {twice[0]!r} occurs twice")
         return dict(pairs)
 
     try:

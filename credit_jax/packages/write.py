@@ -121,7 +121,7 @@ def write_package(
     """
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"--out: {target} is there already; give another folder")
+        raise ValueError(f"--out: {target} exists; give another folder")
     arrays = weights.on_host(contents.model_def)
     config = normalized(dump_config(contents.config))
     with new_folder(target) as folder:

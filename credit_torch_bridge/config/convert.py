@@ -58,7 +58,7 @@ def convert_config(
     editor = ConfigEditor(dict(mapping))
     for key in drop:
         if not editor.has(key):
-            editor.problem(key, "is not there to be left out")
+            editor.problem(key, "cannot be left out: the config has no such key")
         editor.drop(key, "as asked for")
     sections_are_there(editor)
     if not editor.problems:

@@ -91,7 +91,8 @@ def test_uneven_rows_are_a_note_and_no_problem():
     found = plan(trainer__parallelism={"domain": 3})
     assert found.problems == (), found.problems
     uneven, windows = found.notes
-    assert uneven == "32 rows over domain 3 are uneven (11, 11, 10); exact all the same"
+    rows = "32 rows over domain 3 are uneven (11, 11, 10)"
+    assert uneven == f"{rows}; results are exact nonetheless"
     assert "windows of attention over domain 3 are uneven" in windows, windows
 
 

@@ -93,7 +93,7 @@ def test_a_missing_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", r"line 3, column 1: key 'a' is there twice .* line 1"),
+        ("a: 1\nb: 2\na: 3\n", r"line 3, column 1: key 'a' occurs twice .* line 1"),
         ("a: [1, 2\nb: 3\n", r"line 2, column"),
         ("- 1\n", r"expected a mapping of keys at the top level, got \[1\]"),
         ("", "expected a mapping of keys at the top level, got nothing"),

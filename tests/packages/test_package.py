@@ -166,7 +166,7 @@ def test_options_that_do_not_go_together(options, text, tmp_path, capsys):
 def test_a_folder_that_is_not_empty_is_not_written_to(run, made, capsys):
     options = ["--config", str(run), "--checkpoint", str(run.parent / "run")]
     assert package.main([*options, "--out", str(made)]) == USER_ERROR
-    assert "is there already" in capsys.readouterr().err
+    assert "exists; give another folder" in capsys.readouterr().err
 
 
 def test_weights_that_are_not_finite_are_not_packaged(run, tmp_path):

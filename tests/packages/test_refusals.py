@@ -120,7 +120,7 @@ def test_a_manifest_that_is_none(copy, text):
 def test_a_key_that_is_there_twice(copy):
     text = (copy / MANIFEST).read_text()
     (copy / MANIFEST).write_text(text.replace("{", '{"step": 1,', 1))
-    refused(copy, "'step' is there twice")
+    refused(copy, "'step' occurs twice")
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG, MANIFEST])

@@ -53,7 +53,7 @@ class CrossFormerKeys(EncoderConfig):
     }
     unavailable: ClassVar[Mapping[str, Unavailable]] = {
         "diffusion": Unavailable(
-            "a crossformer that is a denoiser is not there; remove the key",
+            "a crossformer that is a denoiser is not available; remove the key",
             harmless=(False,),
         )
     }

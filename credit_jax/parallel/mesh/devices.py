@@ -90,7 +90,7 @@ def ensure_devices(wanted: int | Parallelism) -> None:
     processes = num_processes()
     if isinstance(wanted, int) and needs % processes:
         raise ValueError(
-            f"{why}, which {processes} processes cannot share alike; take a multiple "
+            f"{why}, which {processes} processes cannot share equally; take a multiple "
             f"of {processes}"
         )
     late = not _simulate(math.ceil(needs / processes))

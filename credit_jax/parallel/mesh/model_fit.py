@@ -88,14 +88,14 @@ def model_notes(model: Any, domain: int, ulysses: int = 1) -> list[str]:
     if height % domain:
         listed = _listed_blocks(height, domain)
         notes.append(
-            f"{height} rows over domain {domain} are uneven ({listed}); exact all the "
-            "same"
+            f"{height} rows over domain {domain} are uneven ({listed}); results "
+            "are exact nonetheless"
         )
     uneven = list(_uneven(config, domain, ulysses))
     if uneven:
         notes.append(
             f"windows of attention over domain {domain} are uneven, the busiest shard "
-            f"has of an even share: {', '.join(uneven)}; exact all the same"
+            f"has of an even share: {', '.join(uneven)}; results are exact nonetheless"
         )
     return notes
 
@@ -128,7 +128,7 @@ def validate_sharding_constraints(
     nothing.
     """
     if local_h < 1:
-        raise ValueError(f"local_h is {local_h}; expected at least 1 row a shard")
+        raise ValueError(f"local_h is {local_h}; expected at least 1 row per shard")
     config = getattr(model, "config", model)
     height = getattr(config, "image_height", None)
     found, levels = [], []
@@ -143,7 +143,7 @@ def validate_sharding_constraints(
             found.append(
                 f"level {level}: {rows} rows a shard are no whole windows of {window}; "
                 "rows move to neighbors before the attention and back after it; "
-                "exact all the same"
+                "results are exact nonetheless"
             )
     return found
 

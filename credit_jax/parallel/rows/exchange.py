@@ -107,7 +107,7 @@ def check_rows_exist(there: Iterable[int], needed: Rows) -> None:
     absent = sorted({row for rows in needed for row in rows if row >= 0} - there)
     if absent:
         raise ValueError(
-            f"rows {absent[:5]} of the {len(absent)} needed ones are held by no shard; "
+            f"rows {absent[:5]} of the {len(absent)} needed ones are on no shard; "
             f"the field has rows 0 to {max(there)}"
         )
 

@@ -90,5 +90,5 @@ def test_rows_that_do_not_exist(shards, wanted):
     have = blocks(5, shards)
     need = have.with_rows([wanted] * shards, 5)
     x = jnp.zeros((1, have.length * shards, 2))
-    with pytest.raises(ValueError, match=r"rows \[\d.*held by no shard; .* 0 to 4"):
+    with pytest.raises(ValueError, match=r"rows \[\d.*on no shard; .* 0 to 4"):
         on_shards(lambda x: reshard(Field(x, have), need).data, have, x)
