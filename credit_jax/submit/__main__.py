@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 import time
@@ -112,6 +113,11 @@ def _job(args: argparse.Namespace) -> Job:
         warnings.simplefilter("ignore", UserWarning)  # the run prints them
         config = load_config(args.config, args.set)
     run_folder = Path(os.path.expandvars(config.save_loc)).resolve()
+    if re.search(r"\s", str(run_folder)):
+        raise ValueError(
+            f"save_loc: {run_folder} holds a space, which the directives of a job "
+            "script cannot quote; name a folder without spaces"
+        )
     folder = run_folder / "jobs"
     name = f"{args.mode}_{time.strftime('%Y%m%d_%H%M%S')}"
     # Later changes of the user's file do not affect the chain.

@@ -20,6 +20,8 @@ _OTHER_NAMES = {
     "cpus": "ncpus",
     "partition": "queue",
 }
+_WORDS = ("project", "job_name", "queue", "qos", "conda", "gpu_type", "mem")
+_WALLTIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]?\d):([0-5]?\d)")
 _WORKERS = "read by CREDIT's older scripts only"
 
 
@@ -32,7 +34,7 @@ class JobSection(StrictModel):
     Attributes:
         project: account to charge; null leaves it to the scheduler.
         job_name: of the job.
-        walltime: hours, minutes and seconds.
+        walltime: hours, minutes and seconds, which days may precede as SLURM has them.
         nodes: hosts of the job.
         ngpus: GPUs of a node.
         ncpus: cores of a node.
@@ -74,23 +76,40 @@ class JobSection(StrictModel):
     def _clock(cls, value: Any) -> Any:
         """YAML 1.1 reads 12:00:00 without quotes as a number of seconds."""
         if isinstance(value, int) and not isinstance(value, bool):
-            return clock(value)
-        if not isinstance(value, str) or not re.fullmatch(
-            r"\d+:[0-5]?\d:[0-5]?\d", value
-        ):
+            value = clock(value)
+        match = _WALLTIME.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
             raise ValueError(f"must be hours:minutes:seconds, got {got(value)}")
-        return value
+        days, hours, minutes, seconds = map(int, match.groups("0"))
+        total = 86400 * days + 3600 * hours + 60 * minutes + seconds
+        if not total:
+            raise ValueError(f"must be above zero, got {got(value)}")
+        return clock(total)
 
     @field_validator("modules", "env_setup", mode="before")
     @classmethod
     def _lines(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("project", "job_name", "queue", "conda", "gpu_type", "mem")
+    @field_validator(*_WORDS, mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        """Accounts of digits and megabytes of SLURM are numbers in YAML."""
+        return str(value) if type(value) is int else value
+
+    @field_validator(*_WORDS)
     @classmethod
     def _one_word(cls, value: str | None) -> str | None:
         if value is not None and re.search(r"[\s'\"`;|&<>\\]", value):
             raise ValueError(f"must be one word for the job script, got {got(value)}")
+        return value
+
+    @field_validator("constraint")
+    @classmethod
+    def _no_space(cls, value: str | None) -> str | None:
+        """SLURM joins constraints by & and |."""
+        if value is not None and re.search(r"\s", value):
+            raise ValueError(f"must be without spaces, got {got(value)}")
         return value
 
     @property

@@ -141,7 +141,11 @@ def test_one_node_needs_no_launcher(submit: Any) -> None:
         ({}, (), "pbs: missing; it says what a job asks for"),
         ({"pbs": {"walltim": "1:00:00"}}, (), "pbs.walltim: unknown key"),
         ({"pbs": {"walltime": "1 hour"}}, (), "hours:minutes:seconds, got '1 hour'"),
+        ({"pbs": {"walltime": "0:00:00"}}, (), "above zero, got '0:00:00'"),
         ({"pbs": {"nodes": 0}}, (), "pbs.nodes"),
+        ({"pbs": {"qos": "a\n#SBATCH -A b"}}, (), "pbs.qos: must be one word"),
+        ({"pbs": {"constraint": "a b"}}, (), "must be without spaces, got 'a b'"),
+        ({"pbs": {}}, ("--set", "save_loc=/tmp/a b"), "save_loc: /tmp/a b holds a"),
         ({"pbs": {"project": "a; rm -rf b"}}, (), "must be one word"),
         ({"pbs": [1]}, (), "pbs: must be a mapping"),
         ({"pbs": {}}, ("--chain", "0"), "--chain must be at least 1"),
@@ -157,6 +161,12 @@ def test_times() -> None:
     assert job_section({"pbs": {"walltime": 43200}}, "pbs", {}).walltime == "12:00:00"
     assert JobSection(walltime="00:20:00").seconds == 1200
     assert stop_after(1200) == "0h18m0s"
+    assert JobSection(walltime="1-12:00:00").walltime == "36:00:00"
+
+
+def test_numbers_of_yaml_and_other_names() -> None:
+    numbers = {"slurm": {"project": 12345, "mem": 480}}
+    assert job_section(numbers, "slurm", {}).mem == "480"
     other_names = {"pbs": {"account": "A", "gpus": 2, "partition": "gpu"}}
     found = job_section(other_names, "slurm", {"ngpus": 1})
     assert (found.project, found.ngpus, found.queue) == ("A", 1, "gpu")
