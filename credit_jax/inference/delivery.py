@@ -12,7 +12,7 @@ import numpy as np
 
 from credit_jax.inference.archive import Archive
 from credit_jax.inference.schedule import Schedule, Task
-from credit_jax.inference.stores import WriteJob, TaskWriter
+from credit_jax.inference.stores import TaskWriter, WriteJob
 from credit_jax.io.workers import Workers
 from credit_jax.io.write_errors import write_errors
 

@@ -130,7 +130,7 @@ def test_every_domain_runs_and_uneven_windows_are_a_note():
     )
     assert len(two) == 1, two
     assert "stage 3 short 2.00; results are exact nonetheless" in two[0], two
-    assert "32 rows over domain 3 are uneven (11, 11, 10); exact all" in three[0], three
+    assert "32 rows over domain 3 are uneven (11, 11, 10); results" in three[0], three
     assert "windows of attention over domain 8 are uneven" in eight[0], eight
     assert "stage 3 short 8.00" in eight[0], eight
     assert "stage 0 short" not in eight[0], eight
