@@ -19,7 +19,7 @@ class Profile:
             first, last: updates, both included.
         """
         self._folder, self._first, self._last = folder, first, last
-        self._running = False
+        self._running = self._began = False
 
     def before(self, update: int) -> bool:
         """Whether the trace begins or ends before an update.
@@ -36,9 +36,19 @@ class Profile:
         """Begins or ends the trace, to be called while nothing runs on the devices."""
         if update == self._first and not self._running:
             jax.profiler.start_trace(str(self._folder))
-            self._running = True
+            self._running = self._began = True
         elif self._running:
             self.close()
+
+    @property
+    def note(self) -> str | None:
+        """A line for the user if no update was traced."""
+        if self._began:
+            return None
+        return (
+            f"note: --profile {self._first}:{self._last} traced nothing, as this "
+            f"command ended before its update {self._first}"
+        )
 
     def close(self) -> None:
         """Ends the trace if it is running."""

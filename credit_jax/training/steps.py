@@ -63,5 +63,7 @@ class Loggers:
         """Ends the trace and the logs; the checkpoints stay open."""
         if self.profile:
             self.profile.close()
+            if note := self.profile.note:
+                self.display.message(note)
         if self.records:
             self.records.close()

@@ -213,12 +213,14 @@ def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_trace(tmp_path: Path) -> None:
     profile = Profile(tmp_path / "profile", 2, 3)
+    assert "--profile 2:3 traced nothing" in (profile.note or "")
     for update in range(1, 6):
         if profile.before(update):
             profile.switch(update)
         assert profile._running == (update in (2, 3))
         jax.block_until_ready(jax.numpy.ones(3) + update)
     profile.close()
+    assert profile.note is None
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 

@@ -123,7 +123,13 @@ def _num_gpus(environ: Environment) -> int:
 def _jax(environ: Environment) -> Launch | None:
     """JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID and JAX_NUM_PROCESSES."""
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
-    if any(name not in environ for name in names):
+    missing = [name for name in names if name not in environ]
+    if missing and names[1] in environ:
+        raise ValueError(
+            f"JAX_PROCESS_ID is set, but not {' and '.join(missing)}; set all of "
+            f"{', '.join(names)}, or none of them"
+        )
+    if missing:
         return None
     process, count = (_number(environ, name) for name in names[1:])
     launch = Launch("JAX's variables", process, count, environ[names[0]])
@@ -175,12 +181,15 @@ def _slurm(environ: Environment) -> Launch | None:
     hosts = [first_host(environ.get("SLURM_STEP_NODELIST", ""))]
     job = environ.get("SLURM_JOB_ID", "")
     coordinator = _coordinator(environ, "SLURM", size, local_size, job, hosts)
-    bound = any(
-        environ.get(name)
-        for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND")
-    )
     return _several(
-        "SLURM", rank, size, coordinator, local, local_size, names=names, bound=bound
+        "SLURM",
+        rank,
+        size,
+        coordinator,
+        local,
+        local_size,
+        names=names,
+        bound=_is_bound(environ),
     )
 
 
@@ -251,8 +260,20 @@ def first_host(nodes: str) -> str:
     >>> first_host("node[007-015,21],other3")
     'node007'
     """
-    name, bracket, rest = re.split(r"(\[|,|$)", nodes, maxsplit=1)
-    return name + re.split(r"[-,\]]", rest)[0] if bracket == "[" else name
+    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0] if first else "")
+
+
+def _is_bound(environ: Environment) -> bool:
+    """Whether SLURM makes only its own GPUs visible to each task.
+
+    `--gpu-bind=none` undoes what `--gpus-per-task` implies, and `--cpus-per-task` alone
+    sets SLURM_TRES_PER_TASK, too, to "cpu=16".
+    """
+    if bind := environ.get("SLURM_GPU_BIND"):
+        return bind.lower().split(",")[-1] != "none"
+    per_task = environ.get("SLURM_TRES_PER_TASK", "")
+    return bool(environ.get("SLURM_GPUS_PER_TASK")) or "gpu" in per_task
 
 
 def _tasks_here(counts: str, node: int) -> int | None:
@@ -336,10 +357,11 @@ def _checked(launch: Launch, names: str) -> Launch:
             f"{names}: process {process} of {count} processes; their numbers are "
             f"0 to {count - 1}"
         )
-    if not re.fullmatch(r".+:\d{1,5}", where or ""):
+    port = re.fullmatch(r".+:(\d{1,5})", where or "")
+    if port is None or not 0 < int(port[1]) < 65536:
         raise ValueError(
-            f"{names}: the coordinator must be HOST:PORT, such as node001:61440, got "
-            f"{where!r}"
+            f"{names}: the coordinator must be HOST:PORT, such as node001:61440, with "
+            f"a port of 1 to 65535, got {where!r}"
         )
     return launch
 

@@ -59,9 +59,26 @@ def test_a_process_alone_has_no_launch() -> None:
 def test_slurm() -> None:
     launch = Launch("SLURM", 5, 8, f"gpu007:{61440 + 4242 % 4096}", 1, 4)
     assert find_launch(SLURM) == launch
-    bound = find_launch(SLURM | {"SLURM_GPUS_PER_TASK": "2"})
-    assert bound is not None
-    assert bound.bound
+
+
+@pytest.mark.parametrize(
+    ("variables", "bound"),
+    [
+        ({}, False),
+        ({"SLURM_GPUS_PER_TASK": "2"}, True),
+        ({"SLURM_TRES_PER_TASK": "cpu=16,gres/gpu=1"}, True),
+        ({"SLURM_TRES_PER_TASK": "cpu=16"}, False),
+        ({"SLURM_GPU_BIND": "map_gpu:3,2,1,0"}, True),
+        ({"SLURM_GPU_BIND": "none"}, False),
+        ({"SLURM_GPU_BIND": "verbose,none", "SLURM_GPUS_PER_TASK": "1"}, False),
+    ],
+)
+def test_gpus_of_slurm(variables: dict[str, str], bound: bool) -> None:
+    launch = find_launch(SLURM | variables)
+    assert launch is not None
+    assert launch.bound == bound
+    own = local_devices(launch, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    assert own == (None if bound else [1])
 
 
 @pytest.mark.parametrize(
@@ -72,6 +89,8 @@ def test_slurm() -> None:
         ("node[001-004,9],x", "node001"),
         ("a[3,5-7]", "a3"),
         ("a[12]", "a12"),
+        ("r[1-2]n[03-04],a1", "r1n03"),
+        ("gpu[01-04]-ib,x[1-2]", "gpu01-ib"),
         ("", ""),
     ],
 )
@@ -132,6 +151,9 @@ def test_kubernetes_and_variables_of_jax() -> None:
         find_launch(index | {"JAX_COORDINATOR_ADDRESS": "train-0.svc:8476"})
     launch = Launch("JAX's variables", 3, 4, "train-0.svc:8476")
     assert find_launch(where | {"JAX_PROCESS_ID": "3"}) == launch
+    with pytest.raises(ValueError, match="is set, but not JAX_COORDINATOR_ADDRESS and"):
+        find_launch({"JAX_PROCESS_ID": "3"})
+    assert find_launch(where) is None, "replace those of a launcher"
 
 
 def test_tpu_pod() -> None:
