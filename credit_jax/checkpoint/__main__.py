@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from credit_jax.checkpoint.store import DIGESTS, FOLDER, CheckpointStore
+from credit_jax.io.digests import find_damage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,21 +21,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m credit_jax.checkpoint")
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="compare files with their digests")
-    verify.add_argument("folder", metavar="DIR", help="folder of the run (save_loc)")
+    verify.add_argument(
+        "folder",
+        metavar="DIR",
+        type=Path,
+        help="folder of a run (save_loc), one of its checkpoints, or a folder written "
+        "by convert",
+    )
     options = parser.parse_args(argv)
-    store = CheckpointStore(options.folder)
-    if not store.steps():
-        print(f"error: there is no folder {FOLDER} with checkpoints in {store.folder}")
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    folders = _folders(options.folder)
+    if not folders:
+        print(
+            f"error: {options.folder} is no folder of a run with checkpoints in "
+            f"{FOLDER}, and holds no {DIGESTS}; give the save_loc of a run, or one of "
+            "its checkpoints",
+            file=sys.stderr,
+        )
         return 2
-    damage = {step: store.damage(step) for step in store.steps()}
-    for step, lines in damage.items():
-        known = (store.path(step) / DIGESTS).is_file()
-        whole = "whole" if known else "no digests were written for it"
-        print(f"checkpoint {step}: {'damaged' if lines else whole}")
-        for line in lines:
-            print(f"  {line}")
+    num_damaged = sum(_is_damaged(*item) for item in folders.items())
+    return 1 if num_damaged else 0
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    """The folders to check, by what they are called."""
+    if (folder / DIGESTS).is_file():
+        return {str(folder): folder}
+    run = folder.parent if folder.name == FOLDER else folder
+    store = CheckpointStore(str(run))
+    found = {f"checkpoint {step}": store.path(step) for step in store.steps()}
     store.close()
-    return 1 if any(damage.values()) else 0
+    return found
+
+
+def _is_damaged(name: str, folder: Path) -> bool:
+    """Prints what is known about a folder."""
+    damage = find_damage(folder / DIGESTS)
+    known = (folder / DIGESTS).is_file()
+    whole = "whole" if known else "no digests were written for it"
+    print(f"{name}: {'damaged' if damage else whole}")
+    for line in damage:
+        print(f"  {line}")
+    return bool(damage)
 
 
 if __name__ == "__main__":

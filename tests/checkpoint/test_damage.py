@@ -131,4 +131,13 @@ def test_verify_prints_each_checkpoint(folder: Path, capsys: Any) -> None:
     assert "checkpoint 1: damaged" in text
     assert str(largest_file(folder, 1)) in text
     assert "checkpoint 2: no digests were written for it" in text
+    assert main(["verify", str(folder / "checkpoints")]) == 1
+    assert main(["verify", str(folder / "checkpoints" / "1")]) == 1
+    assert main(["verify", str(folder / "checkpoints" / "3")]) == 0
+    capsys.readouterr()
     assert main(["verify", str(folder / "nothing")]) == 2
+    error = capsys.readouterr().err
+    assert (
+        f"error: {folder / 'nothing'} is no folder of a run with checkpoints" in error
+    )
+    assert not (folder / "nothing").exists()
