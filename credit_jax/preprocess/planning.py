@@ -11,7 +11,8 @@ from credit_jax.config.transforms import PreblocksConfig
 from credit_jax.preprocess.fits import Collected, Fit, NormalizerFit, ScalerFit
 from credit_jax.transforms import FieldTree, Layout
 from credit_jax.transforms.base import ChangesLayout, Selects, variable_of
-from credit_jax.transforms.pipeline import Placed, parse_preblocks
+from credit_jax.transforms.build import parse_preblocks
+from credit_jax.transforms.pipeline import Placed
 from credit_jax.transforms.pre.fill_values import FillValues
 from credit_jax.transforms.pre.normalize import NormalizerArgs
 from credit_jax.transforms.pre.regrid import Regrid

@@ -11,7 +11,8 @@ from credit_jax.transforms.base import (
     TransformEntry,
     Where,
 )
-from credit_jax.transforms.pipeline import Pipeline, Postprocess, build_pipeline
+from credit_jax.transforms.build import build_pipeline
+from credit_jax.transforms.pipeline import Pipeline, Postprocess
 from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.registry import TRANSFORMS, transform_types
 from credit_jax.transforms.rollout import (

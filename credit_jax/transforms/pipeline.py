@@ -19,15 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from credit_jax.config.base import ConfigError, not_available, parse
-from credit_jax.config.transforms import (
-    PostblocksConfig,
-    PreblocksConfig,
-    TransformConfig,
-)
 from credit_jax.fields import FieldContext
 from credit_jax.transforms.base import (
     PREBLOCKS,
@@ -50,7 +43,7 @@ from credit_jax.transforms.pre.normalize import Normalizer
 from credit_jax.transforms.pre.regrid import Regrid
 from credit_jax.transforms.pre.rename import Rename
 from credit_jax.transforms.pre.scaler import ScalerTransform
-from credit_jax.transforms.registry import TRANSFORMS, transform_types
+from credit_jax.transforms.registry import TRANSFORMS
 from credit_jax.transforms.unit_names import EXPECTED, differ
 
 # A traced phase: (tree, context) -> tree.
@@ -424,84 +417,6 @@ class Pipeline:
         return new
 
 
-def build_pipeline(
-    preblocks: PreblocksConfig, postblocks: PostblocksConfig | None = None
-) -> Pipeline:
-    """Builds the transforms of a config, and reads their files.
-
-    Args:
-        preblocks: the preblocks section.
-        postblocks: the postblocks section; None is an empty one.
-
-    Raises:
-        ConfigError: types or arguments are unknown or invalid; all are listed.
-        ValueError: the preblocks do not end with concat, a phase has transforms that
-            run on the host only and others that run traced only, or a file has invalid
-            content.
-        OSError: a file cannot be read.
-    """
-    wanted = [*_sections(preblocks, postblocks or PostblocksConfig())]
-    args, problems = {}, []
-    for phase, path, config in wanted:
-        try:
-            args[path] = _parsed(phase, path, config)
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    _check_concat([(p, c.type) for phase, p, c in wanted if phase in PREBLOCKS])
-    placed = [_build(*each, args[each[1]]) for each in wanted]
-    _check_places(placed)
-    return Pipeline(tuple(placed))
-
-
-def parse_preblocks(
-    preblocks: PreblocksConfig,
-) -> list[tuple[str, TransformConfig, Any, Callable[[], Placed]]]:
-    """Validates the preblocks of a config, without reading their files.
-
-    Returns:
-        Path, section and validated arguments of each, in execution order, and a
-        function that builds it, see `build_pipeline`.
-
-    Raises:
-        ConfigError: a type or an argument is unknown or invalid.
-    """
-    found = []
-    for phase, path, config in _sections(preblocks, PostblocksConfig()):
-        args = _parsed(phase, path, config)
-        found.append((path, config, args, partial(_build, phase, path, config, args)))
-    return found
-
-
-def _build(phase: Phase, path: str, config: TransformConfig, args: Any) -> Placed:
-    entry = TRANSFORMS[phase.section][config.type]
-    return Placed(path, config.type, phase, entry.where, entry.build(args))
-
-
-def _sections(
-    preblocks: PreblocksConfig, postblocks: PostblocksConfig
-) -> Iterator[tuple[Phase, str, TransformConfig]]:
-    """Phase, path and config of every transform, in execution order."""
-    for phase in Phase:
-        section = preblocks if phase in PREBLOCKS else postblocks
-        for name, config in getattr(section, phase.value.split(".")[1]).items():
-            yield phase, f"{phase.value}.{name}", config
-
-
-def _parsed(phase: Phase, path: str, config: TransformConfig) -> Any:
-    """Validates the arguments of one transform."""
-    known = transform_types(phase.section)
-    if config.type not in known:
-        error = not_available(f"{phase.section[:-1]} type", config.type, known)
-        raise ConfigError([f"{path}.type: {error}"])
-    entry = TRANSFORMS[phase.section][config.type]
-    if phase not in entry.phases:
-        there = " or ".join(own.value for own in entry.phases)
-        raise ConfigError([f"{path}.type: {config.type} belongs into {there}"])
-    return parse(entry.args, config.args, f"{path}.args")
-
-
 def _units_of(
     transform: Any, known: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
@@ -531,28 +446,3 @@ def _check_exchange(before: Placed, regrid: Placed, variables: Sequence[str]) ->
             "has changed it; in a forecast of several steps the block of type regrid "
             "must come first"
         )
-
-
-def _check_concat(preblocks: Sequence[tuple[str, str]]) -> None:
-    """Checks that the preblocks, (path, type), end with one concat (and to_device)."""
-    types = [name for _, name in preblocks]
-    after = types[types.index("concat") + 1 :] if "concat" in types else types
-    if types.count("concat") != 1 or set(after) - {"to_device"}:
-        paths = ", ".join(path for path, _ in preblocks)
-        raise ValueError(
-            "preblocks must end with one block of type concat, which makes x and y "
-            f"(only to_device may follow); got: {paths or 'no blocks'}"
-        )
-
-
-def _check_places(placed: Sequence[Placed]) -> None:
-    """Checks that each phase can run on the host, or traced."""
-    for phase in Phase:
-        own = [each for each in placed if each.phase is phase]
-        only = {w: [e.path for e in own if e.where is w] for w in Where}
-        if only[Where.HOST] and only[Where.TRACED]:
-            raise ValueError(
-                f"{phase.value} cannot run in one place: on the host only "
-                f"{', '.join(only[Where.HOST])}; in the traced step only "
-                f"{', '.join(only[Where.TRACED])}"
-            )
