@@ -7,7 +7,7 @@ import io
 import os
 from typing import Any
 
-from credit_jax.io.retry import retried
+from credit_jax.io.retry import brief, retried
 
 # URLs whose existence is cached.
 _KEPT = 100_000
@@ -57,7 +57,7 @@ def _exists_there(url: str) -> bool:
     except FileNotFoundError:
         return False
     except Exception as error:
-        raise OSError(f"{url}: cannot be reached ({error})") from error
+        raise OSError(f"{url}: cannot be reached ({brief(error)})") from error
     return True
 
 
@@ -86,7 +86,7 @@ def read_bytes(path: str, start: int = 0, size: int = -1) -> bytes:
         whole = lambda: obstore.get(store, key, options=options).bytes()  # noqa: E731
         return bytes(retried(whole, path))
     except Exception as error:
-        raise OSError(f"{path}: cannot be read ({error})") from error
+        raise OSError(f"{path}: cannot be read ({brief(error)})") from error
 
 
 def _local_bytes(path: str, start: int, size: int) -> bytes:
@@ -109,7 +109,7 @@ def open_binary(url: str) -> io.BufferedReader:
         reader = retried(lambda: obstore.open_reader(store, key), url)
         return io.BufferedReader(_Ranges(reader), 2**16)
     except Exception as error:
-        raise OSError(f"{url}: cannot be opened ({error})") from error
+        raise OSError(f"{url}: cannot be opened ({brief(error)})") from error
 
 
 def _parts(url: str) -> tuple[Any, str]:

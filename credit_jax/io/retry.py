@@ -19,6 +19,7 @@ T = TypeVar("T")
 PAUSES = (1.0, 4.0, 16.0)
 SLOW_SECONDS = 60.0
 _JITTER = 0.25
+_LONGEST = 300  # characters of an error in a message
 
 _ERRNOS = frozenset(
     {
@@ -72,6 +73,15 @@ def is_transient(error: BaseException) -> bool:
     return any(words in text for words in _WORDS)
 
 
+def brief(error: BaseException) -> str:
+    """Returns the text of an error on one line of at most `_LONGEST` characters.
+
+    Errors of obstore contain pages of HTML, and then Rust's account of themselves.
+    """
+    text = " ".join(str(error).partition("\n\nDebug source:")[0].split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
 def retried(read: Callable[[], T], path: str) -> T:
     """Returns the result of `read`, retried after transient errors.
 
@@ -98,13 +108,13 @@ def retried(read: Callable[[], T], path: str) -> T:
                 raise OSError(
                     f"{path}: cannot be read, {attempt} attempts in "
                     f"{time.monotonic() - began:.0f} s ({type(error).__name__}: "
-                    f"{error}); its storage does not answer: try again later"
+                    f"{brief(error)}); its storage does not answer: try again later"
                 ) from error
             pause *= random.uniform(1 - _JITTER, 1 + _JITTER)
             _LOG.warning(
                 "%s: %s; attempt %d of %d in %.1f s",
                 path,
-                error,
+                brief(error),
                 attempt + 1,
                 len(PAUSES) + 1,
                 pause,

@@ -17,7 +17,7 @@ from credit_jax.data.sources.reader import Reader
 from credit_jax.io import retry
 from credit_jax.io.open_files import OpenFiles
 from credit_jax.io.remote import read_bytes
-from credit_jax.io.retry import is_transient, retried
+from credit_jax.io.retry import brief, is_transient, retried
 
 STALE = OSError(errno.ESTALE, "Stale file handle")
 
@@ -141,3 +141,12 @@ def test_a_slow_read_is_named(
         assert retried(lambda: named.wait(20), "slow.nc")
     finally:
         logging.getLogger("credit_jax").removeHandler(handler)
+
+
+def test_a_long_error_is_one_short_line() -> None:
+    page = "Server returned 503 Service Unavailable: <!DOCTYPE HTML>\n<html>\n" * 9
+    error = OSError(page + "\n\nDebug source:\nGeneric {\n}")
+    assert brief(error).startswith("Server returned 503 Service Unavailable: <!DOCTYPE")
+    assert "\n" not in brief(error)
+    assert len(brief(error)) == 304
+    assert brief(OSError("Stale\n\nDebug source:\n{}")) == "Stale"
