@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import math
 import os
 import sys
 import time
@@ -365,18 +366,25 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
     add("--processes", type=int, metavar="N", help="how many there are, by hand")
     add(
         "--connect-timeout",
-        type=float,
+        type=_seconds,
         default=600,
         metavar="SECONDS",
         help="how long processes wait for each other (default: 600)",
     )
     add(
         "--heartbeat-timeout",
-        type=float,
+        type=_seconds,
         default=100,
         metavar="SECONDS",
         help="silence after which a process is lost and the others end (default: 100)",
     )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be seconds above zero, got {text!r}")
+    return seconds
 
 
 def join_processes(args: argparse.Namespace) -> None:
