@@ -1,7 +1,8 @@
 # credit-jax for CPUs: docker build -t credit-jax .
-# for NVIDIA GPUs:     docker build -t credit-jax --build-arg EXTRAS=cuda .
+# for NVIDIA GPUs:     docker build -t credit-jax --build-arg EXTRAS=cuda,cloud .
 #   docker run --gpus all -v /data:/data credit-jax train --config /data/model.yml
 # The wheels of JAX bring CUDA; the host needs the driver and NVIDIA's container toolkit.
+# Drivers before 580: EXTRAS=cuda12,cloud.
 FROM python:3.12-slim
 
 ARG EXTRAS=cloud
