@@ -106,7 +106,8 @@ def _sections(
     sections: list[str | Table] = [
         f"# The training step of {Path(options.config).stem}, compiled for "
         f"{target.device}",
-        _INTRO.format(target=target, samples=options.samples),
+        _INTRO.format(target=target, samples=options.samples)
+        + (_GPU if target.is_gpu else _TPU),
         tables.totals(programs, credit, target),
         f"## Where the time is\n\nBy part of the model, of {first['title']}; the "
         "innermost named scope counts, so that the norms of all parts are in norm.",
@@ -156,7 +157,13 @@ _INTRO = (
     "/ {target.peak:.3g} a second) and its launch; kernels run one after another. MFU "
     "counts the operations without recomputation, with a launch of "
     "{target.launch:.0e} s. Nothing was run: these are lower bounds of a step with "
-    "perfect kernels. Without a device XLA cannot try kernels and choose the fastest."
+    "perfect kernels."
+)
+_GPU = " Without a device XLA cannot try kernels and choose the fastest."
+_TPU = (
+    " Arrays in the chip's own memory count as no bytes, copies to and from it as "
+    "kernels. The compiler's own estimate is that of its cost model for the kernels "
+    "that it chose."
 )
 _FLOAT8 = (
     "## Float8\n\nDense layers with enough channels multiply float8 values: {products} "

@@ -33,7 +33,8 @@ def account(compiled: Compiled) -> dict[str, Any]:
     Returns:
         job, totals ("kernels", "bytes", "flops", "seconds" of the roofline), "parts",
         "phases" and "kinds" of kernels, "collectives", "memory" and "steps": seconds of
-        a step by microseconds of a launch, exposed transfers included.
+        a step by microseconds of a launch (0 alone where launches cost nothing),
+        exposed transfers included.
     """
     job, found = compiled.job, compiled.account
     target, program = TARGETS[job.target], parse(compiled.text)
@@ -66,13 +67,14 @@ def counted(
     """Totals of kernels, their kinds, the longest, and the seconds of a step."""
     work = total(every, target)
     longest = sorted(every, key=lambda k: -k.times * kernel_seconds(k, target))
+    launches = LAUNCHES if target.launch else (0.0,)
     return {
         "kernels": work.kernels,
         "bytes": work.bytes,
         "flops": work.flops,
         "seconds": work.seconds,
         "exposed_seconds": exposed,
-        "steps": {f"{1e6 * us:.0f}": work.step(us) + exposed for us in LAUNCHES},
+        "steps": {f"{1e6 * us:.0f}": work.step(us) + exposed for us in launches},
         "step": work.step(target.launch) + exposed,
         "kinds": as_json(work_by(lambda kernel: kernel.kind, every, target)),
         "longest": [_entry(kernel, target) for kernel in longest[:_LONGEST]],

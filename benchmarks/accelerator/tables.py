@@ -15,38 +15,48 @@ def totals(
     programs: Sequence[Account], credit: Account | None, target: Target
 ) -> Table:
     """One row a program: counts, step time at several launches, utilization, memory."""
-    steps = list(programs[0]["steps"])
+    steps = programs[0]["steps"]
     header = [
         "program",
         "kernels",
         "TFLOP",
         "GB moved",
         "transfers wait, ms",
-        *(f"step at {us} us, ms" for us in steps),
+        *(f"step at {us} us, ms" if us != "0" else "step, ms" for us in steps),
+        *(["compiler's estimate, ms"] if _estimated(programs) else []),
         "MFU at most",
         "memory, GB",
     ]
     rows = [
         [
             program["title"],
-            *_counts(program, target, program["useful_flops"]),
+            *_counts(program, target, program["useful_flops"], _estimated(programs)),
             f"{program['memory']['peak'] / 1e9:.1f}",
         ]
         for program in programs
     ]
     if credit is not None:
-        cells = _counts(credit, target, credit["flops"])
+        cells = _counts(credit, target, credit["flops"], _estimated(programs))
         rows.append(["CREDIT eager, 1, no remat", *cells, ""])
     return Table("Programs", header, rows)
 
 
-def _counts(program: Account, target: Target, useful: float) -> list[str]:
+def _estimated(programs: Sequence[Account]) -> bool:
+    """Whether the compiler says how long a step takes: those of TPUs do."""
+    return any(program.get("estimate_seconds") for program in programs)
+
+
+def _counts(
+    program: Account, target: Target, useful: float, estimated: bool
+) -> list[str]:
+    estimate = program.get("estimate_seconds")
     return [
         f"{program['kernels']:,}",
         f"{program['flops'] / 1e12:.2f}",
         f"{program['bytes'] / 1e9:.1f}",
         f"{1e3 * program['exposed_seconds']:.1f}",
         *(f"{1e3 * seconds:.1f}" for seconds in program["steps"].values()),
+        *([f"{1e3 * estimate:.1f}" if estimate else ""] if estimated else []),
         f"{useful / target.peak / program['step']:.0%}",
     ]
 

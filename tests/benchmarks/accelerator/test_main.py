@@ -55,6 +55,23 @@ def test_an_account(run):
     assert "collective-permute | halo" in text
 
 
+def test_the_account_of_a_tpu_has_its_compilers_estimate(tmp_path):
+    folder = Job("v5p", "small", "domain2", "none").folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / TEXT).write_text(EXCERPT)
+    found = FOUND | {"estimate_seconds": 12.3e-3}
+    (folder / ACCOUNT).write_text(json.dumps(found))
+    folders = ["--programs", str(tmp_path), "--out", str(tmp_path), "--name", "tpu"]
+    job = ["--target", "v5p", "--config", "small", "--remat", "none", "--reuse"]
+    assert main([*job, "--parallelism", "domain2", *folders]) == 0
+    (program,) = json.loads((tmp_path / "tpu.json").read_text())["programs"]
+    assert program["steps"] == {"0": program["step"]}, "launches cost nothing"
+    text = (tmp_path / "tpu.md").read_text()
+    assert "| step, ms | compiler's estimate, ms | MFU" in text
+    assert "| 12.3 |" in text
+    assert "at 2 us" not in text
+
+
 def test_a_program_that_grew_fails(run, tmp_path, capsys):
     _, report, _ = run()
     older = tmp_path / "older.json"
