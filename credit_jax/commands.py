@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -220,8 +220,8 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
 def _run(command: Command, args: argparse.Namespace) -> int:
     code = FAILED
     try:
-        with _quiet(debug=args.debug):
-            code = _run_alone(command, args)
+        _silence(debug=args.debug)
+        code = _run_alone(command, args)
     except Exception as error:
         # In a run of several processes, the loss of another one may be the cause.
         if wait_for_reason():
@@ -247,27 +247,30 @@ def _run_alone(command: Command, args: argparse.Namespace) -> int:
         return INTERRUPTED
 
 
-@contextmanager
-def _quiet(*, debug: bool) -> Iterator[None]:
+def _silence(*, debug: bool) -> None:
     """Silences what libraries log and print about errors that they also raise."""
     level = logging.ERROR if debug else logging.CRITICAL
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(level)
-    before = sys.unraisablehook
+    hook = sys.unraisablehook
+    if not (debug or isinstance(hook, _WithoutLateCallbacks)):
+        sys.unraisablehook = _WithoutLateCallbacks(hook)
 
-    def report(found: sys.UnraisableHookArgs) -> None:
-        # Callbacks of TensorStore after a failed save has ended, and its other reads
-        # after one of them has failed.
+
+class _WithoutLateCallbacks:
+    """An unraisable hook that drops errors of callbacks after a failed save or read.
+
+    TensorStore calls back when the event loop of a failed save is closed, and goes on
+    with other reads after one of them has failed, also while the process ends.
+    """
+
+    def __init__(self, hook: Callable[[Any], None]) -> None:
+        self.hook = hook
+
+    def __call__(self, found: Any) -> None:
         name = getattr(found.object, "__qualname__", "")
-        ended = str(found.exc_value) == "Event loop is closed" or name in _READS
-        if debug or not ended:
-            before(found)
-
-    sys.unraisablehook = report
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
+        if str(found.exc_value) != "Event loop is closed" and name not in _READS:
+            self.hook(found)
 
 
 def _failed(error: Exception) -> int:

@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from credit_jax import commands
 from credit_jax.commands import (
     DIVERGED,
     FAILED,
@@ -157,3 +159,16 @@ def test_seconds_that_are_none(name, seconds, capsys):
         parser.parse_args([f"{name}={seconds}"])
     error = capsys.readouterr().err
     assert f"argument {name}: must be seconds above zero, got '{seconds}'" in error
+
+
+def test_late_callbacks_after_a_failed_read_are_dropped(monkeypatch):
+    """TensorStore's callbacks may come when a command has ended with its error."""
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    for _ in range(2):
+        commands._silence(debug=False)
+    for text in ("Event loop is closed", "another error"):
+        error = RuntimeError(text)
+        sys.unraisablehook(SimpleNamespace(object=None, exc_value=error))
+    (found,) = seen
+    assert str(found.exc_value) == "another error"

@@ -1,4 +1,4 @@
-"""The order in which batches of several ranks are compared with those of one process."""
+"""The order in which batches of ranks are compared with those of one process."""
 
 from __future__ import annotations
 
