@@ -236,25 +236,38 @@ def _not_finite(
 
 
 def scale_notes(
-    x: Shaped[np.ndarray, "batch channel time lat lon"], schema: ChannelSchema
+    x: Shaped[np.ndarray, "batch channel time lat lon"],
+    y: Shaped[np.ndarray, "batch channel_out time_out lat lon"],
+    times: np.ndarray,
+    schema: ChannelSchema,
 ) -> list[str]:
-    """Returns one line for each variable of a normalized input that is far from 0.
+    """Returns one line for each variable of a normalized sample that is far from 0.
 
-    Such a variable is not normalized, or its unit in the files is not that of its mean
-    and deviation.
+    Such a variable is not normalized, its unit in the files is not that of its mean and
+    deviation, or its deviation is 0 where the field varies.
 
     Args:
         x: input after preblocks that normalize.
-        schema: the channels of x.
+        y: target after them.
+        times: (batch,) last input time of each sample.
+        schema: the channels of x and y.
     """
-    mean, found = x.mean((0, 2, 3, 4)), []
-    for key, place in schema.input_slices().items():
-        own = mean[place]
-        worst = int(np.argmax(np.abs(own)))
-        if abs(own[worst]) > OUTSTANDING:
-            found.append(
-                f"{schema.describe(place.start + worst, 'input')} ({key}) is "
-                f"{own[worst]:.3g} on average after the preblocks: not normalized, or "
-                "by a mean and deviation of other units; compare them with the file"
+    found: dict[str, str] = {}
+    for part, array, slices in (
+        ("input", x, schema.input_slices()),
+        ("target", y, schema.target_slices()),
+    ):
+        for key, place in slices.items():
+            size = np.sqrt(np.square(array[:, place], dtype=float).mean((0, 2, 3, 4)))
+            worst = int(np.argmax(size))
+            if key in found or size[worst] <= OUTSTANDING:
+                continue
+            name = schema.describe(place.start + worst, part)
+            mean = array[:, place.start + worst].mean(dtype=float)
+            found[key] = (
+                f"{name} ({key}) is {mean:.3g} on average and {size[worst]:.3g} in "
+                f"root mean square after the preblocks, in the {part} of the sample at "
+                f"{str(times[0])[:16]}: not normalized, by a mean and deviation of "
+                "other units, or by a deviation of 0; compare them with the file"
             )
-    return found
+    return list(found.values())

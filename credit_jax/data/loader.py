@@ -314,7 +314,7 @@ class Loader:
                 notes.append(self._replacement(index, self._good(index)))
                 continue
             if self.pipeline.normalizes and index == 0:
-                notes += scale_notes(batch.x, self.schema)
+                notes += scale_notes(batch.x, batch.y, batch.input_times, self.schema)
         return dataclasses.replace(self, notes=tuple(notes))
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit_jax.config.base import ConfigError
 from credit_jax.data import build_climatology
@@ -143,6 +144,22 @@ def test_other_units_than_the_statistics(world, folder):
     (note,) = load(folder).notes
     assert note.startswith("SP (ERA5/prognostic/2d/SP) is -9")
     assert "by a mean and deviation of other units" in note
+    assert "in the input of the sample at 1999-12-" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("SP", "input"), ("TP", "target")], ids=["input", "diagnostic"]
+)
+def test_deviations_of_0_are_noted(folder, name, part):
+    """Also where the mean is that of the file, and in the target only."""
+    with xr.open_dataset(folder / "std.nc") as dataset:
+        std = dataset.load()
+    std[name] *= 0
+    std.to_netcdf(folder / "std.nc")
+    (note,) = load(folder).notes
+    assert note.startswith(f"{name} (ERA5/")
+    assert f"in the {part} of the sample" in note
+    assert "a deviation of 0" in note
 
 
 def test_the_key(folder):
