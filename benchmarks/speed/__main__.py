@@ -245,6 +245,8 @@ def _line(name: str, found: Mapping[str, Any]) -> str:
 def _sections(result: Mapping[str, Any]) -> list[str | Table]:
     """The report as markdown."""
     config = result["recipe"]["config"]
+    model, options = config["model"]["type"], f"--size {config['size']}"
+    options += "" if model == "wxformer" else f" --model {model}"
     rows, ran = [], [name for name in _JOBS if name in result]
     for name in ran:
         found = result[name]
@@ -280,8 +282,8 @@ def _sections(result: Mapping[str, Any]) -> list[str | Table]:
     ]
     more = {k: result[k] for k in ("memory", "mfu", "matmul_ceiling") if k in result}
     return [
-        f"# Speed, {config['size']}, {config['dtype']}",
-        f"`python -m benchmarks.speed --size {config['size']}`: credit_jax beside "
+        f"# Speed of {model}, {config['size']}, {config['dtype']}",
+        f"`python -m benchmarks.speed {options}`: credit_jax beside "
         "serial CREDIT, same weights and batch, taking turns in one process. A ratio "
         "above 1 means that credit_jax is faster; the spread is the distance of the "
         "quartiles, of so many rounds.",
