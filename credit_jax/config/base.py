@@ -285,11 +285,16 @@ def _dotted(loc: Sequence[Any], value: Any, path: str, kind: str) -> str:
 def _ineffective(section: Any, mapping: Any, path: str) -> Iterator[tuple[str, str]]:
     """Finds keys without effect in a section and in its nested sections.
 
+    Args:
+        section: the parsed section.
+        mapping: what the section was parsed from; a short form has no keys.
+        path: dotted path of the section.
+
     Yields:
         The dotted key, and the reason why it has no effect.
     """
     if isinstance(section, StrictModel):
-        for key in mapping or ():
+        for key in mapping if isinstance(mapping, Mapping) else ():
             if key in section.ignored:
                 yield join(path, key), section.ignored[key]
             elif section.is_passed_over(key):

@@ -27,9 +27,19 @@ class BatchNorm(nnx.Module):
 
     In training the statistics are those of the global batch on every mesh, as in
     torch.nn.SyncBatchNorm.
+
+    Args of the constructor:
+        channels: number of channels.
+        momentum: weight of a batch in the running statistics; None for their mean over
+            all batches.
+        epsilon: added to the variance.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(
+        self, channels: int, *, momentum: float | None = 0.1, epsilon: float = 1e-5
+    ) -> None:
+        self.momentum = momentum
+        self.epsilon = epsilon
         self.scale = parameter(constant(1.0), (channels,), ("embed",))
         self.bias = parameter(constant(0.0), (channels,), ("embed",))
         self.mean = batch_stat(constant(0.0), (channels,))
@@ -43,6 +53,8 @@ class BatchNorm(nnx.Module):
             self.bias[...],
             self.running,
             training=context.training,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
             axes=context.axes.data,
         )
         self.update(after)

@@ -19,6 +19,7 @@ from credit_jax.ops.periodic import periodic_conv2d as periodic_conv2d
 from credit_jax.ops.pool import adaptive_avg_pool2d as adaptive_avg_pool2d
 from credit_jax.ops.pool import avg_pool2d as avg_pool2d
 from credit_jax.ops.pool import max_pool2d as max_pool2d
+from credit_jax.ops.resize import area_taps as area_taps
 from credit_jax.ops.resize import linear_taps as linear_taps
 from credit_jax.ops.resize import nearest_taps as nearest_taps
 from credit_jax.ops.shuffle import pixel_shuffle as pixel_shuffle

@@ -66,11 +66,42 @@ def linear_taps(
     return Taps(low, high, weight)
 
 
-def nearest_taps(size_in: int, size_out: int) -> np.ndarray:
+def nearest_taps(
+    size_in: int, size_out: int, *, half_pixel: bool = False
+) -> np.ndarray:
     """Returns the input position of each output point, floor(i * size_in / size_out).
 
     Scale and product are rounded to float32, as in torch for data of any dtype.
+
+    Args:
+        size_in, size_out: number of points.
+        half_pixel: whether i + 0.5 takes the place of i, as in torch's mode
+            nearest-exact.
     """
     scale = np.float32(size_in) / np.float32(size_out)
-    points = np.arange(size_out, dtype=np.float32) * scale
-    return np.minimum(points.astype(np.int64), size_in - 1)
+    points = np.arange(size_out, dtype=np.float32)
+    if half_pixel:
+        points = points + np.float32(0.5)
+    return np.minimum((points * scale).astype(np.int64), size_in - 1)
+
+
+def area_taps(size_in: int, size_out: int) -> Taps:
+    """Returns the taps of torch's mode area to at least as many points.
+
+    Output i is the mean of the one or two input points of the interval from
+    i * size_in / size_out to (i + 1) * size_in / size_out.
+
+    Raises:
+        ValueError: there are fewer output than input points.
+
+    >>> area_taps(3, 5).weight.tolist()
+    [0.0, 0.5, 0.0, 0.5, 0.0]
+    """
+    if size_out < size_in:
+        raise ValueError(
+            f"mode area from {size_in} to {size_out} points; expected at least as many"
+        )
+    points = np.arange(size_out)
+    low = points * size_in // size_out
+    high = -(-(points + 1) * size_in // size_out) - 1
+    return Taps(low, high, np.where(high > low, 0.5, 0.0))

@@ -48,6 +48,7 @@ from credit_jax.parallel.domain.pool import (
 )
 from credit_jax.parallel.domain.pool import avg_pool2d_field as avg_pool2d_field
 from credit_jax.parallel.domain.pool import max_pool2d_field as max_pool2d_field
+from credit_jax.parallel.domain.resize import resize_area as resize_area
 from credit_jax.parallel.domain.resize import resize_bilinear as resize_bilinear
 from credit_jax.parallel.domain.resize import resize_nearest as resize_nearest
 from credit_jax.parallel.domain.roll import roll_field as roll_field

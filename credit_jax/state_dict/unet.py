@@ -29,6 +29,8 @@ def _rules() -> Iterator[Rule]:
     for i in (1, 2):
         conv = f"{block}.conv{i}"
         yield from _conv_norm(f"{conv}.0", f"{conv}.1", f"{ours}/layers/{i - 1}")
+        # without a norm
+        yield Rule(f"{conv}.0.bias", f"{ours}/layers/{i - 1}/conv/bias")
         gates = f"{block}.attention{i}.attention"
         yield from _scse(gates, f"{ours}/attention_{i}")
     yield from weight_and_bias("model.segmentation_head.0", "head/conv", CONV_2D)

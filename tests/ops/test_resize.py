@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from credit_jax.ops.resize import linear_taps, nearest_taps
+from credit_jax.ops.resize import area_taps, linear_taps, nearest_taps
 from tests.support import assert_close
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
 
@@ -58,12 +58,31 @@ def test_nearest_is_that_of_torch(size, out):
     assert actual.tolist() == expected[0, 0].int().tolist(), f"{size} to {out}"
 
 
-def test_nearest_is_that_of_torch_for_every_size():
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_nearest_is_that_of_torch_for_every_size(mode):
+    """Of two-dimensional data; for others torch rounds nearest-exact differently."""
     wrong = []
     for size in range(1, 80):
-        rows = torch.arange(size, dtype=torch.float32)[None, None]
+        rows = torch.arange(size, dtype=torch.float32)[None, None, None]
         for out in range(1, 80):
-            expected = torch.nn.functional.interpolate(rows, size=out, mode="nearest")
-            if nearest_taps(size, out).tolist() != expected[0, 0].int().tolist():
+            expected = torch.nn.functional.interpolate(rows, size=(1, out), mode=mode)
+            actual = nearest_taps(size, out, half_pixel=mode == "nearest-exact")
+            if actual.tolist() != expected[0, 0, 0].int().tolist():
                 wrong.append((size, out))
     assert not wrong, f"{len(wrong)} pairs of sizes differ, first {wrong[:5]}"
+
+
+def test_area_is_that_of_torch_for_every_larger_size():
+    for size in range(1, 40):
+        x = draw((size, 3))
+        for out in range(size, 40):
+            expected = torch.nn.functional.interpolate(
+                torch.from_numpy(x.T[None].copy()), size=out, mode="area"
+            )[0].T.numpy()
+            actual = interpolate(area_taps(size, out), x)
+            assert_close(actual, expected, 1e-7, f"{size} to {out}")
+
+
+def test_area_of_fewer_points_is_refused():
+    with pytest.raises(ValueError, match="from 4 to 3 points; expected at least as"):
+        area_taps(4, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt
 
 from credit_jax.config.base import StrictModel, Unavailable, not_available
 from credit_jax.models.common.frames import mean_problems, unseen_frames
@@ -20,6 +20,15 @@ from credit_jax.models.unet.resnet import RESNETS, ResNetSizes
 # Minimum number of decoder channels: gates have channels // 16 hidden units.
 LEAST_CHANNELS = 16
 
+Interpolation = Literal["nearest", "nearest-exact", "area", "bilinear"]
+Activation = Literal["identity", "sigmoid", "tanh"]
+
+# Kinds of normalization of segmentation_models_pytorch that are an error here.
+_OTHER_NORMS = {
+    "layernorm": "in CREDIT it normalizes columns by weights of channels and fails",
+    "inplace": "it is batchnorm that saves memory in PyTorch; set batchnorm",
+}
+
 
 def _unet(name: Any) -> Any:
     if name != "unet":
@@ -33,8 +42,59 @@ def _resnet(name: Any) -> Any:
     return name
 
 
-def _batch_norm(value: Any) -> Any:
-    return "batchnorm" if value is True else value
+def _norm(value: Any) -> Any:
+    """Converts the short forms of `decoder_use_norm` to a mapping."""
+    if isinstance(value, bool):
+        return {"type": "batchnorm" if value else "identity"}
+    return {"type": value.lower()} if isinstance(value, str) else value
+
+
+def _norm_type(value: Any) -> Any:
+    if isinstance(value, str) and value in _OTHER_NORMS:
+        raise ValueError(f"{value!r} is not available: {_OTHER_NORMS[value]}")
+    return value
+
+
+class DecoderNorm(StrictModel):
+    """Normalization between the convolutions and activations of the decoder.
+
+    Attributes:
+        type: "batchnorm"; "instancenorm", of each sample and channel; or "identity",
+            where the convolutions have biases instead.
+        eps: number that is added to the variance.
+        momentum: weight of a batch in the running statistics of a batch norm; None for
+            their mean over all batches.
+        affine: whether an instance norm has scales and biases; a batch norm has them.
+    """
+
+    unavailable: ClassVar[Mapping[str, Unavailable]] = {
+        "track_running_stats": Unavailable(
+            "only batchnorm has running statistics; remove the key"
+        ),
+    }
+
+    type: Annotated[
+        Literal["batchnorm", "instancenorm", "identity"], BeforeValidator(_norm_type)
+    ] = "batchnorm"
+    eps: NonNegativeFloat = 1e-5
+    momentum: float | None = 0.1
+    affine: bool | None = None
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether the normalization has scales and biases."""
+        return self.type == "batchnorm" or bool(
+            self.type == "instancenorm" and self.affine
+        )
+
+    def problems(self) -> list[str]:
+        """Returns errors, one line each."""
+        if self.type == "batchnorm" and self.affine is False:
+            return [
+                "model.architecture.decoder_use_norm.affine: batchnorm without scales "
+                "and biases is not available; remove the key"
+            ]
+        return []
 
 
 class ArchitectureConfig(StrictModel):
@@ -46,10 +106,13 @@ class ArchitectureConfig(StrictModel):
         encoder_depth: number of times that the encoder halves the grid.
         encoder_weights: name of pretrained weights, which are not read, see
             `without_effect`.
-        decoder_use_norm: "batchnorm", or True.
+        decoder_use_norm: see `DecoderNorm`; a name of its `type`, True for batchnorm,
+            False for identity, or a mapping of its keys.
+        decoder_use_batchnorm: the former name of `decoder_use_norm`, which it replaces.
         decoder_channels: number of channels of each of the `encoder_depth` blocks of
             the decoder.
         decoder_interpolation: interpolation by which the decoder doubles the grid.
+        activation: function of the output.
     """
 
     ignored: ClassVar[Mapping[str, str]] = {
@@ -58,13 +121,6 @@ class ArchitectureConfig(StrictModel):
         "decoder_attention_type": "CREDIT replaces it by scse",
     }
     unavailable: ClassVar[Mapping[str, Unavailable]] = {
-        "activation": Unavailable(
-            "the output has no activation; remove the key", harmless=("identity",)
-        ),
-        "decoder_use_batchnorm": Unavailable(
-            "the former name of decoder_use_norm; set decoder_use_norm: batchnorm",
-            harmless=(True,),
-        ),
         "aux_params": Unavailable("there is no second head; remove the key"),
     }
 
@@ -72,11 +128,11 @@ class ArchitectureConfig(StrictModel):
     encoder_name: Annotated[str, BeforeValidator(_resnet)] = "resnet34"
     encoder_depth: int = Field(5, ge=3, le=5)
     encoder_weights: str | None = "imagenet"
-    decoder_use_norm: Annotated[Literal["batchnorm"], BeforeValidator(_batch_norm)] = (
-        "batchnorm"
-    )
+    decoder_use_norm: Annotated[DecoderNorm, BeforeValidator(_norm)] = DecoderNorm()
+    decoder_use_batchnorm: Annotated[DecoderNorm | None, BeforeValidator(_norm)] = None
     decoder_channels: tuple[PositiveInt, ...] = (256, 128, 64, 32, 16)
-    decoder_interpolation: Literal["nearest", "bilinear"] = "nearest"
+    decoder_interpolation: Interpolation = "nearest"
+    activation: Activation = "identity"
 
     def without_effect(self) -> dict[str, str]:
         """Returns a note on pretrained weights; see `StrictModel.without_effect`."""
@@ -93,8 +149,16 @@ class ArchitectureConfig(StrictModel):
         """Sizes of the encoder."""
         return RESNETS[self.encoder_name]
 
+    @property
+    def decoder_norm(self) -> DecoderNorm:
+        """The normalization of the decoder."""
+        return self.decoder_use_batchnorm or self.decoder_use_norm
+
     def problems(self) -> list[str]:
-        """Returns errors of the decoder's channels, one line each."""
+        """Returns errors of the decoder, one line each."""
+        return [*self.decoder_norm.problems(), *self._channel_problems()]
+
+    def _channel_problems(self) -> list[str]:
         where = "model.architecture.decoder_channels"
         channels = list(self.decoder_channels)
         if len(channels) != self.encoder_depth:

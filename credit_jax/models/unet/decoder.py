@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+import jax
 from flax import nnx
 
-from credit_jax.models.unet.resnet import ConvNorm, relu
+from credit_jax.models.unet.config import ArchitectureConfig, DecoderNorm, Interpolation
+from credit_jax.models.unet.resnet import relu
+from credit_jax.nn.batch_norm import BatchNorm
 from credit_jax.nn.context import Context
+from credit_jax.nn.layers import Conv
 from credit_jax.nn.parameters import parameter
-from credit_jax.parallel.domain.resize import resize_bilinear, resize_nearest
+from credit_jax.parallel.domain.norm import group_norm
+from credit_jax.parallel.domain.resize import (
+    resize_area,
+    resize_bilinear,
+    resize_nearest,
+)
 from credit_jax.parallel.domain.shuffle import join
 from credit_jax.parallel.domain.spatial_attention import scse
 from credit_jax.parallel.params.initializers import constant, kaiming_uniform
 from credit_jax.parallel.rows.layout import Field
+from credit_jax.parallel.scopes import NORM
 
 REDUCTION = 16
+
+RESIZE: Mapping[Interpolation, Callable[..., Field]] = {
+    "nearest": resize_nearest,
+    "nearest-exact": partial(resize_nearest, half_pixel=True),
+    "area": resize_area,
+    "bilinear": resize_bilinear,
+}
 
 
 class SCSE(nnx.Module):
@@ -46,8 +64,66 @@ class SCSE(nnx.Module):
         )
 
 
+class InstanceNorm(nnx.Module):
+    """torch.nn.InstanceNorm2d on fields: statistics of each sample and channel.
+
+    Args of the constructor:
+        channels: number of channels.
+        epsilon: added to the variance.
+        affine: whether there are scales and biases.
+    """
+
+    def __init__(self, channels: int, *, epsilon: float, affine: bool) -> None:
+        self.epsilon = epsilon
+        self.affine = affine
+        if affine:
+            self.scale = parameter(constant(1.0), (channels,), ("embed",))
+            self.bias = parameter(constant(0.0), (channels,), ("embed",))
+
+    @jax.named_scope(NORM)
+    def __call__(self, field: Field, context: Context) -> Field:
+        affine = (self.scale[...], self.bias[...]) if self.affine else ()
+        channels = field.data.shape[-1]
+        return group_norm(field, *affine, num_groups=channels, epsilon=self.epsilon)
+
+
+def _norm(config: DecoderNorm, channels: int) -> BatchNorm | InstanceNorm | None:
+    if config.type == "batchnorm":
+        return BatchNorm(channels, momentum=config.momentum, epsilon=config.eps)
+    if config.type == "instancenorm":
+        affine = config.has_scale
+        return InstanceNorm(channels, epsilon=config.eps, affine=affine)
+    return None
+
+
+class ConvReLU(nnx.Module):
+    """segmentation_models_pytorch's Conv2dReLU: 3 x 3 convolution, norm, ReLU.
+
+    Args of the constructor:
+        channel_in, channel_out: numbers of channels.
+        norm: kind of normalization; without one the convolution has a bias.
+    """
+
+    def __init__(self, channel_in: int, channel_out: int, norm: DecoderNorm) -> None:
+        self.conv = Conv(
+            channel_in,
+            channel_out,
+            3,
+            padding=1,
+            use_bias=norm.type == "identity",
+            kernel_init=kaiming_uniform(9 * channel_in),
+            bias_init=constant(0.0),
+            spectral_norm=False,
+        )
+        self.norm = _norm(norm, channel_out)
+
+    def __call__(self, field: Field, context: Context) -> Field:
+        field = self.conv(field)
+        return relu(field if self.norm is None else self.norm(field, context))
+
+
 class UpBlock(nnx.Module):
-    """Interpolation, join, attention; (conv, batch norm, ReLU) twice, attention.
+    """Interpolation, join, attention; (conv, norm, ReLU) twice, attention.
 
     Args of the constructor:
         channel_in: number of channels of the coarse field.
@@ -55,17 +131,21 @@ class UpBlock(nnx.Module):
             case the first attention has parameters but is not applied, as in
             segmentation_models_pytorch.
         channel_out: number of channels of the output.
-        bilinear: whether the interpolation is bilinear, or nearest.
+        config: keys of the architecture.
     """
 
     def __init__(
-        self, channel_in: int, channel_skip: int, channel_out: int, *, bilinear: bool
+        self,
+        channel_in: int,
+        channel_skip: int,
+        channel_out: int,
+        config: ArchitectureConfig,
     ) -> None:
-        self.resize = resize_bilinear if bilinear else resize_nearest
+        self.resize = RESIZE[config.decoder_interpolation]
         joined = channel_in + channel_skip
         self.attention_1 = SCSE(joined)
         self.layers = nnx.List(
-            ConvNorm(width, channel_out, 3, kernel_init=kaiming_uniform(9 * width))
+            ConvReLU(width, channel_out, config.decoder_norm)
             for width in (joined, channel_out)
         )
         self.attention_2 = SCSE(channel_out)
@@ -82,7 +162,7 @@ class UpBlock(nnx.Module):
         if skip is not None:
             field = self.attention_1(join(field, skip), context)
         for layer in self.layers:
-            field = relu(layer(field, context))
+            field = layer(field, context)
         return self.attention_2(field, context)
 
 
@@ -90,18 +170,16 @@ class UNetDecoder(nnx.Module):
     """Decodes the fields of the encoder to the grid.
 
     Args of the constructor:
-        encoder: numbers of channels of the encoder's fields, finest first.
-        channels: numbers of channels of the blocks, coarsest first.
-        bilinear: see `UpBlock`.
+        config: keys of the architecture.
     """
 
-    def __init__(
-        self, encoder: Sequence[int], channels: Sequence[int], *, bilinear: bool
-    ) -> None:
+    def __init__(self, config: ArchitectureConfig) -> None:
+        encoder = config.sizes.channels[: config.encoder_depth]
+        channels = config.decoder_channels
         widths = (encoder[-1], *channels[:-1])
         skips = (*reversed(encoder[:-1]), 0)
         self.blocks = nnx.List(
-            UpBlock(width, skip, channel, bilinear=bilinear)
+            UpBlock(width, skip, channel, config)
             for width, skip, channel in zip(widths, skips, channels, strict=True)
         )
 

@@ -6,15 +6,16 @@ mean of two frames enters the encoder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from credit_jax.models.common.entry import correct
 from credit_jax.models.common.frames import fold_frames
-from credit_jax.models.unet.config import DownscalingUNetConfig, UNetConfig
+from credit_jax.models.unet.config import Activation, DownscalingUNetConfig, UNetConfig
 from credit_jax.models.unet.decoder import UNetDecoder
 from credit_jax.models.unet.resnet import ResNetEncoder
 from credit_jax.nn.context import Context
@@ -24,11 +25,21 @@ from credit_jax.parallel.rows.layout import Field
 from credit_jax.parallel.rows.reshard import reshard
 from credit_jax.parallel.scopes import INPUT, OUTPUT
 
+# Functions of the output.
+ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
+    "identity": lambda x: x,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+}
+
 
 class Head(nnx.Module):
-    """The last convolution, 3 x 3."""
+    """The last convolution, 3 x 3, and the function of the output."""
 
-    def __init__(self, channel_in: int, channel_out: int) -> None:
+    def __init__(
+        self, channel_in: int, channel_out: int, activation: Activation
+    ) -> None:
+        self.activation = ACTIVATIONS[activation]
         self.conv = Conv(
             channel_in,
             channel_out,
@@ -40,7 +51,8 @@ class Head(nnx.Module):
         )
 
     def __call__(self, field: Field, context: Context) -> Field:
-        return self.conv(field)
+        field = self.conv(field)
+        return field.like(self.activation(field.data))
 
 
 class UNet(nnx.Module):
@@ -49,14 +61,13 @@ class UNet(nnx.Module):
     def __init__(self, config: UNetConfig | DownscalingUNetConfig) -> None:
         self.config = config
         architecture = config.architecture
-        depth = architecture.encoder_depth
         self.encoder = ResNetEncoder(config.input_channels, architecture.sizes)
-        self.decoder = UNetDecoder(
-            architecture.sizes.channels[:depth],
-            architecture.decoder_channels,
-            bilinear=architecture.decoder_interpolation == "bilinear",
+        self.decoder = UNetDecoder(architecture)
+        self.head = Head(
+            architecture.decoder_channels[-1],
+            config.output_channels,
+            architecture.activation,
         )
-        self.head = Head(architecture.decoder_channels[-1], config.output_channels)
 
     def __call__(
         self, inputs: Mapping[str, Array], context: Context

@@ -19,8 +19,8 @@ from credit_jax.parallel.rows.layout import Field
 
 def group_norm(
     field: Field,
-    scale: Float[Array, " channel"],
-    bias: Float[Array, " channel"],
+    scale: Float[Array, " channel"] | None = None,
+    bias: Float[Array, " channel"] | None = None,
     *,
     num_groups: int,
     epsilon: float = 1e-5,
@@ -34,7 +34,7 @@ def group_norm(
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims.
-        scale, bias: (channel,).
+        scale, bias: (channel,); None, both, for neither.
         num_groups: number of groups, a divisor of the number of channels.
         epsilon: added to the variance.
     """
@@ -44,7 +44,9 @@ def group_norm(
     wide = wide.reshape(*x.shape[:-1], num_groups, per_group)
     mean, variance = _moments(field.like(wide), (*range(1, x.ndim - 1), x.ndim))
     normal = (wide - mean) * lax.rsqrt(variance + epsilon)
-    normal = scale_and_shift(normal.reshape(x.shape), scale, bias)
+    normal = normal.reshape(x.shape)
+    if scale is not None and bias is not None:
+        normal = scale_and_shift(normal, scale, bias)
     return field.like(normal.astype(x.dtype))
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from credit_jax.ops.resize import Taps, linear_taps, nearest_taps
+from credit_jax.ops.resize import Taps, area_taps, linear_taps, nearest_taps
 from credit_jax.parallel.collectives import axis_index
 from credit_jax.parallel.domain.select import dim_size
 from credit_jax.parallel.rows.layout import PADDING, Field, Layout
@@ -46,9 +46,36 @@ def resize_bilinear(
 
 
 def resize_nearest(
-    field: Field, size: Sequence[int], *, out: Layout | None = None
+    field: Field,
+    size: Sequence[int],
+    *,
+    half_pixel: bool = False,
+    out: Layout | None = None,
 ) -> Field:
     """Resizes as torch's mode nearest: output i is input floor(i * size_in / size_out).
+
+    Args:
+        field: (batch, lat, lon, channel), or with further spatial dims; sharded along
+            any spatial dim.
+        size: number of output points of every spatial dim.
+        half_pixel: whether i + 0.5 takes the place of i (torch's mode nearest-exact).
+        out: layout of the output rows of the sharded dim; None for equal blocks.
+
+    Raises:
+        ValueError: `size` does not have one entry for each spatial dim.
+    """
+
+    def taps(size_in: int, size_out: int) -> Taps:
+        low = nearest_taps(size_in, size_out, half_pixel=half_pixel)
+        return Taps(low, low, np.zeros(size_out))
+
+    return _resize(field, size, taps, out)
+
+
+def resize_area(
+    field: Field, size: Sequence[int], *, out: Layout | None = None
+) -> Field:
+    """Resizes to at least as many points as torch's mode area; see `area_taps`.
 
     Args:
         field: (batch, lat, lon, channel), or with further spatial dims; sharded along
@@ -57,14 +84,10 @@ def resize_nearest(
         out: layout of the output rows of the sharded dim; None for equal blocks.
 
     Raises:
-        ValueError: `size` does not have one entry for each spatial dim.
+        ValueError: `size` has fewer points than the field, or does not have one entry
+            for each spatial dim.
     """
-
-    def taps(size_in: int, size_out: int) -> Taps:
-        low = nearest_taps(size_in, size_out)
-        return Taps(low, low, np.zeros(size_out))
-
-    return _resize(field, size, taps, out)
+    return _resize(field, size, area_taps, out)
 
 
 def _resize(

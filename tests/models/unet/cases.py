@@ -27,7 +27,8 @@ BASE: dict[str, Any] = {
 CASES: dict[str, dict[str, Any]] = {
     # two frames, which enter as their mean
     "two frames": BASE,
-    # sizes that no power of two divides, an encoder that stops early, interpolation
+    # sizes that no power of two divides, an encoder that stops early, interpolation, a
+    # decoder with biases instead of norms
     "odd": {
         **BASE,
         "image_height": 45,
@@ -38,9 +39,11 @@ CASES: dict[str, dict[str, Any]] = {
             "encoder_depth": 3,
             "decoder_channels": [32, 16, 32],
             "decoder_interpolation": "bilinear",
+            "decoder_use_norm": False,
+            "activation": "tanh",
         },
     },
-    # bottlenecks of several groups
+    # bottlenecks of several groups, normalization of each sample
     "groups": {
         **BASE,
         "image_height": 16,
@@ -51,9 +54,10 @@ CASES: dict[str, dict[str, Any]] = {
             "encoder_name": "resnext50_32x4d",
             "encoder_depth": 3,
             "decoder_channels": [16, 16, 16],
+            "decoder_use_norm": {"type": "instancenorm", "affine": True, "eps": 1e-4},
         },
     },
-    # as many channels out as in
+    # as many channels out as in, other numbers of the decoder's batch norms
     "tendency": {
         **BASE,
         "image_height": 12,
@@ -66,6 +70,8 @@ CASES: dict[str, dict[str, Any]] = {
             **SMALL,
             "encoder_depth": 3,
             "decoder_channels": [32, 16, 16],
+            "decoder_interpolation": "area",
+            "decoder_use_norm": {"type": "batchnorm", "eps": 1e-4, "momentum": 0.2},
         },
     },
 }
@@ -76,7 +82,12 @@ DOWNSCALING: dict[str, Any] = {
     "image_width": 32,
     "frames": 3,
     "channels": {"boundary": 3, "prognostic": 4, "diagnostic": 2},
-    "architecture": {**SMALL, "encoder_depth": 4, "decoder_channels": [32, 16, 16, 16]},
+    "architecture": {
+        **SMALL,
+        "encoder_depth": 4,
+        "decoder_channels": [32, 16, 16, 16],
+        "decoder_interpolation": "nearest-exact",
+    },
 }
 
 _DENOISER: dict[str, Any] = {

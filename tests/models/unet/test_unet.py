@@ -80,10 +80,28 @@ def test_the_architecture_has_the_defaults_of_the_library(credit: Any) -> None:
     }
     config = parse_model({**BASE, "architecture": {"name": "unet"}}).architecture
     for key in (
-        *("encoder_name", "encoder_depth", "encoder_weights", "decoder_use_norm"),
+        *("encoder_name", "encoder_depth", "encoder_weights"),
         *("decoder_channels", "decoder_interpolation"),
     ):
         assert getattr(config, key) == theirs[key], key
+    assert config.decoder_norm.type == theirs["decoder_use_norm"]
+    assert theirs["activation"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("decoder_use_norm", True, "batchnorm"),
+        ("decoder_use_norm", False, "identity"),
+        ("decoder_use_norm", "InstanceNorm", "instancenorm"),
+        ("decoder_use_norm", {"type": "identity"}, "identity"),
+        ("decoder_use_batchnorm", False, "identity"),
+        ("decoder_use_batchnorm", None, "batchnorm"),
+    ],
+)
+def test_forms_of_the_normalization(key: str, value: Any, expected: str) -> None:
+    config = parse_model({**BASE, "architecture": {**SMALL, key: value}})
+    assert config.architecture.decoder_norm.type == expected
 
 
 # changes of the section, the error
@@ -96,13 +114,22 @@ WRONG = {
         {"architecture": {**SMALL, "encoder_name": "vgg16"}},
         "encoder 'vgg16' is not available; there are: resnet18",
     ),
-    "another norm": (
-        {"architecture": {**SMALL, "decoder_use_batchnorm": False}},
-        "decoder_use_batchnorm.*former name of decoder_use_norm",
+    "norm of columns": (
+        {"architecture": {**SMALL, "decoder_use_norm": "LayerNorm"}},
+        "decoder_use_norm: 'layernorm' is not available: in CREDIT it normalizes",
     ),
-    "a norm that is not there": (
-        {"architecture": {**SMALL, "decoder_use_norm": "layernorm"}},
-        "decoder_use_norm: must be one of 'batchnorm', got 'layernorm'",
+    "unknown norm": (
+        {"architecture": {**SMALL, "decoder_use_norm": "rmsnorm"}},
+        "decoder_use_norm: must be one of 'batchnorm', 'instancenorm' or 'identity'",
+    ),
+    "norm without scales": (
+        {
+            "architecture": {
+                **SMALL,
+                "decoder_use_norm": {"type": "batchnorm", "affine": False},
+            }
+        },
+        "decoder_use_norm.affine: batchnorm without scales and biases is not available",
     ),
     "channels and depth": (
         {"architecture": {**SMALL, "encoder_depth": 4}},
@@ -113,8 +140,8 @@ WRONG = {
         r"decoder_channels is \[64, 32, 16, 16, 8\]; expected at least 16 each",
     ),
     "output activation": (
-        {"architecture": {**SMALL, "activation": "sigmoid"}},
-        "activation: 'sigmoid' is not available; the output has no activation",
+        {"architecture": {**SMALL, "activation": "softmax"}},
+        "activation: must be one of 'identity', 'sigmoid' or 'tanh', got .softmax.",
     ),
     "four frames": ({"frames": 4}, r"model.frames is 4; expected 1 to 3"),
     "tendency of other channels": (

@@ -1,5 +1,7 @@
 """Named cases of norms, pools, shifts, halos, and of fields split along longitude."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +29,11 @@ from credit_jax.parallel.domain.global_pool import (
 from credit_jax.parallel.domain.halo_exchange import HaloExchange, halo_exchange, trim
 from credit_jax.parallel.domain.norm import batch_norm_field, group_norm
 from credit_jax.parallel.domain.padding import crop_globe, pad_globe
-from credit_jax.parallel.domain.resize import resize_bilinear, resize_nearest
+from credit_jax.parallel.domain.resize import (
+    resize_area,
+    resize_bilinear,
+    resize_nearest,
+)
 from credit_jax.parallel.domain.roll import roll_field
 from credit_jax.parallel.domain.shuffle import pixel_shuffle_field
 from credit_jax.parallel.domain.spatial_attention import (
@@ -208,18 +214,27 @@ def gathered(rows: int, dim: int = 1) -> Case:
     return Case(op, (grid(rows, 3, 2, dim),), ((rows, rows),), dim)
 
 
+# torch's mode -> our function
+RESIZE: dict[str, Callable[..., Field]] = {
+    "nearest": resize_nearest,
+    "nearest-exact": partial(resize_nearest, half_pixel=True),
+    "area": resize_area,
+    "linear": resize_bilinear,
+    "trilinear": resize_bilinear,
+    "corners": partial(resize_bilinear, align_corners=True),
+}
+
+
 def resize(rows: int, size: Pair, dim: int = 1, *, mode: str = "nearest") -> Case:
     def op(field: Field) -> Field:
-        if mode == "nearest":
-            return resize_nearest(field, size)
-        return resize_bilinear(field, size, align_corners=mode == "corners")
+        return RESIZE[mode](field, size)
 
     return Case(op, (grid(rows, 5, 2, dim),), (), dim)
 
 
 def resize_volume(rows: int, size: tuple[int, ...], dim: int, mode: str) -> Case:
     def op(field: Field) -> Field:
-        return (resize_nearest if mode == "nearest" else resize_bilinear)(field, size)
+        return RESIZE[mode](field, size)
 
     shape = [2, 3, 4, 5, 2]
     shape[dim] = rows
@@ -336,6 +351,8 @@ NEAREST = {
     "nearest from 3 rows": resize(3, (16, 5)),
     "nearest, columns only": resize(13, (13, 8)),
     "nearest, longitude split": resize(13, (7, 29), 2),
+    "nearest-exact": resize(13, (31, 7), mode="nearest-exact"),
+    "area": resize(13, (25, 8), mode="area"),
     "nearest of volumes": resize_volume(7, (6, 11, 7), 2, "nearest"),
 }
 

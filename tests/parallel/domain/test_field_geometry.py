@@ -33,6 +33,7 @@ from credit_jax.parallel.domain.windows import (
     window_layout,
 )
 from credit_jax.parallel.rows.layout import Field, block_layout
+from tests.parallel.domain.field_cases import RESIZE
 from tests.support import assert_close
 from tests.support.credit_modules import credit_attribute
 from tests.support.gradients import assert_same, draw, jax_values, torch_values
@@ -57,13 +58,23 @@ def nchw(function):
 
 
 @DIMS
-@pytest.mark.parametrize("size", [(9, 8), (18, 16), (13, 3), (4, 20), (1, 1), (27, 8)])
-def test_nearest_is_that_of_torch(size, dim):
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [
+        *(
+            ("nearest", size)
+            for size in [(9, 8), (18, 16), (13, 3), (4, 20), (1, 1), (27, 8)]
+        ),
+        *(("nearest-exact", size) for size in [(13, 3), (18, 15)]),
+        *(("area", size) for size in [(17, 16), (13, 8), (9, 15)]),
+    ],
+)
+def test_nearest_is_that_of_torch(mode, size, dim):
     def expected(x):
-        return torch.nn.functional.interpolate(x, size=size, mode="nearest")
+        return torch.nn.functional.interpolate(x, size=size, mode=mode)
 
     x = draw((2, 9, 8, 3))
-    resize = on_field(lambda f: resize_nearest(f, size), dim)
+    resize = on_field(lambda f: RESIZE[mode](f, size), dim)
     assert_same(
         jax_values(resize, x),
         torch_values(nchw(expected), x),
@@ -94,8 +105,7 @@ def test_volumes_are_resized_as_in_torch(mode, dim):
         return torch.nn.functional.interpolate(x, size=(4, 7, 9), mode=mode)
 
     x = draw((1, 3, 5, 4, 2))
-    resize = resize_nearest if mode == "nearest" else resize_bilinear
-    actual = jax_values(on_field(lambda f: resize(f, (4, 7, 9)), dim), x)
+    actual = jax_values(on_field(lambda f: RESIZE[mode](f, (4, 7, 9)), dim), x)
     assert_same(actual, torch_values(nchw(expected), x), f"{mode}, dim {dim}")
 
 
