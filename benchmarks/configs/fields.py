@@ -76,7 +76,7 @@ def write_files(config: Config) -> None:
                 _write_hrrr(source, times)
             elif source.dataset_type != "tisr":
                 _add_source(stores, source, times, model_levels)
-    extra = {path: _grid_variables(args) for path, args in _grids(config)}
+    extra = {path: _grid_variables(args, model_levels) for path, args in _grids(config)}
     for path in {*stores, *extra, *_latitude_files(config)}:
         dataset = stores.get(path, Store()).dataset(len(path))
         dataset = dataset.merge(extra.get(path, xr.Dataset()), compat="override")
@@ -185,13 +185,13 @@ def _grids(config: Config) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield block.args["save_loc_physics"], block.args
 
 
-def _grid_variables(args: Mapping[str, Any]) -> xr.Dataset:
+def _grid_variables(args: Mapping[str, Any], num_levels: int) -> xr.Dataset:
     """Longitude, latitude, a and b of hybrid levels, and the surface geopotential."""
     lon2d, lat2d = np.meshgrid(_LONGITUDE, _LATITUDE)
     lon, lat, *levels = args["lon_lat_level_name"]
     space = ("y", "x")
     fields: dict[str, Any] = {lon: (space, lon2d), lat: (space, lat2d)}
-    number = 33
+    number = num_levels + bool(args.get("midpoint", False))
     b = np.linspace(0.0, 1.0, number) ** 2
     for name, values in zip(levels, (5e4 * (b**0.5 - b), b), strict=False):
         fields[name] = ("level_edge", values)

@@ -74,6 +74,8 @@ def make_small(mapping: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         padding = {"activate": True, "mode": "mirror"}
     pads = {"pad_lat": [PAD, PAD], "pad_lon": [PAD, PAD]}
     config["model"]["padding_conf"] = {**padding, **pads}
+    if "diffusion" in config["model"]:
+        config["model"]["diffusion"]["image_size"] = [HEIGHT, WIDTH]
     config["trainer"] |= TRAINER
     return config
 

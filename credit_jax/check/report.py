@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from credit_jax.check.memory import estimate_memory
+from credit_jax.check.rehearsal import rehearse
 from credit_jax.check.roofline import StepBound, step_bound
 from credit_jax.config import Config
 from credit_jax.config.base import ConfigError, ConfigWarning, parse
@@ -118,6 +119,9 @@ def check_config(
         found = _lines(error)
         return CheckReport(str(path), kind, found, tuple(notes), ignored, data, schema)
     plan = _heard(lambda: _plan(config, num_devices, with_data), ignored, notes)
+    problems = plan.problems
+    if not problems:
+        problems = _heard(lambda: tuple(rehearse(plan)), ignored, notes)
     try:
         _heard(lambda: config.inference, ignored, notes)
     except ValueError as error:
@@ -126,7 +130,7 @@ def check_config(
     data, schema = config.data, plan.schema
     bound = _bound(plan, device)
     return CheckReport(
-        str(path), kind, plan.problems, every, ignored, data, schema, plan, bound
+        str(path), kind, problems, every, ignored, data, schema, plan, bound
     )
 
 

@@ -90,6 +90,8 @@ class Loader:
         notes: notes about the data for the user, one line each.
         bad: index of each sample found to be unusable -> the reason.
         rows: latitude rows of the batches; None for all.
+        shapes: shapes and dtypes of the arrays of a batch of one sample; None if no
+            sample was read yet.
     """
 
     dataset: Dataset
@@ -100,6 +102,7 @@ class Loader:
     notes: tuple[str, ...] = ()
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
     rows: slice | None = None
+    shapes: Mapping[str, Any] | None = None
 
     @property
     def num_batches(self) -> int:
@@ -298,12 +301,12 @@ class Loader:
         """Checks the first, the middle and the last sample.
 
         Returns:
-            The loader with notes about the data.
+            The loader with notes about the data, and with `shapes`.
 
         Raises:
             ValueError, OSError: see `read`.
         """
-        notes, last = list(self.notes), len(self.dataset) - 1
+        notes, last, shapes = list(self.notes), len(self.dataset) - 1, None
         for index in sorted({0, last // 2, last}):
             try:
                 batch = self._read([index], thorough=True)
@@ -313,9 +316,10 @@ class Loader:
                 self.bad[index] = str(error)
                 notes.append(self._replacement(index, self._good(index)))
                 continue
+            shapes = jax.tree.map(_shape_of, batch.arrays)
             if self.pipeline.normalizes and index == 0:
                 notes += scale_notes(batch.x, batch.y, batch.input_times, self.schema)
-        return dataclasses.replace(self, notes=tuple(notes))
+        return dataclasses.replace(self, notes=tuple(notes), shapes=shapes)
 
 
 class _Arrays:
@@ -447,6 +451,10 @@ def build_loader(
     )
     ahead = trainer.prefetch_factor
     return Loader(dataset, sampler, pipeline, workers, ahead, tuple(lines)).probe()
+
+
+def _shape_of(array: np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _known(coordinate: np.ndarray | None) -> np.ndarray:

@@ -24,11 +24,13 @@ class Levels:
         b: (n,) dimensionless.
         midpoint: if True, fields are means of the n - 1 layers between these pressures;
             else they are values at the n pressures, and integrals are trapezoidal.
+        origin: file and names of a and b, for errors.
     """
 
     a: Float[np.ndarray, " n"]
     b: Float[np.ndarray, " n"]
     midpoint: bool
+    origin: str = "levels"
 
     @property
     def num_levels(self) -> int:
@@ -79,8 +81,9 @@ class Levels:
         """Layer means of `values`, and the indices of their layers."""
         if values.shape[1] != self.num_levels:
             raise ValueError(
-                f"a field has {values.shape[1]} levels; the coefficients and "
-                f"midpoint: {str(self.midpoint).lower()} are for {self.num_levels}"
+                f"{self.origin}: {len(self.a)} values, which with midpoint: "
+                f"{str(self.midpoint).lower()} are for fields of {self.num_levels} "
+                f"levels; a field has {values.shape[1]}"
             )
         values = values[:, start:stop]
         if self.midpoint:

@@ -78,7 +78,8 @@ def read_grid(
             "twice, then (level,)"
         )
     a, b = levels if hybrid else (levels[0], np.zeros_like(levels[0]))
-    return PhysicsGrid(Levels(a, b, midpoint), area_weights(lon, lat))
+    origin = f"{path}: {', '.join(names[2:])}"
+    return PhysicsGrid(Levels(a, b, midpoint, origin), area_weights(lon, lat))
 
 
 def read_surface(path: str, name: str) -> Float[np.ndarray, "lat lon"]:

@@ -413,7 +413,13 @@ class Pipeline:
         self.require(phase, Where.HOST if context is None else Where.TRACED)
         new = dict(tree)
         for each in self._of(phase):
-            new = each.transform(new, context)
+            try:
+                new = each.transform(new, context)
+            except ValueError as error:
+                # On the host the error is one of the data and names its file.
+                if context is None:
+                    raise
+                raise ValueError(f"{each.path}: {error}") from error
         return new
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit_jax.check.rehearsal import rehearse
 from credit_jax.config import build_config
 from credit_jax.plan import plan_run
 from credit_jax.training.setup import prepare
@@ -92,3 +93,20 @@ def test_fixers_and_diagnostics_in_the_step(world, tmp_path, chain, num_steps):
         less = {key: block for key, block in chain.items() if key != name}
         other, _ = first_update(world, tmp_path, 1, less, **steps)
         assert abs(other / serial[0] - 1) > 1e-7, f"{name} changes nothing"
+
+
+@pytest.mark.usefixtures("tiny_model")
+def test_levels_that_do_not_fit_are_found_before_training(world, tmp_path, chain):
+    """`check` traces the steps; only there a block meets its fields."""
+    del chain["sea_level"]
+    config = build_config(tiny_config(world, tmp_path, postblocks={"per_step": chain}))
+    assert rehearse(plan_run(config)) == []
+    path = tmp_path / "grid.nc"
+    grid = xr.load_dataset(path).drop_dims("i")
+    grid = grid.assign({"a": ("i", np.zeros(5)), "b": ("i", np.linspace(0.0, 1.0, 5))})
+    grid.to_netcdf(path)
+    expected = (
+        f"postblocks.per_step.mass: {path}: a, b: 5 values, which with midpoint: true "
+        "are for fields of 4 levels; a field has 2"
+    )
+    assert rehearse(plan_run(config)) == [expected]
